@@ -33,7 +33,7 @@ from onyxq.core.log.digest import Milestones
 from onyxq.core.log.interface import Record
 from onyxq.core.replica import Replica, claimed_bits, held_bits, pieces_of
 from onyxq.core.step import Outcome
-from onyxq.store.interface import MILESTONES_META, Batch, LogRecord, SnapshotPart, Store, Written
+from onyxq.store.interface import MILESTONES_META, Batch, SnapshotPart, Store, Written
 
 IDLE_FLUSH_S = 5.0
 """Longest wait before records that change no claim are written to disk, in seconds."""
@@ -178,7 +178,7 @@ class HistoryWriter:
         self._on_written = on_written
         self._rows: list[Row] = []
         self._after: list[Callable[[], None]] = []
-        self._records: list[LogRecord] = []
+        self._records: list[Record] = []
         self._parts: deque[SnapshotPart] = deque()
         """Parts of a snapshot for the copy of the log that are not stored yet."""
         self._gap = False
@@ -221,7 +221,7 @@ class HistoryWriter:
             self._position, self._digest, self._milestones = position, replica.digest, replica.milestones
             self._rows += rows
         if record is not None and position > self._kept:
-            self._records.append(LogRecord(position, record.ctime_ms, record.data))
+            self._records.append(record)
             self._kept = position
         if after is not None:
             self._after.append(after)
@@ -346,6 +346,6 @@ class _Riding:
     position: int
     part: SnapshotPart | None
     rows: list[Row]
-    records: list[LogRecord]
+    records: list[Record]
     after: list[Callable[[], None]]
     milestones: Milestones

@@ -1,5 +1,7 @@
 """The file of the embedded log: records, the origin and the ends of segments in one LMDB environment.
 
+A record's key is its position, its value the record (`onyxq.core.log.stored`) and a checksum.
+
 One thread writes, the event loop's thread reads records.  After a write that stops LMDB, the
 environment is opened again; it may then hold records that were not acknowledged.  A damaged file is
 never replaced: no other copy of the log exists.
@@ -8,7 +10,6 @@ never replaced: no other copy of the log exists.
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,8 +21,10 @@ import lmdb
 import msgpack
 from attrs import frozen
 
-from onyxq.core.errors import LogDamaged, LogUnavailable
+from onyxq.core.errors import Corrupt, LogDamaged, LogUnavailable
+from onyxq.core.facts import seal, unseal
 from onyxq.core.log.interface import START, Record, segment_of, segment_start
+from onyxq.core.log.stored import pack_records, unpack_records
 from onyxq.store.environment import Failure, cannot_open, judge, open_file
 from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, write_metas_again
 from onyxq.system.directories import PRIVATE_FILE
@@ -33,8 +36,6 @@ LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
 TRIM_BATCH_RECORDS = 1_000
 
 _NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
-_HEAD = struct.Struct(">qI")
-"""Prefix of a record's bytes: its ctime in ms, and the CRC-32 of position, ctime and bytes."""
 _OPTIONS: dict[str, Any] = {"map_size": MAP_BYTES, "max_dbs": 2, "readahead": False, "mode": PRIVATE_FILE}
 
 _log = logging.getLogger(__name__)
@@ -141,7 +142,8 @@ class LogFile:
         written = [Record(first + number, ctime_ms, one) for number, one in enumerate(data)]
         with self._env.begin(write=True) as transaction:
             for record in written:
-                transaction.put(_key(record.position), _seal(record), db=self._records, append=True)
+                key = _key(record.position)
+                transaction.put(key, seal(key, pack_records([record])), db=self._records, append=True)
             transaction.put(_NEXT, msgpack.packb(first + len(data)), db=self._meta)
         self.next = first + len(data)
         return written
@@ -226,29 +228,20 @@ def _load_records(cursor: lmdb.Cursor, position: int, end: int) -> list[Record]:
     records: list[Record] = []
     size = 0
     for key, value in cursor:
-        place = int.from_bytes(key, "big")
-        if place >= end or len(records) == LOAD_RECORDS or size >= LOAD_BYTES:
+        if int.from_bytes(key, "big") >= end or len(records) == LOAD_RECORDS or size >= LOAD_BYTES:
             break
-        records.append(_unseal(place, bytes(value)))
+        records.append(_unseal(bytes(key), bytes(value)))
         size += len(value)
     return records
 
 
-def _crc(position: int, ctime_ms: int, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(_HEAD.pack(ctime_ms, position & 0xFFFFFFFF)))
-
-
-def _seal(record: Record) -> bytes:
-    return _HEAD.pack(record.ctime_ms, _crc(record.position, record.ctime_ms, record.data)) + record.data
-
-
-def _unseal(position: int, value: bytes) -> Record:
-    data = value[_HEAD.size :]
-    if len(value) >= _HEAD.size:
-        ctime_ms, crc = _HEAD.unpack_from(value)
-        if crc == _crc(position, ctime_ms, data):
-            return Record(position, ctime_ms, data)
-    raise LogDamaged(f"record {position} of the log does not match its checksum")
+def _unseal(key: bytes, value: bytes) -> Record:
+    try:
+        (record,) = unpack_records(unseal(key, value))
+    except (Corrupt, ValueError):
+        position = int.from_bytes(key, "big")
+        raise LogDamaged(f"record {position} of the log does not match its checksum") from None
+    return record
 
 
 def _key(position: int) -> bytes:

@@ -45,6 +45,7 @@ from attrs import field, frozen
 from onyxq.core.errors import OnyxqError
 from onyxq.core.facts import Row
 from onyxq.core.ids import TaskId
+from onyxq.core.log.interface import Record
 from onyxq.core.purged import Watermark
 from onyxq.store.condition import Condition
 from onyxq.store.row_checks import Prepared
@@ -122,14 +123,6 @@ class PendingRow(NamedTuple):
     body: bytes
 
 
-class LogRecord(NamedTuple):
-    """A record of the log as a store keeps it; see `onyxq.core.log.interface.Record`."""
-
-    position: int
-    ctime_ms: int
-    data: bytes
-
-
 class SnapshotPart(NamedTuple):
     """A piece of a snapshot of the replica, for a store's copy of the log.
 
@@ -151,7 +144,7 @@ class KeptLog(NamedTuple):
     """Position of the snapshot. If -1, the copy begins with the log's first record."""
     snapshot: bytes
     """The snapshot as `onyxq.core.snapshot` packs it; empty if the position is -1."""
-    records: tuple[LogRecord, ...]
+    records: tuple[Record, ...]
     """All records after the snapshot that the node has read."""
 
     @property
@@ -244,7 +237,7 @@ class Batch:
     """Log position whose history is stored once this batch is; one lower than the stored one is ignored."""
     log_digest: bytes = b""
     """`Replica.digest` at ``log_position``, stored together with it."""
-    records: Sequence[LogRecord] = ()
+    records: Sequence[Record] = ()
     """Records of the log for the store's copy, in order. Records that it has are skipped."""
     snapshot: SnapshotPart | None = None
     """A piece of a snapshot for the store's copy of the log."""

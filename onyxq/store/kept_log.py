@@ -7,7 +7,7 @@ transaction that raises the position, so the copy never ends before the position
 Keys of the table:
 
 * ``S``, position (8) and part number (4): a piece of a snapshot.
-* ``R`` and the position (8) of the first of some records: those records.
+* ``R`` and the position (8) of the first of some records: those records (`onyxq.core.log.stored`).
 * ``E``: the position of the snapshot and the end of the copy.
 """
 
@@ -20,11 +20,12 @@ import msgpack
 
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import seal, unseal
-from onyxq.store.interface import KeptLog, LogRecord, SnapshotPart
+from onyxq.core.log.interface import START, Record
+from onyxq.core.log.stored import pack_records, unpack_records
+from onyxq.store.interface import KeptLog, SnapshotPart
 from onyxq.store.tables import Table
 
 SNAPSHOT, RECORDS, ENDS = b"S", b"R", b"E"
-START = -1
 DROP_ROWS_MAX = 256
 """Rows of records before the snapshot that one batch deletes. Bounds how long the event loop is busy."""
 
@@ -40,7 +41,7 @@ class Ends(NamedTuple):
     """Position of the last record, or of the snapshot if no record follows it."""
 
 
-def check_kept(records: Sequence[LogRecord], part: SnapshotPart | None) -> None:
+def check_kept(records: Sequence[Record], part: SnapshotPart | None) -> None:
     """Raise `BadRequest` if the records or the snapshot piece are malformed."""
     places = [one.position for one in records]
     if any(place < 0 for place in places) or any(a >= b for a, b in zip(places, places[1:], strict=False)):
@@ -49,14 +50,14 @@ def check_kept(records: Sequence[LogRecord], part: SnapshotPart | None) -> None:
         raise BadRequest("a piece of a snapshot is out of range", field="snapshot")
 
 
-def add_records(table: Table, records: Sequence[LogRecord]) -> None:
+def add_records(table: Table, records: Sequence[Record]) -> None:
     """Add the records after the copy's end; skip those that it has already."""
     ends = ends_of(table)
     new = [one for one in records if one.position > ends.position]
     if not new:
         return
     key = RECORDS + _number(new[0].position)
-    table.put(key, seal(key, msgpack.packb(new)))
+    table.put(key, seal(key, pack_records(new)))
     _put_ends(table, ends._replace(position=new[-1].position))
     _drop_some(table, ends)
 
@@ -81,12 +82,9 @@ def kept_log(table: Table) -> KeptLog:
     """Return the whole copy; raises `Corrupt`."""
     ends = ends_of(table)
     parts = [unseal(key, bytes(value)) for key, value in _range(table, SNAPSHOT, start=ends.snapshot)]
-    records: list[LogRecord] = []
+    records: list[Record] = []
     for key, value in _range(table, RECORDS):
-        try:
-            found = [LogRecord(*one) for one in msgpack.unpackb(unseal(key, bytes(value)))]
-        except (TypeError, ValueError, msgpack.UnpackException) as error:
-            raise Corrupt(f"the store's copy of the log is malformed: {error}") from None
+        found = unpack_records(unseal(key, bytes(value)))
         records += [one for one in found if one.position > ends.snapshot]
     if len(parts[: ends.parts]) != ends.parts or (records[-1].position if records else ends.snapshot) != ends.position:
         raise Corrupt("parts of the store's copy of the log are missing")

@@ -12,7 +12,7 @@ from onyxq.core.log.interface import Record
 from onyxq.core.replica import EMPTY
 from onyxq.errors import StoreFailed
 from onyxq.history.claim_rows import SNAPSHOT_PART_BYTES, HistoryWriter
-from onyxq.store.interface import Batch, KeptLog, LogRecord
+from onyxq.store.interface import Batch, KeptLog
 from tests.conformance.store_world import World, first_id, in_trio, tasks
 
 LARGE = bytes(range(256)) * (3 * SNAPSHOT_PART_BYTES // 256)
@@ -25,12 +25,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return World(request.param, tmp_path)
 
 
-def read(writer: HistoryWriter, first: int, last: int) -> tuple[LogRecord, ...]:
+def read(writer: HistoryWriter, first: int, last: int) -> tuple[Record, ...]:
     """The node reads records; what its copy is to have of them."""
     records = [Record(position, 7, b"record %d" % position) for position in range(first, last + 1)]
     for record in records:
         writer.add(evolve(EMPTY, position=record.position), (), record=record)
-    return tuple(LogRecord(one.position, one.ctime_ms, one.data) for one in records)
+    return tuple(records)
 
 
 @in_trio

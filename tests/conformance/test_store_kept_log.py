@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from onyxq.core.log.interface import Record
 from onyxq.errors import BadRequest, Corrupt, OnyxqError, StoreFailed
-from onyxq.store.interface import Batch, KeptLog, LogRecord, SnapshotPart, Written
+from onyxq.store.interface import Batch, KeptLog, SnapshotPart, Written
 from onyxq.store.kept_log import DROP_ROWS_MAX
 from tests.conformance.store_world import World, first_id, in_trio, tasks
 
@@ -19,12 +20,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return World(request.param, tmp_path)
 
 
-def record(position: int) -> LogRecord:
+def record(position: int) -> Record:
     """The record at a position."""
-    return LogRecord(position, 1_000 + position, b"record %d" % position)
+    return Record(position, 1_000 + position, b"record %d" % position)
 
 
-def records(first: int, last: int) -> tuple[LogRecord, ...]:
+def records(first: int, last: int) -> tuple[Record, ...]:
     """The records from one position to another, both included."""
     return tuple(map(record, range(first, last + 1)))
 

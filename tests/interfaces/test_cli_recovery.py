@@ -15,11 +15,12 @@ from attrs import evolve
 
 from onyxq.client import AsyncClient
 from onyxq.core.log.digest import chained
+from onyxq.core.log.interface import Record
 from onyxq.errors import BadRequest, Conflict, NotFound
 from onyxq.history.explain import from_store, merged
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
-from onyxq.store.interface import Batch, LogRecord
+from onyxq.store.interface import Batch
 from onyxq.store.lmdb_store import LmdbStore
 
 pytestmark = pytest.mark.slow
@@ -159,7 +160,7 @@ async def read_on(directory: Path, position: int, data: bytes) -> None:
     """A node reads one more record."""
     store = LmdbStore.open(directory)
     digest = chained(store.log_digest(), position, 1, data)
-    await store.write(Batch(records=(LogRecord(position, 1, data),), log_position=position, log_digest=digest))
+    await store.write(Batch(records=(Record(position, 1, data),), log_position=position, log_digest=digest))
     await store.aclose()
 
 

@@ -113,7 +113,7 @@ def found_in(store: Store, source: str) -> Found:
         digest=store.log_digest(),
         epochs=store.epochs(),
         start=snapshot.unpack(kept.snapshot) if kept.snapshot else EMPTY,
-        records=tuple(Record(*one) for one in kept.records),
+        records=kept.records,
     )
 
 
