@@ -19,10 +19,11 @@ from pathlib import Path
 
 from attrs import frozen
 
-from onyxq.core.errors import NotFound
-from onyxq.core.log.interface import Record
-from onyxq.core.replica import START_POSITION
-from onyxq.history.dump import Dump, DumpWriter, read
+from onyxq.core.errors import BadRequest, NotFound
+from onyxq.core.log.interface import Origin, Record
+from onyxq.core.replica import START_POSITION, Cluster
+from onyxq.history.dump import KIND, Dump, as_dump
+from onyxq.history.file_format import HistoryWriter, open_file
 
 SUFFIX = ".onyxqlog"
 _NAME = re.compile(r"(\d{19})-(\d{19})-(.*)\.onyxqlog")
@@ -35,6 +36,8 @@ class Part:
     after: int
     last: int | None
     dump: Dump
+    path: Path | None = None
+    """Its file, if it has one of its own."""
 
     @property
     def start(self) -> int | None:
@@ -51,23 +54,23 @@ class Archive:
     directory: Path
     node: str
 
-    def covered(self) -> int:
-        """Return the last position up to which records are archived without a gap; -1 if there are none.
-
-        The first record need not be the first of the log.
-        """
+    def reached(self, old: Origin | None) -> int:
+        """Return the position up to which it has every record that is still in the log with the origin ``old``."""
         reached = START_POSITION
         for first, last, _ in files(self.directory):
             reached = last if first > reached + 1 else max(reached, last)
-        return reached
+        return max(reached, START_POSITION if old is None else old.trimmed)
 
-    def writer(self, *, after: int, last: int, cluster: str, cluster_id: str, origin: bytes) -> DumpWriter:
-        """Return a writer for the file that holds the records after ``after`` up to ``last``."""
+    def writer(self, cluster: Cluster, old: Origin | None, last: int) -> HistoryWriter:
+        """Return a writer for the file that holds the missing records up to ``last``."""
+        after = self.reached(old)
+        # An origin before the file's first record would claim that the records between them are in the file.
+        packed = old.data if old is not None and old.position >= after else b""
         self.directory.mkdir(parents=True, exist_ok=True)
         for left in self.directory.glob(f"*-{glob.escape(self.node)}{SUFFIX}.*.part"):
             left.unlink(missing_ok=True)  # Left by an earlier process of this node: a node has one process at a time.
-        name = f"{after + 1:019d}-{last:019d}-{self.node}{SUFFIX}"
-        return DumpWriter(self.directory / name, cluster=cluster, cluster_id=cluster_id, origin=origin, after=after)
+        path = self.directory / f"{after + 1:019d}-{last:019d}-{self.node}{SUFFIX}"
+        return HistoryWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=packed, after=after)
 
 
 def files(directory: Path) -> list[tuple[int, int, Path]]:
@@ -91,8 +94,19 @@ def parts(directories: Iterable[Path]) -> list[Part]:
         found = files(directory)
         if not found:
             raise NotFound(f"there are no archived records in {directory}", field="archive", hint="Check its name.")
-        out += [Part(first - 1, last, read(path)) for first, last, path in found]
+        out += [_part(*one) for one in found]
     return out
+
+
+def _part(first: int, last: int, path: Path) -> Part:
+    file = open_file(path, KIND)
+    if file.after != first - 1:
+        raise BadRequest(
+            f"{path} has the records after {file.after}, and not those that its name says",
+            field="archive",
+            hint="Give the file its own name again.",
+        )
+    return Part(first - 1, last, as_dump(file), path)
 
 
 def earliest(pieces: Sequence[Part]) -> Dump | None:

@@ -14,7 +14,7 @@ from attrs import define, field
 from onyxq.core.errors import NotFound
 from onyxq.core.invariants.replica import violations
 from onyxq.core.log.interface import Record
-from onyxq.core.replica import Replica
+from onyxq.core.replica import EMPTY, Replica
 from onyxq.core.step import Outcome, Step, step
 from onyxq.history.dump import Dump
 from onyxq.system.extensions import installed
@@ -76,12 +76,9 @@ def replica_at(dump: Dump, position: int | None = None) -> Replica:
 
 
 @define
-class Report:
-    """The findings of a replay."""
+class Tally:
+    """Numbers of what replays met."""
 
-    replica: Replica
-    first: int | None = None
-    """Position of the first record."""
     records: int = 0
     entries: int = 0
     verdicts: Counter[tuple[str, str]] = field(factory=Counter)
@@ -91,6 +88,24 @@ class Report:
     checked: int = 0
     """Number of replicas on which the invariants were checked."""
     violations: list[str] = field(factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Add the numbers of another replay."""
+        self.records += other.records
+        self.entries += other.entries
+        self.verdicts.update(other.verdicts)
+        self.problems.update(other.problems)
+        self.checked += other.checked
+        self.violations += other.violations
+
+
+@define
+class Report(Tally):
+    """The findings of a replay."""
+
+    replica: Replica = EMPTY
+    first: int | None = None
+    """Position of the first record."""
 
     def take(self, done: Step) -> None:
         """Count one step."""
@@ -116,7 +131,7 @@ def checked(dump: Dump, until: int | None = None, *, check_every: int = CHECK_EV
     Invariants are checked after each record that changed the ring, peers, nodes or partitions, after every
     ``check_every`` records, and at the end.
     """
-    report = Report(dump.start)
+    report = Report(replica=dump.start)
     yield report
     structure = _structure(report.replica)
     clean = False

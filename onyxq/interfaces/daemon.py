@@ -29,6 +29,7 @@ from onyxq.core.entry import Entries
 from onyxq.core.errors import LogUnavailable, LogWentBack, OnyxqError, StoreFailed, causes, first_cause
 from onyxq.core.log.interface import LogBackend, SessionLost
 from onyxq.history.archive import Archive
+from onyxq.history.parquet.records import RecordTable
 from onyxq.interfaces.callbacks.delivery import Delivering, delivering
 from onyxq.interfaces.callbacks.transports import Deliver
 from onyxq.interfaces.callbacks.transports import installed as installed_transports
@@ -49,7 +50,6 @@ from onyxq.node.jobs.hosts import Launch
 from onyxq.node.membership import Evicted, Joiner, Peer, writes
 from onyxq.node.node import Node
 from onyxq.node.record_archive import Archiver
-from onyxq.node.record_table import RecordKeeper
 from onyxq.node.world import World
 from onyxq.operations.service import Service
 from onyxq.store.integrity.lmdb_check import fatal_signals_noted
@@ -186,10 +186,10 @@ class RunningNode:
             )
             if self.config.archive:
                 archive = Archive(Path(self.config.archive), node_id)
-                node.archivers.append(Archiver(archive, node, service.log_view).keep)
+                node.archivers.append(Archiver(archive, node, service.log_view))
             if self.config.record_archive:
-                directory = Path(self.config.record_archive)
-                node.archivers.append(RecordKeeper(directory, node, service.log_view).keep)
+                table = RecordTable(Path(self.config.record_archive), node_id)
+                node.archivers.append(Archiver(table, node, service.log_view))
             nursery.start_soon(node.run)
             nursery.start_soon(service.run)
             address = await nursery.start(self._serve_wire, node, service)

@@ -61,7 +61,7 @@ class Collector:
             if old is not None and old.position >= replica.snapshot.position:
                 return len(old.data), old.position
             for archiver in self._node.archivers:
-                await archiver(old, replica.position)
+                await archiver.keep(old, replica.position)
             data = data or await packed(replica)
             version = old.version if old is not None else -1
             if await session.store_origin(replica.position, data, expected_version=version):

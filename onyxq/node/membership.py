@@ -48,6 +48,7 @@ from onyxq.node.log_check import (
 )
 from onyxq.node.node import Node
 from onyxq.node.periodic_duty import fire
+from onyxq.node.record_archive import archive_copy
 from onyxq.store.interface import PEERS_META, Batch, Store
 
 TICK_S = 0.5
@@ -223,6 +224,7 @@ class Peer:
             self._check_cluster(await cluster_of(session, node.entries))
             raise
         if again.start.position > START:
+            await archive_copy(node, again.start)
             node.replace(again.start, again.packed)
         for record in again.records:
             self._step(record)
@@ -353,6 +355,7 @@ class Peer:
         replica = await unpacked(origin.data)
         check_snapshot(mark_of(before), replica)
         if replica.position > before.position:
+            await archive_copy(self.node, replica)
             self.node.replace(replica, origin.data)
             self._note_time(before)
 

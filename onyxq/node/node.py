@@ -23,7 +23,7 @@ from onyxq.core.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, Lo
 from onyxq.core.facts import Row
 from onyxq.core.ids import Run
 from onyxq.core.log.clock import LogClock, Measured
-from onyxq.core.log.interface import LogSession, Origin, Record
+from onyxq.core.log.interface import LogSession, Record
 from onyxq.core.log.record import encode_entry
 from onyxq.core.placement import holders
 from onyxq.core.replica import EMPTY, Replica
@@ -47,7 +47,7 @@ from onyxq.node.links import Link
 from onyxq.node.liveness import Probing
 from onyxq.node.moved_copies import MovedAway
 from onyxq.node.recent_records import RecentRecords
-from onyxq.node.world import NodeSettings, World
+from onyxq.node.world import NodeSettings, RecordKeeper, World
 from onyxq.store.interface import Batch, Piece, Written
 from onyxq.system import failures
 from onyxq.system.metrics import Metrics
@@ -113,11 +113,8 @@ class Node:
         self.leaders: dict[int, PartitionLeader] = {}
         self.metrics = Metrics(version=__version__)
         self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
-        self.archivers: list[Callable[[Origin | None, int], Awaitable[None]]] = []
-        """Functions that keep records before a collection trims them.
-
-        Each receives the previous origin and the last position.
-        """
+        self.archivers: list[RecordKeeper] = []
+        """Archives for records of the log."""
         self.duty_runners: dict[type, Callable[[Any], Awaitable[None]]] = {}
         """Duty kind -> function that runs it, for components that only some nodes have."""
         self.records = RecentRecords()

@@ -1,26 +1,85 @@
-"""Archiving records before they are trimmed (design: log collection); see `onyxq.history.archive`."""
+"""Archiving records before they are trimmed (design: log collection).
+
+A collector does so before it replaces the origin. So the present origin always leads to records that are still in
+the log; if a collector dies, the next one archives the missing records. A node's own copy of the log is archived
+before it is replaced, because after a lost log no other place has its newest records.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import trio
+from attrs import frozen
 
-from onyxq.core.errors import LogUnavailable, OnyxqError
-from onyxq.core.log.interface import START, Origin, Record
-from onyxq.history.archive import Archive
-from onyxq.history.dump import DumpWriter
+from onyxq.core.errors import Corrupt, LogUnavailable, OnyxqError
+from onyxq.core.log.interface import Origin, Record
+from onyxq.core.replica import Cluster, Replica
 from onyxq.node.log_view import Gone, LogView
 from onyxq.node.node import Node
+from onyxq.store.interface import KeptLog
 
 RETRY_PAUSE_S = 5.0
+COPY_TRIES = 3
+"""Attempts to archive a node's own copy of the log: the node cannot join before that."""
 
 log = logging.getLogger(__name__)
 
 
+class Writer(Protocol):
+    """Writes records to an archive. All of it blocks."""
+
+    @property
+    def last(self) -> int:
+        """Position of the last record that was given; before the first one, the position after which it needs them."""
+        ...
+
+    def add_all(self, records: Iterable[Record], /) -> None:
+        """Take records in the order of the log."""
+        ...
+
+    def finish(self) -> None:
+        """Make the records durable."""
+        ...
+
+    def abort(self) -> None:
+        """Drop what is not finished."""
+        ...
+
+
+class Archive(Protocol):
+    """A directory of records: `onyxq.history.archive.Archive` or `onyxq.history.parquet.records.RecordTable`."""
+
+    @property
+    def directory(self) -> Path:
+        """Its place."""
+        ...
+
+    def reached(self, old: Origin | None) -> int:
+        """Return the position up to which it has every record that is still in the log with the origin ``old``."""
+        ...
+
+    def writer(self, cluster: Cluster, old: Origin | None, last: int) -> Writer:
+        """Return a writer for the missing records up to ``last``."""
+        ...
+
+
+@frozen
+class _Source:
+    """Records to archive: those after the origin ``old``, up to ``upto``."""
+
+    old: Origin | None
+    upto: int
+    cluster: Cluster | None
+    pages: Callable[[int, int], AsyncIterator[Sequence[Record]]]
+    """Yields the records from one position to another."""
+
+
 class Archiver:
-    """Writes a node's archive; a collector waits for it before it trims records."""
+    """Writes one of a node's archives; see `onyxq.node.world.RecordKeeper`."""
 
     def __init__(self, archive: Archive, node: Node, view: LogView) -> None:
         self._archive = archive
@@ -33,46 +92,61 @@ class Archiver:
         ``old``: the origin before this collection. While the directory cannot be written it retries for ever: the
         log is not trimmed meanwhile.
         """
-        while True:
-            try:
-                await self._keep(old, upto)
-                return
-            except Gone:
-                log.info("archive: another collector trimmed first")
-                return
-            except (OnyxqError, OSError) as error:
-                log.warning("the archive in %s cannot be written, so nothing is trimmed: %s", self._where, error)
+        while not await self._tried(_Source(old, upto, self._node.replica.cluster, self._view.pages)):
             await trio.sleep(RETRY_PAUSE_S)
+
+    async def keep_copy(self, copy: KeptLog, cluster: Cluster | None) -> None:
+        """Archive the records of the node's own copy of the log, or log that this has failed."""
+
+        async def pages(first: int, last: int) -> AsyncIterator[Sequence[Record]]:
+            yield [record for record in copy.records if first <= record.position <= last]
+
+        old = Origin(copy.position, copy.snapshot, copy.position, 0) if copy.snapshot else None
+        for _ in range(COPY_TRIES):
+            if await self._tried(_Source(old, copy.end, cluster, pages)):
+                return
+            await trio.sleep(RETRY_PAUSE_S)
+        log.error("%s may lack records up to %d, which were in this node's copy alone", self._where, copy.end)
 
     @property
     def _where(self) -> str:
         return str(self._archive.directory)
 
-    async def _keep(self, old: Origin | None, upto: int) -> None:
-        offload = self._node.offload
-        covered: int = await offload(self._archive.covered)
-        after = max(covered, old.trimmed if old is not None else START)
-        if after >= upto:
-            return
-        cluster = self._node.replica.cluster
-        if cluster is None:
-            raise LogUnavailable("the cluster is not known here yet")
-        # An origin before the file's first record would claim that the records between them are in the file.
-        packed = old.data if old is not None and old.position >= after else b""
-        writer = self._archive.writer(
-            after=after, last=upto, cluster=cluster.name, cluster_id=cluster.id, origin=packed
-        )
-        await offload(writer.__enter__)
+    async def _tried(self, source: _Source) -> bool:
         try:
-            async for page in self._view.pages(after + 1, upto):
-                await offload(_add, writer, page)
-        except BaseException as error:
-            writer.__exit__(type(error), error, error.__traceback__)
+            while await self._node.offload(self._archive.reached, source.old) < source.upto:
+                await self._write(source)
+        except Gone:
+            log.info("archive in %s: another collector trimmed first", self._where)
+        except (OnyxqError, OSError) as error:
+            log.warning("records cannot be written to %s, so nothing is trimmed: %s", self._where, error)
+            return False
+        return True
+
+    async def _write(self, source: _Source) -> None:
+        offload = self._node.offload
+        if source.cluster is None:
+            raise LogUnavailable("the cluster is not known here yet")
+        writer: Writer = await offload(self._archive.writer, source.cluster, source.old, source.upto)
+        first = writer.last + 1
+        try:
+            async for page in source.pages(first, source.upto):
+                await offload(writer.add_all, page)
+            await offload(writer.finish)
+        except BaseException:
+            writer.abort()
             raise
-        await offload(writer.__exit__, None, None, None)
-        log.info("archived records %s to %s in %s", after + 1, upto, self._where)
+        log.info("archived records %s to %s in %s", first, source.upto, self._where)
 
 
-def _add(writer: DumpWriter, page: Sequence[Record]) -> None:
-    for record in page:
-        writer.add(record)
+async def archive_copy(node: Node, replica: Replica) -> None:
+    """Archive a node's copy of the log before ``replica``, a snapshot that does not continue it, replaces the copy."""
+    if not node.archivers or replica.position <= node.store.kept_ends()[1]:
+        return
+    try:
+        copy = node.store.kept_log()
+    except Corrupt as error:
+        log.error("the copy of the log cannot be archived: %s", error.message)
+        return
+    for archiver in node.archivers:
+        await archiver.keep_copy(copy, replica.cluster)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from attrs import field, frozen
 
 from log_entries.registry import ENTRIES
 from onyxq.core.entry import Entries
+from onyxq.core.log.interface import Origin
+from onyxq.core.replica import Cluster
 from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed
 from onyxq.leader.cohort.copy_pace import BYTES_PER_S
 from onyxq.leader.purge import Plan
-from onyxq.store.interface import Store
+from onyxq.store.interface import KeptLog, Store
 from onyxq.system.clock import RingClock
 from onyxq.wire.network import Network
 
@@ -52,3 +54,15 @@ class NodeSettings:
     """The functions that jobs may bring."""
     entries: Entries = ENTRIES
     """The log entries that this program knows, extensions included."""
+
+
+class RecordKeeper(Protocol):
+    """Keeps records of the log before they are gone; see `onyxq.node.record_archive`."""
+
+    async def keep(self, old: Origin | None, upto: int) -> None:
+        """Wait until every record after the origin ``old`` up to ``upto`` is kept: then they are trimmed."""
+        ...
+
+    async def keep_copy(self, copy: KeptLog, cluster: Cluster | None) -> None:
+        """Keep the records of a node's own copy of the log, which is about to be replaced."""
+        ...

@@ -5,8 +5,11 @@ A directory is created. If it cannot be used, the error names the setting.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -55,6 +58,52 @@ def create(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb")
 
 
+class NewFile:
+    """A file that gets its name once it is complete and durable; an interrupted writer leaves nothing under it."""
+
+    def __init__(self, part: Path) -> None:
+        """Create the file under the temporary name ``part``; raises `OSError`."""
+        self.stream = create(part)
+        self._part = part
+
+    def finish(self) -> None:
+        """Make the content durable, still under the temporary name; raises `OSError`."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+
+    def publish(self, path: Path) -> None:
+        """Give the file its name, in place of an old file; the directory must be synced after that."""
+        self._part.replace(path)
+
+    def abort(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):
+            self.stream.close()
+        self._part.unlink(missing_ok=True)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file for reading; raises `OSError`, also for what is not a regular file.
+
+    A FIFO would block until somebody writes to it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def usable(path: str | Path, field: str) -> Path:
     """Return a directory in which this process can make files; create it if it is missing.
 
@@ -70,6 +119,3 @@ def usable(path: str | Path, field: str) -> Path:
         reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise BadRequest(f"{path} cannot be used as a directory: {reason}", field=field, hint=hint) from None
     return directory
-
-
-__all__ = ["PRIVATE", "PRIVATE_FILE", "close_to_others", "create", "given_umask", "keep_private", "usable"]

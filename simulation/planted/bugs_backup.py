@@ -48,8 +48,8 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     Planted(
         "completions are left out",
         "onyxq/history/backup/file.py",
-        "yield self._page(number, body)",
-        'partition, rows = self._page(number, body); yield partition, [row for row in rows if row.key[2:3] != b"C"]',
+        "yield _page(found, self.origin)",
+        'partition, rows = _page(found, self.origin); yield partition, [row for row in rows if row.key[2:3] != b"C"]',
         "what was done is done again",
         "backups",
     ),
@@ -88,12 +88,11 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a failed backup keeps its name",
-        "onyxq/history/blocks.py",
-        "if kind is not None:",
-        "if kind is not None and not self._blocks:",
+        "onyxq/history/file_format.py",
+        "if kind is None:",
+        "if self._blocks:",
         "part of a cluster is restored for the whole",
         "backups",
-        more=(("onyxq/history/log_file.py", "if kind is None:", "if self._blocks is not None:"),),
     ),
 )
 """Planted bugs about these."""

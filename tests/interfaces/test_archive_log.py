@@ -18,7 +18,8 @@ from onyxq.errors import BadRequest
 from onyxq.history.archive import Part
 from onyxq.history.dump import Dump
 from onyxq.history.parquet import records
-from onyxq.history.parquet.records import RECORDS, RecordWriter, Written, covered, write_records
+from onyxq.history.parquet.records import RecordWriter, Written, covered, write_records
+from onyxq.history.parquet.schema import RECORDS
 from onyxq.history.replay import steps
 from tests.entries.generated import generated_world
 from tests.entries.world import World as Generated
@@ -133,21 +134,18 @@ def test_an_interrupted_run_leaves_whole_files_alone(
 def test_a_file_that_somebody_else_wrote_meanwhile_is_dropped(world: Generated, tmp_path: Path) -> None:
     """Two writers at a time: one that comes late with the same records leaves them to the other, and what
     its own dead process had begun is cleared away, not what another has at hand."""
-    slow = RecordWriter(tmp_path, -1, owner="slow")
-    taken = list(steps(EMPTY, world.records))
-    for done in taken[:100]:
-        slow.add(done)
+    slow = RecordWriter(tmp_path, EMPTY, owner="slow")
+    slow.add_all(world.records[:100])
     (begun,) = tmp_path.rglob("*.part")
     written([whole(world)], tmp_path, until=149)
-    RecordWriter(tmp_path, -1, owner="other")
+    RecordWriter(tmp_path, EMPTY, owner="other")
     assert begun.exists()
     slow.finish()
     assert not begun.exists() and told(tmp_path) == [row for row in expected(world) if row[0] < 150]
     begun.write_bytes(b"half")
-    after = RecordWriter(tmp_path, -1, owner="slow")
+    after = RecordWriter(tmp_path, EMPTY, owner="slow")
     assert not begun.exists()
-    for done in taken:
-        after.add(done)
+    after.add_all(world.records)
     after.finish()
     assert told(tmp_path) == expected(world)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -16,6 +15,7 @@ from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest, Conflict, Corrupt, NotFound, OnyxqError, Unavailable
 from onyxq.history.backup.capture import HOLD_MS, take
 from onyxq.history.backup.file import KIND, read
+from onyxq.history.file_format import END, HEADER, MAGIC, RECORDS, ROWS, SNAPSHOT, packed_block, read_blocks
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.slow
 
 _names = count(1)
 TASKS = 24
-HEAD = struct.Struct("<cII")
 
 
 @pytest.fixture(scope="module")
@@ -207,24 +206,16 @@ def test_a_partition_whose_reading_broke_off_is_read_again(client: Client, queue
     assert {task.id for task in client.list_all(queue)} <= given
 
 
-def blocks(data: bytes) -> list[tuple[bytes, int, int]]:
-    """Kind, start and size with its head of each block of a file."""
-    out, place = [], len(KIND.magic)
-    while place < len(data):
-        kind, size, _ = HEAD.unpack_from(data, place)
-        out.append((kind, place, HEAD.size + size))
-        place += HEAD.size + size
-    return out
-
-
-@pytest.mark.parametrize("kind", [b"H", b"O", b"R", b"P", b"E"])
+@pytest.mark.parametrize("kind", [HEADER, SNAPSHOT, RECORDS, ROWS, END])
 def test_a_damaged_file_is_refused_by_the_block(sound: bytes, kind: bytes, tmp_path: Path) -> None:
     """Before anything is made of it."""
-    number, (_, start, size) = next(one for one in enumerate(blocks(sound)) if one[1][0] == kind)
     file = tmp_path / "backup"
-    file.write_bytes(sound[: start + size - 1] + bytes([sound[start + size - 1] ^ 1]) + sound[start + size :])
-    with pytest.raises(Corrupt, match=f"block {number} is damaged"):
-        read(file).check()
+    file.write_bytes(sound)
+    block = next(one for one in read_blocks(file, KIND) if one.kind == kind)
+    place = sound.index(packed_block(block.number, kind, block.packing, block.body)) + 14
+    file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+    with pytest.raises(Corrupt, match=f"block {block.number} is damaged"):
+        read(file)
     data = tmp_path / "restored"
     assert run(["cluster", "restore", str(file), "--data", str(data)]) == Corrupt.exit_code
     assert not data.exists()
@@ -232,14 +223,17 @@ def test_a_damaged_file_is_refused_by_the_block(sound: bytes, kind: bytes, tmp_p
 
 def test_what_is_no_whole_backup_is_refused(sound: bytes, tmp_path: Path) -> None:
     """A part of one, one without a block, another kind of file, none at all."""
-    file, found = tmp_path / "backup", blocks(sound)
-    file.write_bytes(sound[: found[-1][1]])
+    file = tmp_path / "backup"
+    file.write_bytes(sound)
+    found = [packed_block(one.number, one.kind, one.packing, one.body) for one in read_blocks(file, KIND)]
+    assert sound == MAGIC + b"".join(found)
+    file.write_bytes(sound[: -len(found[-1])])
     with pytest.raises(Corrupt, match="the file ends there"):
-        read(file).check()
-    _, start, size = next(one for one in found if one[0] == b"P")
-    file.write_bytes(sound[:start] + sound[start + size :])
+        read(file)
+    rows = next(one for one in found if one[:1] == ROWS)
+    file.write_bytes(sound.replace(rows, b"", 1))
     with pytest.raises(Corrupt, match="damaged"):
-        read(file).check()
+        read(file)
     file.write_bytes(b"something else")
     with pytest.raises(BadRequest, match="no backup of a cluster"):
         read(file)

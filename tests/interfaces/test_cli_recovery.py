@@ -17,7 +17,9 @@ from onyxq.client import AsyncClient
 from onyxq.core.log.digest import chained
 from onyxq.core.log.interface import Record
 from onyxq.errors import BadRequest, Conflict, NotFound
+from onyxq.history.archive import earliest, parts
 from onyxq.history.explain import from_store, merged
+from onyxq.history.parquet.records import covered
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.store.interface import Batch
@@ -55,11 +57,12 @@ def line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return Line(capsys)
 
 
-def on_cluster(data: Path, use: Callable[[AsyncClient], Any], *, peers: int = 1) -> Any:
+def on_cluster(data: Path, use: Callable[[AsyncClient], Any], *, peers: int = 1, **settings: Any) -> Any:
     """What ``use`` gives with a client of an embedded cluster in a directory."""
 
     async def body() -> Any:
-        async with LocalCluster(peers=peers, data=str(data), config=evolve(LOCAL, partitions=4)) as cluster:
+        config = evolve(LOCAL, partitions=4, **settings)
+        async with LocalCluster(peers=peers, data=str(data), config=config) as cluster:
             async with AsyncClient(cluster.addresses) as client:
                 return await use(client)
 
@@ -111,6 +114,28 @@ def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: in
     assert on_cluster(data, use, peers=peers) > done["done"]["position"] > token
     said = line.refused("main", "--data", str(data), "--yes", code=Conflict.exit_code)
     assert "intact" in said and "Nothing was changed" in said
+
+
+def test_archives_have_the_records_that_only_nodes_had(line: Line, tmp_path: Path) -> None:
+    """Those after the last collection went with the log; nodes archive their copies before they give them up."""
+    data, kept, table = tmp_path / "dev", tmp_path / "kept", tmp_path / "table"
+    use = functools.partial(on_cluster, data, archive=str(kept), record_archive=str(table))
+
+    async def collected(client: AsyncClient) -> int:
+        return int((await client.call("gc", {}))["position"])
+
+    position = use(collected)
+    _, second, token = use(work)
+    assert token > position and [one.last for one in covered(table)] == [position]
+    shutil.rmtree(data / "log")
+    newest = line.shown("main", "--data", str(data), "--yes")["position"]
+    use(functools.partial(explained, task=second))
+    assert [(one.after, one.last) for one in parts([kept])] == [(-1, position), (position, newest)]
+    assert [(one.first, one.last) for one in covered(table)] == [(0, newest)]
+    whole = earliest(parts([kept]))
+    assert whole is not None and [one.position for one in whole.records] == list(range(newest + 1))
+    last = use(collected)
+    assert parts([kept])[-1].last == covered(table)[-1].last == last
 
 
 def test_a_node_of_a_cluster_on_zookeeper_gets_no_log_of_its_own(line: Line, tmp_path: Path) -> None:

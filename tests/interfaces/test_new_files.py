@@ -11,7 +11,7 @@ import trio
 from onyxq.errors import Corrupt
 from onyxq.history.backup.directories import Directories
 from onyxq.history.backup.file import KIND
-from onyxq.history.blocks import BlockFile
+from onyxq.history.file_format import HistoryWriter
 from onyxq.system.directories import close_to_others, create
 from onyxq.system.directory_lock import lock_file
 
@@ -32,13 +32,13 @@ def test_a_new_file_is_never_made_through_what_has_its_name(tmp_path: Path, ther
     assert (new.read_bytes(), new.is_symlink(), new.stat().st_mode & 0o777) == (b"secret", False, 0o600)
 
 
-def test_a_file_of_blocks_is_made_anew_beside_its_name(tmp_path: Path) -> None:
+def test_a_file_of_history_is_made_anew_beside_its_name(tmp_path: Path) -> None:
     """The name of its temporary file can be foreseen."""
     ours = tmp_path / "ours"
     ours.write_bytes(b"ours")
     (tmp_path / f"out.{os.getpid()}.part").symlink_to(ours)
-    with BlockFile(tmp_path / "out", KIND) as blocks:
-        blocks.add(b"E", b"")
+    with HistoryWriter(tmp_path / "out", KIND, cluster="main"):
+        pass
     assert ours.read_bytes() == b"ours"
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600 and not (tmp_path / "out").is_symlink()
 

@@ -9,15 +9,14 @@ import pytest
 from attrs import evolve
 
 from onyxq.core import snapshot
-from onyxq.core.replica import Replica
 from onyxq.errors import NotFound
-from onyxq.history.archive import Archive
 from onyxq.history.dump import Dump
 from onyxq.history.replay import checked
 from onyxq.interfaces.cli.main import run
 from onyxq.spark.analysis.replays import pieces, replayed, summed
 from tests.entries.generated import generated_world
 from tests.entries.world import World
+from tests.interfaces.history_files import archived
 
 CUTS = (-1, 80, 150, 299)
 
@@ -28,20 +27,10 @@ def world() -> World:
     return generated_world(seed=33, records=300, check=False)
 
 
-def keep(world: World, directory: Path, after: int, last: int, origin: Replica | None) -> None:
-    """Archive the records behind ``after`` up to ``last``."""
-    packed = b"" if origin is None else snapshot.pack(origin)
-    with Archive(directory, "n1").writer(
-        after=after, last=last, cluster="main", cluster_id="c1", origin=packed
-    ) as writer:
-        for record in world.records[after + 1 : last + 1]:
-            writer.add(record)
-
-
 def whole(world: World, directory: Path) -> Path:
     """An archive in three files."""
     for after, last in zip(CUTS, CUTS[1:], strict=False):
-        keep(world, directory, after, last, world.replicas[after + 1] if after >= 0 else None)
+        archived(world, directory, after, last, origin=world.replicas[after + 1] if after >= 0 else None)
     return directory
 
 
@@ -56,8 +45,8 @@ def test_the_files_together_are_the_log(world: World, tmp_path: Path) -> None:
 
 def test_an_origin_that_stepping_does_not_lead_to_is_named(world: World, tmp_path: Path) -> None:
     """With both digests."""
-    keep(world, tmp_path, -1, 80, None)
-    keep(world, tmp_path, 80, 150, evolve(world.replicas[81], clock_ms=world.replicas[81].clock_ms + 1))
+    archived(world, tmp_path, -1, 80, origin=None)
+    archived(world, tmp_path, 80, 150, origin=evolve(world.replicas[81], clock_ms=world.replicas[81].clock_ms + 1))
     some = pieces(tmp_path)
     found = summed(some, map(replayed, some))
     (wrong,) = [text for text in found.violations if "starts from" in text]
@@ -66,8 +55,8 @@ def test_an_origin_that_stepping_does_not_lead_to_is_named(world: World, tmp_pat
 
 def test_a_file_without_an_origin_is_counted_apart(world: World, tmp_path: Path) -> None:
     """It can only continue another one."""
-    keep(world, tmp_path, -1, 80, None)
-    keep(world, tmp_path, 80, 150, None)
+    archived(world, tmp_path, -1, 80, origin=None)
+    archived(world, tmp_path, 80, 150, origin=None)
     some = pieces(tmp_path)
     found = summed(some, map(replayed, some))
     assert (found.files, found.alone, found.records, found.seams) == (2, 1, 81, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onyxq.core import snapshot
+from onyxq.core.log.interface import Origin
 from onyxq.core.replica import Replica
 from onyxq.errors import NotFound
 from onyxq.history.archive import Archive, Part, best, earliest, files, groups, parts
@@ -14,6 +14,7 @@ from onyxq.history.dump import Dump
 from onyxq.history.replay import replica_at
 from tests.entries.generated import generated_world
 from tests.entries.world import World
+from tests.interfaces.history_files import archived
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +25,7 @@ def world() -> World:
 
 def keep(world: World, directory: Path, after: int, last: int, *, node: str = "n1", origin: int | None = None) -> None:
     """Archive the records behind ``after`` up to ``last``; ``origin``: position of the origin before."""
-    packed = b"" if origin is None else snapshot.pack(at(world, origin))
-    archive = Archive(directory, node)
-    with archive.writer(after=after, last=last, cluster="main", cluster_id="c1", origin=packed) as writer:
-        for record in world.records[after + 1 : last + 1]:
-            writer.add(record)
+    archived(world, directory, after, last, node=node, origin=None if origin is None else at(world, origin))
 
 
 def at(world: World, position: int) -> Replica:
@@ -44,13 +41,13 @@ def live(world: World, origin: int) -> Part:
 def test_an_archive_knows_how_far_it_reaches(world: World, tmp_path: Path) -> None:
     """Without holes from its last start on; unfinished files do not count."""
     archive = Archive(tmp_path / "archive", "n1")
-    assert archive.covered() == -1
+    assert archive.reached(None) == -1
     keep(world, archive.directory, -1, 50)
     keep(world, archive.directory, 50, 90, origin=50)
-    assert archive.covered() == 90
+    assert archive.reached(None) == 90
     keep(world, archive.directory, 100, 120, origin=100)
     (archive.directory / "0000000000000000121-0000000000000000200-n1.onyxqlog.77.part").write_bytes(b"")
-    assert archive.covered() == 120
+    assert archive.reached(None) == 120 and archive.reached(Origin(200, b"", 150, 0)) == 150
 
 
 def test_history_goes_from_the_archive_into_the_log(world: World, tmp_path: Path) -> None:

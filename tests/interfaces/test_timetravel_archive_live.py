@@ -100,10 +100,10 @@ def test_a_collector_goes_on_where_the_archive_ends(tmp_path: Path) -> None:
         node = cluster.nodes[0].node
         assert node is not None and node.archivers
         first = client.call("cluster", {})["position"]
-        portal.call(node.archivers[0], None, first)
+        portal.call(node.archivers[0].keep, None, first)
         begun = archive / f"{first + 1:019d}-{first + 9:019d}-{node.node_id}.onyxqlog.1.part"
         begun.write_bytes(b"half")
-        portal.call(node.archivers[0], None, first)
+        portal.call(node.archivers[0].keep, None, first)
         assert [one[:2] for one in files(archive)] == [(0, first)]
         world.story()
         last = world.collect()
@@ -122,7 +122,7 @@ def test_an_archive_that_starts_late_starts_at_the_origin(tmp_path: Path) -> Non
         running = cluster.nodes[0]
         assert running.node is not None and running.service is not None
         archive = Archive(tmp_path, running.node.node_id)
-        running.node.archivers.append(record_archive.Archiver(archive, running.node, running.service.log_view).keep)
+        running.node.archivers.append(record_archive.Archiver(archive, running.node, running.service.log_view))
         world.story()
         last = world.collect()
         ((first, end, path),) = files(tmp_path)
@@ -145,13 +145,17 @@ def test_a_file_does_not_start_at_an_origin_that_lies_before_its_first_record(tm
         died_at = client.call("cluster", {})["position"]
         node = cluster.nodes[0].node
         assert node is not None
-        (archive,) = node.archivers
 
-        async def begun_before(old: Origin | None, upto: int) -> None:
-            await archive(old, died_at)
-            await archive(old, upto)
+        class BegunBefore(record_archive.Archiver):
+            """Collects twice: the first collector dies after it has archived."""
 
-        node.archivers[:] = [begun_before]
+            async def keep(self, old: Origin | None, upto: int) -> None:
+                await super().keep(old, died_at)
+                await super().keep(old, upto)
+
+        service = cluster.nodes[0].service
+        assert service is not None
+        node.archivers[:] = [BegunBefore(Archive(tmp_path, node.node_id), node, service.log_view)]
         world.story()
         last = world.collect()
         pieces = parts([tmp_path])

@@ -11,15 +11,14 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from onyxq.history.dump import DumpWriter
+from onyxq.history.archive import Archive
+from onyxq.history.file_format import HistoryWriter
 from onyxq.history.parquet import records
-from onyxq.history.parquet.records import RecordWriter
+from onyxq.history.parquet.records import RecordTable, RecordWriter
 from onyxq.interfaces.cli.main import main
 from onyxq.log import zookeeper_origin
 from onyxq.log.zookeeper_origin import Origins
 from onyxq.node.collector import Collector
-from onyxq.node.record_archive import Archiver
-from onyxq.node.record_table import RecordKeeper
 
 STEPS: dict[str, tuple[type, str]] = {
     "before the chunks": (Origins, "store"),
@@ -32,14 +31,14 @@ STEPS: dict[str, tuple[type, str]] = {
 """Step -> whose method it comes before."""
 
 ARCHIVE_STEPS: dict[str, tuple[type, str]] = {
-    "before the archive": (Archiver, "_keep"),
-    "within the archive": (DumpWriter, "add"),
+    "before the archive": (Archive, "writer"),
+    "within the archive": (HistoryWriter, "add"),
     "behind the archive": (Origins, "store"),
 }
 """Those of a collector that keeps an archive; likewise."""
 
 TABLE_STEPS: dict[str, tuple[type, str]] = {
-    "before the table": (RecordKeeper, "_keep"),
+    "before the table": (RecordTable, "writer"),
     "within the table": (RecordWriter, "add"),
     "between its files": (RecordWriter, "finish"),
     "behind the table": (Origins, "store"),

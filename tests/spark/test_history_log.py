@@ -15,7 +15,7 @@ import pytest
 
 from onyxq.errors import NotFound
 from onyxq.history.parquet.layout import day_of
-from onyxq.history.parquet.records import schema
+from onyxq.history.parquet.schema import RECORDS, schema_of
 from onyxq.spark.analysis.history_check import check
 from onyxq.spark.analysis.log_check import ELSEWHERE
 from onyxq.spark.analysis.rules import LOST, UNCLAIMED
@@ -49,8 +49,8 @@ def write_log(directory: Path, rows: Sequence[Row], first: int, last: int, *, ol
     """A file of the table of records, as if it had been written some time ago."""
     file = directory / "records" / f"day={day_of(MS)}" / f"{first:019d}-{last:019d}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
-    columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema()]
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema()), file)
+    columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema_of(RECORDS)]
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema_of(RECORDS)), file)
     then = time.time() - old_s
     os.utime(file, (then, then))
     return directory

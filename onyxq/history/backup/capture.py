@@ -14,12 +14,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import anyio
 
+from onyxq.core import snapshot
 from onyxq.core.errors import Conflict, OnyxqError, Unavailable
 from onyxq.core.log.interface import Record
 from onyxq.core.replica import Replica
 from onyxq.core.step import step
 from onyxq.core.transactions import on_hold
-from onyxq.history.backup.file import BackupWriter
+from onyxq.history.backup.file import KIND
+from onyxq.history.file_format import HistoryWriter
 from onyxq.history.following import PASSING, Trimmed, ask_async, replica
 from onyxq.system.extensions import installed
 
@@ -92,7 +94,8 @@ class _Taking:
             since = self._held_since()
             cluster = self._now.cluster
             assert cluster is not None, "there is a log position behind its creation"
-            with BackupWriter(path, cluster=cluster.name, cluster_id=cluster.id, origin=self._now) as writer:
+            origin = snapshot.pack(self._now)
+            with HistoryWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=origin) as writer:
                 await self._settle(writer)
                 position = self._now.position
                 for partition in sorted(self._now.partitions):
@@ -135,7 +138,7 @@ class _Taking:
             except OnyxqError:
                 pass  # It was not begun, or it ends on its own.
 
-    async def _settle(self, writer: BackupWriter) -> None:
+    async def _settle(self, writer: HistoryWriter) -> None:
         """Follow the log until every transaction that was committed before the hold is visible."""
         until = anyio.current_time() + PATIENCE_S
         while self._now.transactions:
@@ -156,11 +159,11 @@ class _Taking:
 
         return await self._insist(read)
 
-    async def _read_log(self, writer: BackupWriter, position: int) -> None:
+    async def _read_log(self, writer: HistoryWriter, position: int) -> None:
         while self._now.position < position:
             await self._follow(writer, wait_ms=WAIT_MS)
 
-    async def _follow(self, writer: BackupWriter, *, wait_ms: int = 0) -> None:
+    async def _follow(self, writer: HistoryWriter, *, wait_ms: int = 0) -> None:
         """Read more of the log, and renew the hold in time."""
         if anyio.current_time() - self._held_at > self._hold_ms / 1000 / RENEWALS:
             await self._hold()
@@ -176,7 +179,7 @@ class _Taking:
 
     # --- rows
 
-    async def _partition(self, writer: BackupWriter, partition: int, position: int) -> int:
+    async def _partition(self, writer: HistoryWriter, partition: int, position: int) -> int:
         """Write all rows of a partition as of one moment, and return the position of the log at that moment.
 
         If the leader changes, the partition is read again. Repeated rows in the file are harmless.
@@ -189,7 +192,7 @@ class _Taking:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _pages(self, writer: BackupWriter, partition: int, position: int) -> int:
+    async def _pages(self, writer: HistoryWriter, partition: int, position: int) -> int:
         after: bytes | None = b""
         while after is not None:
             page = await self._call("backup.rows", {"partition": partition, "position": position, "after": after})

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from onyxq.core.errors import Conflict, Corrupt
-from onyxq.history.blocks import sync_directory
 from onyxq.store.interface import Store
 from onyxq.store.lmdb_store import LmdbStore
+from onyxq.system.directories import sync_directory
 
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
 UNFINISHED = ".unfinished"
@@ -31,9 +31,8 @@ class Directories:
         """Node id -> its data directory, once all are complete."""
         self._directory_of = directory_of
 
-    @asynccontextmanager
-    async def new_stores(self, nodes: Sequence[str]) -> AsyncIterator[Mapping[str, Store]]:
-        """Open a new store for each node, and give the directories their names after the block.
+    def check(self, nodes: Sequence[str]) -> dict[str, Path]:
+        """Return the directory of each node.
 
         Raises `Conflict` if a directory is not empty, and `Corrupt` for an invalid node id.
         """
@@ -42,6 +41,12 @@ class Directories:
         directories = {node: self._directory_of(number, node) for number, node in enumerate(nodes)}
         for directory in directories.values():
             _check_free(directory)
+        return directories
+
+    @asynccontextmanager
+    async def new_stores(self, nodes: Sequence[str]) -> AsyncIterator[Mapping[str, Store]]:
+        """Open a new store for each node, and give the directories their names after the block; see `check`."""
+        directories = self.check(nodes)
         async with AsyncExitStack() as stack:
             stores: dict[str, Store] = {}
             for node, directory in directories.items():

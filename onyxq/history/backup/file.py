@@ -1,121 +1,105 @@
 """A whole cluster in one file: a replica, every row, and the log up to after the last row was read.
 
-The format is that of `onyxq.history.log_file`, with these additions:
-
-* ``P``, mixed with the records as they were read: packed pages ``[partition, [[key, value], ...]]`` of rows,
-* ``E`` also has ``rows``, their number.
+The format is that of `onyxq.history.file_format`. Blocks of rows ``[partition, [[key, value], ...]]`` lie between
+those of records, as they were read. A row may be there several times.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from attrs import frozen
 
-from onyxq.core import snapshot
-from onyxq.core.errors import BadRequest
+from onyxq.core.errors import BadRequest, OlderThanCluster
 from onyxq.core.facts import Row, partition_of_key
-from onyxq.core.log.interface import Record
+from onyxq.core.placement import holders
 from onyxq.core.replica import Replica
-from onyxq.history.blocks import Kind, damaged, packed, read_blocks, unpacked, unpacked_map
-from onyxq.history.log_file import LogFileWriter, read_beginning, read_records
+from onyxq.core.step import step
+from onyxq.history.file_format import END, ROWS, Block, HistoryFile, Kind, damaged, open_file
 from onyxq.store.row_checks import prepare
+from onyxq.system.extensions import installed
 
 KIND = Kind(
-    b"ONYXQBAK",
-    (b"H", b"O", b"R", b"P", b"E"),
+    "backup",
+    (ROWS,),
     what="backup of a cluster",
     make="onyxq cluster backup",
     damaged="Nothing was restored. Use another backup.",
 )
 
 
-class BackupWriter(LogFileWriter):
-    """Writes a backup; see `LogFileWriter`."""
-
-    def __init__(self, path: str | os.PathLike[str], *, cluster: str, cluster_id: str, origin: Replica) -> None:
-        super().__init__(path, KIND, cluster=cluster, cluster_id=cluster_id, origin=snapshot.pack(origin))
-        self.rows = 0
-
-    def add_rows(self, partition: int, rows: Sequence[Sequence[bytes]]) -> None:
-        """Append a page of a partition's rows."""
-        if rows:
-            self._blocks.add(b"P", packed([partition, rows]))
-            self.rows += len(rows)
-
-    def _end(self) -> dict[str, int]:
-        return {**super()._end(), "rows": self.rows}
-
-
 @frozen
 class Backup:
-    """A backup whose header and replica were checked.
+    """A backup that was read to its end, once, and found to be sound."""
 
-    ``records`` and ``pages`` can be iterated repeatedly.
-    """
-
-    path: Path
-    cluster: str
-    cluster_id: str
+    file: HistoryFile
+    """Iterating yields the records after ``origin``, any number of times."""
     origin: Replica
+    """The replica before the first record."""
+    last: Replica
+    """The replica after the last record."""
+    records: int
+    rows: int
 
-    def records(self) -> Iterator[Record]:
-        """Yield the records after the replica, in the order of the log; raises `Corrupt`."""
-        return read_records(self.path, KIND, after=self.origin.position)
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that hold copies of its partitions; raises `BadRequest` if there are none."""
+        found = {node for placed in self.last.partitions.values() for node in holders(placed)}
+        if not found:
+            raise BadRequest("the backup is of a cluster that no node ever joined", field="file")
+        return sorted(found)
 
     def pages(self) -> Iterator[tuple[int, list[Row]]]:
-        """Yield pages of rows, each with its partition; raises `Corrupt`."""
-        for number, (kind, body) in enumerate(read_blocks(self.path, KIND)):
-            if kind != b"P":
-                continue
-            yield self._page(number, body)
-
-    def _page(self, number: int, body: bytes) -> tuple[int, list[Row]]:
-        """Return a partition and some of its rows, each checked as by a store; raises `Corrupt`."""
-        match unpacked(self.path, KIND, number, body):
-            case (int(partition), tuple(found)) if partition in self.origin.partitions:
-                pass
-            case _:
-                raise damaged(self.path, KIND, number, "rows of a partition are expected there")
-        rows = []
-        for one in found:
-            match one:
-                case (bytes(key), bytes(value)):
-                    rows.append(Row(key, value))
-                case _:
-                    raise damaged(self.path, KIND, number, "a row is malformed")
-            try:
-                prepare(rows[-1])
-            except BadRequest as error:
-                raise damaged(self.path, KIND, number, error.message) from None
-            if partition_of_key(key) != partition:
-                raise damaged(self.path, KIND, number, "a row is of another partition")
-        return partition, rows
-
-    def check(self) -> dict[str, int]:
-        """Check every block, compare the numbers with those in the last block, and return those; raises `Corrupt`."""
-        records = sum(1 for _ in self.records())
-        rows = number = 0
-        said: dict[str, int] = {}
-        for number, (kind, body) in enumerate(read_blocks(self.path, KIND)):
-            if kind == b"P":
-                rows += len(self._page(number, body)[1])
-            elif kind == b"E":
-                said = unpacked_map(self.path, KIND, number, body)
-        if (said.get("records"), said.get("rows")) != (records, rows):
-            raise damaged(self.path, KIND, number, f"it has {records} records and {rows} rows and should have others")
-        return said
+        """Yield pages of rows, each with its partition."""
+        for found in self.file.contents():
+            if isinstance(found, Block) and found.kind == ROWS:
+                yield _page(found, self.origin)
 
 
 def read(path: str | os.PathLike[str]) -> Backup:
-    """Open a backup.
+    """Read a backup to its end, and check it.
 
-    Raises `NotFound`, `BadRequest` for another kind of file, and `Corrupt` that names the block.
+    Raises `NotFound`, `BadRequest` for another kind of file, `Corrupt` that names the block, and `OlderThanCluster` if
+    it needs entries that are not installed.
     """
-    path = Path(path)
-    found = read_beginning(path, KIND)
-    if found.origin is None or found.origin.cluster is None:
-        raise damaged(path, KIND, 1, "the replica is missing, or of no cluster")
-    return Backup(path, found.cluster, found.cluster_id, found.origin)
+    file = open_file(path, KIND)
+    origin, entries = file.origin, installed()
+    if origin is None or origin.cluster is None:
+        raise damaged(file.path, KIND, 1, "the replica is missing, or of no cluster")
+    if unknown := entries.unknown(origin.enabled):
+        raise OlderThanCluster(f"older than the backup: its cluster has enabled {unknown}")
+    last, records, rows = origin, 0, 0
+    for found in file.contents():
+        if isinstance(found, list):
+            for record in found:
+                last = step(last, record, entries).replica
+            records += len(found)
+        elif found.kind == ROWS:
+            rows += len(_page(found, origin)[1])
+        elif found.kind == END and found.map().get("rows") != rows:
+            raise found.error(f"it has {rows} rows and should have others")
+    return Backup(file, origin, last, records, rows)
+
+
+def _page(block: Block, origin: Replica) -> tuple[int, list[Row]]:
+    """Return a partition and some of its rows, each checked as by a store; raises `Corrupt`."""
+    match block.value():
+        case (int(partition), tuple(found)) if partition in origin.partitions:
+            pass
+        case _:
+            raise block.error("rows of a partition are expected there")
+    rows = []
+    for one in found:
+        match one:
+            case (bytes(key), bytes(value)):
+                rows.append(Row(key, value))
+            case _:
+                raise block.error("a row is malformed")
+        try:
+            prepare(rows[-1])
+        except BadRequest as error:
+            raise block.error(error.message) from None
+        if partition_of_key(key) != partition:
+            raise block.error("a row is of another partition")
+    return partition, rows

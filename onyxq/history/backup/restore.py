@@ -19,7 +19,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from onyxq.core import snapshot
-from onyxq.core.errors import BadRequest, Conflict, OlderThanCluster
+from onyxq.core.errors import Conflict
 from onyxq.core.facts import HISTORY, Row, partition_of_key, unpack_history, unseal
 from onyxq.core.ids import mask_of, stretch_of
 from onyxq.core.log.interface import START, LogSession, segment_of
@@ -32,7 +32,6 @@ from onyxq.history.replay import steps
 from onyxq.log.first_record import begin_log
 from onyxq.store.interface import PEERS_META, Batch, Store
 from onyxq.system.clock import SystemClock, WallClock
-from onyxq.system.extensions import installed
 
 WRITER = "restore"
 """Writer of the record with which the new log begins."""
@@ -69,17 +68,14 @@ async def restore(
     """Make the stores, then the log of the new cluster.
 
     ``session``: of an empty log whose segments may be closed after one record. ``cluster_id``: of the new
-    cluster, by default random. `Backup.check` must have accepted the backup.
+    cluster, by default random.
 
     Raises `Conflict` if the cluster or a directory exists already.
     """
     await _check_empty(session, name)
-    replica = _last_replica(backup)
+    replica = backup.last
     cluster_id = cluster_id or secrets.token_hex(8)
-    nodes = sorted({node for placed in replica.partitions.values() for node in holders(placed)})
-    if not nodes:
-        raise BadRequest("the backup is of a cluster that no node ever joined", field="file")
-    async with new_stores(nodes) as stores:
+    async with new_stores(backup.nodes) as stores:
         for node, store in stores.items():
             peers = " ".join(dict.fromkeys((replica.nodes[node].latest_peer, latest_peer(replica, node))))
             meta = {"node_id": node, "cluster_id": cluster_id, PEERS_META: peers}
@@ -90,7 +86,7 @@ async def restore(
                 await stores[node].write(Batch(rows=page))
             rows += len(page)
             progress(f"{rows} rows")
-        await _write_history(backup, replica, stores)
+        await _write_history(backup, stores)
         replica = known_claims(replica, lambda number: stores[holders(replica.partitions[number])[0]])
         now_ms, segment = (clock or SystemClock()).wall_ms, segment_of(replica.position) + 1
         position = await begin_log(session, cluster_id, WRITER, segment=segment, now_ms=now_ms)
@@ -129,32 +125,21 @@ async def _check_empty(session: LogSession, name: str) -> None:
         )
 
 
-def _last_replica(backup: Backup) -> Replica:
-    """Return the replica after the last record; raises `OlderThanCluster`."""
-    unknown = installed().unknown(backup.origin.enabled)
-    if unknown:
-        raise OlderThanCluster(f"older than the backup: its cluster has enabled {unknown}")
-    replica = backup.origin
-    for done in steps(backup.origin, backup.records()):
-        replica = done.replica
-    return replica
-
-
 # --- stores
 
 
-async def _write_history(backup: Backup, last: Replica, stores: Mapping[str, Store]) -> None:
+async def _write_history(backup: Backup, stores: Mapping[str, Store]) -> None:
     """Write the history rows that the backup's records add to the tasks in the backup."""
     rows: list[Row] = []
     before = backup.origin
-    for done in steps(before, backup.records()):
+    for done in steps(before, backup.file):
         returned = returned_runs(before, done.replica, done.outcomes)
         rows += history_rows(done.replica, done.outcomes, returned, lambda _: True)
         before = done.replica
         if len(rows) >= ROWS_BATCH:
-            await _keep_known(rows, last, stores)
+            await _keep_known(rows, backup.last, stores)
             rows = []
-    await _keep_known(rows, last, stores)
+    await _keep_known(rows, backup.last, stores)
 
 
 async def _keep_known(rows: Sequence[Row], last: Replica, stores: Mapping[str, Store]) -> None:

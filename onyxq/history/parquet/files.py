@@ -8,18 +8,17 @@ their partition is archived again.
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from onyxq.core.ids import ms_of
 from onyxq.history.parquet.bucket import Progress, Run
 from onyxq.history.parquet.layout import FileName, Place, day_of
 from onyxq.history.parquet.rows import Row, claim_rows, size_of, task_rows, update_row
 from onyxq.history.parquet.schema import CLAIMS, COLUMNS, TASKS, UPDATES, options_of, pyarrow, schema_of
-from onyxq.system.directories import PRIVATE, create
+from onyxq.system.directories import PRIVATE, NewFile, sync_directory
 
 PLACES_MAX = 100
 """Maximum number of queues and days that are written at a time.
@@ -35,20 +34,23 @@ To find one task, a reader reads one row group.
 PART = ".part"
 
 
-class TableFile:
-    """One file, of one table, queue and day."""
+class ParquetFile:
+    """A file of one table; see `NewFile` for when it gets its name. All of it blocks and may raise `OSError`."""
 
-    def __init__(self, table: str, directory: Path, name: str, *, queue: str, partition: int) -> None:
+    def __init__(self, table: str, directory: Path, name: str, **about: str | int) -> None:
+        """Prepare a file; it is created by `open`, or with the first rows.
+
+        ``name``: begins the temporary name. ``about``: metadata.
+        """
         self.table = table
         self.directory = directory
         self.rows = 0
         self.waiting_bytes = 0
-        self._name = name
-        self._schema = schema_of(table, queue=queue, partition=partition)
+        self._schema = schema_of(table, **about)
         self._waiting: list[Row] = []
-        self._file: IO[bytes] | None = None
-        self._writer: Any = None
         self._part = directory / f".{name}.{uuid.uuid4().hex}{PART}"
+        self._file: NewFile | None = None
+        self._writer: Any = None
 
     def add(self, row: Row) -> int:
         """Add a row, and return about how many bytes it takes."""
@@ -58,15 +60,20 @@ class TableFile:
         self.waiting_bytes += size
         return size
 
+    def open(self) -> None:
+        """Create the file under its temporary name, if that is not done."""
+        if self._file is None:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+            self._file = NewFile(self._part)
+            options = options_of(self.table)
+            self._writer = pyarrow().parquet.ParquetWriter(self._file.stream, self._schema, **options)
+
     def flush(self) -> None:
-        """Write the waiting rows as a row group; raises `OSError`."""
+        """Write the waiting rows as a row group."""
         if not self._waiting:
             return
+        self.open()
         pa = pyarrow()
-        if self._writer is None:
-            self.directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
-            self._file = create(self._part)
-            self._writer = pa.parquet.ParquetWriter(self._file, self._schema, **options_of(self.table))
         columns = zip(*self._waiting, strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         self._waiting = []
@@ -74,24 +81,34 @@ class TableFile:
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def finish(self) -> None:
-        """Make the file durable under its temporary name; raises `OSError`."""
+        """Make the file durable under its temporary name."""
         self.flush()
         if self._file is not None:
             self._writer.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            self._file.finish()
 
-    def publish(self) -> None:
-        """Give the file its name; raises `OSError`."""
+    def publish(self, name: str) -> None:
+        """Give the file its name."""
         if self._file is not None:
-            self._part.replace(self.directory / self._name)
+            self._file.publish(self.directory / name)
 
     def abort(self) -> None:
         """Remove the file."""
         if self._file is not None:
-            self._file.close()
-            self._part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._writer.close()
+            self._file.abort()
+
+
+def sync_names(root: Path, directories: Iterable[Path]) -> None:
+    """Make the names in some directories below ``root`` durable, and those of the directories themselves."""
+    found = {root}
+    for above in directories:
+        while above != root:
+            found.add(above)
+            above = above.parent
+    for directory in sorted(found):
+        sync_directory(directory)
 
 
 class BucketFiles:
@@ -104,7 +121,7 @@ class BucketFiles:
         self._directory = directory
         self._partition = name.partition
         self._name = name.with_digest(*parts)
-        self._files: dict[tuple[str, Place], TableFile] = {}
+        self._files: dict[tuple[str, Place], ParquetFile] = {}
         self.places: set[Place] = set()
         """Queues and days that are written."""
         self._bytes = 0
@@ -140,39 +157,24 @@ class BucketFiles:
             elif self._bytes >= BUFFER_BYTES_MAX:
                 self._flush(max(self._files.values(), key=lambda other: other.waiting_bytes))
 
-    def _flush(self, file: TableFile) -> None:
+    def _flush(self, file: ParquetFile) -> None:
         self._bytes -= file.waiting_bytes
         file.flush()
 
-    def _file(self, table: str, place: Place) -> TableFile:
+    def _file(self, table: str, place: Place) -> ParquetFile:
         directory = self._directory / table / place.path
         for left in directory.glob(f".{self._partition:05d}-*{PART}"):
             left.unlink(missing_ok=True)
-        return TableFile(table, directory, self._name, queue=place.queue, partition=self._partition)
+        return ParquetFile(table, directory, self._name, queue=place.queue, partition=self._partition)
 
     def finish(self) -> None:
         """Make all files durable, then visible; raises `OSError`."""
         for file in self._files.values():
             file.finish()
         for file in self._files.values():
-            file.publish()
+            file.publish(self._name)
         if self._files:
-            self._sync_directories()
-
-    def _sync_directories(self) -> None:
-        """Make names durable, including those of new directories."""
-        found = {self._directory}
-        for file in self._files.values():
-            above = file.directory
-            while above != self._directory:
-                found.add(above)
-                above = above.parent
-        for directory in sorted(found):
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_names(self._directory, {file.directory for file in self._files.values()})
 
     def abort(self) -> None:
         """Remove the files that are not complete."""

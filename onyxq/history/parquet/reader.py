@@ -17,6 +17,7 @@ from onyxq.core.errors import Corrupt, NotFound, OnyxqError
 from onyxq.core.ids import TaskId, ms_of
 from onyxq.history.parquet.layout import day_of, named
 from onyxq.history.parquet.schema import CLAIMS, TASKS, UPDATES, pyarrow, queue_in, schema_of
+from onyxq.system.directories import open_regular
 
 Found = dict[str, Any]
 """A row: values by column, times in ms since the epoch, and the queue."""
@@ -80,7 +81,7 @@ def _rows(directories: Sequence[Path], table: str, task_id: TaskId) -> Iterator[
 def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
     pa = pyarrow()
     try:
-        with pa.parquet.ParquetFile(file) as opened:
+        with open_regular(file) as stream, pa.parquet.ParquetFile(stream) as opened:
             queue = queue_in(opened.schema_arrow.metadata, table=table, path=str(file))
             _check_types(opened.schema_arrow, table, str(file))
             for number in range(opened.num_row_groups):
@@ -103,7 +104,7 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
 
 def _check_types(schema: Any, table: str, path: str) -> None:
     """Raise `Corrupt` for a file whose columns have other types than those of an archive."""
-    for wanted in schema_of(table, queue="", partition=0):
+    for wanted in schema_of(table):
         place = schema.get_field_index(wanted.name)
         if place >= 0 and schema.field(place).type != wanted.type:
             raise Corrupt(

@@ -13,31 +13,28 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
-import os
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from attrs import define, frozen
 
+from onyxq.core import snapshot
 from onyxq.core.diff import plain
 from onyxq.core.errors import BadRequest
-from onyxq.core.step import Step
+from onyxq.core.log.interface import Origin, Record
+from onyxq.core.replica import EMPTY, START_POSITION, Cluster, Replica
+from onyxq.core.step import Step, step
 from onyxq.history.archive import Part, best, groups
-from onyxq.history.blocks import sync_directory
 from onyxq.history.dump import Dump
+from onyxq.history.parquet.files import GROUP_BYTES_MAX, PART, ParquetFile, sync_names
 from onyxq.history.parquet.layout import SUFFIX, day_of
-from onyxq.history.parquet.schema import VERSION, pyarrow
-from onyxq.history.replay import steps
-from onyxq.system.directories import PRIVATE, create
+from onyxq.history.parquet.schema import RECORDS, pyarrow
+from onyxq.system.extensions import installed
 
-RECORDS = "records"
 ROWS_MAX = 200_000
 """Maximum number of rows in a file."""
-GROUP_ROWS = 20_000
-PART = ".part"
 _NAME = re.compile(r"(\d{19})-(\d{19})\.parquet")
 
 Row = tuple[Any, ...]
@@ -102,17 +99,34 @@ def reached(ranges: Sequence[Range], position: int) -> int:
     return max([position, *(one.last for one in ranges if one.first <= position + 1)])
 
 
+@frozen
+class RecordTable:
+    """One peer's access to a directory with the table."""
+
+    directory: Path
+    node: str
+
+    def reached(self, old: Origin | None) -> int:
+        """Return the position up to which it has every record after the origin ``old``."""
+        return reached(covered(self.directory), START_POSITION if old is None else old.position)
+
+    def writer(self, cluster: Cluster, old: Origin | None, last: int) -> RecordWriter:
+        """Return a writer for the records after ``old``; it takes all of them, as verdicts follow from the log."""
+        start = EMPTY if old is None else snapshot.unpack(old.data)
+        return RecordWriter(self.directory, start, owner=self.node)
+
+
 class RecordWriter:
-    """Takes steps in the order of the log, and writes those that a directory does not have.
+    """Takes records in the order of the log, applies them, and writes those that a directory does not have.
 
     All of it blocks.
 
-    ``start``: the position of the replica before the first step. Gaps between existing files are filled. A file
+    ``start``: the replica before the first record. Gaps between existing files are filled. A file
     is dropped if another process wrote its records meanwhile. ``owner`` has one writer at a time; unfinished files
     of its earlier processes are removed. Raises `BadRequest` if the directory cannot be written.
     """
 
-    def __init__(self, directory: Path, start: int, written: Written | None = None, *, owner: str = "") -> None:
+    def __init__(self, directory: Path, start: Replica, written: Written | None = None, *, owner: str = "") -> None:
         self.written = Written() if written is None else written
         self._directory = directory
         self._owner = owner
@@ -120,45 +134,71 @@ class RecordWriter:
             with _named(directory):
                 for left in (directory / RECORDS).glob(f"day=*/.*.{glob.escape(owner)}.*{PART}"):
                     left.unlink(missing_ok=True)
+        self._replica = start
         self._held = covered(directory)
-        self._after = reached(self._held, start)
-        self._file: _File | None = None
+        self._after = reached(self._held, start.position)
+        self._file: ParquetFile | None = None
+        self._first, self._day = START_POSITION, ""
+        """First position and day of the current file."""
 
-    def add(self, done: Step) -> bool:
-        """Take a step, and return whether its record is written."""
-        position = done.replica.position
+    @property
+    def last(self) -> int:
+        """Position of the last record that was taken."""
+        return self._replica.position
+
+    def add_all(self, records: Iterable[Record]) -> None:
+        """Take records; see `add`."""
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> bool:
+        """Take a record, and return whether it is written; raises `OlderThanCluster`."""
+        if record.position <= self.last:
+            return False
+        done = step(self._replica, record, installed())
+        self._replica = done.replica
+        position = record.position
         if position <= self._after:
             return False
         day = day_of(done.ctime_ms)
         there = any(one.first <= position <= one.last for one in self._held)
-        if self._file is not None and (there or self._file.day != day or self._file.rows >= ROWS_MAX):
+        if self._file is not None and (there or self._day != day or self._file.rows >= ROWS_MAX):
             self.finish()
         if not there:
-            self._write(position, day, list(_rows(done)))
+            self._write(position, day, _rows(done))
         self._after = position
         return not there
 
-    def _write(self, position: int, day: str, rows: Sequence[Row]) -> None:
+    def _write(self, position: int, day: str, rows: Iterator[Row]) -> None:
         with _named(self._directory):
             if self._file is None:
-                self._file = _File(self._directory, day, self._after + 1, self._owner)
+                self._first, self._day = self._after + 1, day
+                directory = self._directory / RECORDS / f"day={day}"
+                self._file = ParquetFile(RECORDS, directory, f"{self._first:019d}.{self._owner}")
+                self._file.open()
                 self.written.files += 1
-            self._file.add(position, rows)
+            for row in rows:
+                self._file.add(row)
+                self.written.entries += row[4] is not None
+            if self._file.waiting_bytes >= GROUP_BYTES_MAX:
+                self._file.flush()
         self.written.records += 1
-        self.written.entries += sum(row[4] is not None for row in rows)
         self.written.first = position if self.written.first is None else self.written.first
         self.written.last = position
 
     def finish(self) -> None:
         """Make the current file durable, and give it its name."""
-        if self._file is not None:
-            taken = any(one.first <= self._after and self._file.first <= one.last for one in covered(self._directory))
-            if taken:
-                self.abort()
-                return
-            with _named(self._directory):
-                self._file.finish()
-            self._file = None
+        file = self._file
+        if file is None:
+            return
+        if any(one.first <= self._after and self._first <= one.last for one in covered(self._directory)):
+            self.abort()
+            return
+        with _named(self._directory):
+            file.finish()
+            file.publish(f"{self._first:019d}-{self._after:019d}{SUFFIX}")
+            sync_names(self._directory, [file.directory])
+        self._file = None
 
     def abort(self) -> None:
         """Drop the current file."""
@@ -177,10 +217,12 @@ def _named(directory: Path) -> Iterator[None]:
 
 
 def _write(dump: Dump, directory: Path, until: int | None, written: Written) -> Iterator[Written]:
-    writer = RecordWriter(directory, dump.start.position, written)
+    writer = RecordWriter(directory, dump.start, written)
     try:
-        for done in steps(dump.start, dump.records, until=until):
-            if writer.add(done):
+        for record in dump.records:
+            if until is not None and record.position > until:
+                break
+            if writer.add(record):
                 yield written
         writer.finish()
     finally:
@@ -194,72 +236,3 @@ def _rows(done: Step) -> Iterator[Row]:
         yield (*head, outcome.index, outcome.name, outcome.version, args, outcome.verdict)
     if done.problem:
         yield (*head, None, None, None, None, done.problem)
-
-
-def schema() -> Any:
-    """Return the Arrow schema of a file."""
-    pa = pyarrow()
-    fields = [
-        pa.field("position", pa.int64(), nullable=False),
-        pa.field("time", pa.timestamp("ms", tz="UTC"), nullable=False),
-        pa.field("peer", pa.string(), nullable=False),
-        pa.field("number", pa.int64(), nullable=False),
-        pa.field("index", pa.int32()),
-        pa.field("entry", pa.string()),
-        pa.field("version", pa.int32()),
-        pa.field("args", pa.string()),
-        pa.field("verdict", pa.string(), nullable=False),
-    ]
-    return pa.schema(fields, metadata={"onyxq.version": str(VERSION), "onyxq.table": RECORDS})
-
-
-class _File:
-    """A file that gets its name once it is complete and durable."""
-
-    def __init__(self, directory: Path, day: str, first: int, owner: str) -> None:
-        pa = pyarrow()
-        self.day = day
-        self.rows = 0
-        self.first = self._last = first
-        self._waiting: list[Row] = []
-        self._directory = directory / RECORDS / f"day={day}"
-        self._directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
-        self._part = self._directory / f".{first:019d}.{owner}.{uuid.uuid4().hex}{PART}"
-        self._file: IO[bytes] | None = create(self._part)
-        self._writer = pa.parquet.ParquetWriter(self._file, schema(), compression="zstd")
-
-    def add(self, position: int, rows: Sequence[Row]) -> None:
-        """Add a record's rows."""
-        self._last = position
-        self.rows += len(rows)
-        self._waiting += rows
-        if len(self._waiting) >= GROUP_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        pa = pyarrow()
-        if self._waiting:
-            columns = zip(*self._waiting, strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema(), strict=True)]
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=schema()))
-            self._waiting = []
-
-    def finish(self) -> None:
-        """Make the file durable, and give it its name."""
-        self._flush()
-        self._writer.close()
-        assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        self._part.replace(self._directory / f"{self.first:019d}-{self._last:019d}{SUFFIX}")
-        sync_directory(self._directory)
-
-    def abort(self) -> None:
-        """Remove the file, unless it is finished."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._writer.close()
-                self._file.close()
-            self._part.unlink(missing_ok=True)

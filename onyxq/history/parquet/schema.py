@@ -1,4 +1,4 @@
-"""The columns of archived tasks, their claims and their updates.
+"""The columns of archived tasks, their claims and updates, and of the records of the log.
 
 Pure except for pyarrow, which is imported at first use: a node without an archive does not need it. Each file
 holds the version of the schema. Adding a column does not change the version; any other change does.
@@ -11,7 +11,7 @@ from typing import Any
 from onyxq.core.errors import Corrupt, Incomplete
 
 VERSION = 1
-TASKS, CLAIMS, UPDATES = "tasks", "claims", "updates"
+TASKS, CLAIMS, UPDATES, RECORDS = "tasks", "claims", "updates", "records"
 
 _TEXT, _BYTES, _NUMBER, _COUNT, _TIME = "text", "bytes", "number", "count", "time"
 _TEXTS, _NUMBERS = "texts", "numbers"
@@ -58,9 +58,23 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("data", _BYTES, False),
     ),
 }
-"""Per table (name, kind, whether it may be null), in the order of the values in a row."""
+"""Per table of tasks (name, kind, whether it may be null), in the order of the values in a row."""
 
-_DICTIONARY = ("state", "format", "worker", "outcome", "ordering_key")
+_TABLES = {
+    **COLUMNS,
+    RECORDS: (
+        ("position", _NUMBER, False),
+        ("time", _TIME, False),
+        ("peer", _TEXT, False),
+        ("number", _NUMBER, False),
+        ("index", _COUNT, True),
+        ("entry", _TEXT, True),
+        ("version", _COUNT, True),
+        ("args", _TEXT, True),
+        ("verdict", _TEXT, False),
+    ),
+}
+_DICTIONARY = ("state", "format", "worker", "outcome", "ordering_key", "peer", "entry", "verdict")
 """Columns with few distinct values."""
 
 
@@ -74,8 +88,8 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def schema_of(table: str, *, queue: str, partition: int) -> Any:
-    """Return the Arrow schema of one file of a table."""
+def schema_of(table: str, **about: str | int) -> Any:
+    """Return the Arrow schema of one file of a table, with metadata ``about`` it."""
     pa = pyarrow()
     kinds = {
         _TEXT: pa.string(),
@@ -86,8 +100,8 @@ def schema_of(table: str, *, queue: str, partition: int) -> Any:
         _TEXTS: pa.list_(pa.string()),
         _NUMBERS: pa.list_(pa.int64()),
     }
-    fields = [pa.field(name, kinds[kind], nullable=null) for name, kind, null in COLUMNS[table]]
-    said = {"version": VERSION, "table": table, "queue": queue, "partition": partition}
+    fields = [pa.field(name, kinds[kind], nullable=null) for name, kind, null in _TABLES[table]]
+    said = {"version": VERSION, "table": table, **about}
     return pa.schema(fields, metadata={f"onyxq.{name}": str(value) for name, value in said.items()})
 
 
@@ -96,11 +110,11 @@ def options_of(table: str) -> dict[str, Any]:
 
     Ids are delta-encoded. Columns that may be large have no statistics.
     """
-    kinds = {name: kind for name, kind, _ in COLUMNS[table]}
+    kinds = {name: kind for name, kind, _ in _TABLES[table]}
     return {
         "compression": "zstd",
         "use_dictionary": [name for name in kinds if name in _DICTIONARY],
-        "column_encoding": {"id": "DELTA_BYTE_ARRAY"},
+        "column_encoding": {"id": "DELTA_BYTE_ARRAY"} if "id" in kinds else None,
         "write_statistics": [name for name, kind in kinds.items() if name == "id" or kind in (_NUMBER, _COUNT, _TIME)],
     }
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack
 from attrs import frozen
 
 from onyxq.core import snapshot
@@ -20,16 +19,15 @@ from onyxq.core.log.interface import Record
 from onyxq.core.placement import holders
 from onyxq.core.replica import EMPTY, Replica, majority
 from onyxq.core.step import step
-from onyxq.history.blocks import Kind, damaged, read_blocks, unpacked_map
-from onyxq.history.log_file import LogFileWriter, read_beginning, read_records
+from onyxq.history.file_format import NODE, Block, HistoryWriter, Kind, damaged, open_file
 from onyxq.history.recovery.new_replica import expected_nodes
 from onyxq.store.interface import Store
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.system.extensions import installed
 
 KIND = Kind(
-    b"ONYXQREC",
-    (b"H", b"O", b"N", b"R", b"E"),
+    "export",
+    (NODE,),
     what="a node's part of a recovery",
     make="onyxq cluster recover --export",
     damaged="Export it again on that machine.",
@@ -120,41 +118,37 @@ def found_in(store: Store, source: str) -> Found:
 def export(found: Found, path: str | os.PathLike[str]) -> None:
     """Write what was found to a file, for the command on another machine."""
     origin = snapshot.pack(found.start) if found.start.position >= 0 else b""
-    with _Writer(path, KIND, cluster="", cluster_id=found.cluster_id, origin=origin) as file:
-        file.add_node(found)
-        for record in found.records:
-            file.add(record)
-
-
-class _Writer(LogFileWriter):
-    def add_node(self, found: Found) -> None:
-        said = {
-            "node": found.node,
-            "position": found.position,
-            "digest": found.digest,
-            "epochs": sorted(found.epochs.items()),
-        }
-        self._blocks.add(b"N", msgpack.packb(said))
+    said = {
+        "node": found.node,
+        "position": found.position,
+        "digest": found.digest,
+        "epochs": sorted(found.epochs.items()),
+    }
+    with HistoryWriter(path, KIND, cluster="", cluster_id=found.cluster_id, origin=origin) as file:
+        file.add_block(NODE, said)
+        file.add_all(found.records)
 
 
 def read_export(path: Path) -> Found:
     """Return what `export` wrote; raises `NotFound`, `BadRequest` for another kind of file, and `Corrupt`."""
-    begins = read_beginning(path, KIND)
+    file = open_file(path, KIND)
     said: dict[str, Any] = {}
-    for number, (kind, body) in enumerate(read_blocks(path, KIND)):
-        if kind == b"N":
-            said = unpacked_map(path, KIND, number, body)
-    start = begins.origin or EMPTY
+    records: list[Record] = []
+    for found in file.contents():
+        if isinstance(found, Block):
+            said = found.map() if found.kind == NODE else said
+        else:
+            records += found
     try:
         return Found(
             source=str(path),
             node=said["node"],
-            cluster_id=begins.cluster_id,
+            cluster_id=file.cluster_id,
             position=said["position"],
             digest=said["digest"],
             epochs=dict(said["epochs"]),
-            start=start,
-            records=tuple(read_records(path, KIND, after=start.position)),
+            start=file.origin or EMPTY,
+            records=tuple(records),
         )
     except (KeyError, TypeError, ValueError):
         raise damaged(path, KIND, 1, "what the node has read is missing") from None

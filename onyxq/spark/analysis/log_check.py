@@ -15,8 +15,8 @@ from typing import Any
 from attrs import frozen
 
 from onyxq.core.errors import NotFound
-from onyxq.history.parquet.records import RECORDS, Range, ranges
-from onyxq.history.parquet.schema import CLAIMS, TASKS
+from onyxq.history.parquet.records import Range, ranges
+from onyxq.history.parquet.schema import CLAIMS, RECORDS, TASKS
 from onyxq.spark.analysis.rules import LOST, UNCLAIMED
 from onyxq.spark.analysis.tables import FRESH_S, files_below, read_table
 

@@ -7,7 +7,6 @@ the last.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from onyxq.core import snapshot
-from onyxq.core.errors import NotFound, OnyxqError
+from onyxq.core.errors import OnyxqError
 from onyxq.core.replica import START_POSITION
-from onyxq.history.archive import files
+from onyxq.history.archive import parts
 from onyxq.history.dump import read
-from onyxq.history.replay import CHECK_EVERY, checked
+from onyxq.history.replay import CHECK_EVERY, Tally, checked
 
 
 @frozen
@@ -35,25 +34,21 @@ class Piece:
     seams: tuple[int, ...] = ()
 
 
-@frozen
-class Replayed:
-    """The findings of the replay of a file."""
+@define
+class Replayed(Tally):
+    """The findings of the replay of a file.
 
-    path: str
+    ``violations`` also hold why it could not be replayed to its end.
+    """
+
+    path: str = ""
     start_digest: str = ""
     digests: dict[int, str] = field(factory=dict)
     """Position of a seam -> digest of the replica there."""
-    records: int = 0
-    entries: int = 0
-    checked: int = 0
-    verdicts: dict[tuple[str, str], int] = field(factory=dict)
-    problems: dict[str, int] = field(factory=dict)
-    violations: tuple[str, ...] = ()
-    """Also why it could not be replayed to its end."""
 
 
 @define
-class Sum:
+class Sum(Tally):
     """The sum over all files."""
 
     files: int = 0
@@ -61,23 +56,11 @@ class Sum:
     """Files that cannot be replayed alone, because no origin is known before them."""
     seams: int = 0
     """Origins at which another file has a replica, too; both are compared."""
-    records: int = 0
-    entries: int = 0
-    checked: int = 0
-    verdicts: Counter[tuple[str, str]] = field(factory=Counter)
-    problems: Counter[str] = field(factory=Counter)
-    violations: list[str] = field(factory=list)
 
 
 def pieces(directory: Path) -> list[Piece]:
     """Return the files of an archive of the log; raises `NotFound` if there are none, and `Corrupt`."""
-    found = []
-    for first, last, path in files(directory):
-        origin = read(path).origin
-        start = origin.position if origin is not None else START_POSITION if first == 0 else None
-        found.append(Piece(str(path), first, last, start))
-    if not found:
-        raise NotFound(f"there are no archived records in {directory}", field="file", hint="Check its name.")
+    found = [Piece(str(one.path), one.after + 1, one.last or 0, one.start) for one in parts([directory])]
     starts = {one.start for one in found if one.start not in (None, START_POSITION)}
     return [
         evolve(one, seams=tuple(sorted(at for at in starts if at and one.first <= at <= one.last))) for one in found
@@ -86,29 +69,21 @@ def pieces(directory: Path) -> list[Piece]:
 
 def replayed(piece: Piece, *, check_every: int = CHECK_EVERY) -> Replayed:
     """Replay one file in this process."""
+    out = Replayed(path=piece.path)
     if piece.start is None:
-        return Replayed(piece.path)
-    digests: dict[int, str] = {}
+        return out
     wanted = [at for at in piece.seams if at > piece.start]
     try:
         dump = read(piece.path)
         start = snapshot.digest(dump.start)
         for report in checked(dump, check_every=check_every):
-            if report.replica.position in wanted and report.replica.position not in digests:
-                digests[report.replica.position] = snapshot.digest(report.replica)
+            if report.replica.position in wanted and report.replica.position not in out.digests:
+                out.digests[report.replica.position] = snapshot.digest(report.replica)
     except OnyxqError as error:
-        return Replayed(piece.path, violations=(f"{piece.path}: {error.message}",))
-    return Replayed(
-        piece.path,
-        start,
-        digests,
-        report.records,
-        report.entries,
-        report.checked,
-        dict(report.verdicts),
-        dict(report.problems),
-        tuple(report.violations),
-    )
+        return Replayed(path=piece.path, violations=[f"{piece.path}: {error.message}"])
+    out.start_digest = start
+    out.add(report)
+    return out
 
 
 def on_spark(session: Any, some: list[Piece], *, check_every: int = CHECK_EVERY) -> Iterable[Replayed]:
@@ -120,25 +95,18 @@ def on_spark(session: Any, some: list[Piece], *, check_every: int = CHECK_EVERY)
 
 def summed(some: list[Piece], results: Iterable[Replayed]) -> Sum:
     """Return the sum of all files' results, with the seams between them compared."""
-    out = Sum(files=len(some))
+    out = Sum(files=len(some), alone=sum(one.start is None for one in some))
     by_path = {one.path: one for one in results}
+    for one in by_path.values():
+        out.add(one)
     for piece in some:
-        one = by_path[piece.path]
-        out.alone += piece.start is None
-        out.records += one.records
-        out.entries += one.entries
-        out.checked += one.checked
-        out.verdicts.update(one.verdicts)
-        out.problems.update(one.problems)
-        out.violations += one.violations
-    starts = [(piece.start, by_path[piece.path]) for piece in some if by_path[piece.path].start_digest]
-    for position, began in starts:
+        began = by_path[piece.path]
         for one in by_path.values():
-            if position in one.digests:
+            if began.start_digest and piece.start in one.digests:
                 out.seams += 1
-                if one.digests[position] != began.start_digest:
+                if one.digests[piece.start] != began.start_digest:
                     out.violations.append(
-                        f"at {position}: {one.path} leads to {one.digests[position]}, "
+                        f"at {piece.start}: {one.path} leads to {one.digests[piece.start]}, "
                         f"{began.path} starts from {began.start_digest}"
                     )
     return out

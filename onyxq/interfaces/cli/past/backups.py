@@ -36,9 +36,9 @@ def restore(context: Context) -> None:
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BadRequest(f"{root} is not an empty directory", field="data", hint="Choose another one.")
     found = read(context.args.file)
-    found.check()  # before anything is made
-    name = context.args.name or found.cluster
+    name = context.args.name or found.file.cluster
     directories = Directories(lambda number, node: root / (node if hosts else f"node-{number}"))
+    directories.check(found.nodes)  # Everything that may be refused is refused before anything is made.
     made: list[Restored] = []
 
     async def fill(backend: LogBackend) -> None:

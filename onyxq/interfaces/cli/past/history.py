@@ -16,7 +16,8 @@ from onyxq.core.diff import Tree, plain, tree
 from onyxq.core.errors import BadRequest, NotFound, Unavailable
 from onyxq.core.replica import START_POSITION, Replica
 from onyxq.history.archive import Part, best, earliest, groups, parts
-from onyxq.history.dump import Dump, DumpWriter, read
+from onyxq.history.dump import Dump, read, write
+from onyxq.history.file_format import HistoryWriter
 from onyxq.history.following import Trimmed, ask, replica
 from onyxq.history.replay import Report, checked, replica_at
 from onyxq.interfaces.cli.context import Context, clock, task_id
@@ -48,28 +49,23 @@ def log_dump(context: Context) -> None:
 
 def _dump_once(context: Context, client: Client) -> dict[str, Any]:
     args, path = context.args, Path(context.args.file)
-    cluster = client.call("cluster", {})
-    newest = live(client, cluster, from_beginning=args.from_beginning)
+    newest = live(client, client.call("cluster", {}), from_beginning=args.from_beginning)
     end = end_of(client)
     found = newest.dump
     if args.archive:
         chosen = earliest([newest, *parts(map(Path, args.archive))])
         assert chosen is not None, "the live part can always be gone through"
         found = chosen
-    packed = b"" if found.origin is None else snapshot.pack(found.origin)
-    first: int | None = None
-    with DumpWriter(path, cluster=cluster["name"] or "", cluster_id=cluster["id"] or "", origin=packed) as writer:
-        for record in found.records:
-            if record.position > end:
-                break
-            writer.add(record)
-            first = record.position if first is None else first
-            if writer.records % PROGRESS_RECORDS == 0:
-                context.out.progress(f"{writer.records} records, up to {record.position} of {end}")
+
+    def progress(writer: HistoryWriter) -> None:
+        if writer.records % PROGRESS_RECORDS == 0:
+            context.out.progress(f"{writer.records} records, up to {writer.last} of {end}")
+
+    writer = write(path, found, upto=end, progress=progress)
     return {
         "file": str(path),
         "records": writer.records,
-        "first": first,
+        "first": writer.first,
         "last": writer.last,
         "origin": None if found.origin is None else found.origin.position,
         "bytes": path.stat().st_size,
@@ -85,7 +81,7 @@ def log_replay(context: Context) -> int:
         raise BadRequest("a single dump is replayed here; --spark takes an archive's directory", field="spark")
     dump = read(args.file)
     started = time.perf_counter()
-    report = Report(dump.start)
+    report = Report(replica=dump.start)
     for report in checked(dump, args.until, check_every=args.check_every):
         if report.records % PROGRESS_RECORDS == 0 and report.records:
             context.out.progress(f"{report.records} records, at {report.replica.position}")
