@@ -27,6 +27,15 @@ from onyxq.history.file_format import HistoryWriter, open_file
 
 SUFFIX = ".onyxqlog"
 _NAME = re.compile(r"(\d{19})-(\d{19})-(.*)\.onyxqlog")
+_NOW = 1 << 62
+
+
+@frozen
+class Range:
+    """Positions that files hold without a gap."""
+
+    first: int
+    last: int
 
 
 @frozen
@@ -38,6 +47,11 @@ class Part:
     dump: Dump
     path: Path | None = None
     """Its file, if it has one of its own."""
+
+    @property
+    def end(self) -> int:
+        """Its last position; of a part up to now, one that no record reaches."""
+        return _NOW if self.last is None else self.last
 
     @property
     def start(self) -> int | None:
@@ -56,10 +70,9 @@ class Archive:
 
     def reached(self, old: Origin | None) -> int:
         """Return the position up to which it has every record that is still in the log with the origin ``old``."""
-        reached = START_POSITION
-        for first, last, _ in files(self.directory):
-            reached = last if first > reached + 1 else max(reached, last)
-        return max(reached, START_POSITION if old is None else old.trimmed)
+        held = joined(Range(first, last) for first, last, _ in files(self.directory))
+        trimmed = START_POSITION if old is None else old.trimmed
+        return max(trimmed, held[-1].last) if held else trimmed
 
     def writer(self, cluster: Cluster, old: Origin | None, last: int) -> HistoryWriter:
         """Return a writer for the file that holds the missing records up to ``last``."""
@@ -71,6 +84,17 @@ class Archive:
             left.unlink(missing_ok=True)  # Left by an earlier process of this node: a node has one process at a time.
         path = self.directory / f"{after + 1:019d}-{last:019d}-{self.node}{SUFFIX}"
         return HistoryWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=packed, after=after)
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges in order, those that overlap or follow each other as one."""
+    out: list[Range] = []
+    for one in sorted(ranges, key=lambda one: (one.first, one.last)):
+        if out and one.first <= out[-1].last + 1:
+            out[-1] = Range(out[-1].first, max(one.last, out[-1].last))
+        else:
+            out.append(one)
+    return out
 
 
 def files(directory: Path) -> list[tuple[int, int, Path]]:
@@ -109,63 +133,40 @@ def _part(first: int, last: int, path: Path) -> Part:
     return Part(first - 1, last, as_dump(file), path)
 
 
-def earliest(pieces: Sequence[Part]) -> Dump | None:
-    """Return the longest history without a gap up to the end; None if there is none."""
-    starts = [piece for piece in pieces if piece.start is not None]
-    newest = max((_end(piece) for piece in pieces), default=None)
-    for piece in sorted(starts, key=lambda one: (one.start or 0, -_end(one))):
-        if _reach(piece, pieces) == newest:
-            return _from(piece, pieces)
-    return None
-
-
-def best(pieces: Sequence[Part], position: int) -> Dump | None:
-    """Return history that starts as late as possible and reaches ``position``; None if there is none."""
-    for piece in sorted(pieces, key=lambda one: -1 if one.start is None else one.start, reverse=True):
-        if piece.start is not None and piece.start <= position <= _reach(piece, pieces):
-            return _from(piece, pieces)
-    return None
-
-
 def groups(pieces: Sequence[Part]) -> list[Dump]:
     """Return all history in as few dumps as possible, in order: more than one where records are missing."""
     out: list[Dump] = []
     reached = START_POSITION - 1
-    for piece in sorted(pieces, key=lambda one: (one.after, -_end(one))):
-        if _end(piece) > reached and piece.start is not None:
-            out.append(_from(piece, pieces))
-            reached = _reach(piece, pieces)
+    for piece in sorted(pieces, key=lambda one: (one.after, -one.end)):
+        if piece.end > reached and piece.start is not None:
+            chain = _chain(piece, pieces)
+            out.append(_whole(chain))
+            reached = chain[-1].end
     return out
 
 
-_NOW = 1 << 62
-
-
-def _end(piece: Part) -> int:
-    return _NOW if piece.last is None else piece.last
-
-
-def _reach(piece: Part, pieces: Sequence[Part]) -> int:
-    """Return the position up to which the log can be followed from a part without a gap."""
-    return max((_end(one) for one in _chain(piece, pieces)), default=_end(piece))
+def best(pieces: Sequence[Part], position: int) -> Dump | None:
+    """Return history that starts as late as possible and reaches ``position``; None if there is none."""
+    known = [(piece.start, piece) for piece in pieces if piece.start is not None and piece.start <= position]
+    for _, piece in sorted(known, key=lambda one: one[0], reverse=True):
+        chain = _chain(piece, pieces)
+        if chain[-1].end >= position:
+            return _whole(chain)
+    return None
 
 
 def _chain(piece: Part, pieces: Sequence[Part]) -> list[Part]:
-    """Return the part and those that continue it.
-
-    Parts may overlap.
-    """
-    chain, reached = [piece], _end(piece)
-    for one in sorted(pieces, key=lambda one: (one.after, -_end(one))):
-        if one.after <= reached < _end(one):
+    """Return the part and those that continue it without a gap; they may overlap, and each reaches further."""
+    chain = [piece]
+    for one in sorted(pieces, key=lambda one: (one.after, -one.end)):
+        if one.after <= chain[-1].end < one.end:
             chain.append(one)
-            reached = _end(one)
     return chain
 
 
-def _from(piece: Part, pieces: Sequence[Part]) -> Dump:
-    first = piece.dump
-    return Dump(first.cluster, first.origin, _Chained(tuple(_chain(piece, pieces))), first.cluster_id)
+def _whole(chain: Sequence[Part]) -> Dump:
+    first = chain[0].dump
+    return Dump(first.cluster, first.origin, _Chained(tuple(chain)), first.cluster_id)
 
 
 @frozen

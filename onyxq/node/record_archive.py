@@ -8,9 +8,7 @@ before it is replaced, because after a lost log no other place has its newest re
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import trio
 from attrs import frozen
@@ -18,6 +16,9 @@ from attrs import frozen
 from onyxq.core.errors import Corrupt, LogUnavailable, OnyxqError
 from onyxq.core.log.interface import Origin, Record
 from onyxq.core.replica import Cluster, Replica
+from onyxq.history.archive import Archive
+from onyxq.history.file_format import HistoryWriter
+from onyxq.history.parquet.records import RecordTable, RecordWriter
 from onyxq.node.log_view import Gone, LogView
 from onyxq.node.node import Node
 from onyxq.store.interface import KeptLog
@@ -27,44 +28,6 @@ COPY_TRIES = 3
 """Attempts to archive a node's own copy of the log: the node cannot join before that."""
 
 log = logging.getLogger(__name__)
-
-
-class Writer(Protocol):
-    """Writes records to an archive. All of it blocks."""
-
-    @property
-    def last(self) -> int:
-        """Position of the last record that was given; before the first one, the position after which it needs them."""
-        ...
-
-    def add_all(self, records: Iterable[Record], /) -> None:
-        """Take records in the order of the log."""
-        ...
-
-    def finish(self) -> None:
-        """Make the records durable."""
-        ...
-
-    def abort(self) -> None:
-        """Drop what is not finished."""
-        ...
-
-
-class Archive(Protocol):
-    """A directory of records: `onyxq.history.archive.Archive` or `onyxq.history.parquet.records.RecordTable`."""
-
-    @property
-    def directory(self) -> Path:
-        """Its place."""
-        ...
-
-    def reached(self, old: Origin | None) -> int:
-        """Return the position up to which it has every record that is still in the log with the origin ``old``."""
-        ...
-
-    def writer(self, cluster: Cluster, old: Origin | None, last: int) -> Writer:
-        """Return a writer for the missing records up to ``last``."""
-        ...
 
 
 @frozen
@@ -81,7 +44,7 @@ class _Source:
 class Archiver:
     """Writes one of a node's archives; see `onyxq.node.world.RecordKeeper`."""
 
-    def __init__(self, archive: Archive, node: Node, view: LogView) -> None:
+    def __init__(self, archive: Archive | RecordTable, node: Node, view: LogView) -> None:
         self._archive = archive
         self._node = node
         self._view = view
@@ -127,7 +90,9 @@ class Archiver:
         offload = self._node.offload
         if source.cluster is None:
             raise LogUnavailable("the cluster is not known here yet")
-        writer: Writer = await offload(self._archive.writer, source.cluster, source.old, source.upto)
+        writer: HistoryWriter | RecordWriter = await offload(
+            self._archive.writer, source.cluster, source.old, source.upto
+        )
         first = writer.last + 1
         try:
             async for page in source.pages(first, source.upto):

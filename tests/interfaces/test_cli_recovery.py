@@ -17,7 +17,7 @@ from onyxq.client import AsyncClient
 from onyxq.core.log.digest import chained
 from onyxq.core.log.interface import Record
 from onyxq.errors import BadRequest, Conflict, NotFound
-from onyxq.history.archive import earliest, parts
+from onyxq.history.archive import groups, parts
 from onyxq.history.explain import from_store, merged
 from onyxq.history.parquet.records import covered
 from onyxq.interfaces.cli.main import run
@@ -132,8 +132,8 @@ def test_archives_have_the_records_that_only_nodes_had(line: Line, tmp_path: Pat
     use(functools.partial(explained, task=second))
     assert [(one.after, one.last) for one in parts([kept])] == [(-1, position), (position, newest)]
     assert [(one.first, one.last) for one in covered(table)] == [(0, newest)]
-    whole = earliest(parts([kept]))
-    assert whole is not None and [one.position for one in whole.records] == list(range(newest + 1))
+    whole = groups(parts([kept]))[-1]
+    assert [one.position for one in whole.records] == list(range(newest + 1))
     last = use(collected)
     assert parts([kept])[-1].last == covered(table)[-1].last == last
 

@@ -9,7 +9,7 @@ import pytest
 from onyxq.core.log.interface import Origin
 from onyxq.core.replica import Replica
 from onyxq.errors import NotFound
-from onyxq.history.archive import Archive, Part, best, earliest, files, groups, parts
+from onyxq.history.archive import Archive, Part, best, files, groups, parts
 from onyxq.history.dump import Dump
 from onyxq.history.replay import replica_at
 from tests.entries.generated import generated_world
@@ -58,8 +58,8 @@ def test_history_goes_from_the_archive_into_the_log(world: World, tmp_path: Path
     for position in (0, 50, 51, 119, 120, 121, 299):
         found = best(pieces, position)
         assert found is not None and replica_at(found, position) == at(world, position)
-    whole = earliest(pieces)
-    assert whole is not None and whole.origin is None
+    whole = groups(pieces)[-1]
+    assert whole.origin is None
     assert list(whole.records) == world.records
     (one,) = groups(pieces)
     assert list(one.records) == world.records
@@ -78,8 +78,8 @@ def test_repeats_are_read_once(world: World, tmp_path: Path) -> None:
     keep(world, tmp_path, -1, 50)
     keep(world, tmp_path, -1, 80, node="n2")
     keep(world, tmp_path, 40, 120, origin=40)
-    whole = earliest([live(world, 110), *parts([tmp_path])])
-    assert whole is not None and list(whole.records) == world.records
+    whole = groups([live(world, 110), *parts([tmp_path])])[-1]
+    assert list(whole.records) == world.records
 
 
 def test_archives_of_several_nodes_complete_each_other(world: World, tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_archives_of_several_nodes_complete_each_other(world: World, tmp_path: P
     keep(world, tmp_path / "a", -1, 50)
     keep(world, tmp_path / "b", 50, 90, node="n2", origin=50)
     keep(world, tmp_path / "a", 90, 130, origin=90)
-    whole = earliest([live(world, 130), *parts([tmp_path / "a", tmp_path / "b"])])
-    assert whole is not None and list(whole.records) == world.records
+    whole = groups([live(world, 130), *parts([tmp_path / "a", tmp_path / "b"])])[-1]
+    assert list(whole.records) == world.records
 
 
 def test_what_is_missing_is_not_made_up(world: World, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_what_is_missing_is_not_made_up(world: World, tmp_path: Path) -> None:
     first, second = groups(pieces)
     assert [record.position for record in first.records] == list(range(51))
     assert [record.position for record in second.records] == list(range(91, len(world.records)))
-    whole = earliest(pieces)
-    assert whole is not None and whole.start.position == 90
+    whole = groups(pieces)[-1]
+    assert whole.start.position == 90
 
 
 def test_records_before_the_origin_of_their_file_continue_others(world: World, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_records_before_the_origin_of_their_file_continue_others(world: World, t
     keep(world, tmp_path, -1, 50)
     keep(world, tmp_path, 50, 120, origin=80)
     pieces = [live(world, 120), *parts([tmp_path])]
-    whole = earliest(pieces)
-    assert whole is not None and list(whole.records) == world.records
+    whole = groups(pieces)[-1]
+    assert list(whole.records) == world.records
     found = best(pieces, 60)
     assert found is not None and replica_at(found, 60) == at(world, 60)
 

@@ -19,8 +19,8 @@ from onyxq import api
 from onyxq.core import snapshot
 from onyxq.core.invariants.replica import violations
 from onyxq.errors import NotFound
-from onyxq.history.archive import earliest, parts
 from onyxq.history.archive import files as archived
+from onyxq.history.archive import groups, parts
 from onyxq.history.dump import read
 from onyxq.history.parquet.records import covered
 from onyxq.history.replay import replay
@@ -204,7 +204,7 @@ async def test_the_table_of_records_has_no_hole_though_collectors_are_killed(clu
     columns = ["position", "index", "entry", "verdict"]
     rows = dataset.dataset(table / "records", partitioning="hive").to_table(columns=columns).to_pylist()
     found = [tuple(row[name] for name in columns) for row in rows if row["index"] is not None]
-    whole = earliest(parts([archive]))
+    whole = groups(parts([archive]))[-1]
     assert whole is not None
     told = [
         (done.replica.position, one.index, one.name, one.verdict)

@@ -26,7 +26,7 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.log.interface import Origin, Record
 from onyxq.core.replica import EMPTY, START_POSITION, Cluster, Replica
 from onyxq.core.step import Step, step
-from onyxq.history.archive import Part, best, groups
+from onyxq.history.archive import Part, Range, best, groups, joined
 from onyxq.history.dump import Dump
 from onyxq.history.parquet.files import GROUP_BYTES_MAX, PART, ParquetFile, sync_names
 from onyxq.history.parquet.layout import SUFFIX, day_of
@@ -49,14 +49,6 @@ class Written:
     files: int = 0
     first: int | None = None
     last: int | None = None
-
-
-@frozen
-class Range:
-    """Positions that files hold without a gap."""
-
-    first: int
-    last: int
 
 
 def write_records(pieces: Sequence[Part], directory: Path, *, until: int | None = None) -> Iterator[Written]:
@@ -84,14 +76,7 @@ def ranges(names: Iterable[str]) -> list[Range]:
 
     Other names are ignored.
     """
-    found = map(_NAME.fullmatch, names)
-    out: list[Range] = []
-    for first, last in sorted((int(name[1]), int(name[2])) for name in found if name):
-        if out and first <= out[-1].last + 1:
-            out[-1] = Range(out[-1].first, max(last, out[-1].last))
-        else:
-            out.append(Range(first, last))
-    return out
+    return joined(Range(int(name[1]), int(name[2])) for name in map(_NAME.fullmatch, names) if name)
 
 
 def reached(ranges: Sequence[Range], position: int) -> int:

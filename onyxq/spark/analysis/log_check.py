@@ -15,7 +15,8 @@ from typing import Any
 from attrs import frozen
 
 from onyxq.core.errors import NotFound
-from onyxq.history.parquet.records import Range, ranges
+from onyxq.history.archive import Range
+from onyxq.history.parquet.records import ranges
 from onyxq.history.parquet.schema import CLAIMS, RECORDS, TASKS
 from onyxq.spark.analysis.rules import LOST, UNCLAIMED
 from onyxq.spark.analysis.tables import FRESH_S, files_below, read_table

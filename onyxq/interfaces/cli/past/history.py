@@ -15,7 +15,7 @@ from onyxq.core import snapshot
 from onyxq.core.diff import Tree, plain, tree
 from onyxq.core.errors import BadRequest, NotFound, Unavailable
 from onyxq.core.replica import START_POSITION, Replica
-from onyxq.history.archive import Part, best, earliest, groups, parts
+from onyxq.history.archive import Part, best, groups, parts
 from onyxq.history.dump import Dump, read, write
 from onyxq.history.file_format import HistoryWriter
 from onyxq.history.following import Trimmed, ask, replica
@@ -51,11 +51,7 @@ def _dump_once(context: Context, client: Client) -> dict[str, Any]:
     args, path = context.args, Path(context.args.file)
     newest = live(client, client.call("cluster", {}), from_beginning=args.from_beginning)
     end = end_of(client)
-    found = newest.dump
-    if args.archive:
-        chosen = earliest([newest, *parts(map(Path, args.archive))])
-        assert chosen is not None, "the live part can always be gone through"
-        found = chosen
+    found = groups([newest, *parts(map(Path, args.archive))])[-1] if args.archive else newest.dump
 
     def progress(writer: HistoryWriter) -> None:
         if writer.records % PROGRESS_RECORDS == 0:
