@@ -10,8 +10,9 @@ from __future__ import annotations
 from attrs import asdict, evolve, frozen
 from pyrsistent import PMap, pmap
 
+from onyxq.core.cluster_settings import DEFAULTS, SETTINGS_LIMITS, Settings
 from onyxq.core.entry import APPLIED, Stamp, Verdict
-from onyxq.core.replica import SETTINGS_LIMITS, Cluster, Partition, Replica, Settings
+from onyxq.core.replica import Cluster, Partition, Replica
 
 VERSION = 1
 NAME_CHARACTERS_MAX = 200
@@ -29,8 +30,8 @@ class Args:
     absent_after_ms: int
     yield_after_ms: int
     enabled: PMap[str, int]
-    gc_records: int = 20_000
-    gc_bytes: int = 4 << 20
+    gc_records: int = DEFAULTS.gc_records
+    gc_bytes: int = DEFAULTS.gc_bytes
 
 
 def creation(name: str, cluster_id: str, settings: Settings, enabled: PMap[str, int]) -> Args:

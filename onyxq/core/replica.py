@@ -8,19 +8,18 @@ advance it.  A name that ends in ``wall_ms`` is a writer's wall clock.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
 from pyrsistent import PMap, pmap
 
-from onyxq.core.ids import PARTITIONS_MAX, Run, mask_of, offset_of, runs_of, spans, stretch_of
+from onyxq.core.cluster_settings import Settings
+from onyxq.core.ids import Run, mask_of, offset_of, runs_of, spans, stretch_of
 from onyxq.core.log.digest import Milestones, Trail
+from onyxq.core.log.interface import START
 
-SEGMENT_POSITIONS = 1 << 31
-"""Positions in one log segment: position = segment * SEGMENT_POSITIONS + sequence."""
 CLOCK_SKEW_MAX_MS = 5_000
-START_POSITION = -1
 
 ClaimPiece: TypeAlias = tuple[int, int, int, str, int]
 """One claim in flight: (offset in the stretch, count, token, worker, deadline in log time)."""
@@ -35,33 +34,6 @@ TaskLimits: TypeAlias = tuple[str, int, int, int]
 
 HELD_MS = (1 << 63) - 1
 """Deadline of a piece that a transaction holds: only settling the transaction ends it."""
-
-
-@frozen
-class Settings:
-    """The settings of a cluster, fixed by ``create_cluster``."""
-
-    partitions: int = 64
-    replicas: int = 3
-    session_timeout_ms: int = 6_000
-    absent_after_ms: int = 60_000
-    yield_after_ms: int = 5_000
-    gc_records: int = 20_000
-    """Records since the last ``gc`` after which the next ``gc`` is owed."""
-    gc_bytes: int = 4 << 20
-    """Bytes of records since the last ``gc`` after which the next ``gc`` is owed."""
-
-
-SETTINGS_LIMITS: Mapping[str, tuple[int, int]] = {
-    "partitions": (1, PARTITIONS_MAX),
-    "replicas": (1, 9),
-    "session_timeout_ms": (1_000, 60_000),
-    "absent_after_ms": (1_000, 30 * 86_400_000),
-    "yield_after_ms": (500, 3_600_000),
-    "gc_records": (10, 100_000_000),
-    "gc_bytes": (1 << 20, 1 << 40),
-}
-"""Lowest and highest value of each cluster setting."""
 
 
 @frozen
@@ -317,7 +289,7 @@ class Job:
 class Replica:
     """The state that all peers agree on, at one position of the log. Without slots: see `altered`."""
 
-    position: int = START_POSITION
+    position: int = START
     log_time_ms: int = 0
     ctime_ms: int = 0
     """Znode ctime of the last record that a known peer wrote."""
@@ -327,7 +299,7 @@ class Replica:
     It starts at the ctime of the cluster's first record. It adds the time on which ctimes and writers'
     wall clocks agree, including idle times and outages.
     """
-    counted_position: int = START_POSITION
+    counted_position: int = START
     """Position of the last applied record of a known peer."""
     cluster: Cluster | None = None
     ring: Ring = field(factory=Ring)

@@ -20,8 +20,8 @@ from pathlib import Path
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest, NotFound
-from onyxq.core.log.interface import Origin, Record
-from onyxq.core.replica import START_POSITION, Cluster
+from onyxq.core.log.interface import START, Origin, Record
+from onyxq.core.replica import Cluster
 from onyxq.history.dump import KIND, Dump, as_dump
 from onyxq.history.file_format import HistoryWriter, open_file
 
@@ -58,7 +58,7 @@ class Part:
         """The position at which its replica is known; None if it can only continue another part."""
         if self.dump.origin is not None:
             return self.dump.origin.position
-        return START_POSITION if self.after == START_POSITION else None
+        return START if self.after == START else None
 
 
 @frozen
@@ -71,7 +71,7 @@ class Archive:
     def reached(self, old: Origin | None) -> int:
         """Return the position up to which it has every record that is still in the log with the origin ``old``."""
         held = joined(Range(first, last) for first, last, _ in files(self.directory))
-        trimmed = START_POSITION if old is None else old.trimmed
+        trimmed = START if old is None else old.trimmed
         return max(trimmed, held[-1].last) if held else trimmed
 
     def writer(self, cluster: Cluster, old: Origin | None, last: int) -> HistoryWriter:
@@ -136,7 +136,7 @@ def _part(first: int, last: int, path: Path) -> Part:
 def groups(pieces: Sequence[Part]) -> list[Dump]:
     """Return all history in as few dumps as possible, in order: more than one where records are missing."""
     out: list[Dump] = []
-    reached = START_POSITION - 1
+    reached = START - 1
     for piece in sorted(pieces, key=lambda one: (one.after, -one.end)):
         if piece.end > reached and piece.start is not None:
             chain = _chain(piece, pieces)
@@ -176,7 +176,7 @@ class _Chained:
     chain: tuple[Part, ...]
 
     def __iter__(self) -> Iterator[Record]:
-        reached = START_POSITION
+        reached = START
         for piece in self.chain:
             for record in piece.dump.records:
                 if record.position > reached:

@@ -31,9 +31,10 @@ from attrs import frozen
 
 from onyxq.core import snapshot
 from onyxq.core.errors import BadRequest, Corrupt, NotFound, TooLarge
-from onyxq.core.log.interface import Record
+from onyxq.core.log.interface import START, Record
 from onyxq.core.log.stored import pack_records, unpack_records
-from onyxq.core.replica import START_POSITION, Replica
+from onyxq.core.replica import Replica
+from onyxq.core.snapshot import COMPRESSION_LEVEL, DIGEST_BYTES
 from onyxq.system.directories import NewFile, open_regular, sync_directory
 from onyxq.wire.weight import decoded_bytes
 
@@ -51,8 +52,6 @@ RECORDS_BYTES = 1 << 20
 """Bytes of records in one block."""
 SNAPSHOT_PART_BYTES = 4 << 20
 PLAIN, COMPRESSED = 0, 1
-COMPRESSION_LEVEL = 3
-DIGEST_BYTES = 16
 _RECORD_OVERHEAD_BYTES = 24
 _HEAD = struct.Struct("<cBII")
 _SEALED = struct.Struct("<QcBI")
@@ -100,7 +99,7 @@ class HistoryWriter:
         self.first: int | None = None
         """Position of the first record."""
         start = snapshot.unpack(origin).position if origin else None
-        self.last = after if after is not None else START_POSITION if start is None else start
+        self.last = after if after is not None else START if start is None else start
         self._path = Path(path)
         self._blocks = 0
         self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)

@@ -14,10 +14,10 @@ from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
 from onyxq.access.grants import OPEN, Access
 from onyxq.access.host_names import Hosts, hosts
 from onyxq.access.loopback import check_listening
+from onyxq.core.cluster_settings import DEFAULTS, SETTINGS_LIMITS, Settings
 from onyxq.core.entry import Entries
 from onyxq.core.errors import BadRequest
 from onyxq.core.purged import MARGIN_MS
-from onyxq.core.replica import SETTINGS_LIMITS, Settings
 from onyxq.core.taskstore.state import UNITS
 from onyxq.history.parquet.schema import pyarrow
 from onyxq.interfaces.callbacks.targets import targets
@@ -61,13 +61,13 @@ class PeerConfig:
     """A session is kept open, so that jobs start faster."""
     checkpoints: str | None = None
     """Path or URI, which all peers reach, of the checkpoints of jobs that name none."""
-    partitions: int = 64
-    replicas: int = 3
-    session_timeout_ms: int = 6_000
-    absent_after_ms: int = 60_000
-    yield_after_ms: int = 5_000
-    gc_records: int = 20_000
-    gc_bytes: int = 4 << 20
+    partitions: int = DEFAULTS.partitions
+    replicas: int = DEFAULTS.replicas
+    session_timeout_ms: int = DEFAULTS.session_timeout_ms
+    absent_after_ms: int = DEFAULTS.absent_after_ms
+    yield_after_ms: int = DEFAULTS.yield_after_ms
+    gc_records: int = DEFAULTS.gc_records
+    gc_bytes: int = DEFAULTS.gc_bytes
     sync_bytes_per_s: int = BYTES_PER_S
     """At most so fast does this node send, and take, what brings copies up to date."""
     purge_bucket_ms: int = 3_600_000

@@ -18,6 +18,7 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import EventType
 
 from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
+from onyxq.core.cluster_settings import DEFAULTS
 from onyxq.core.entry import RECORD_BYTES_MAX
 from onyxq.core.errors import BadRequest, LogUnavailable, TooLarge
 from onyxq.core.log.interface import (
@@ -36,7 +37,6 @@ from onyxq.log.zookeeper_origin import Origins, position_of
 from onyxq.log.zookeeper_reader import Layout, Reader
 from onyxq.log.zookeeper_segments import Segments
 
-SESSION_TIMEOUT_MS = 6_000
 OPEN_TIMEOUT_S = 15.0
 _DESTROY_BATCH_RECORDS = 500
 
@@ -49,7 +49,7 @@ class ZookeeperBackend:
         hosts: str,
         cluster: str,
         *,
-        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        session_timeout_ms: int = DEFAULTS.session_timeout_ms,
         open_timeout_s: float = OPEN_TIMEOUT_S,
         segment_records: int = SEGMENT_RECORDS,
         credentials: ZookeeperCredentials = ANONYMOUS,

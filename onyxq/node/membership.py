@@ -16,6 +16,7 @@ from attrs import asdict, evolve, frozen
 
 from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
 from log_entries.prepare_join_cluster import OLDER, OVERTAKEN
+from onyxq.core.cluster_settings import DEFAULTS, Settings
 from onyxq.core.duties import Duty, Extended, Fire, Snapshot, Watch, duties
 from onyxq.core.errors import (
     ClockWrong,
@@ -29,7 +30,7 @@ from onyxq.core.errors import (
 )
 from onyxq.core.log.clock import LOG_TIME_SLACK_MS
 from onyxq.core.log.interface import START, LogSession, Record, SessionLost, Trimmed
-from onyxq.core.replica import CLOCK_SKEW_MAX_MS, EMPTY, Cluster, Replica, Settings, first_peer, unserved
+from onyxq.core.replica import CLOCK_SKEW_MAX_MS, EMPTY, Cluster, Replica, first_peer, unserved
 from onyxq.core.ring import clock_error_ms, contains, latest_peer, worst_clock_error_ms
 from onyxq.core.step import owed, step
 from onyxq.log.outbox import Outbox
@@ -58,7 +59,6 @@ QUIET_MAX_MS = 1_900
 Records move log time.
 """
 DRAIN_TIMEOUT_S = 30.0
-DEFAULTS = Settings()
 OWED_EVERY_S = 1.0
 STORE_PATIENCE_S = 10.0
 """Seconds without a successful write after which a peer leaves the ring until its store takes one."""

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from onyxq.access.credential_files import check_private
+from onyxq.core.cluster_settings import DEFAULTS
 from onyxq.core.errors import BadRequest
 
 Kind: TypeAlias = type[str] | type[int] | type[bool]
@@ -81,13 +82,19 @@ SETTINGS: Mapping[str, Known] = {
     "spark_conf": Known(None, "file of Spark's own settings, NAME VALUE a line like spark-defaults.conf"),
     "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
     "checkpoints": Known(None, "path or URI, which all peers reach, for what jobs keep of windows and joins"),
-    "session_timeout_ms": Known(6_000, "silence after which ZooKeeper gives the peer up"),
+    "session_timeout_ms": Known(DEFAULTS.session_timeout_ms, "silence after which ZooKeeper gives the peer up"),
     "absent_after_ms": Known(
-        60_000, "absence after which copies are made elsewhere; fixed when the cluster is created"
+        DEFAULTS.absent_after_ms, "absence after which copies are made elsewhere; fixed when the cluster is created"
     ),
-    "yield_after_ms": Known(5_000, "trouble after which a leader yields; fixed when the cluster is created"),
-    "gc_records": Known(20_000, "records after which the log is collected; fixed when the cluster is created"),
-    "gc_bytes": Known(4 << 20, "bytes of records after which the log is collected; fixed when the cluster is created"),
+    "yield_after_ms": Known(
+        DEFAULTS.yield_after_ms, "trouble after which a leader yields; fixed when the cluster is created"
+    ),
+    "gc_records": Known(
+        DEFAULTS.gc_records, "records after which the log is collected; fixed when the cluster is created"
+    ),
+    "gc_bytes": Known(
+        DEFAULTS.gc_bytes, "bytes of records after which the log is collected; fixed when the cluster is created"
+    ),
     "purge_bucket_ms": Known(3_600_000, "time of ids that is purged together, once all finished in it may go"),
     "purge_margin_ms": Known(600_000, "age below which no task is purged, and no new id refused"),
     "task_archive": Known(None, "directory of Parquet files for purged tasks of queues that are archived"),

@@ -18,11 +18,12 @@ import attrs
 from attrs import evolve
 from pyrsistent import PMap, pmap
 
+from onyxq.core.cluster_settings import Settings
 from onyxq.core.diff import plain
 from onyxq.core.duties import duties
 from onyxq.core.entry import Entries, Entry, Form, Stamp, decode_args, encode_args
 from onyxq.core.errors import BadExtension, OnyxqError
-from onyxq.core.replica import Cluster, Node, Partition, Peer, Replica, Ring, Settings
+from onyxq.core.replica import Cluster, Node, Partition, Peer, Replica, Ring
 from onyxq.core.snapshot import misfits, pack, unpack
 from onyxq.core.step import owed, trespass
 from onyxq.system.extensions import entry_of

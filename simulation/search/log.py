@@ -12,8 +12,8 @@ from collections.abc import Callable
 from attrs import define, field, frozen
 
 from onyxq.core import snapshot
-from onyxq.core.log.interface import Record
-from onyxq.core.replica import EMPTY, SEGMENT_POSITIONS, Replica
+from onyxq.core.log.interface import Record, segment_of, segment_start
+from onyxq.core.replica import EMPTY, Replica
 from onyxq.core.step import Step, step
 from simulation.search.extension import NEWEST
 
@@ -87,7 +87,7 @@ class PureLog:
 
     def open_segment(self) -> None:
         """The next record is the first of the next segment."""
-        self.following = (self.following // SEGMENT_POSITIONS + 1) * SEGMENT_POSITIONS
+        self.following = segment_start(segment_of(self.following) + 1)
 
     def store_origin(self, place: int, data: bytes, *, expected_version: int) -> bool:
         """Move the pointer to another snapshot, unless somebody else did so since, or to a later one."""

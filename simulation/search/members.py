@@ -10,7 +10,7 @@ from typing import Any
 from attrs import define, field, fields, frozen
 
 from log_entries import abort_join_cluster, create_cluster, drain_node, set_slots
-from onyxq.core.replica import Settings
+from onyxq.core.cluster_settings import Settings
 from simulation.probes import Probes
 from simulation.search.extension import PROGRAMS, Add, AddOne, appended
 from simulation.search.log import PureLog

@@ -14,8 +14,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from onyxq.core.log.interface import SEGMENT_RECORDS, AppendUnknown, Record, SessionLost
-from onyxq.core.replica import SEGMENT_POSITIONS
+from onyxq.core.log.interface import SEGMENT_RECORDS, AppendUnknown, Record, SessionLost, segment_start
 from onyxq.errors import Corrupt, LogUnavailable
 from onyxq.log.kazoo_client import append, get
 from onyxq.log.kazoo_connection import RECONNECT_FIRST_S, SessionClient
@@ -454,7 +453,7 @@ async def test_readers_never_stall_or_differ_while_connections_break_and_the_log
         readers.cancel_scope.cancel()
     origin = await sessions[0].origin()
     assert origin is not None and all(position in seen for position in known.positions if position > origin.position)
-    assert (tail >= SEGMENT_POSITIONS) == (segment_records == 40)
+    assert (tail >= segment_start(1)) == (segment_records == 40)
 
 
 def points(chance: random.Random, *, apart: int, kinds: int) -> list[tuple[int, int]]:

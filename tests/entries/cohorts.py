@@ -9,10 +9,11 @@ from typing import Any
 from attrs import evolve
 
 from log_entries import ready_partition, settle_partition
+from onyxq.core.cluster_settings import Settings
 from onyxq.core.entry import APPLIED, Stamp, Verdict
 from onyxq.core.invariants.placement import violations
 from onyxq.core.placement import reconcile
-from onyxq.core.replica import Cluster, Node, Peer, Replica, Settings
+from onyxq.core.replica import Cluster, Node, Peer, Replica
 
 
 def cluster(*nodes: str, partitions: int = 64, replicas: int = 3) -> Replica:

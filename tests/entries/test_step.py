@@ -18,9 +18,9 @@ from onyxq.core.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX
 from onyxq.core.invariants.replica import violations
 from onyxq.core.log.clock import Measured
 from onyxq.core.log.digest import chained, with_step
-from onyxq.core.log.interface import Record
+from onyxq.core.log.interface import Record, segment_start
 from onyxq.core.log.record import RawEntry, decode_record, encode_entry, encode_record
-from onyxq.core.replica import EMPTY, SEGMENT_POSITIONS, Replica
+from onyxq.core.replica import EMPTY, Replica
 from onyxq.core.step import step
 from onyxq.errors import OlderThanCluster, TooLarge
 from tests.entries.world import CLUSTER_ID, START_MS, World, created, creation, joining
@@ -230,10 +230,9 @@ def test_positions_go_on_in_the_next_segment() -> None:
     """Position = segment * 2^31 + sequence."""
     world = created("a")
     data = raw_record(["gc", 1, []], world=world)
-    assert (
-        step(world.now, Record(SEGMENT_POSITIONS, START_MS, data), ENTRIES).replica.snapshot.position
-        == SEGMENT_POSITIONS
-    )
+    assert step(
+        world.now, Record(segment_start(1), START_MS, data), ENTRIES
+    ).replica.snapshot.position == segment_start(1)
 
 
 # --- bytes ---------------------------------------------------------------------

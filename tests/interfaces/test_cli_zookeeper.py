@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from log_entries.registry import ENTRIES
+from onyxq.core.cluster_settings import Settings
 from onyxq.core.log.interface import Record
-from onyxq.core.replica import EMPTY, Settings
+from onyxq.core.replica import EMPTY
 from onyxq.core.step import step
 from onyxq.errors import Incomplete
 from onyxq.interfaces.cli.main import run

@@ -10,7 +10,8 @@ from collections import Counter
 
 from onyxq.core import ring
 from onyxq.core.invariants import jobs, placement, queues
-from onyxq.core.replica import START_POSITION, Replica
+from onyxq.core.log.interface import START
+from onyxq.core.replica import Replica
 from onyxq.core.snapshot import misfits
 
 
@@ -94,7 +95,7 @@ def membership_violations(replica: Replica) -> list[str]:
 def log_violations(replica: Replica) -> list[str]:
     """Return where position, log time and outbox numbers are out of range."""
     out = []
-    if replica.position < START_POSITION or replica.log_time_ms < 0:
+    if replica.position < START or replica.log_time_ms < 0:
         out.append(f"position {replica.position} or log time {replica.log_time_ms} is out of range")
     if replica.snapshot.position > replica.position:
         out.append(f"the snapshot at {replica.snapshot.position} lies ahead of the log")

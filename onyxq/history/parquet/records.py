@@ -23,8 +23,8 @@ from attrs import define, frozen
 from onyxq.core import snapshot
 from onyxq.core.diff import plain
 from onyxq.core.errors import BadRequest
-from onyxq.core.log.interface import Origin, Record
-from onyxq.core.replica import EMPTY, START_POSITION, Cluster, Replica
+from onyxq.core.log.interface import START, Origin, Record
+from onyxq.core.replica import EMPTY, Cluster, Replica
 from onyxq.core.step import Step, step
 from onyxq.history.archive import Part, Range, best, groups, joined
 from onyxq.history.dump import Dump
@@ -93,7 +93,7 @@ class RecordTable:
 
     def reached(self, old: Origin | None) -> int:
         """Return the position up to which it has every record after the origin ``old``."""
-        return reached(covered(self.directory), START_POSITION if old is None else old.position)
+        return reached(covered(self.directory), START if old is None else old.position)
 
     def writer(self, cluster: Cluster, old: Origin | None, last: int) -> RecordWriter:
         """Return a writer for the records after ``old``; it takes all of them, as verdicts follow from the log."""
@@ -123,7 +123,7 @@ class RecordWriter:
         self._held = covered(directory)
         self._after = reached(self._held, start.position)
         self._file: ParquetFile | None = None
-        self._first, self._day = START_POSITION, ""
+        self._first, self._day = START, ""
         """First position and day of the current file."""
 
     @property

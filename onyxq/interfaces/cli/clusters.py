@@ -11,8 +11,9 @@ from onyxq.core.errors import BadRequest, Conflict
 from onyxq.interfaces.cli.context import Context
 
 if TYPE_CHECKING:
+    from onyxq.core.cluster_settings import Settings
     from onyxq.core.log.interface import LogSession
-    from onyxq.core.replica import Replica, Settings
+    from onyxq.core.replica import Replica
 
 TOOL = "tool"
 """The writer of records that come from outside the ring."""
@@ -20,7 +21,7 @@ TOOL = "tool"
 
 def create(context: Context) -> None:
     """Append the entry that makes a cluster; `Conflict` if there is one of that name."""
-    from onyxq.core.replica import SETTINGS_LIMITS, Settings
+    from onyxq.core.cluster_settings import SETTINGS_LIMITS, Settings
     from onyxq.node.arguments import integer
 
     args = context.args

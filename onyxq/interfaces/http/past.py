@@ -17,8 +17,8 @@ from attrs import define, field, frozen
 
 from onyxq.core import snapshot
 from onyxq.core.diff import BOOKKEEPING, Change, diff
-from onyxq.core.log.interface import Record
-from onyxq.core.replica import EMPTY, START_POSITION, Replica
+from onyxq.core.log.interface import START, Record
+from onyxq.core.replica import EMPTY, Replica
 from onyxq.core.step import Step
 from onyxq.history.dump import Dump
 from onyxq.history.following import ask_async, drive_async, origin, records
@@ -77,7 +77,7 @@ class Past:
 
     def records_to(self, position: int) -> int:
         """How many records there are from the origin to a position, as far as was seen here: at most so many."""
-        return position - (START_POSITION if self._origin is None else self._origin)
+        return position - (START if self._origin is None else self._origin)
 
     async def dump(self, call: Call) -> Dump:
         """The whole log that there is, from its origin on; raises `Unavailable`."""

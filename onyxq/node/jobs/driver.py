@@ -27,7 +27,7 @@ from attrs import define, evolve, field, frozen
 from log_entries import complete_job, driver_ready, fail_job
 from onyxq.core.duties import Drive
 from onyxq.core.errors import LogUnavailable, OnyxqError
-from onyxq.core.jobs.lifetime import is_over
+from onyxq.core.jobs.lifetime import ERROR_BYTES_MAX, is_over
 from onyxq.core.replica import Job
 from onyxq.jobs import encoding
 from onyxq.node.jobs.held_claims import LEASE_MS, Held, held, parts, to_renew, useless
@@ -44,7 +44,6 @@ HOLD_EVERY_S = 15.0
 LOG_RETRY_S = 0.5
 GIVE_BACK_TRIES = 5
 CLAIMS_TOGETHER = 2_000
-ERROR_BYTES_MAX = 8 << 10
 PROGRESS_FIELDS_MAX = 40
 ENDED_MAX = 1_000
 """Number of ended jobs whose last progress a driver keeps."""

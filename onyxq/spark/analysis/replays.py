@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from onyxq.core import snapshot
 from onyxq.core.errors import OnyxqError
-from onyxq.core.replica import START_POSITION
+from onyxq.core.log.interface import START
 from onyxq.history.archive import parts
 from onyxq.history.dump import read
 from onyxq.history.replay import CHECK_EVERY, Tally, checked
@@ -61,7 +61,7 @@ class Sum(Tally):
 def pieces(directory: Path) -> list[Piece]:
     """Return the files of an archive of the log; raises `NotFound` if there are none, and `Corrupt`."""
     found = [Piece(str(one.path), one.after + 1, one.last or 0, one.start) for one in parts([directory])]
-    starts = {one.start for one in found if one.start not in (None, START_POSITION)}
+    starts = {one.start for one in found if one.start not in (None, START)}
     return [
         evolve(one, seams=tuple(sorted(at for at in starts if at and one.first <= at <= one.last))) for one in found
     ]

@@ -25,6 +25,7 @@ import attrs
 from attrs import frozen
 
 from log_entries.registry import ENTRIES
+from onyxq.core.cluster_settings import Settings
 from onyxq.core.diff import diff, in_words, plain
 from onyxq.core.entry import Entries, Form, Malformed, decode_args
 from onyxq.core.log.clock import Measured
@@ -43,7 +44,6 @@ from onyxq.core.replica import (
     Remembered,
     Replica,
     Ring,
-    Settings,
     Snapshot,
     Transaction,
 )

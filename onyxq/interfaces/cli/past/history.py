@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from onyxq.core import snapshot
 from onyxq.core.diff import Tree, plain, tree
 from onyxq.core.errors import BadRequest, NotFound, Unavailable
-from onyxq.core.replica import START_POSITION, Replica
+from onyxq.core.log.interface import START
+from onyxq.core.replica import Replica
 from onyxq.history.archive import Part, best, groups, parts
 from onyxq.history.dump import Dump, read, write
 from onyxq.history.file_format import HistoryWriter
@@ -181,7 +182,7 @@ def _at(context: Context, known: list[Part], dump: Dump | None, position: int | 
         assert position is not None
         dump = best(known, position)
     if dump is None:
-        start = min((one.start for one in known if one.start is not None), default=START_POSITION)
+        start = min((one.start for one in known if one.start is not None), default=START)
         raise NotFound(
             f"position {position} is trimmed: what there is begins at {start}",
             field="at",

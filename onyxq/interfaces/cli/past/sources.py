@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from onyxq.core import snapshot
-from onyxq.core.log.interface import Record
-from onyxq.core.replica import START_POSITION
+from onyxq.core.log.interface import START, Record
 from onyxq.history.archive import Part, parts
 from onyxq.history.dump import Dump
 from onyxq.history.following import ask, drive, origin, records
@@ -29,7 +28,7 @@ def live(client: Client, cluster: dict[str, Any], *, from_beginning: bool = Fals
     """What a peer's log has."""
     packed = b"" if from_beginning else ask(origin(), client.call)
     start = snapshot.unpack(packed) if packed else None
-    after = START_POSITION if start is None else start.position
+    after = START if start is None else start.position
     dump = Dump(cluster["name"] or "", start, _LiveRecords(client, after), cluster["id"] or "")
     return Part(after, None, dump)
 
