@@ -23,7 +23,7 @@ from onyxq.core.errors import BadRequest, NotFound
 from onyxq.core.log.interface import START, Origin, Record
 from onyxq.core.replica import Cluster
 from onyxq.history.dump import KIND, Dump, as_dump
-from onyxq.history.file_format import HistoryWriter, open_file
+from onyxq.history.file_format import HistoryFileWriter, open_file
 
 SUFFIX = ".onyxqlog"
 _NAME = re.compile(r"(\d{19})-(\d{19})-(.*)\.onyxqlog")
@@ -74,7 +74,7 @@ class Archive:
         trimmed = START if old is None else old.trimmed
         return max(trimmed, held[-1].last) if held else trimmed
 
-    def writer(self, cluster: Cluster, old: Origin | None, last: int) -> HistoryWriter:
+    def writer(self, cluster: Cluster, old: Origin | None, last: int) -> HistoryFileWriter:
         """Return a writer for the file that holds the missing records up to ``last``."""
         after = self.reached(old)
         # An origin before the file's first record would claim that the records between them are in the file.
@@ -83,7 +83,7 @@ class Archive:
         for left in self.directory.glob(f"*-{glob.escape(self.node)}{SUFFIX}.*.part"):
             left.unlink(missing_ok=True)  # Left by an earlier process of this node: a node has one process at a time.
         path = self.directory / f"{after + 1:019d}-{last:019d}-{self.node}{SUFFIX}"
-        return HistoryWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=packed, after=after)
+        return HistoryFileWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=packed, after=after)
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:

@@ -14,7 +14,7 @@ from onyxq.core import snapshot
 from onyxq.core.entry import INT_MAX
 from onyxq.core.log.interface import Record
 from onyxq.core.replica import EMPTY, Replica
-from onyxq.history.file_format import HistoryFile, HistoryWriter, Kind, open_file
+from onyxq.history.file_format import HistoryFile, HistoryFileWriter, Kind, open_file
 
 KIND = Kind(
     "dump",
@@ -48,14 +48,14 @@ def write(
     dump: Dump,
     *,
     upto: int = INT_MAX,
-    progress: Callable[[HistoryWriter], None] = lambda _: None,
-) -> HistoryWriter:
+    progress: Callable[[HistoryFileWriter], None] = lambda _: None,
+) -> HistoryFileWriter:
     """Write the records of a dump up to a position, and return the writer, which has the numbers.
 
     ``progress`` is called with the writer after each record.
     """
     origin = b"" if dump.origin is None else snapshot.pack(dump.origin)
-    with HistoryWriter(path, KIND, cluster=dump.cluster, cluster_id=dump.cluster_id, origin=origin) as writer:
+    with HistoryFileWriter(path, KIND, cluster=dump.cluster, cluster_id=dump.cluster_id, origin=origin) as writer:
         for record in dump.records:
             if record.position > upto:
                 break

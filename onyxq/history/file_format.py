@@ -35,7 +35,7 @@ from onyxq.core.log.interface import START, Record
 from onyxq.core.log.stored import pack_records, unpack_records
 from onyxq.core.replica import Replica
 from onyxq.core.snapshot import COMPRESSION_LEVEL, DIGEST_BYTES
-from onyxq.system.directories import NewFile, open_regular, sync_directory
+from onyxq.system.directories import NewFile, open_regular, sync_directory, writing
 from onyxq.wire.weight import decoded_bytes
 
 MAGIC = b"ONYXQHIS"
@@ -73,7 +73,7 @@ class Kind:
     """What to do about a damaged file."""
 
 
-class HistoryWriter:
+class HistoryFileWriter:
     """Writes a file record by record; use ``with``, or call `finish` or `abort` at the end.
 
     The file gets its name only once it is complete and durable, and then replaces an existing file. An
@@ -90,7 +90,7 @@ class HistoryWriter:
         origin: bytes = b"",
         after: int | None = None,
     ) -> None:
-        """Begin the file; raises `Corrupt` if ``origin`` is damaged, and `BadRequest`.
+        """Begin the file; raises `Corrupt` if ``origin`` is damaged, and `BadRequest` if it cannot be written.
 
         ``origin``: the packed replica from which the records continue; empty for the beginning of the log.
         ``after``: position after which records are taken, if it is not the origin's.
@@ -106,11 +106,9 @@ class HistoryWriter:
         self._pending: list[Record] = []
         self._pending_bytes = 0
         header = {"format": FORMAT, "holds": kind.name, "cluster": cluster, "cluster_id": cluster_id}
-        try:
+        with writing(self._path, "file"):
             self._file = NewFile(self._path.with_name(f"{self._path.name}.{os.getpid()}.part"))
-        except OSError as error:
-            raise BadRequest(f"{self._path} cannot be written: {error.strerror}", field="file") from None
-        self._file.stream.write(MAGIC)
+            self._file.stream.write(MAGIC)
         self.add_block(HEADER, {**header, "origin": start, "after": self.last})
         for place in range(0, len(origin), SNAPSHOT_PART_BYTES):
             self._write(SNAPSHOT, PLAIN, origin[place : place + SNAPSHOT_PART_BYTES])
@@ -154,17 +152,18 @@ class HistoryWriter:
         self._add(kind, msgpack.packb(value))
 
     def finish(self) -> None:
-        """Make the file durable, and give it its name; raises `OSError`, and then leaves nothing."""
+        """Make the file durable, and give it its name; raises `BadRequest`, and then leaves nothing."""
         try:
             self._flush()
             said = {"records": self.records, "rows": self.rows, "last": self.last, "digest": self._digest.digest()}
             self.add_block(END, said)
-            self._file.finish()
-            self._file.publish(self._path)
+            with writing(self._path, "file"):
+                self._file.finish()
+                self._file.publish(self._path)
+                sync_directory(self._path.parent)
         except BaseException:
             self.abort()
             raise
-        sync_directory(self._path.parent)
 
     def abort(self) -> None:
         """Remove the file."""
@@ -184,7 +183,8 @@ class HistoryWriter:
 
     def _write(self, kind: bytes, packing: int, body: bytes) -> None:
         block = packed_block(self._blocks, kind, packing, body)
-        self._file.stream.write(block)
+        with writing(self._path, "file"):
+            self._file.stream.write(block)
         self._digest.update(block)
         self._blocks += 1
 

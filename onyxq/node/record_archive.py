@@ -17,7 +17,7 @@ from onyxq.core.errors import Corrupt, LogUnavailable, OnyxqError
 from onyxq.core.log.interface import Origin, Record
 from onyxq.core.replica import Cluster, Replica
 from onyxq.history.archive import Archive
-from onyxq.history.file_format import HistoryWriter
+from onyxq.history.file_format import HistoryFileWriter
 from onyxq.history.parquet.records import RecordTable, RecordWriter
 from onyxq.node.log_view import Gone, LogView
 from onyxq.node.node import Node
@@ -90,7 +90,7 @@ class Archiver:
         offload = self._node.offload
         if source.cluster is None:
             raise LogUnavailable("the cluster is not known here yet")
-        writer: HistoryWriter | RecordWriter = await offload(
+        writer: HistoryFileWriter | RecordWriter = await offload(
             self._archive.writer, source.cluster, source.old, source.upto
         )
         first = writer.last + 1

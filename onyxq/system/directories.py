@@ -9,7 +9,8 @@ import errno
 import logging
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -81,6 +82,15 @@ class NewFile:
         with suppress(OSError):
             self.stream.close()
         self._part.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path, field: str) -> Iterator[None]:
+    """Turn an `OSError` of the block into a `BadRequest` that names the path; ``field`` is what the user named."""
+    try:
+        yield
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}", field=field) from None
 
 
 def open_regular(path: Path) -> IO[bytes]:

@@ -22,7 +22,7 @@ from onyxq.history.file_format import (
     PLAIN,
     SNAPSHOT,
     Block,
-    HistoryWriter,
+    HistoryFileWriter,
     packed_block,
 )
 from tests.entries.world import World
@@ -33,7 +33,7 @@ def archived(world: World, directory: Path, after: int, last: int, *, origin: Re
     directory.mkdir(exist_ok=True)
     path = directory / f"{after + 1:019d}-{last:019d}-{node}{SUFFIX}"
     packed = b"" if origin is None else snapshot.pack(origin)
-    with HistoryWriter(path, dump.KIND, cluster="main", cluster_id="c1", origin=packed, after=after) as writer:
+    with HistoryFileWriter(path, dump.KIND, cluster="main", cluster_id="c1", origin=packed, after=after) as writer:
         writer.add_all(world.records[after + 1 : last + 1])
 
 

@@ -24,7 +24,7 @@ from onyxq.core.replica import EMPTY
 from onyxq.errors import BadRequest, Corrupt, NotFound, OlderThanCluster, OnyxqError
 from onyxq.history import dump
 from onyxq.history.backup import file as backup
-from onyxq.history.file_format import END, RECORDS, ROWS, SNAPSHOT, HistoryWriter, Kind, read_blocks
+from onyxq.history.file_format import END, RECORDS, ROWS, SNAPSHOT, HistoryFileWriter, Kind, read_blocks
 from onyxq.history.recovery import findings
 from onyxq.history.recovery.findings import Found
 from onyxq.interfaces.cli.main import run
@@ -70,7 +70,7 @@ def write_backup(path: Path, world: World, first: int, last: int) -> None:
     origin = world.replicas[first]
     assert origin.cluster is not None and origin.partitions
     packed = snapshot.pack(origin)
-    with HistoryWriter(path, backup.KIND, cluster="main", cluster_id="c1", origin=packed) as writer:
+    with HistoryFileWriter(path, backup.KIND, cluster="main", cluster_id="c1", origin=packed) as writer:
         for partition in sorted(origin.partitions)[:2]:
             key = key_of(TASK, make_id(1, partition, 1, 0), bytes(0))
             writer.add_rows(partition, [Row(key, seal(key, pack_task({"queue": "q"}, [b"x"])))])

@@ -11,7 +11,7 @@ import trio
 from onyxq.errors import Corrupt
 from onyxq.history.backup.directories import Directories
 from onyxq.history.backup.file import KIND
-from onyxq.history.file_format import HistoryWriter
+from onyxq.history.file_format import HistoryFileWriter
 from onyxq.system.directories import close_to_others, create
 from onyxq.system.directory_lock import lock_file
 
@@ -37,7 +37,7 @@ def test_a_file_of_history_is_made_anew_beside_its_name(tmp_path: Path) -> None:
     ours = tmp_path / "ours"
     ours.write_bytes(b"ours")
     (tmp_path / f"out.{os.getpid()}.part").symlink_to(ours)
-    with HistoryWriter(tmp_path / "out", KIND, cluster="main"):
+    with HistoryFileWriter(tmp_path / "out", KIND, cluster="main"):
         pass
     assert ours.read_bytes() == b"ours"
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600 and not (tmp_path / "out").is_symlink()

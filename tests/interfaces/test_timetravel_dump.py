@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import tracemalloc
 import zlib
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from onyxq.core.replica import EMPTY
 from onyxq.errors import BadRequest, Corrupt, NotFound
 from onyxq.history import file_format
 from onyxq.history.dump import KIND, Dump, read, write
-from onyxq.history.file_format import MAGIC, HistoryWriter, packed_block, read_blocks
+from onyxq.history.file_format import MAGIC, HistoryFileWriter, packed_block, read_blocks
 from onyxq.history.replay import checked, replay, replica_at, steps
 from tests.entries.generated import generated_world
 from tests.entries.world import World
@@ -169,13 +170,27 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write(tmp_path / "none" / "a", Dump("main", None, ()))
 
 
+def test_a_full_disk_is_named_and_leaves_the_old_dump(world: World, file: Path) -> None:
+    """A limit for the size of files stands for it."""
+    write(file, Dump("main", None, world.records[:5]))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(BadRequest, match=r"a\.onyxqlog cannot be written: File too large"):
+            write(file, Dump("main", None, world.records))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(read(file).records) == world.records[:5]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
 def test_a_long_dump_needs_little_memory(file: Path) -> None:
     """40 MB of records through a few blocks."""
     random = Random(3)
     payload = random.randbytes(2_000)
     tracemalloc.start()
     try:
-        with HistoryWriter(file, KIND, cluster="main") as writer:
+        with HistoryFileWriter(file, KIND, cluster="main") as writer:
             for position in range(20_000):
                 writer.add(Record(position, position, payload))
         assert sum(1 for _ in read(file).records) == 20_000

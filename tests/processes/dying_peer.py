@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onyxq.history.archive import Archive
-from onyxq.history.file_format import HistoryWriter
+from onyxq.history.file_format import HistoryFileWriter
 from onyxq.history.parquet import records
 from onyxq.history.parquet.records import RecordTable, RecordWriter
 from onyxq.interfaces.cli.main import main
@@ -32,7 +32,7 @@ STEPS: dict[str, tuple[type, str]] = {
 
 ARCHIVE_STEPS: dict[str, tuple[type, str]] = {
     "before the archive": (Archive, "writer"),
-    "within the archive": (HistoryWriter, "add"),
+    "within the archive": (HistoryFileWriter, "add"),
     "behind the archive": (Origins, "store"),
 }
 """Those of a collector that keeps an archive; likewise."""

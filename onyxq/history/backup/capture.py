@@ -21,7 +21,7 @@ from onyxq.core.replica import Replica
 from onyxq.core.step import step
 from onyxq.core.transactions import on_hold
 from onyxq.history.backup.file import KIND
-from onyxq.history.file_format import HistoryWriter
+from onyxq.history.file_format import HistoryFileWriter
 from onyxq.history.following import PASSING, Trimmed, ask_async, replica
 from onyxq.system.extensions import installed
 
@@ -95,7 +95,7 @@ class _Taking:
             cluster = self._now.cluster
             assert cluster is not None, "there is a log position behind its creation"
             origin = snapshot.pack(self._now)
-            with HistoryWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=origin) as writer:
+            with HistoryFileWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=origin) as writer:
                 await self._settle(writer)
                 position = self._now.position
                 for partition in sorted(self._now.partitions):
@@ -138,7 +138,7 @@ class _Taking:
             except OnyxqError:
                 pass  # It was not begun, or it ends on its own.
 
-    async def _settle(self, writer: HistoryWriter) -> None:
+    async def _settle(self, writer: HistoryFileWriter) -> None:
         """Follow the log until every transaction that was committed before the hold is visible."""
         until = anyio.current_time() + PATIENCE_S
         while self._now.transactions:
@@ -159,11 +159,11 @@ class _Taking:
 
         return await self._insist(read)
 
-    async def _read_log(self, writer: HistoryWriter, position: int) -> None:
+    async def _read_log(self, writer: HistoryFileWriter, position: int) -> None:
         while self._now.position < position:
             await self._follow(writer, wait_ms=WAIT_MS)
 
-    async def _follow(self, writer: HistoryWriter, *, wait_ms: int = 0) -> None:
+    async def _follow(self, writer: HistoryFileWriter, *, wait_ms: int = 0) -> None:
         """Read more of the log, and renew the hold in time."""
         if anyio.current_time() - self._held_at > self._hold_ms / 1000 / RENEWALS:
             await self._hold()
@@ -179,7 +179,7 @@ class _Taking:
 
     # --- rows
 
-    async def _partition(self, writer: HistoryWriter, partition: int, position: int) -> int:
+    async def _partition(self, writer: HistoryFileWriter, partition: int, position: int) -> int:
         """Write all rows of a partition as of one moment, and return the position of the log at that moment.
 
         If the leader changes, the partition is read again. Repeated rows in the file are harmless.
@@ -192,7 +192,7 @@ class _Taking:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _pages(self, writer: HistoryWriter, partition: int, position: int) -> int:
+    async def _pages(self, writer: HistoryFileWriter, partition: int, position: int) -> int:
         after: bytes | None = b""
         while after is not None:
             page = await self._call("backup.rows", {"partition": partition, "position": position, "after": after})

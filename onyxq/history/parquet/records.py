@@ -10,7 +10,6 @@ Verdicts are computed by applying the log, so reading starts at a known origin.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import json
 import re
@@ -22,7 +21,6 @@ from attrs import define, frozen
 
 from onyxq.core import snapshot
 from onyxq.core.diff import plain
-from onyxq.core.errors import BadRequest
 from onyxq.core.log.interface import START, Origin, Record
 from onyxq.core.replica import EMPTY, Cluster, Replica
 from onyxq.core.step import Step, step
@@ -31,6 +29,7 @@ from onyxq.history.dump import Dump
 from onyxq.history.parquet.files import GROUP_BYTES_MAX, PART, ParquetFile, sync_names
 from onyxq.history.parquet.layout import SUFFIX, day_of
 from onyxq.history.parquet.schema import RECORDS, pyarrow
+from onyxq.system.directories import writing
 from onyxq.system.extensions import installed
 
 ROWS_MAX = 200_000
@@ -116,7 +115,7 @@ class RecordWriter:
         self._directory = directory
         self._owner = owner
         if owner:
-            with _named(directory):
+            with writing(directory, "directory"):
                 for left in (directory / RECORDS).glob(f"day=*/.*.{glob.escape(owner)}.*{PART}"):
                     left.unlink(missing_ok=True)
         self._replica = start
@@ -155,7 +154,7 @@ class RecordWriter:
         return not there
 
     def _write(self, position: int, day: str, rows: Iterator[Row]) -> None:
-        with _named(self._directory):
+        with writing(self._directory, "directory"):
             if self._file is None:
                 self._first, self._day = self._after + 1, day
                 directory = self._directory / RECORDS / f"day={day}"
@@ -179,7 +178,7 @@ class RecordWriter:
         if any(one.first <= self._after and self._first <= one.last for one in covered(self._directory)):
             self.abort()
             return
-        with _named(self._directory):
+        with writing(self._directory, "directory"):
             file.finish()
             file.publish(f"{self._first:019d}-{self._after:019d}{SUFFIX}")
             sync_names(self._directory, [file.directory])
@@ -190,15 +189,6 @@ class RecordWriter:
         if self._file is not None:
             self._file.abort()
             self._file = None
-
-
-@contextlib.contextmanager
-def _named(directory: Path) -> Iterator[None]:
-    """Turn an `OSError` into an error that names the directory."""
-    try:
-        yield
-    except OSError as error:
-        raise BadRequest(f"{directory} cannot be written: {error.strerror}", field="directory") from None
 
 
 def _write(dump: Dump, directory: Path, until: int | None, written: Written) -> Iterator[Written]:

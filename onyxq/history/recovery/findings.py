@@ -19,7 +19,7 @@ from onyxq.core.log.interface import Record
 from onyxq.core.placement import holders
 from onyxq.core.replica import EMPTY, Replica, majority
 from onyxq.core.step import step
-from onyxq.history.file_format import NODE, Block, HistoryWriter, Kind, damaged, open_file
+from onyxq.history.file_format import NODE, Block, HistoryFileWriter, Kind, damaged, open_file
 from onyxq.history.recovery.new_replica import expected_nodes
 from onyxq.store.interface import Store
 from onyxq.store.lmdb_store import LmdbStore
@@ -124,7 +124,7 @@ def export(found: Found, path: str | os.PathLike[str]) -> None:
         "digest": found.digest,
         "epochs": sorted(found.epochs.items()),
     }
-    with HistoryWriter(path, KIND, cluster="", cluster_id=found.cluster_id, origin=origin) as file:
+    with HistoryFileWriter(path, KIND, cluster="", cluster_id=found.cluster_id, origin=origin) as file:
         file.add_block(NODE, said)
         file.add_all(found.records)
 

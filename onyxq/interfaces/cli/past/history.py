@@ -18,7 +18,7 @@ from onyxq.core.log.interface import START
 from onyxq.core.replica import Replica
 from onyxq.history.archive import Part, best, groups, parts
 from onyxq.history.dump import Dump, read, write
-from onyxq.history.file_format import HistoryWriter
+from onyxq.history.file_format import HistoryFileWriter
 from onyxq.history.following import Trimmed, ask, replica
 from onyxq.history.replay import Report, checked, replica_at
 from onyxq.interfaces.cli.context import Context, clock, task_id
@@ -54,7 +54,7 @@ def _dump_once(context: Context, client: Client) -> dict[str, Any]:
     end = end_of(client)
     found = groups([newest, *parts(map(Path, args.archive))])[-1] if args.archive else newest.dump
 
-    def progress(writer: HistoryWriter) -> None:
+    def progress(writer: HistoryFileWriter) -> None:
         if writer.records % PROGRESS_RECORDS == 0:
             context.out.progress(f"{writer.records} records, up to {writer.last} of {end}")
 
