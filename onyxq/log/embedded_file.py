@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +18,11 @@ from typing import Any, NoReturn, TypeVar
 
 import lmdb
 import msgpack
-from attrs import frozen
+from attrs import astuple, evolve, frozen
 
 from onyxq.core.errors import Corrupt, LogDamaged, LogUnavailable
 from onyxq.core.facts import seal, unseal
-from onyxq.core.log.interface import START, Record, segment_of, segment_start
+from onyxq.core.log.interface import START, Origin, Record, segment_of, segment_start
 from onyxq.core.log.stored import pack_records, unpack_records
 from onyxq.store.environment import Failure, cannot_open, judge, open_file
 from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, write_metas_again
@@ -47,7 +46,6 @@ class Pointer:
     """The origin's row (a msgpack list of these fields); the origin's bytes are a row of their own."""
 
     position: int
-    crc: int
     trimmed: int
     generation: int
 
@@ -177,13 +175,18 @@ class LogFile:
 
     # --- the origin -------------------------------------------------------------------
 
-    def origin(self) -> tuple[Pointer, bytes | None] | None:
-        """Return the pointer, and the origin's bytes as stored; None without an origin."""
+    def origin(self) -> Origin | None:
+        """Return the origin, or None."""
         found = self.pointer
         if found is None:
             return None
+        key = _origin_key(found.generation)
         with self._env.begin() as transaction:
-            return found, transaction.get(_origin_key(found.generation), db=self._meta)
+            data = transaction.get(key, db=self._meta)
+        try:
+            return Origin(found.position, unseal(key, data or b""), found.trimmed, found.generation)
+        except Corrupt:
+            raise LogDamaged(f"the origin at {found.position} does not match its checksum") from None
 
     def put_origin(self, position: int, data: bytes, expected: int) -> Pointer | None:
         """Replace the origin of generation ``expected`` and return the new pointer.
@@ -193,12 +196,13 @@ class LogFile:
         found = self.pointer
         if (found.generation if found else -1) != expected or (found and position <= found.position):
             return None
-        pointer = Pointer(position, zlib.crc32(data), found.trimmed if found else START, expected + 1)
+        pointer = Pointer(position, found.trimmed if found else START, expected + 1)
+        key = _origin_key(pointer.generation)
         with self._env.begin(write=True) as transaction:
             if found:
                 transaction.delete(_origin_key(found.generation), db=self._meta)
-            transaction.put(_origin_key(pointer.generation), data, db=self._meta)
-            transaction.put(_ORIGIN, _pack(pointer), db=self._meta)
+            transaction.put(key, seal(key, data), db=self._meta)
+            transaction.put(_ORIGIN, msgpack.packb(astuple(pointer)), db=self._meta)
         self.pointer = pointer
         return pointer
 
@@ -218,8 +222,8 @@ class LogFile:
                 deleted += 1
             # The remaining records begin here; positions without a record are skipped.
             trimmed = min(last, int.from_bytes(key, "big") - 1) if key else last
-            pointer = Pointer(found.position, found.crc, trimmed, found.generation)
-            transaction.put(_ORIGIN, _pack(pointer), db=self._meta)
+            pointer = evolve(found, trimmed=trimmed)
+            transaction.put(_ORIGIN, msgpack.packb(astuple(pointer)), db=self._meta)
         self.pointer = pointer
         return pointer, deleted
 
@@ -250,7 +254,3 @@ def _key(position: int) -> bytes:
 
 def _origin_key(generation: int) -> bytes:
     return b"origin-%d" % generation
-
-
-def _pack(pointer: Pointer) -> bytes:
-    return bytes(msgpack.packb([pointer.position, pointer.crc, pointer.trimmed, pointer.generation]))
