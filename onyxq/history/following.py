@@ -198,29 +198,22 @@ def _parts(method: str) -> Talk[bytes]:
 
 def ask(talk: Talk[T], call: Callable[[str, dict[str, Any]], Any]) -> T:
     """Return the result of a talk whose requests ``call`` answers."""
-    try:
-        question = next(talk)
-        while True:
-            question = _answered(talk, lambda one=question: call(one.method, one.args))  # type: ignore[misc]
-    except StopIteration as done:
-        found: T = done.value
-        return found
+    found: list[T] = []
+    for _ in drive(_into(talk, found), call):
+        pass
+    return found[0]
 
 
 async def ask_async(talk: Talk[T], call: Callable[[str, dict[str, Any]], Awaitable[Any]]) -> T:
     """Return the result of a talk; like `ask`, for an asynchronous ``call``."""
-    try:
-        question = next(talk)
-        while True:
-            try:
-                answer = await call(question.method, question.args)
-            except OnyxqError as error:
-                question = talk.throw(error)
-            else:
-                question = talk.send(answer)
-    except StopIteration as done:
-        found: T = done.value
-        return found
+    found: list[T] = []
+    async for _ in drive_async(_into(talk, found), call):
+        pass
+    return found[0]
+
+
+def _into(talk: Talk[T], found: list[T]) -> Talk[None]:
+    found.append((yield from talk))
 
 
 def drive(following: Generator[Any, Any, None], call: Callable[[str, dict[str, Any]], Any]) -> Iterator[Any]:
@@ -228,11 +221,16 @@ def drive(following: Generator[Any, Any, None], call: Callable[[str, dict[str, A
     try:
         item = next(following)
         while True:
-            if isinstance(item, Ask):
-                item = _answered(following, lambda one=item: call(one.method, one.args))  # type: ignore[misc]
-            else:
+            if not isinstance(item, Ask):
                 yield item
                 item = next(following)
+                continue
+            try:
+                answer = call(item.method, item.args)
+            except OnyxqError as error:
+                item = following.throw(error)
+            else:
+                item = following.send(answer)
     except StopIteration:
         return
 
@@ -256,12 +254,3 @@ async def drive_async(
                 item = following.send(answer)
     except StopIteration:
         return
-
-
-def _answered(talk: Generator[Any, Any, Any], call: Callable[[], Any]) -> Any:
-    """Send a talk the answer or the error of a call, and return what it yields next."""
-    try:
-        answer = call()
-    except OnyxqError as error:
-        return talk.throw(error)
-    return talk.send(answer)

@@ -34,7 +34,8 @@ LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
 """Most records, and bytes, that a late reader takes from the disk at once."""
 TRIM_BATCH_RECORDS = 1_000
 
-_NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
+FORMAT = b"1"
+_FORMAT, _NEXT, _ORIGIN, _ENDS = b"format", b"next", b"origin", b"ends"
 _OPTIONS: dict[str, Any] = {"map_size": MAP_BYTES, "max_dbs": 2, "readahead": False, "mode": PRIVATE_FILE}
 
 _log = logging.getLogger(__name__)
@@ -86,7 +87,15 @@ class LogFile:
         self.next, self.pointer, self.ends = self._load()
 
     def _load(self) -> tuple[int, Pointer | None, tuple[int, ...]]:
-        with self._env.begin() as transaction:
+        with self._env.begin(write=True) as transaction:
+            stored = transaction.get(_FORMAT, db=self._meta)
+            if stored is None:
+                transaction.put(_FORMAT, FORMAT, db=self._meta)
+            elif stored != FORMAT:
+                raise LogUnavailable(
+                    f"the log in {self._path} has format {stored!r}, this version reads {FORMAT!r}",
+                    hint="Use the version of OnyxQ that wrote it.",
+                )
             following, pointer, ends = (transaction.get(key, db=self._meta) for key in (_NEXT, _ORIGIN, _ENDS))
         try:
             return (
@@ -171,6 +180,7 @@ class LogFile:
         with self._env.begin(write=True) as transaction:
             transaction.drop(self._records, delete=False)
             transaction.drop(self._meta, delete=False)
+            transaction.put(_FORMAT, FORMAT, db=self._meta)
         self.next, self.pointer, self.ends = 0, None, ()
 
     # --- the origin -------------------------------------------------------------------

@@ -52,6 +52,17 @@ async def test_records_origin_and_positions_survive_a_restart(tmp_path: Path) ->
     await backend.aclose()
 
 
+async def test_a_log_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
+    """Nothing in it is changed; a log that was emptied has a format still."""
+    backend = EmbeddedBackend.open(tmp_path)
+    await backend.destroy()
+    await backend.aclose()
+    with lmdb.open(str(tmp_path), max_dbs=2) as env, env.begin(write=True) as transaction:
+        assert transaction.replace(b"format", b"2", db=env.open_db(b"meta", transaction)) == b"1"
+    with pytest.raises(LogUnavailable, match="format b'2', this version reads b'1'"):
+        EmbeddedBackend.open(tmp_path)
+
+
 async def test_closing_the_backend_ends_its_sessions(tmp_path: Path) -> None:
     """Also those that wait; afterwards no session is to be had."""
     backend = EmbeddedBackend.open(tmp_path)
