@@ -121,7 +121,8 @@ class PartitionLeader:
         """Holders that could not be brought up to date when that was tried last."""
         self._marks = 0
         self._promised = trio.Event()
-        """Set once this node's own promise of the epoch is on its disk, behind what it took in earlier ones."""
+        """Set once this node's own promise of the epoch is on its disk, behind what it took in earlier ones,
+        and the partition's index here is complete."""
         self._progress = trio.Event()
         self._trouble_since: float | None = None
         self._alone_since: float | None = None
@@ -269,6 +270,8 @@ class PartitionLeader:
     async def _take_over(self) -> None:
         self._trouble_since = trio.current_time()
         await self._until_written(Batch(epochs=((self.partition, self.epoch),)))
+        while self.partition in self._host.store.unindexed():
+            await trio.sleep(RETRY_PAUSE_S)
         self._promised.set()
         while not majority(self.placed.members, self._merged):
             await self._progressed()
@@ -468,6 +471,16 @@ class PartitionLeader:
         self._progress = trio.Event()
 
     # --- giving up
+
+    @property
+    def reads_index(self) -> bool:
+        """Whether the leader reads the partition's index, or may do so at any moment."""
+        return self._promised.is_set()
+
+    async def give_up(self) -> None:
+        """Have the next candidate lead, which may be this node under another epoch."""
+        if self.placed.epoch == self.epoch:
+            await self._propose(yield_partition.Args(self.partition, self.epoch))
 
     async def yield_if_in_trouble(self) -> None:
         """Give up leading when no write, or no takeover, has succeeded for too long, or nobody answered.

@@ -549,6 +549,16 @@ class Node:
         """
         log.error("partition %d: %s", partition, error.message)
 
+    def reads_index(self, partition: int) -> bool:
+        """Return whether a leader of the partition on this node reads its index."""
+        leader = self.leaders.get(partition)
+        return leader is not None and leader.reads_index
+
+    async def give_up(self, partition: int) -> None:
+        """Have another node lead the partition, or this one anew."""
+        if (leader := self.leaders.get(partition)) is not None:
+            await leader.give_up()
+
     def repaired(self, partition: int, rows: int) -> None:
         """Look again for tasks that were skipped, because rows of a partition are readable again."""
         self.granter.restart_windows(partition)

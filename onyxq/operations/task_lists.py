@@ -101,7 +101,7 @@ class Listing:
             return True
         store = self._node.store
         counts = store.counts(partition, queue)
-        if partition in store.crooked.partitions:
+        if partition in store.unindexed():
             return True
         for numbers in counts.values():
             found = named([*numbers, 0])

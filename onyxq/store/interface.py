@@ -38,7 +38,7 @@ indexes do not include them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from attrs import field, frozen
 
@@ -153,7 +153,6 @@ class KeptLog(NamedTuple):
         return self.records[-1].position if self.records else self.position
 
 
-_T = TypeVar("_T")
 LEAVES = 256
 """Number of leaves of an hour bucket. A row's leaf depends on its stretch only."""
 MILESTONES_META = "log_milestones"
@@ -163,50 +162,14 @@ PEERS_META = "peers"
 
 
 @frozen
-class Mending:
-    """Repairs of a batch; anything that is correct already is left alone."""
+class Rebuild:
+    """A slice of the rebuild of a marked partition's index; the first slices drop it."""
 
-    rows: tuple[bytes, ...] = ()
-    """Keys of damaged rows without a sound copy. If only the key was changed, the row gets its key back."""
-    stretches: tuple[TaskId, ...] = ()
-    """Stretches whose record and entries are derived from the rows anew."""
-    entries: tuple[tuple[str, bytes], ...] = ()
-    """(table, key) of index entries that do not follow from any row."""
-    partitions: tuple[int, ...] = ()
-    """Partitions whose queues are counted anew."""
-    leaves: tuple[bytes, ...] = ()
-    """Leaves and hours whose digests are computed anew."""
-
-
-class Crooked:
-    """Derived data that was found not to agree with the rows, until it is repaired."""
-
-    def __init__(self) -> None:
-        self.stretches: set[TaskId] = set()
-        self.entries: set[tuple[str, bytes]] = set()
-        self.partitions: set[int] = set()
-        self.leaves: set[bytes] = set()
-
-    def __len__(self) -> int:
-        return len(self.stretches) + len(self.entries) + len(self.partitions) + len(self.leaves)
-
-    def take(self, limit: int) -> Mending:
-        """Remove and return at most ``limit`` items of each kind, to put into a batch.
-
-        If that batch fails, a later round finds them again.
-        """
-        return Mending(
-            stretches=tuple(_take(self.stretches, limit)),
-            entries=tuple(_take(self.entries, limit)),
-            partitions=tuple(_take(self.partitions, 1)),
-            leaves=tuple(_take(self.leaves, limit)),
-        )
-
-
-def _take(found: set[_T], limit: int) -> list[_T]:
-    taken = sorted(found)[:limit]  # type: ignore[type-var]
-    found.difference_update(taken)
-    return taken
+    partition: int
+    rows_max: int = 200
+    """Approximate number of rows or entries after which it ends. A stretch is indexed as a whole."""
+    without: frozenset[bytes] = frozenset()
+    """Damaged rows that no other node can replace. They are left out; at any other the rebuild stops."""
 
 
 @frozen
@@ -247,8 +210,11 @@ class Batch:
     """Partitions whose rows and indexes are deleted (their epochs stay)."""
     promote: tuple[tuple[int, int], ...] = ()
     """(partition, now_ms): move the pieces that are due by then from ``due`` to ``ready``."""
-    mend: Mending | None = None
-    """Repairs of what `Store.scrub` found."""
+    discard: tuple[bytes, ...] = ()
+    """Keys of damaged rows to delete. Sound rows stay."""
+    mark: tuple[int, ...] = ()
+    """Partitions whose indexes are to be rebuilt, because they disagree with the rows."""
+    rebuild: Rebuild | None = None
     drop_pending: tuple[tuple[int, str], ...] = ()
     """(partition, transaction): pending rows to delete before those of `pending` are put."""
     pending: Sequence[PendingRow] = ()
@@ -270,6 +236,10 @@ class Written:
     """Number of rows that `Batch.purge` deleted."""
     purged_after: bytes = b""
     """Place where the purge ended; empty if none is left."""
+    damaged: tuple[bytes, ...] = ()
+    """Keys of damaged rows at which `Batch.rebuild` stopped."""
+    rebuilt: bool = False
+    """Whether the index of that partition is complete."""
 
 
 class Rider(Protocol):
@@ -522,7 +492,11 @@ class Store(Protocol):
 
     # anti-entropy
     def hours(self, partition: int) -> dict[int, Digest]:
-        """Return the digest per hour bucket (ms of the id // 3,600,000)."""
+        """Return the digest per hour bucket (ms of the id // 3,600,000).
+
+        This method and the next two raise `Unavailable` for a partition in `unindexed`: a part of
+        its rows must not be mistaken for all of them.
+        """
         ...
 
     def leaves(self, partition: int, hour: int) -> dict[int, Digest]:
@@ -533,16 +507,23 @@ class Store(Protocol):
         """Yield the row keys of a leaf, sorted, each with the checksum at the end of its value."""
         ...
 
+    def unindexed(self) -> list[int]:
+        """Return the partitions whose index is damaged, is to be rebuilt, or is being rebuilt.
+
+        No leader may read them: an index that is being rebuilt lacks most tasks.
+        """
+        ...
+
     damaged: set[bytes]
     """Keys of rows that do not match their checksum, until they are repaired."""
 
-    crooked: Crooked
-    """Index entries, counts and digests that do not agree with the rows, until they are repaired."""
+    damaged_indexes: set[int]
+    """Partitions whose index was found to be damaged, until they are marked (`Batch.mark`)."""
 
     def scrub(self, after: bytes, limit_bytes: int) -> bytes:
-        """Check about ``limit_bytes`` after a place: rows first, then all that is derived from them.
+        """Check about ``limit_bytes`` after a place: rows first, then the indexes.
 
-        Adds findings to `damaged` and `crooked`. Returns the place reached; empty at the end of a round.
+        Adds findings to `damaged` and `damaged_indexes`. Returns the place reached; empty at the end of a round.
         """
         ...
 

@@ -16,16 +16,16 @@ from onyxq.store.index.heads import queue_digest
 from onyxq.store.index.pending_rows import pending_rows, pending_transactions
 from onyxq.store.index.records import Alike, due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
 from onyxq.store.index.stretches import Owner, Remembered, Stretch, alike_at, groups, owners
-from onyxq.store.interface import Crooked, PendingRow, Piece
-from onyxq.store.tables import Table, Tables
+from onyxq.store.interface import PendingRow, Piece
+from onyxq.store.tables import CheckedTables, Table
 
 
 class RuledReads:
     """Reading methods of `onyxq.store.interface.Store` about keys, waiting and failed tasks."""
 
-    _tables: Tables
+    _tables: CheckedTables
     damaged: set[bytes]
-    crooked: Crooked
+    damaged_indexes: set[int]
     _watermarks: dict[bytes, Watermark]
     """Watermark per partition (as two bytes)."""
     _records: Remembered
@@ -49,12 +49,14 @@ class RuledReads:
             return Stretch(stretch_key(stretch))
         if (known := self._records.find(self._tables.stretch, stretch)) is not None:
             return known
-        record, readable = load_stretch(self._tables, stretch)
-        if not readable:
-            self.crooked.stretches.add(TaskId(bytes(stretch)))
-        elif (stored := self._tables.stretch.get(record.key)) is not None:
-            self._records.put(bytes(stretch), bytes(stored), record)
+        record, stored = load_stretch(self._tables, stretch)
+        if stored:
+            self._records.put(bytes(stretch), stored, record)
         return record
+
+    def _met_entry(self, key: bytes) -> None:
+        """Note the partition of a damaged entry of the index."""
+        self.damaged_indexes.add(int.from_bytes(key[:2], "big"))
 
     # --- pieces of a stretch ------------------------------------------------------
 

@@ -36,11 +36,10 @@ from onyxq.core.errors import Corrupt, OnyxqError, StoreDamaged, StoreFailed
 from onyxq.store.environment import Failure, cannot_open, judge, open_file
 from onyxq.store.index.applier import Applier, PreparedBatch, prepare_batch
 from onyxq.store.index.purge import watermarks_in
-from onyxq.store.index.records import SHAPES, Shape
 from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, set_aside, write_metas_again
 from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.read_view import StoreReads
-from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES
+from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES, CheckedTables
 from onyxq.system.directories import PRIVATE, PRIVATE_FILE
 from onyxq.system.directory_lock import lock_file
 
@@ -53,7 +52,7 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 RESERVE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the map (at most a sixteenth of it) reserved for drops: deleting needs space before it frees any."""
 IN_USE = "Stop that process, or give this one a data directory of its own."
-FORMAT = b"4"
+FORMAT = b"5"
 _FREED = "\0freed"
 _OPTIONS: dict[str, Any] = {
     "max_dbs": len(TABLE_NAMES),
@@ -70,40 +69,30 @@ _log = logging.getLogger(__name__)
 class LmdbTable:
     """One named database inside a transaction; values are views into the map.
 
-    With a ``shape``, an entry of another shape raises `lmdb.CorruptedError`: the store has not
-    written it.
+    Keys that are out of order raise `lmdb.CorruptedError`: LMDB would miss some of them.
     """
 
-    __slots__ = ("_db", "_find", "_shape", "_txn", "add", "delete", "get", "put")
+    __slots__ = ("_db", "_txn", "add", "delete", "get", "put")
 
-    def __init__(self, txn: lmdb.Transaction, db: Any, shape: Shape | None = None) -> None:
+    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
         self._txn = txn
         self._db = db
-        self._shape = shape
-        self._find: Callable[[bytes], bytes | None] = cast(Any, partial(txn.get, db=db))
-        self.get: Callable[[bytes], bytes | None] = self._find if shape is None else self._get_checked
+        self.get: Callable[[bytes], bytes | None] = cast(Any, partial(txn.get, db=db))
         self.put: Callable[[bytes, bytes], object] = partial(txn.put, db=db)
         self.add: Callable[[bytes, bytes], bool] = partial(txn.put, overwrite=False, db=db)
         self.delete: Callable[[bytes], object] = partial(txn.delete, db=db)
-
-    def _get_checked(self, key: bytes) -> bytes | None:
-        value = self._find(key)
-        if value is not None and self._shape is not None:
-            _check(self._shape, key, value)
-        return value
-
-    def _entry(self, cursor: lmdb.Cursor) -> tuple[bytes, bytes]:
-        key, value = bytes(cursor.key()), cast(bytes, cursor.value())
-        if self._shape is not None:
-            _check(self._shape, key, value)
-        return key, value
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield entries from ``start`` upwards."""
         with self._txn.cursor(self._db) as cursor:
             found = cursor.set_range(start) if start else cursor.first()
+            last: bytes | None = None
             while found:
-                yield self._entry(cursor)
+                key = bytes(cursor.key())
+                if last is not None and key <= last:
+                    raise lmdb.CorruptedError("keys are out of order")
+                yield key, cast(bytes, cursor.value())
+                last = key
                 found = cursor.next()
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -113,19 +102,26 @@ class LmdbTable:
                 found = cursor.last()
             else:
                 found = bytes(cursor.key()) == start or cursor.prev()
+            last: bytes | None = None
             while found:
-                yield self._entry(cursor)
+                key = bytes(cursor.key())
+                if last is not None and key >= last:
+                    raise lmdb.CorruptedError("keys are out of order")
+                yield key, cast(bytes, cursor.value())
+                last = key
                 found = cursor.prev()
 
-    def clear(self, prefix: bytes) -> None:
-        """Delete every key that starts with ``prefix``."""
+    def clear(self, prefix: bytes, limit: int | None = None) -> int:
+        """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
         with self._txn.cursor(self._db) as cursor:
-            size = len(prefix)
+            size, deleted = len(prefix), 0
             found = cursor.set_range(prefix)
-            while found and bytes(cursor.key()[:size]) == prefix:
+            while found and deleted != limit and bytes(cursor.key()[:size]) == prefix:
                 cursor.delete()
+                deleted += 1
                 # Deleting leaves the cursor at the next entry, or without one.
                 found = bool(cursor.key())
+            return deleted
 
 
 class ReadTable(LmdbTable):
@@ -133,10 +129,8 @@ class ReadTable(LmdbTable):
 
     __slots__ = ("_failed", "_look")
 
-    def __init__(
-        self, txn: lmdb.Transaction, db: Any, shape: Shape | None, failed: Callable[[lmdb.Error], OnyxqError]
-    ) -> None:
-        super().__init__(txn, db, shape)
+    def __init__(self, txn: lmdb.Transaction, db: Any, failed: Callable[[lmdb.Error], OnyxqError]) -> None:
+        super().__init__(txn, db)
         self._look = self.get
         self._failed = failed
         self.get = self._get
@@ -196,10 +190,8 @@ class LmdbTables:
         # Made on first use: most transactions touch few tables.
         if name not in self._dbs:
             raise AttributeError(name)
-        db = self._dbs[name]
-        shape = SHAPES.get(name)
-        failed = self._failed
-        table = LmdbTable(self._txn, db, shape) if failed is None else ReadTable(self._txn, db, shape, failed)
+        db, failed = self._dbs[name], self._failed
+        table = LmdbTable(self._txn, db) if failed is None else ReadTable(self._txn, db, failed)
         setattr(self, name, table)
         return table
 
@@ -220,8 +212,6 @@ class _Ticket:
 
 class LmdbStore(StoreReads):
     """A `Store` in one LMDB environment. Make it with `LmdbStore.open`."""
-
-    _tables: LmdbTables
 
     def __init__(self, env: lmdb.Environment, lock: int, *, now_ms: Callable[[], int], map_bytes_max: int) -> None:
         super().__init__()
@@ -534,7 +524,7 @@ class LmdbStore(StoreReads):
 
     def _begin_snapshot(self) -> None:
         self._snapshot = self._env.begin(buffers=True)
-        self._tables = LmdbTables(self._snapshot, self._dbs, self._not_read)
+        self._tables = CheckedTables(LmdbTables(self._snapshot, self._dbs, self._not_read), self._met_entry)
 
     # --- the end ------------------------------------------------------------------
 
@@ -564,12 +554,6 @@ class LmdbStore(StoreReads):
     def size_bytes(self) -> int:
         """Return the bytes of the file that were ever used; LMDB reuses but does not return them."""
         return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
-
-
-def _check(shape: Shape, key: bytes, value: bytes) -> None:
-    """Raise `lmdb.CorruptedError` for an entry of another shape."""
-    if len(key) != shape.key or not shape.least <= len(value) <= shape.most:
-        raise lmdb.CorruptedError(f"an entry has a key of {len(key)} and a value of {len(value)} bytes")
 
 
 def _wake(ticket: _Ticket, result: Written | OnyxqError) -> None:

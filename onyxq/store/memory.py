@@ -20,6 +20,7 @@ from onyxq.store.index.applier import Applier, PreparedBatch, prepare_batch
 from onyxq.store.index.purge import watermarks_in
 from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.read_view import StoreReads
+from onyxq.store.tables import CheckedTables
 
 
 class MemoryTable:
@@ -67,13 +68,14 @@ class MemoryTable:
             key = self._keys[place]
             yield key, self._entries[key]
 
-    def clear(self, prefix: bytes) -> None:
-        """Delete every key that starts with ``prefix``."""
+    def clear(self, prefix: bytes, limit: int | None = None) -> int:
+        """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
         begin = end = bisect_left(self._keys, prefix)
-        while end < len(self._keys) and self._keys[end].startswith(prefix):
+        while end < len(self._keys) and self._keys[end].startswith(prefix) and end - begin != limit:
             del self._entries[self._keys[end]]
             end += 1
         del self._keys[begin:end]
+        return end - begin
 
     def size_bytes(self) -> int:
         """Return the bytes of keys and values."""
@@ -152,7 +154,7 @@ class MemoryStore(StoreReads):
         self._disk: Disk = disk or PlainDisk()
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._run = self._disk.open()
-        self._tables = self._disk.tables
+        self._tables = CheckedTables(self._disk.tables, self._met_entry)
         self._watermarks = watermarks_in(self._tables.meta)
         self._waiting: list[_Ticket] = []
         self._turn = trio.Lock()
@@ -186,7 +188,7 @@ class MemoryStore(StoreReads):
         group = list(self._waiting)
 
         def apply() -> None:
-            applier = Applier(self._tables, self._now_ms(), self._watermarks, self._records)
+            applier = Applier(self._tables.raw, self._now_ms(), self._watermarks, self._records)
             for ticket in group:
                 ticket.outcome = applier.apply(ticket.prepared)
             applier.flush()
@@ -208,7 +210,7 @@ class MemoryStore(StoreReads):
 
     def read_through(self, tables: MemoryTables) -> None:
         """Read and write through other tables, which wrap those of the disk."""
-        self._tables = tables
+        self._tables = CheckedTables(tables, self._met_entry)
 
     async def aclose(self) -> None:
         """Finish the waiting writes."""
@@ -219,5 +221,5 @@ class MemoryStore(StoreReads):
 
     def size_bytes(self) -> int:
         """Return the bytes of all keys and values."""
-        tables: list[MemoryTable] = list(vars(self._tables).values())
+        tables: list[MemoryTable] = list(vars(self._tables.raw).values())
         return sum(table.size_bytes() for table in tables)

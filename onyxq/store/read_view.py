@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgpack
 
-from onyxq.core.errors import BadRequest, Corrupt
+from onyxq.core.errors import BadRequest, Corrupt, Unavailable
 from onyxq.core.facts import (
     COMPLETION,
     DATA,
@@ -20,7 +20,6 @@ from onyxq.core.facts import (
     RESOLUTION,
     TASK,
     UPDATE,
-    partition_of_key,
     unpack_history,
     unpack_resolution,
     unseal,
@@ -44,7 +43,8 @@ from onyxq.store.index.records import (
 )
 from onyxq.store.index.stretches import Remembered
 from onyxq.store.integrity.audit import Audit
-from onyxq.store.interface import Batch, Crooked, Digest, Ended, KeptLog, Piece, QueueCounts, Rider
+from onyxq.store.integrity.rebuild import marks_in
+from onyxq.store.interface import Batch, Digest, Ended, KeptLog, Piece, QueueCounts, Rider
 from onyxq.store.kept_log import ends_of, kept_log
 from onyxq.store.row_checks import Prepared
 from onyxq.store.state_lookup import FindingReads
@@ -60,12 +60,10 @@ class StoreReads(FindingReads):
         self.condition = Condition()
         self.damaged: set[bytes] = set()
         """Keys of rows that do not match their checksum, until they are repaired."""
-        self._miscounted: set[int] = set()
-        """Partitions in which rows were damaged since they were counted."""
         self._watermarks: dict[bytes, Watermark] = {}
         self._records = Remembered()
-        self.crooked = Crooked()
-        """Index entries, counts and digests that do not agree with the rows, until they are repaired."""
+        self.damaged_indexes: set[int] = set()
+        """Partitions whose index was found to be damaged, until they are marked."""
         self._followers: list[Callable[[Sequence[Prepared]], None]] = []
         self._riders: list[Rider] = []
 
@@ -91,18 +89,21 @@ class StoreReads(FindingReads):
             told(rows)
 
     def scrub(self, after: bytes, limit_bytes: int) -> bytes:
-        """Check about ``limit_bytes`` after a place: rows first, then all that is derived from them.
+        """Check about ``limit_bytes`` after a place: rows first, then the indexes.
 
-        Adds findings to `damaged` and `crooked`. Returns the place reached; empty at the end of a round.
+        Adds findings to `damaged` and `damaged_indexes`. Returns the place reached; empty at the end of a round.
         """
-        reached = Audit(self._tables, self.damaged, self.crooked).step(after, limit_bytes)
-        damaged = {partition_of_key(key) for key in self.damaged}
-        self._miscounted |= damaged
-        if not reached:
-            # While a row was damaged, its tasks may have been counted for another queue.
-            self.crooked.partitions |= self._miscounted - damaged
-            self._miscounted = damaged
-        return reached
+        return Audit(self._tables.raw, self.damaged, self.damaged_indexes).step(after, limit_bytes)
+
+    def unindexed(self) -> list[int]:
+        """Return the partitions whose index is damaged, is to be rebuilt, or is being rebuilt."""
+        marked = (int.from_bytes(partition, "big") for partition in marks_in(self._tables.meta))
+        return sorted({*marked, *self.damaged_indexes})
+
+    def _check_indexed(self, partition: int) -> None:
+        """Raise `Unavailable` if what was just read of a partition's index may be a part of it."""
+        if partition in self.unindexed():
+            raise Unavailable(f"the index of partition {partition} is being rebuilt on this node")
 
     def doubt(self) -> None:
         """Have the file, if there is one, examined page by page before it is opened the next time."""
@@ -273,10 +274,7 @@ class StoreReads(FindingReads):
     def _queue_named(self, key: bytes) -> str:
         """Return the queue whose counts have a key; empty if they are missing or damaged."""
         stored = self._tables.counts.get(key)
-        try:
-            return unpack_counts(key, stored)[1] if stored is not None else ""
-        except Corrupt:
-            return ""
+        return unpack_counts(stored)[1] if stored is not None else ""
 
     def next_due_ms(self, partition: int, start_ms: int = 0) -> int | None:
         """Return the earliest due time in ``due`` that is not before ``start_ms``, or None."""
@@ -295,11 +293,7 @@ class StoreReads(FindingReads):
         for key, value in self._tables.counts.ascend(prefix):
             if not bytes(key).startswith(prefix):
                 break
-            try:
-                numbers, name = unpack_counts(key, value)
-            except Corrupt:
-                self.crooked.partitions.add(partition)
-                continue
+            numbers, name = unpack_counts(value)
             out[name] = QueueCounts(*numbers)
         return dict(sorted(out.items()))
 
@@ -354,29 +348,31 @@ class StoreReads(FindingReads):
     # --- anti-entropy -----------------------------------------------------------------
 
     def hours(self, partition: int) -> dict[int, Digest]:
-        """Return the digest per hour bucket (ms of the id // 3,600,000)."""
+        """Return the digest per hour bucket (ms of the id // 3,600,000); raises `Unavailable`."""
         prefix = partition.to_bytes(2, "big")
         out = {}
         for key, value in self._tables.hours.ascend(prefix):
             if key[:2] != prefix:
                 break
             out[int.from_bytes(key[2:], "big")] = Digest(*DIGEST.unpack(value))
+        self._check_indexed(partition)
         return out
 
     def leaves(self, partition: int, hour: int) -> dict[int, Digest]:
-        """Return the digest per leaf of an hour bucket; empty leaves are absent."""
+        """Return the digest per leaf of an hour bucket; empty leaves are absent. Raises `Unavailable`."""
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big")
         out = {}
         for key, value in self._tables.leaves.ascend(prefix):
             if key[:6] != prefix:
                 break
             out[key[6]] = Digest(*DIGEST.unpack(value))
+        self._check_indexed(partition)
         return out
 
     def keys(self, partition: int, hour: int, leaf: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield the row keys of a leaf, sorted, each with the checksum at the end of its value.
 
-        Rows that arrive meanwhile may be among them.
+        Rows that arrive meanwhile may be among them. Raises `Unavailable`.
         """
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big") + bytes([leaf])
         stretches = []
@@ -385,6 +381,7 @@ class StoreReads(FindingReads):
                 break
             if not self.hides(key[7:]):
                 stretches.append(key[7:])
+        self._check_indexed(partition)
         for kind in KINDS:
             for stretch in stretches:
                 yield from [(key, bytes(value[-4:])) for key, value in self._rows_of(kind, stretch)]
@@ -402,7 +399,7 @@ class StoreReads(FindingReads):
         out: list[int] = []
         while not out or out[-1] < 0xFFFF:
             start = (out[-1] + 1 if out else 0).to_bytes(2, "big")
-            found = next(iter(self._tables.hours.ascend(start)), None)
+            found = next(iter(self._tables.rows.ascend(start)), None)
             if found is None:
                 break
             out.append(int.from_bytes(found[0][:2], "big"))

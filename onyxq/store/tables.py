@@ -6,8 +6,12 @@ each table holds.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
+
+from onyxq.core.errors import Corrupt
+from onyxq.core.facts import SEALED, seal
 
 TABLE_NAMES = (
     "rows",
@@ -29,7 +33,9 @@ TABLE_NAMES = (
 )
 INDEX_TABLES = ("ready", "due", "waiting", "keyed", "unique", "expiring", "dead")
 """Tables that are derived from rows, entry by entry."""
-PARTITION_TABLES = ("rows", *INDEX_TABLES, "stretch", "counts", "hours", "leaves", "pending")
+DERIVED_TABLES = (*INDEX_TABLES, "stretch", "counts", "hours", "leaves")
+"""All tables that are derived from rows: the index."""
+PARTITION_TABLES = ("rows", *DERIVED_TABLES, "pending")
 """Tables that `Batch.drop` empties."""
 LOG_POSITION = b"\0log_position"
 LOG_DIGEST = b"\0log_digest"
@@ -37,6 +43,8 @@ FORMAT_KEY = b"\0format"
 """Name of the store's format. Of the store's own named values, only this one has no checksum."""
 PURGED_KEY = b"\0purged/"
 """Prefix of the names of watermarks; the partition's bytes follow."""
+REBUILD_KEY = b"\0rebuild/"
+"""Prefix of the names of rebuild marks (see `onyxq.store.integrity.rebuild`); the partition's bytes follow."""
 
 
 class Table(Protocol):
@@ -70,8 +78,8 @@ class Table(Protocol):
         """Yield entries from ``start`` downwards; the table must not change meanwhile."""
         ...
 
-    def clear(self, prefix: bytes) -> None:
-        """Delete every key that starts with ``prefix``."""
+    def clear(self, prefix: bytes, limit: int | None = None) -> int:
+        """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
         ...
 
 
@@ -125,3 +133,96 @@ class Tables(Protocol):
 
     @property
     def meta(self) -> Table: ...
+
+
+class CheckedTable:
+    """A table whose entries end with a checksum of key and value, which its users do not see.
+
+    A damaged entry is reported and left out.  With ``strict``, `get` raises `Corrupt` for it instead.
+    """
+
+    def __init__(self, table: Table, report: Callable[[bytes], object], *, strict: bool) -> None:
+        self._table = table
+        self._find = table.get
+        self._report = report
+        self._strict = strict
+        self.delete = table.delete
+        self.clear = table.clear
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, or None."""
+        stored = self._find(key)
+        if stored is None:
+            return None
+        if zlib.crc32(stored, zlib.crc32(key)) == SEALED:
+            return stored[:-4]
+        self._report(key)
+        if self._strict:
+            raise Corrupt("an index entry does not match its checksum")
+        return None
+
+    def holds(self, key: bytes, value: bytes) -> bool:
+        """Return whether a key has this value. The checksum is not looked at."""
+        stored = self._find(key)
+        return stored is not None and stored[:-4] == value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set the value of a key."""
+        self._table.put(key, seal(key, value))
+
+    def add(self, key: bytes, value: bytes) -> bool:
+        """Put unless the key exists; return whether it was put."""
+        return self._table.add(key, seal(key, value))
+
+    def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield entries from ``start`` upwards."""
+        return self._checked(self._table.ascend(start))
+
+    def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield entries from ``start`` downwards."""
+        return self._checked(self._table.descend(start))
+
+    def _checked(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for key, stored in entries:
+            if zlib.crc32(stored, zlib.crc32(key)) == SEALED:
+                yield key, stored[:-4]
+            else:
+                self._report(key)
+
+
+class CheckedTables:
+    """The tables of a transaction, with those of the index checked.
+
+    ``report`` is called with the key of each damaged entry that is met.
+    """
+
+    rows: Table
+    ready: Table
+    due: Table
+    waiting: Table
+    keyed: Table
+    unique: Table
+    expiring: Table
+    dead: Table
+    stretch: CheckedTable
+    counts: Table
+    hours: Table
+    leaves: Table
+    pending: Table
+    epochs: Table
+    log: Table
+    meta: Table
+
+    def __init__(self, raw: Tables, report: Callable[[bytes], object]) -> None:
+        self.raw = raw
+        """The tables with the checksums."""
+        self._report = report
+
+    def __getattr__(self, name: str) -> Any:
+        # Made on first use: most transactions touch few tables.
+        table = getattr(self.raw, name)
+        if name in DERIVED_TABLES:
+            # Tasks must not seem unfinished because their record is damaged.
+            table = CheckedTable(table, self._report, strict=name == "stretch")
+        setattr(self, name, table)
+        return table

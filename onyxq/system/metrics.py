@@ -262,8 +262,8 @@ class Metrics:
         self.damaged_rows = Gauge("onyxq_damaged_rows", "Rows known to be damaged and not repaired yet.")
         self.repaired = Counter(
             "onyxq_repaired_total",
-            "Rows that were fetched from another node because they were damaged, and entries of indexes, "
-            "counts and digests that were put right: rows, entries.",
+            "Damaged rows that were fetched from another node, and partitions whose damaged index was rebuilt: "
+            "rows, indexes.",
             "what",
         )
 

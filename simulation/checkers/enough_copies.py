@@ -12,12 +12,17 @@ from typing import ClassVar
 
 from attrs import define, field
 
+from onyxq.core.facts import COMPLETED, COMPLETION, TASK, sealed
 from onyxq.core.ids import TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.replica import Partition, Replica
 from onyxq.core.step import Step
 from onyxq.leader.cohort.pending_facts import key_in
+from onyxq.store.index.expected import stretch_rows, true_stretch
+from onyxq.store.index.stretches import Stretch
+from onyxq.store.integrity.rebuild import marks_in
 from onyxq.store.memory import MemoryTables
 from onyxq.store.read_view import StoreReads
+from onyxq.store.tables import CheckedTables
 from simulation.checkers import Checker
 
 
@@ -26,7 +31,19 @@ class DiskReads(StoreReads):
 
     def __init__(self, tables: MemoryTables) -> None:
         super().__init__()
-        self._tables = tables
+        self._tables = CheckedTables(tables, self._met_entry)
+
+    def _stretch(self, stretch: bytes) -> Stretch:
+        """Return the record that follows from the rows on the disk where the index is being rebuilt."""
+        if stretch[6:8] not in marks_in(self._tables.meta):
+            return super()._stretch(stretch)
+        found = true_stretch(self._tables, stretch).copy()
+        for key, value in stretch_rows(self._tables, stretch[6:8], stretch):
+            if key[2:3] == TASK and not sealed(key, value):
+                found.known |= mask_of(key[3:], 1)
+            elif key[2:3] == COMPLETION and not sealed(key, value):
+                found.done[COMPLETED] |= mask_of(key[3:23], int.from_bytes(key[31:], "big"))
+        return found
 
 
 @define(eq=False)

@@ -12,7 +12,8 @@ import trio
 
 from onyxq.core.errors import StoreFailed
 from onyxq.core.facts import sealed
-from onyxq.store.memory import MemoryTables
+from onyxq.store.memory import MemoryTable, MemoryTables
+from onyxq.store.tables import DERIVED_TABLES
 
 
 class SimulatedDisk:
@@ -77,14 +78,15 @@ class SimulatedDisk:
         self._pending = None
         self._run += 1
 
-    def rot(self, key: bytes, *, bit: int = 0) -> bool:
-        """Flip one bit in a row's value; False if there is no such row."""
-        value = self.tables.rows.get(key)
+    def rot(self, key: bytes, *, bit: int = 0, name: str = "rows") -> bool:
+        """Flip one bit in the value at a key of a table; False if there is none."""
+        table: MemoryTable = getattr(self.tables, name)
+        value = table.get(key)
         if value is None:
             return False
         damaged = bytearray(value)
         damaged[bit // 8 % len(damaged)] ^= 1 << bit % 8
-        self.tables.rows.put(key, bytes(damaged))
+        table.put(key, bytes(damaged))
         return True
 
     def sound(self, key: bytes) -> bool:
@@ -95,3 +97,8 @@ class SimulatedDisk:
     def row_keys(self) -> list[bytes]:
         """Keys of all rows, sorted: what `rot` may damage."""
         return [key for key, _ in self.tables.rows.ascend(b"")]
+
+    def index_keys(self) -> list[tuple[str, bytes]]:
+        """Table and key of all entries of the index, which `rot` may damage too."""
+        tables: list[tuple[str, MemoryTable]] = [(name, getattr(self.tables, name)) for name in DERIVED_TABLES]
+        return [(name, key) for name, table in tables for key, _ in table.ascend(b"")]

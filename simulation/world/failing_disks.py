@@ -70,12 +70,12 @@ class SpoiltTable:
             self._touch(key)
             yield key, value
 
-    def clear(self, prefix: bytes) -> None:
+    def clear(self, prefix: bytes, limit: int | None = None) -> int:
         """Delete every key that starts with ``prefix``."""
         for key in self._keys:
             if key.startswith(prefix):
                 raise self._met()
-        self._table.clear(prefix)
+        return self._table.clear(prefix, limit)
 
 
 def damage_page(world: World, node: SimulatedNode, *, kills: bool) -> bool:

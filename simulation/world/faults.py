@@ -156,9 +156,13 @@ async def full_disk(world: World) -> None:
 
 
 async def bit_rot(world: World) -> None:
-    """Bits of rows flip on the disk of a node, where two others hold the same row soundly."""
+    """Bits flip on the disk of a node: of index entries, and of rows that two others hold soundly."""
     for _ in range(world.random.randint(1, 6)):
         node = any_running(world)
+        entries = node.disk.index_keys() if node is not None else []
+        if node is not None and entries and world.random.random() < 0.3:
+            name, key = world.random.choice(entries)
+            node.disk.rot(key, bit=world.random.getrandbits(16), name=name)
         others = [other for other in world.nodes if other is not node]
         keys = node.disk.row_keys() if node is not None else []
         if node is not None and keys:

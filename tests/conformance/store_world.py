@@ -29,7 +29,7 @@ from onyxq.core.facts import (
     unpack_completion,
 )
 from onyxq.core.ids import TaskId, counter_of, make_id
-from onyxq.store.interface import Batch, Digest, QueueCounts, Written
+from onyxq.store.interface import Batch, Digest, QueueCounts, Rebuild, Written
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.store.memory import MemoryStore
 from simulation.world.disk import SimulatedDisk
@@ -61,6 +61,15 @@ class World:
             yield store
         finally:
             await store.aclose()
+
+
+async def rebuild(store: AnyStore) -> None:
+    """Rebuild every index that is damaged or marked."""
+    await store.write(Batch(mark=tuple(store.damaged_indexes)))
+    store.damaged_indexes.clear()
+    for partition in store.unindexed():
+        while not (written := await store.write(Batch(rebuild=Rebuild(partition, rows_max=3)))).rebuilt:
+            assert not written.damaged
 
 
 def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -11,7 +11,6 @@ from onyxq.errors import Conflict, Corrupt
 from onyxq.operations import partition_rows
 from onyxq.operations.partition_rows import NAME_BYTES, Reading
 from tests.conformance.store_world import NOW_MS, AnyStore, World, done, first_id, in_trio, put, tasks
-from tests.conformance.test_store_mending import flip
 
 PARTITION = 3
 HOUR_MS = 3_600_000
@@ -104,7 +103,7 @@ async def test_a_damaged_row_is_not_passed_over(tmp_path: Path) -> None:
     async with world.store() as store:
         await put(store, tasks(first_id(), 1))
         (key,) = everything(store)
-        flip(world.disk.tables.rows, key)
+        world.disk.rot(key)
         with pytest.raises(Corrupt, match="until it is repaired"):
             Reading(store, PARTITION, name=NAME).page(b"")
         assert store.damaged == {key}

@@ -38,6 +38,7 @@ from tests.conformance.store_world import (
     first_id,
     in_trio,
     put,
+    rebuild,
     tasks,
 )
 
@@ -86,6 +87,7 @@ async def test_a_flipped_bit_is_told_and_repaired_by_the_sound_row(world: World)
             store.task_rows(3)
         await put(store, row)
         assert store.task_row(first_id(1)) == (first_id(0), row.value[:-4])
+        await rebuild(store)
         assert digests(store) == sound
 
 
@@ -104,6 +106,7 @@ async def test_a_damaged_row_gives_way_to_another_sound_value(world: World) -> N
             await put(store, sound)
             assert store.get(sound.key) == sound.value
     async with world.store() as store, World("memory", world.directory).store() as alone:
+        await rebuild(store)
         await put(alone, *rows)
         assert digests(store) == digests(alone)
         assert store.counts(3) == alone.counts(3)
@@ -242,7 +245,7 @@ async def test_a_full_map_fails_the_batch_and_a_drop_makes_room(lmdb_world: Worl
         assert store.known_bits(first_id(0)) == (1 << stored) - 1
         await store.write(Batch(drop=(3,)))
         assert store.known_bits(first_id(0)) == 0
-        assert await fill(store) >= stored - 5
+        assert await fill(store) >= 0.9 * stored
 
 
 @in_trio

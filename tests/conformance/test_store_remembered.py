@@ -6,6 +6,7 @@ from onyxq.core.ids import stretch_of
 from onyxq.store.index.records import stretch_key
 from onyxq.store.index.stretches import Remembered, State, Stretch
 from onyxq.store.memory import MemoryTable
+from onyxq.store.tables import CheckedTable
 from tests.conformance.store_world import first_id
 
 
@@ -21,7 +22,8 @@ def full_record() -> Stretch:
 
 def test_a_record_is_found_only_while_its_bytes_are_what_is_stored() -> None:
     """Not before they are written, and not once others are: a transaction may fail, a file be damaged."""
-    table, remembered, record = MemoryTable(), Remembered(), full_record()
+    raw, remembered, record = MemoryTable(), Remembered(), full_record()
+    table = CheckedTable(raw, lambda _: None, strict=True)
     name = stretch_of(first_id())
     remembered.put(name, record.pack(), record)
     assert remembered.find(table, name) is None

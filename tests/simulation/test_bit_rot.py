@@ -137,6 +137,53 @@ def test_a_task_of_which_the_only_copy_that_is_up_is_damaged_is_not_said_to_be_a
     simulate(workload, seed=seed, options=ONE)
 
 
+@pytest.mark.parametrize("name", ["ready", "stretch", "counts", "leaves"])
+def test_a_damaged_index_is_rebuilt_while_another_node_leads(name: str) -> None:
+    """Every task is granted and completed once; the leader takes no part in grants until its index is whole."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = await client.enqueue("q", [b"%d" % number for number in range(40)])
+            done = list(await client.claim("q", maximum=10, wait_ms=10_000))
+            for claim in done:
+                await client.complete(claim)
+            node = leader_of(world)
+            (_, key), *_ = [found for found in node.disk.index_keys() if found[0] == name]
+            assert node.disk.rot(key, bit=77, name=name)
+            before = world.audit.replica.partitions[0].epoch
+            await world.until(lambda: world.audit.replica.partitions[0].epoch > before, "it gives the partition up")
+            assert leader_of(world) is not node
+            while len(done) < len(tasks):
+                claims = await client.claim("q", maximum=3, wait_ms=10_000)
+                for claim in claims:
+                    await client.complete(claim)
+                done += claims
+            assert node.store is not None
+            await world.until(lambda: node.store is not None and not node.store.unindexed(), "the index is rebuilt")
+            assert node.disk.rot(key, bit=0, name=name) is (name != "ready")
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_the_only_node_leads_again_once_its_index_is_rebuilt() -> None:
+    """No other node can lead meanwhile."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = await client.enqueue("q", [b"%d" % number for number in range(8)])
+            (node,) = world.nodes
+            for name, key in node.disk.index_keys():
+                assert node.disk.rot(key, bit=9, name=name)
+            done = 0
+            while done < len(tasks):
+                for claim in await client.claim("q", maximum=8, wait_ms=20_000):
+                    assert claim.data == world.history.enqueued[claim.id].data
+                    await client.complete(claim)
+                    done += 1
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=1))
+
+
 class Holder:
     """A node with a store, and other nodes that answer with their copy of one row."""
 
@@ -153,6 +200,13 @@ class Holder:
         """Return the rows that a node has."""
         assert method == "cohort.rows"
         return [[*self._others[node]]]
+
+    def reads_index(self, partition: int) -> bool:
+        """Nothing is led from here."""
+        return False
+
+    async def give_up(self, partition: int) -> None:
+        """Nothing is led from here."""
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
         """Ignore it: no claimer waits."""

@@ -1,12 +1,12 @@
-"""Repair: rows that do not match their checksum are found and fetched from another holder.
+"""Repairs what rotted in a node's store: rows from other nodes, indexes from the rows.
 
-Whoever reads a damaged row notes it in the store; besides, every row is read once in a
-while, a little at a time, so that rot is found while the other copies are still sound.
-So are the indexes, counts and digests, which are mended from the rows that are here.
+Each reader notes damaged rows and entries in the store.  Besides, a scrub reads everything now and
+then, so that rot is found while the other copies are still sound.  A round of the scrub begins
+when the store is opened, and continues in slices of a few milliseconds.  The pauses between them
+are short while no client uses the node.  The longer a round worked, the longer it rests afterwards.
 
-A round begins when the store is opened and goes on in slices of a few milliseconds: with
-short pauses while nobody asks the node for anything, else with long ones.  The longer a
-round's work is, the longer it rests before the next, so it is a small part of all work.
+An index is rebuilt while no leader of this node reads it.  So a leader gives its partition up
+first; if no other node can lead, this node leads again once the index is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onyxq.core.placement import holders
 from onyxq.core.replica import Replica
 from onyxq.leader.cohort.member import checked_rows
 from onyxq.store.integrity.audit import progress
-from onyxq.store.interface import Batch, Mending, Piece, Store
+from onyxq.store.interface import Batch, Piece, Rebuild, Store
 from onyxq.system.metrics import Metrics
 
 LOOK_EVERY_S = 1.0
@@ -42,10 +42,8 @@ SCRUB_PAUSE_S = 60.0
 REST = 100
 """The same as a multiple of the round's own work: scrubbing is a hundredth of a core at most."""
 RETRY_EVERY_S = 10.0
-SEEK_MAX = 16
-"""Rows whose true key is sought at once: each takes some ms."""
-MEND_MAX = 64
-"""Stretches and entries that are mended at a look."""
+REBUILD_AFTER_S = 5.0
+"""From the end of a leadership to the rebuild, in seconds: until all that it began has ended."""
 REPAIR_ROWS = 256
 REPAIR_TIMEOUT_S = 10.0
 
@@ -67,6 +65,14 @@ class RepairHost(Protocol):
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
         """Call a method of another node; raises `Unavailable`."""
+        ...
+
+    def reads_index(self, partition: int) -> bool:
+        """Return whether a leader of the partition on this node reads its index."""
+        ...
+
+    async def give_up(self, partition: int) -> None:
+        """Have another node lead the partition, or this one anew."""
         ...
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
@@ -91,8 +97,10 @@ class Repair:
         """By the clock, the last slice."""
         self._told: dict[bytes, float] = {}
         """Damaged rows that could not be repaired, and when to try again."""
-        self._sought: set[bytes] = set()
-        """Those that nobody else has, after it was tried whether only their key was changed."""
+        self._alone: set[bytes] = set()
+        """Those that no other node can replace, because no other node holds the partition."""
+        self._read_s: dict[int, float] = {}
+        """Partition to rebuild -> when a leader of this node was last seen to read its index."""
 
     async def run(self) -> None:
         """Look for damaged rows and repair them until cancelled."""
@@ -101,13 +109,13 @@ class Repair:
             await trio.sleep(self._pause_s())
             if trio.current_time() >= self._scrub_at_s:
                 self._scrub()
-            if store.crooked:
-                await self._mend(store.crooked.take(MEND_MAX))
             if trio.current_time() >= look_at_s:
                 look_at_s = trio.current_time() + LOOK_EVERY_S
                 if store.damaged:
                     await self._repair()
                 self._host.metrics.damaged_rows.set(len(store.damaged))
+                for partition in store.unindexed():
+                    await self._rebuild(partition)
 
     def _pause_s(self) -> float:
         if not self._after:
@@ -138,18 +146,38 @@ class Repair:
             self._scrub_at_s = trio.current_time() + max(SCRUB_PAUSE_S, REST * self._slices * SLICE_S)
             self._slices = 0.0
 
-    async def _mend(self, found: Mending) -> None:
-        """Put right what can be told from the rows that are here."""
+    async def _rebuild(self, partition: int) -> None:
+        """Rebuild the index of a partition if its rows are repaired and no leader here reads it."""
+        store, now_s = self._host.store, trio.current_time()
         try:
-            written = await self._host.store.write(Batch(mend=found))
+            if partition in store.damaged_indexes:
+                await store.write(Batch(mark=(partition,)))
+                store.damaged_indexes.discard(partition)
+                log.warning("the index of partition %d disagrees with its rows and is to be rebuilt", partition)
+            if self._host.reads_index(partition):
+                self._read_s[partition] = now_s
+                await self._host.give_up(partition)
+            elif now_s >= self._read_s.get(partition, -REBUILD_AFTER_S) + REBUILD_AFTER_S:
+                await self._rebuild_slices(partition)
         except OnyxqError as error:
-            log.warning("what does not agree with the rows cannot be mended now: %s", error.message)
-            return
-        self._host.pieces_added(written.pieces)
-        amount = sum(map(len, (found.stretches, found.entries, found.partitions, found.leaves)))
-        self._host.metrics.repaired.add("entries", n=amount)
-        if amount:
-            log.warning("%d entries or sums that did not agree with the rows were mended", amount)
+            log.warning("the index of partition %d cannot be rebuilt now: %s", partition, error.message)
+
+    async def _rebuild_slices(self, partition: int) -> None:
+        """Rebuild until the index is complete, or a damaged row is in the way."""
+        store = self._host.store
+        until_s = trio.current_time() + LOOK_EVERY_S
+        while partition not in {partition_of_key(key) for key in store.damaged - self._alone}:
+            began_s = trio.current_time()
+            if began_s >= until_s:
+                return
+            written = await store.write(Batch(rebuild=Rebuild(partition, without=frozenset(self._alone))))
+            store.damaged.update(written.damaged)
+            if written.rebuilt:
+                self._read_s.pop(partition, None)
+                self._host.metrics.repaired.add("indexes")
+                log.warning("the index of partition %d was rebuilt from its rows", partition)
+                return
+            await trio.sleep(max(self._pace()[1] / BUSY_PART, trio.current_time() - began_s))
 
     async def _repair(self) -> None:
         store, damaged = self._host.store, self._host.store.damaged
@@ -159,7 +187,7 @@ class Repair:
                 damaged.discard(key)  # dropped, or repaired by anti-entropy
         now_s = trio.current_time()
         self._told = {key: at_s for key, at_s in self._told.items() if key in damaged}
-        self._sought &= damaged
+        self._alone &= damaged
         by_partition: dict[int, list[bytes]] = {}
         for key in sorted(damaged):
             if key not in self._told:
@@ -175,22 +203,38 @@ class Repair:
         """Ask every holder: one that is not up to date may hold what another leader had made of a row."""
         host = self._host
         placed = host.replica.partitions.get(partition)
+        others = [node for node in holders(placed) if node != host.node_id] if placed is not None else []
         found: dict[bytes, Row] = {}
-        for node in holders(placed) if placed is not None else ():
-            if node == host.node_id:
-                continue
+        lost = set(keys)
+        for node in others:
             try:
                 given = await host.call(node, "cohort.rows", {"keys": keys}, timeout_s=REPAIR_TIMEOUT_S)
-                for row in checked_rows(given, partition):
-                    known = found.setdefault(row.key, row)
-                    found[row.key] = max(known, row, key=lambda one: rank(*one))
+                rows = checked_rows(given, partition)
             except OnyxqError as error:
                 log.info("node %s repairs nothing of partition %d: %s", node, partition, error.message)
+                lost.clear()
+                continue
+            for row in rows:
+                known = found.setdefault(row.key, row)
+                found[row.key] = max(known, row, key=lambda one: rank(*one))
+            if rows:  # the page may have ended there
+                lost = {key for key in lost if key < rows[-1].key} - found.keys()
         await self._keep(partition, [found[key] for key in keys if key in found])
-        unknown = [key for key in keys if key not in found and key not in self._sought][:SEEK_MAX]
-        if unknown:
-            self._sought.update(unknown)
-            await self._mend(Mending(rows=tuple(unknown)))
+        if not others:
+            self._alone.update(lost)
+        elif lost and placed is not None and placed.members == placed.target:
+            await self._discard(sorted(lost))
+
+    async def _discard(self, keys: list[bytes]) -> None:
+        """Delete damaged rows that no member has: their keys are damaged too, or they were never acknowledged."""
+        try:
+            await self._host.store.write(Batch(discard=tuple(keys)))
+        except OnyxqError as error:
+            log.warning("damaged rows cannot be deleted now: %s", error.message)
+            return
+        self._host.store.damaged.difference_update(keys)
+        for key in keys:
+            log.error("the row of kind %r at task %s is deleted: no member has it", key[2:3], key[3:23].hex())
 
     async def _keep(self, partition: int, rows: Sequence[Row]) -> None:
         if not rows:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import (
@@ -31,7 +31,7 @@ from onyxq.core.facts import (
     unpack_resolution,
     unseal,
 )
-from onyxq.core.ids import STRETCH_TASKS, TaskId, id_at, mask_of, offset_of, partition_of, stretch_of
+from onyxq.core.ids import STRETCH_TASKS, id_at, mask_of, offset_of
 from onyxq.core.purged import Watermark
 from onyxq.store.index.digests import Digests
 from onyxq.store.index.heads import QueueKey, task_head
@@ -41,11 +41,11 @@ from onyxq.store.index.pieces import PROMOTE_PIECES_MAX, Pieces
 from onyxq.store.index.purge import Purger
 from onyxq.store.index.records import OUTCOME_PLACES, TOTAL, Alike, dead_key, pack_mask, pack_number, unpack_number
 from onyxq.store.index.stretches import MOVING, Owner, Remembered, Stretch, groups, moved_by, owners, void_bits, winners
-from onyxq.store.integrity.index_repair import Mender
-from onyxq.store.interface import Batch, Mending, Written
+from onyxq.store.integrity.rebuild import Marks, rebuild
+from onyxq.store.interface import Batch, Rebuild, Written
 from onyxq.store.kept_log import add_part, add_records, check_kept
 from onyxq.store.row_checks import Prepared, prepare
-from onyxq.store.tables import LOG_DIGEST, LOG_POSITION, PARTITION_TABLES, Table, Tables
+from onyxq.store.tables import LOG_DIGEST, LOG_POSITION, PARTITION_TABLES, CheckedTables, Table, Tables
 
 __all__ = ["PROMOTE_PIECES_MAX", "Applier", "PreparedBatch", "prepare_batch"]
 
@@ -85,16 +85,28 @@ class Applier:
     def __init__(
         self, tables: Tables, now_ms: int, watermarks: Mapping[bytes, Watermark], records: Remembered | None = None
     ) -> None:
-        self._tables = tables
+        self._raw = tables
+        self._tables = CheckedTables(tables, self._distrust)
         self._watermarks = watermarks
         """Watermark per partition (as two bytes)."""
-        self._pieces = Pieces(tables, now_ms, records if records is not None else Remembered())
+        self._marks = Marks(tables.meta)
+        self._distrusted: set[bytes] = set()
+        """Partitions whose index was found to disagree with the rows."""
+        self._pieces = Pieces(self._tables, now_ms, records if records is not None else Remembered())
         self._ruled = Ruled(self._pieces)
-        self._digests = Digests(tables)
-        self._mender = Mender(tables, pieces=self._pieces, ruled=self._ruled, digests=self._digests)
-        self._purger = Purger(tables, pieces=self._pieces, ruled=self._ruled, digests=self._digests, leave=self._leave)
-        self._healed: set[TaskId] = set()
-        """Stretches whose damaged rows were replaced. What followed from those rows was unknown."""
+        self._digests = Digests(self._tables)
+        self._purger = Purger(
+            self._tables,
+            pieces=self._pieces,
+            ruled=self._ruled,
+            digests=self._digests,
+            leave=self._leave,
+            distrust=self._distrust,
+        )
+
+    def _distrust(self, key: bytes) -> None:
+        """Have the index of a key's partition rebuilt."""
+        self._distrusted.add(bytes(key[:2]))
 
     def apply(self, prepared: PreparedBatch) -> Written:
         """Apply one batch; later batches of the transaction see what it changed."""
@@ -102,8 +114,10 @@ class Applier:
         self._pieces.added = {}
         new_rows = self._add_rows(prepared.rows)
         superseded = tuple(sorted(self._ruled.settle())) if self._ruled.unsettled else ()
-        if self._healed or batch.mend is not None:
-            self._mend(batch.mend or Mending())
+        for key in batch.discard:
+            self._discard(key)
+        for partition in batch.mark:
+            self._distrust(partition.to_bytes(2, "big"))
         for partition, epoch in batch.epochs:
             self._raise_to(self._tables.epochs, partition.to_bytes(2, "big"), epoch)
         if batch.log_position is not None and batch.log_position >= 0:
@@ -127,28 +141,39 @@ class Applier:
         pieces = tuple(self._pieces.added.values())
         if self._watermarks:
             pieces = tuple(piece for piece in pieces if not self._is_purged(piece.first))
-        return Written(new_rows, pieces, superseded, *purged)
+        rebuilt = self._rebuild(batch.rebuild) if batch.rebuild is not None else ((), False)
+        return Written(new_rows, pieces, superseded, *purged, *rebuilt)
 
     def _is_purged(self, task_id: bytes) -> bool:
         watermark = self._watermarks.get(task_id[6:8])
         return watermark is not None and watermark.covers(task_id)
 
-    def _mend(self, found: Mending) -> None:
-        misplaced = [row for key in found.rows if (row := self._mender.take_misplaced(key))]
-        self._add_rows([prepare(row) for row in misplaced])
-        self._healed.update(stretch_of(row.key[3:23]) for row in misplaced)
-        if self._ruled.unsettled:
-            self._ruled.settle()
-        healed, self._healed = self._healed, set()
-        # While a row was damaged, changes to its tasks may have been counted for another queue.
-        partitions = {partition_of(stretch) for stretch in healed} | set(found.partitions)
-        stretches = (*found.stretches, *sorted(healed))
-        self._mender.mend(evolve(found, stretches=stretches, partitions=tuple(sorted(partitions))))
+    def _discard(self, key: bytes) -> None:
+        stored = self._tables.rows.get(key)
+        if stored is not None and not sealed(key, stored):
+            self._tables.rows.delete(key)
+            self._distrust(key)
+
+    def _rebuild(self, asked: Rebuild) -> tuple[tuple[bytes, ...], bool]:
+        self.flush()
+
+        def index(row: Prepared) -> None:
+            stretch = self._pieces.stretch(row.stretch)
+            self._digests.add(stretch.key[:7], row.key, row.value)
+            self._index(stretch, row)
+
+        found = rebuild(self._raw, self._marks, asked, index=index)
+        self._ruled.settle()
+        self._pieces.added = {}
+        return found
 
     def flush(self) -> None:
         """Write the gathered records. The transaction may commit after it."""
         self._pieces.flush()
         self._digests.flush()
+        for partition in sorted(self._distrusted):
+            self._marks.put(partition)
+        self._distrusted.clear()
 
     @staticmethod
     def _raise_to(table: Table, key: bytes, number: int) -> bool:
@@ -164,6 +189,7 @@ class Applier:
         for name in PARTITION_TABLES:
             table: Table = getattr(self._tables, name)
             table.clear(partition)
+        self._marks.remove(partition)
         added = self._pieces.added
         self._pieces.added = {key: piece for key, piece in added.items() if key[:2] != partition}
 
@@ -171,11 +197,14 @@ class Applier:
 
     def _add_rows(self, rows: Sequence[Prepared]) -> int:
         added = 0
-        add, stretch_of, digests = self._tables.rows.add, self._pieces.stretch, self._digests
+        add, stretch_of, digests, later = self._tables.rows.add, self._pieces.stretch, self._digests, self._marks.later
         purges = bool(self._watermarks)
         for row in rows:
             key, value, stretch_id = row.key, row.value, row.stretch
             if purges and self._is_purged(stretch_id):
+                continue
+            if later(stretch_id):
+                added += self._keep(row)
                 continue
             if not add(key, value):
                 self._merge(row)
@@ -200,6 +229,14 @@ class Applier:
         elif kind == RESOLUTION:
             self._add_resolution(stretch, stretch.resolved | mask)
 
+    def _keep(self, row: Prepared) -> bool:
+        """Store a row that a rebuild will index; return whether it is new."""
+        key, value = row.key, row.value
+        stored = self._tables.rows.get(key)
+        if stored is None or not sealed(key, stored) or rank(key, bytes(stored)) < rank(key, value):
+            self._tables.rows.put(key, value)
+        return stored is None
+
     def _merge(self, row: Prepared) -> None:
         """Keep the higher-ranked of two values under one key; replace a damaged value by a sound one."""
         key, value = row.key, row.value
@@ -211,9 +248,8 @@ class Applier:
         try:
             unseal(key, stored)
         except Corrupt:
-            # What it added to the digests is unknown now.
-            self._digests.recount(stretch.key[:7])
-            self._healed.add(row.stretch)
+            # What it added to the digests, and what was done while it was damaged, is unknown.
+            self._distrust(key)
             self._tables.rows.put(key, value)
         else:
             if rank(key, stored) >= rank(key, value):
@@ -240,35 +276,46 @@ class Applier:
     # --- tasks ------------------------------------------------------------------
 
     def _add_task(self, stretch: Stretch, offset: int, mask: int, queue: QueueKey) -> None:
-        tasks = mask & ~stretch.known
-        if tasks != mask:
-            mine = mask & ~self._others(stretch, offset)
-            if mine & stretch.known:
-                # The record includes this row already: the row was lost, and is back.
-                self._healed.add(TaskId(stretch.key[7:]))
-                return
+        """Index a task row. A task of several rows belongs to the one that starts last.
+
+        All stored rows of the stretch that start later are indexed before.
+        """
+        tasks, overlap = mask, mask & stretch.known
+        if overlap:
+            stretch.owned[offset] = 0
+            for other in list(owners(self._tables, stretch, overlap)):
+                overlap &= ~other.tasks
+                if other.offset > offset:
+                    tasks &= ~other.tasks
+                else:
+                    self._narrow(stretch, other, other.tasks & ~mask)
+            if overlap:  # a row of the index is damaged, or was lost and is back
+                self._distrust(stretch.key)
             stretch.owned[offset] = tasks
+            if tasks == mask:
+                del stretch.owned[offset]
         stretch.known |= mask
         stretch.dirty = True
-        if not tasks:
+        self._put_owner(stretch, Owner(offset, tasks, queue))
+
+    def _narrow(self, stretch: Stretch, owner: Owner, tasks: int) -> None:
+        """Leave a row only some of its tasks."""
+        if owner.queue.rules is not None:
+            self._ruled.retract(stretch, owner.tasks)
+        else:
+            self._leave(stretch, owner)
+        stretch.owned[owner.offset] = tasks
+        stretch.ruled &= ~owner.tasks
+        stretch.granted &= ~owner.tasks
+        self._put_owner(stretch, owner._replace(tasks=tasks))
+
+    def _put_owner(self, stretch: Stretch, owner: Owner) -> None:
+        if not owner.tasks:
             return
-        owner = Owner(offset, tasks, queue)
-        if queue.rules is not None:
+        if owner.queue.rules is not None:
             self._ruled.insert(stretch, owner, new=True)
         else:
             self._enter(stretch, owner)
-
-    def _others(self, stretch: Stretch, offset: int) -> int:
-        """Return the tasks that other rows of a stretch hold."""
-        out = 0
-        for key, value in self._upto(TASK, stretch):
-            try:
-                count, _ = task_head(value)
-            except BadRequest:
-                continue  # damaged
-            if offset_of(key[3:]) != offset:
-                out |= stretch.owned.get(offset_of(key[3:]), mask_of(key[3:], count))
-        return out
 
     def _enter(self, stretch: Stretch, owner: Owner) -> None:
         """Count and index a plain row."""
@@ -309,17 +356,14 @@ class Applier:
         for owner in owners(self._tables, stretch, stretch.known & ~stretch.ruled):
             self._leave(stretch, owner)
         self._tables.rows.put(key, value)
-        known = stretch.known
         stretch.known, stretch.owned, stretch.ruled, stretch.granted = 0, {}, 0, 0
-        rows = [(bytes(key), bytes(value)) for key, value in self._upto(TASK, stretch)]
-        # A damaged row may claim more tasks than it holds, so the sound rows come first.
-        for damaged, found, stored in sorted((not sealed(*row), *row) for row in rows):
+        # Last first: see `_add_task`.
+        for found, stored in [(bytes(key), bytes(value)) for key, value in self._upto(TASK, stretch)][::-1]:
             try:
                 count, queue = task_head(stored)
             except BadRequest:
-                continue
-            mask = mask_of(found[3:], count)
-            self._add_task(stretch, offset_of(found[3:]), mask & known if damaged else mask, queue)
+                continue  # damaged
+            self._add_task(stretch, offset_of(found[3:]), mask_of(found[3:], count), queue)
 
     # --- completions ------------------------------------------------------------
 

@@ -7,9 +7,6 @@ from onyxq.core.ids import STRETCH_TASKS, id_at
 from onyxq.store.index.records import DIGEST, HASH_MASK, row_hash
 from onyxq.store.tables import Table, Tables
 
-LEAF_BYTES = 7
-"""Bytes of a leaf's key; an hour's has one less."""
-
 
 class Digests:
     """Gathers the changes to digests by the rows of one write transaction."""
@@ -17,8 +14,6 @@ class Digests:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._leaves: dict[bytes, list[int]] = {}
-        self._recount: set[bytes] = set()
-        """Leaves and hours whose digests are computed anew."""
 
     def add(self, leaf: bytes, key: bytes, value: bytes) -> None:
         """Note a new row."""
@@ -39,10 +34,6 @@ class Digests:
         changes = self._leaves.setdefault(leaf, [0, 0])
         changes[1] += row_hash(key, new) - row_hash(key, old)
 
-    def recount(self, leaf: bytes) -> None:
-        """Compute the digest of a leaf, or an hour, anew, because its true change is unknown."""
-        self._recount.add(leaf)
-
     def flush(self) -> None:
         """Write the gathered changes."""
         hours: dict[bytes, list[int]] = {}
@@ -54,20 +45,6 @@ class Digests:
         for key, (rows, total) in hours.items():
             _add(self._tables.hours, key, rows, total)
         self._leaves = {}
-        for key in sorted(self._recount, reverse=True):  # leaves before their hour
-            if len(key) == LEAF_BYTES:
-                rows, total = count_leaf(self._tables, key)
-                old_rows, old_total = DIGEST.unpack(self._tables.leaves.get(key) or DIGEST.pack(0, 0))
-                _add(self._tables.leaves, key, rows - old_rows, total - old_total)
-                _add(self._tables.hours, key[:6], rows - old_rows, total - old_total)
-                if not rows:
-                    self._tables.leaves.delete(key)
-            else:
-                rows, total = sum_leaves(self._tables, key)
-                self._tables.hours.put(key, DIGEST.pack(rows, total))
-                if not rows:
-                    self._tables.hours.delete(key)
-        self._recount = set()
 
 
 def count_leaf(tables: Tables, leaf: bytes) -> tuple[int, int]:
@@ -87,17 +64,6 @@ def count_leaf(tables: Tables, leaf: bytes) -> tuple[int, int]:
                     break
                 rows += 1
                 total += row_hash(bytes(key), bytes(value[-4:]))
-    return rows, total
-
-
-def sum_leaves(tables: Tables, hour: bytes) -> tuple[int, int]:
-    """Return the digest of an hour, computed from its leaves."""
-    rows = total = 0
-    for key, value in tables.leaves.ascend(hour):
-        if key[:6] != hour:
-            break
-        more_rows, more = DIGEST.unpack(value)
-        rows, total = rows + more_rows, total + more
     return rows, total & HASH_MASK
 
 

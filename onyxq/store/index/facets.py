@@ -62,15 +62,9 @@ def head_of(tables: Tables, prefix: bytes) -> TaskId | None:
 
 
 def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:
-    """Return the first entry of an ordering key: the rest of its key, and its mask.
-
-    A damaged entry may have an empty mask. It holds no task, and scrubbing repairs it.
-    """
+    """Return the first entry of an ordering key: the rest of its key, and its mask."""
     for key, value in tables.keyed.ascend(prefix):
-        if key[:19] != prefix:
-            return None
-        if bits := unpack_mask(value):
-            return bytes(key[19:]), bits
+        return (bytes(key[19:]), unpack_mask(value)) if key[:19] == prefix else None
     return None
 
 

@@ -6,10 +6,8 @@ gathers the pieces that became ready, for the answer.
 
 from __future__ import annotations
 
-from onyxq.core.errors import Corrupt
-from onyxq.core.ids import TaskId, id_at, offset_of, stretch_of
-from onyxq.store.index.counts import count_partition
-from onyxq.store.index.expected import true_stretch
+from onyxq.core.ids import id_at, offset_of, stretch_of
+from onyxq.store.index.expected import load_stretch
 from onyxq.store.index.heads import QueueKey
 from onyxq.store.index.records import (
     SCHEDULED,
@@ -22,14 +20,13 @@ from onyxq.store.index.records import (
     pack_counts,
     pack_piece,
     ready_key,
-    stretch_key,
     unpack_counts,
     unpack_ready,
     with_bits,
 )
 from onyxq.store.index.stretches import Owner, Remembered, Stretch, owners
 from onyxq.store.interface import Piece
-from onyxq.store.tables import Tables
+from onyxq.store.tables import CheckedTables
 
 PROMOTE_PIECES_MAX = 4096
 """Pieces that one promotion moves at most; the next promotion moves the rest."""
@@ -38,12 +35,10 @@ PROMOTE_PIECES_MAX = 4096
 class Pieces:
     """Pieces, counts and stretch records of one write transaction."""
 
-    def __init__(self, tables: Tables, now_ms: int, records: Remembered) -> None:
+    def __init__(self, tables: CheckedTables, now_ms: int, records: Remembered) -> None:
         self.tables = tables
         self.added: dict[bytes, Piece] = {}
         """Pieces that this batch added to ``ready`` or ``due``, by key."""
-        self.recount: set[bytes] = set()
-        """Partitions whose queues are counted anew, because their counts cannot be trusted."""
         self._now_ms = now_ms
         self._records = records
         self._stretches: dict[bytes, Stretch] = {}
@@ -55,41 +50,18 @@ class Pieces:
         found = self._stretches.get(stretch_id)
         if found is None:
             known = self._records.find(self.tables.stretch, stretch_id)
-            found = self._stretches[stretch_id] = self._load(stretch_id) if known is None else known.copy()
+            if known is not None:
+                found = known.copy()
+            else:
+                found, stored = load_stretch(self.tables, stretch_id)
+                # The record also shows that the stretch has rows, so a new one is always written.
+                found.dirty = not stored
+            self._stretches[stretch_id] = found
         return found
-
-    def _load(self, stretch_id: bytes) -> Stretch:
-        key = stretch_key(stretch_id)
-        stored = self.tables.stretch.get(key)
-        try:
-            found = Stretch(key) if stored is None else Stretch.unpack(key, stored)
-            # The record also shows that the stretch has rows, so a new one is always written.
-            found.dirty = stored is None
-        except Corrupt:
-            found, _ = true_stretch(self.tables, stretch_id, {})
-            found.dirty = True
-        return found
-
-    def put_stretch(self, stretch: Stretch) -> None:
-        """Replace the record of a stretch."""
-        stretch.dirty = True
-        self._stretches[TaskId(stretch.key[7:])] = stretch
 
     def forget_stretch(self, stretch_id: bytes) -> None:
         """Drop the record of a stretch that has no rows any more."""
         self._stretches.pop(stretch_id, None)
-
-    def put_piece(self, key: bytes, value: bytes) -> None:
-        """Index a piece by its key and value in ``ready``, wherever it was."""
-        self.tables.ready.delete(key)
-        self.tables.due.delete(key[:2] + key[22:])
-        due_ms = due_ms_of(key[20:])
-        if due_ms > self._now_ms:
-            self.tables.due.put(key[:2] + key[22:], key[2:22] + value)
-            return
-        self.tables.ready.put(key, value)
-        queue = self._name_of(key[:18]) or self._name_in_row(key)
-        self.added[key] = unpack_ready(queue, key, value)
 
     def counts_of(self, partition: bytes, queue: QueueKey) -> list[int]:
         """Return the changes to a queue's counts."""
@@ -109,17 +81,10 @@ class Pieces:
                 self._records.put(stretch_id, packed, stretch)
         for key, changes in self._counts.items():
             stored = self.tables.counts.get(key)
-            try:
-                old, name = ((0,) * 6, "") if stored is None else unpack_counts(key, stored)
-            except Corrupt:
-                self.recount.add(key[:2])
-                continue
+            old, name = ((0,) * 6, "") if stored is None else unpack_counts(stored)
             numbers = [max(0, was + change) for was, change in zip(old, changes, strict=True)]
-            self.tables.counts.put(key, pack_counts(key, numbers, self._names.get(key, name)))
+            self.tables.counts.put(key, pack_counts(numbers, self._names.get(key, name)))
         self._stretches, self._counts = {}, {}
-        for partition in sorted(self.recount):
-            count_partition(self.tables, partition)
-        self.recount = set()
 
     def place(self, stretch: Stretch, owner: Owner, *, alike: Alike, group: int, live: int) -> None:
         """Index the unfinished tasks ``live`` of a group."""
@@ -137,11 +102,8 @@ class Pieces:
             self.tables.ready.put(key, value)
         else:
             key = due_key(due_ms, first)
-            # Only a row that was damaged meanwhile leaves an entry there.
-            stale = self.tables.due.get(key)
             self.tables.due.put(key, queue.place + value)
-            scheduled = live.bit_count() - (bits_of(stale[20:]).bit_count() if stale is not None else 0)
-            self.counts_of(stretch.key[:2], queue)[SCHEDULED] += scheduled
+            self.counts_of(stretch.key[:2], queue)[SCHEDULED] += live.bit_count()
         self.added[key] = piece
 
     def shrink(self, stretch: Stretch, owner: Owner, *, due_ms: int, group: int, gone: int) -> None:
@@ -188,11 +150,7 @@ class Pieces:
         name = self._names.get(key)
         if name is None:
             stored = self.tables.counts.get(key)
-            try:
-                name = unpack_counts(key, stored)[1] if stored is not None else ""
-            except Corrupt:
-                name = ""
-            self._names[key] = name
+            name = self._names[key] = unpack_counts(stored)[1] if stored is not None else ""
         return name
 
     def _name_in_row(self, key: bytes) -> str:

@@ -55,7 +55,10 @@ def purged_stretches(
 
 
 class Purger:
-    """Purges in one write transaction; ``leave`` takes a plain row out of the indexes."""
+    """Purges in one write transaction; ``leave`` takes a plain row out of the indexes.
+
+    ``distrust`` is called with a partition whose index keeps entries of deleted rows.
+    """
 
     def __init__(
         self,
@@ -65,12 +68,14 @@ class Purger:
         ruled: Ruled,
         digests: Digests,
         leave: Callable[[Stretch, Owner], None],
+        distrust: Callable[[bytes], object],
     ) -> None:
         self._tables = tables
         self._pieces = pieces
         self._ruled = ruled
         self._digests = digests
         self._leave = leave
+        self._distrust = distrust
 
     def purge(self, asked: Purge) -> tuple[int, bytes]:
         """Delete part of the purged rows.
@@ -109,8 +114,8 @@ class Purger:
         for owner in list(owners(self._tables, stretch, stretch.known & ~stretch.ruled)):
             indexed |= owner.tasks
             self._leave(stretch, owner)
-        if stretch.known & ~indexed:  # a damaged row; an audit finds entries that follow from no row
-            self._pieces.recount.add(stretch.key[:2])
+        if stretch.known & ~indexed:  # a damaged row, whose entries stay
+            self._distrust(stretch.key[:2])
         rows = list(self._rows(stretch_id))
         for key, checksum in rows:
             self._digests.remove(stretch.key[:7], key, checksum)

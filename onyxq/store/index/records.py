@@ -17,8 +17,8 @@ unique     partition, unique key (16), epoch (8), number (8), due      nothing
            (8), id
 expiring   partition, time (8), first id of the row                    bits
 dead       partition, queue (16), first id of the row                  bits
-stretch    partition, hour (4), leaf (1), stretch id                   `Stretch`, checksum
-counts     partition, queue (16)                                       six numbers, name, checksum
+stretch    partition, hour (4), leaf (1), stretch id                   `Stretch`
+counts     partition, queue (16)                                       six numbers, name
 hours      partition, hour (4)                                         rows, sum of row hashes
 leaves     partition, hour (4), leaf (1)                               rows, sum of row hashes
 pending    partition, transaction (16), number (4)                     `onyxq.store.index.pending_rows`
@@ -26,6 +26,9 @@ epochs     partition                                                   epoch, ch
 log        see `onyxq.store.kept_log`
 meta       name                                                        bytes, checksum
 =========  ==========================================================  ==========================
+
+A checksum follows each value of a table between ``rows`` and ``pending``
+(`onyxq.store.tables.CheckedTable`).
 
 Keys name a queue by a 16-byte hash, so they are short even if its name is long.  The same holds
 for a transaction, and for an ordering or unique key together with its queue.  *Bits* are a
@@ -83,15 +86,14 @@ def unpack_number(key: bytes, value: bytes) -> int:
     return int(_NUMBER.unpack(unseal(bytes(key), bytes(value)))[0])
 
 
-def pack_counts(key: bytes, numbers: Sequence[int], name: str) -> bytes:
+def pack_counts(numbers: Sequence[int], name: str) -> bytes:
     """Pack a queue's counts as a value."""
-    return seal(key, _COUNTS.pack(*numbers) + name.encode())
+    return _COUNTS.pack(*numbers) + name.encode()
 
 
-def unpack_counts(key: bytes, value: bytes) -> tuple[tuple[int, ...], str]:
-    """Return the counts and the name that `pack_counts` packed; raises `Corrupt`."""
-    body = unseal(bytes(key), bytes(value))
-    return _COUNTS.unpack_from(body), body[_COUNTS.size :].decode()
+def unpack_counts(value: bytes) -> tuple[tuple[int, ...], str]:
+    """Return the counts and the name that `pack_counts` packed."""
+    return _COUNTS.unpack_from(value), str(value[_COUNTS.size :], "utf-8")
 
 
 def pack_mask(bits: int) -> bytes:
@@ -172,32 +174,6 @@ def due_ms_of(key: bytes) -> int:
 def order_ms_of(key: bytes) -> int:
     """Return the due time of the order in a key of ``keyed``, in ms."""
     return int(_DUE.unpack_from(key, 19)[0])
-
-
-# --- shapes --------------------------------------------------------------------
-
-
-class Shape(NamedTuple):
-    """Bytes of a table's keys, and the fewest and most bytes of its values."""
-
-    key: int
-    least: int = 0
-    most: int = 1 << 31
-
-
-SHAPES = {
-    "ready": Shape(50, least=_PIECE.size),
-    "due": Shape(30, least=20 + _PIECE.size),
-    "waiting": Shape(22),
-    "keyed": Shape(63),
-    "unique": Shape(62),
-    "expiring": Shape(30),
-    "dead": Shape(38),
-    "stretch": Shape(27),
-    "hours": Shape(6, DIGEST.size, DIGEST.size),
-    "leaves": Shape(7, DIGEST.size, DIGEST.size),
-}
-"""Shapes of the tables without a checksum, and of those whose keys are split before it is checked."""
 
 
 # --- pieces --------------------------------------------------------------------

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import msgpack
 
 from onyxq.core.errors import BadRequest, Corrupt
-from onyxq.core.facts import EXPIRED, RELEASED, REOPENED, RETRIED, STOPPED, TASK, History, completion_head, seal, unseal
+from onyxq.core.facts import EXPIRED, RELEASED, REOPENED, RETRIED, STOPPED, TASK, History, completion_head, unseal
 from onyxq.core.ids import id_at, mask_of, ms_of, offset_of
 from onyxq.store.index.heads import DUE_MS_MAX, QueueKey, task_head
 from onyxq.store.index.records import ATTEMPTS_MAX, Alike, pack_mask, unpack_mask
-from onyxq.store.tables import Table, Tables
+from onyxq.store.tables import CheckedTable, Tables
 
 RECORDS_MAX = 4_096
 """Records of stretches that are kept in memory."""
@@ -107,13 +107,14 @@ class Stretch:
         more: tuple[bytes, ...] = ()
         if stopped or self.ruled or self.resolved or self.granted:
             more = (pack_mask(stopped), pack_mask(self.ruled), pack_mask(self.resolved), pack_mask(self.granted))
-        return seal(self.key, msgpack.packb((*masks, moved, owned, *more)))
+        packed: bytes = msgpack.packb((*masks, moved, owned, *more))
+        return packed
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> Stretch:
-        """Return the record that `pack` wrote; raises `Corrupt`."""
+        """Return the record that `pack` wrote."""
         out = cls(key)
-        known, first, second, third, moved, owned, *more = msgpack.unpackb(unseal(key, bytes(value)))
+        known, first, second, third, moved, owned, *more = msgpack.unpackb(bytes(value))
         out.known = unpack_mask(known)
         out.done = [unpack_mask(first), unpack_mask(second), unpack_mask(third), 0]
         if moved:
@@ -134,13 +135,10 @@ class Remembered:
     def __init__(self) -> None:
         self._records: dict[bytes, tuple[bytes, Stretch]] = {}
 
-    def find(self, table: Table, stretch_id: bytes) -> Stretch | None:
+    def find(self, table: CheckedTable, stretch_id: bytes) -> Stretch | None:
         """Return the record of a stretch, if it is cached and equals the stored one."""
         known = self._records.get(stretch_id)
-        if known is None:
-            return None
-        stored = table.get(known[1].key)
-        return known[1] if stored is not None and known[0] == bytes(stored) else None
+        return known[1] if known is not None and table.holds(known[1].key, known[0]) else None
 
     def put(self, stretch_id: bytes, stored: bytes, record: Stretch) -> None:
         """Keep a record, which must not change any more, and its stored bytes."""
