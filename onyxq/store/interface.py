@@ -166,7 +166,7 @@ class Rebuild:
     """A slice of the rebuild of a marked partition's index; the first slices drop it."""
 
     partition: int
-    rows_max: int = 200
+    rows_max: int = 64
     """Approximate number of rows or entries after which it ends. A stretch is indexed as a whole."""
     without: frozenset[bytes] = frozenset()
     """Damaged rows that no other node can replace. They are left out; at any other the rebuild stops."""
