@@ -39,7 +39,7 @@ from onyxq.store.index.purge import watermarks_in
 from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, set_aside, write_metas_again
 from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.read_view import StoreReads
-from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES, CheckedTables
+from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES, CheckedTables, Tables
 from onyxq.system.directories import PRIVATE, PRIVATE_FILE
 from onyxq.system.directory_lock import lock_file
 
@@ -156,28 +156,11 @@ class ReadTable(LmdbTable):
             raise self._failed(error) from error
 
 
-class LmdbTables:
-    """All tables of one transaction; see `onyxq.store.tables.Tables`.
+class LmdbTables(Tables):
+    """All tables of one transaction.
 
     ``failed``: given for a transaction that only reads; see `ReadTable`.
     """
-
-    rows: LmdbTable
-    ready: LmdbTable
-    due: LmdbTable
-    waiting: LmdbTable
-    keyed: LmdbTable
-    unique: LmdbTable
-    expiring: LmdbTable
-    dead: LmdbTable
-    stretch: LmdbTable
-    counts: LmdbTable
-    hours: LmdbTable
-    leaves: LmdbTable
-    pending: LmdbTable
-    epochs: LmdbTable
-    log: LmdbTable
-    meta: LmdbTable
 
     def __init__(
         self, txn: lmdb.Transaction, dbs: dict[str, Any], failed: Callable[[lmdb.Error], OnyxqError] | None = None

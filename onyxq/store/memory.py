@@ -20,7 +20,7 @@ from onyxq.store.index.applier import Applier, PreparedBatch, prepare_batch
 from onyxq.store.index.purge import watermarks_in
 from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.read_view import StoreReads
-from onyxq.store.tables import CheckedTables
+from onyxq.store.tables import TABLE_NAMES, CheckedTables, Tables
 
 
 class MemoryTable:
@@ -82,26 +82,12 @@ class MemoryTable:
         return sum(len(key) + len(value) for key, value in self._entries.items())
 
 
-class MemoryTables:
-    """All tables; see `onyxq.store.tables.Tables`."""
+class MemoryTables(Tables):
+    """All tables."""
 
     def __init__(self) -> None:
-        self.rows = MemoryTable()
-        self.ready = MemoryTable()
-        self.due = MemoryTable()
-        self.waiting = MemoryTable()
-        self.keyed = MemoryTable()
-        self.unique = MemoryTable()
-        self.expiring = MemoryTable()
-        self.dead = MemoryTable()
-        self.stretch = MemoryTable()
-        self.counts = MemoryTable()
-        self.hours = MemoryTable()
-        self.leaves = MemoryTable()
-        self.pending = MemoryTable()
-        self.epochs = MemoryTable()
-        self.log = MemoryTable()
-        self.meta = MemoryTable()
+        for name in TABLE_NAMES:
+            setattr(self, name, MemoryTable())
 
 
 class Disk(Protocol):

@@ -83,56 +83,25 @@ class Table(Protocol):
         ...
 
 
-class Tables(Protocol):
+class Tables:
     """All tables of one transaction."""
 
-    @property
-    def rows(self) -> Table: ...
-
-    @property
-    def ready(self) -> Table: ...
-
-    @property
-    def due(self) -> Table: ...
-
-    @property
-    def waiting(self) -> Table: ...
-
-    @property
-    def keyed(self) -> Table: ...
-
-    @property
-    def unique(self) -> Table: ...
-
-    @property
-    def expiring(self) -> Table: ...
-
-    @property
-    def dead(self) -> Table: ...
-
-    @property
-    def stretch(self) -> Table: ...
-
-    @property
-    def counts(self) -> Table: ...
-
-    @property
-    def hours(self) -> Table: ...
-
-    @property
-    def leaves(self) -> Table: ...
-
-    @property
-    def pending(self) -> Table: ...
-
-    @property
-    def epochs(self) -> Table: ...
-
-    @property
-    def log(self) -> Table: ...
-
-    @property
-    def meta(self) -> Table: ...
+    rows: Table
+    ready: Table
+    due: Table
+    waiting: Table
+    keyed: Table
+    unique: Table
+    expiring: Table
+    dead: Table
+    stretch: Table
+    counts: Table
+    hours: Table
+    leaves: Table
+    pending: Table
+    epochs: Table
+    log: Table
+    meta: Table
 
 
 class CheckedTable:
@@ -190,28 +159,13 @@ class CheckedTable:
                 self._report(key)
 
 
-class CheckedTables:
+class CheckedTables(Tables):
     """The tables of a transaction, with those of the index checked.
 
     ``report`` is called with the key of each damaged entry that is met.
     """
 
-    rows: Table
-    ready: Table
-    due: Table
-    waiting: Table
-    keyed: Table
-    unique: Table
-    expiring: Table
-    dead: Table
     stretch: CheckedTable
-    counts: Table
-    hours: Table
-    leaves: Table
-    pending: Table
-    epochs: Table
-    log: Table
-    meta: Table
 
     def __init__(self, raw: Tables, report: Callable[[bytes], object]) -> None:
         self.raw = raw
