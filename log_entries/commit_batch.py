@@ -54,6 +54,15 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     problem = _problem(replica, args)
     if problem:
         return replica, problem
+    after, verdict = _all_committed(replica, args, stamp)
+    if verdict != APPLIED or not args.job:
+        return after, verdict
+    job = evolve(after.jobs[args.job], batch=args.batch, offsets=args.offsets)
+    return evolve(after, jobs=after.jobs.set(args.job, job)), APPLIED
+
+
+def _all_committed(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Return the replica after all transactions; if one cannot be committed, the replica unchanged and why."""
     after = replica
     for place, one in enumerate(args.transactions):
         after, verdict = commit_transaction.apply(after, commit_transaction.Args(*one), stamp)
@@ -61,10 +70,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
             return replica, NAME_TAKEN
         if verdict != APPLIED:
             return replica, verdict
-    if not args.job:
-        return after, APPLIED
-    job = evolve(after.jobs[args.job], batch=args.batch, offsets=args.offsets)
-    return evolve(after, jobs=after.jobs.set(args.job, job)), APPLIED
+    return after, APPLIED
 
 
 def _problem(replica: Replica, args: Args) -> str:

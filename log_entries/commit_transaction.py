@@ -67,7 +67,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     problem = _problem(replica, args, stamp)
     if problem:
         return replica, problem
-    gone = stale(replica, (*args.claims, *args.require), position=stamp.position)
+    gone = stale(replica, _needed(args), position=stamp.position)
     if gone:
         return replica, f"{STALE} {gone[0].token} on {gone[0].id.hex()}"
     if not args.parts:
@@ -83,6 +83,11 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     )
     replica = held(replica, args.name, stamp.position, args.claims)
     return evolve(replica, transactions=replica.transactions.set(args.name, committed)), APPLIED
+
+
+def _needed(args: Args) -> tuple[Claim, ...]:
+    """Return the claims that must be valid: those that the commit completes, and those that it only requires."""
+    return (*args.claims, *args.require)
 
 
 def _problem(replica: Replica, args: Args, stamp: Stamp) -> str:

@@ -9,11 +9,13 @@ while no node of the partition is up.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from attrs import evolve, frozen
 
 from onyxq.core.entry import APPLIED, Stamp, Verdict
 from onyxq.core.placement import holders, reconcile
-from onyxq.core.replica import Replica, majority
+from onyxq.core.replica import Partition, Replica, majority
 
 VERSION = 1
 
@@ -34,7 +36,12 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     live = tuple(node for node in holders(found) if node in replica.nodes and replica.nodes[node].peer)
     if not live:
         return replica, "no node of it lives"
-    if majority(found.members, live):
+    if _majority_lives(found, live):
         return replica, "a majority lives"
     forced = evolve(found, members=live, target=live, epoch=found.epoch + 1, ready=False)
     return reconcile(evolve(replica, partitions=replica.partitions.set(args.partition, forced))), APPLIED
+
+
+def _majority_lives(found: Partition, live: Container[str]) -> bool:
+    """Return whether a takeover is possible: targets that are not members yet may lack data, so they do not count."""
+    return majority(found.members, live)

@@ -30,7 +30,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     """Enable the version if every peer in the ring knows it."""
     if args.version <= replica.enabled.get(args.name, 0):
         return replica, "already enabled"
-    if any(peer.versions.get(args.name, 0) < args.version for peer in replica.peers.values()):
+    if not _known_to_all(replica, args.name, args.version):
         return replica, "not known to every peer"
     return evolve(replica, enabled=replica.enabled.set(args.name, args.version)), APPLIED
 
@@ -44,3 +44,8 @@ def owed(replica: Replica, me: str) -> Sequence[Args]:
         return ()
     lowest = [(name, min(versions.get(name, 0) for versions in known)) for name in sorted(known[0])]
     return [Args(name, version) for name, version in lowest if version > replica.enabled.get(name, 0)]
+
+
+def _known_to_all(replica: Replica, name: str, version: int) -> bool:
+    """Return whether every peer in the ring knows a version of an entry."""
+    return all(peer.versions.get(name, 0) >= version for peer in replica.peers.values())

@@ -22,6 +22,7 @@ from onyxq.core.claims import (
     merged,
     refusal,
     split,
+    under,
 )
 from onyxq.core.entry import APPLIED, Stamp, Verdict
 from onyxq.core.ids import Run
@@ -61,7 +62,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
     def renew(pieces: Pieces, kind: tuple[int, int, int], bits: int) -> Pieces | None:
         _, token, lease_ms = kind
-        outside, inside = split(pieces, bits, lambda piece: piece[2] == token)
+        outside, inside = split(pieces, bits, under(token))
         deadline = stamp.log_time_ms + lease_ms
         return merged([*outside, *((*piece[:4], deadline) for piece in inside)]) if inside else None
 

@@ -1,6 +1,6 @@
 """Many runs, side by side: child processes play seeds, one JSON line each (design: simulation).
 
-A child is ``python -m simulation.runs WORKLOAD``: it reads seeds from its input, a line
+A child is ``python -m simulation.runs WORKLOAD SECONDS [BUG]``: it reads seeds from its input, a line
 each, and answers each with a `Result`.  Children run with a fixed hash seed, so that a
 seed does the same in every process.  How long a run may take is counted in processor time:
 the clock on the wall goes on while processes are stopped, and while others use the machine.
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from attrs import asdict, define, field, frozen
@@ -137,12 +138,27 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def child(workload: str, run_cpu_s: float) -> None:
-    """Answer seeds until the input ends. A run that takes too much time says where it is, and the process ends."""
+def child(workload: str, run_cpu_s: float, bug: str = "") -> None:
+    """Answer seeds until the input ends, with a planted bug if one is named.
+
+    A run that takes too much time says where it is, and the process ends.
+    """
     logging.disable(logging.CRITICAL)
     from simulation import workloads
 
     assert workload in workloads.WORKLOADS
+    with _planted(bug) if bug else nullcontext():
+        _answer(workload, run_cpu_s)
+
+
+def _planted(bug: str) -> AbstractContextManager[None]:
+    from simulation.planted.bugs import PLANTED
+    from simulation.planted.seams import faulty
+
+    return faulty(next(one for one in PLANTED if one.name == bug).faults)
+
+
+def _answer(workload: str, run_cpu_s: float) -> None:
     # The cyclic collector need not walk what was loaded again and again, run after run.
     gc.collect()
     gc.freeze()
@@ -158,12 +174,13 @@ def child(workload: str, run_cpu_s: float) -> None:
 
 
 class Child:
-    """A process that plays seeds of one workload, from the packages under ``root``."""
+    """A process that plays seeds of one workload, from the packages under ``root``, with the named planted bug."""
 
     def __init__(
         self,
         workload: str,
         *,
+        bug: str = "",
         root: Path = ROOT,
         run_cpu_s: float = RUN_CPU_S_MAX,
         asleep_looks: int = ASLEEP_LOOKS_MAX,
@@ -173,7 +190,7 @@ class Child:
         self._asleep_looks = asleep_looks
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "simulation.runs", workload, str(run_cpu_s)],
+            [sys.executable, "-m", "simulation.runs", workload, str(run_cpu_s), bug],
             cwd=root,
             env=environment,
             stdin=subprocess.PIPE,
@@ -304,4 +321,4 @@ def _work(
 
 
 if __name__ == "__main__":
-    child(sys.argv[1], float(sys.argv[2]))
+    child(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])

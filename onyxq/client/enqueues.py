@@ -149,6 +149,10 @@ class Enqueuer:
             made += ids_of(*self._run(part, when, partition))
         return made
 
+    def _again(self, failed: Iterable[tuple[list[Any], OnyxqError]]) -> list[list[Any]]:
+        """Return the runs to send once more, under the same ids: a task that was stored already is recognised."""
+        return [run for run, _ in failed]
+
     def _run(self, count: int, when: When, partition: int | None = None) -> Run:
         """Return fresh ids that are due by the clock of their leader, not of this machine."""
         if partition is None:
@@ -276,7 +280,7 @@ class Enqueuer:
                     raise why
                 self._keep_away(partition_of(run[0]))
             self._pool.refresh_soon()
-            address, runs = None, [run for run, _ in failed]
+            address, runs = None, self._again(failed)
             await backoff.wait()
 
 

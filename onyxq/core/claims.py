@@ -113,6 +113,11 @@ def window(pieces: Pieces, bits: int) -> tuple[int, int]:
     return max(0, bisect_left(pieces, (low,)) - 1), min(len(pieces), bisect_left(pieces, (high,)) + 1)
 
 
+def under(token: int) -> Callable[[ClaimPiece], bool]:
+    """Return the test whether a piece is claimed under a fencing token."""
+    return lambda piece: piece[2] == token
+
+
 def split(
     pieces: Pieces, bits: int, concerns: Callable[[ClaimPiece], bool], *, held: bool = False
 ) -> tuple[list[ClaimPiece], list[ClaimPiece]]:

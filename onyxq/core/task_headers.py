@@ -22,6 +22,10 @@ class Policy(NamedTuple):
     failure: int
     """The outcome of a task that fails for good; it decides whether its ordering key stops."""
 
+    def is_spent(self, attempts: int, base: int) -> bool:
+        """Return whether no retry is left after ``attempts``, of which ``base`` were before the last reopening."""
+        return self.retries is not None and attempts - base > self.retries
+
 
 def policy_of(replica: Replica, header: dict[str, Any]) -> Policy:
     """Return a task's policy: from its header or, if that sets nothing, from its queue."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from attrs import evolve
 
-from onyxq.core.claims import Pieces, change, gather, merged, split, window
+from onyxq.core.claims import Pieces, change, gather, merged, split, under, window
 from onyxq.core.ids import Run, TaskId, runs_of
 from onyxq.core.remembered import recall, remember
 from onyxq.core.replica import HELD_MS, Hold, Replica, claimed_bits
@@ -108,7 +108,7 @@ def held(replica: Replica, name: str, position: int, claims: Iterable[Claim]) ->
     worker = worker_of(name)
 
     def take(pieces: Pieces, token: int, bits: int) -> Pieces | None:
-        outside, inside = split(pieces, bits, lambda piece: piece[2] == token)
+        outside, inside = split(pieces, bits, under(token))
         taken = [(offset, count, position, worker, HELD_MS) for offset, count, *_ in inside]
         return merged([*outside, *taken]) if inside else None
 

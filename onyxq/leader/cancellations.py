@@ -38,8 +38,7 @@ class Cancelling:
 
         Those that are cancelled already stay so: whoever was not answered may ask again.
         """
-        await self._host.floating.readable()
-        await self._completing.turn([Run(task_id, 1) for task_id in ids])
+        await self._until_decided(ids)
         refused: list[list[Refused]] = [[] for _ in ids]
         work: dict[int, list[tuple[int, Finish]]] = {}
         for place, task_id in enumerate(ids):
@@ -54,6 +53,11 @@ class Cancelling:
                 refused[place].append([task_id, 1, error.to_map()])
         await self._completing.finish_all(work, refused)
         return [parts[0][2] if parts else None for parts in refused]
+
+    async def _until_decided(self, ids: Sequence[TaskId]) -> None:
+        """Wait until it is known what was written of tasks, and what became of their completions under way."""
+        await self._host.floating.readable()
+        await self._completing.turn([Run(task_id, 1) for task_id in ids])
 
     def _again(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
         """The repeat of a cancel that counts; None if there is none."""

@@ -144,7 +144,7 @@ class ClaimsKept:
             attempts = piece.attempts + counted
             policy = policy_of(self._host.replica, header)
             for part in runs_of(stretch_of(run.first), piece.bits):
-                if counted and policy.retries is not None and attempts - piece.base > policy.retries:
+                if counted and policy.is_spent(attempts, piece.base):
                     note = error.encode()[: 64 * 1024]
                     yield Finish(part, token, policy.failure, [note] * part.count)
                 else:

@@ -152,9 +152,12 @@ class Completing:
                 self._mark_finishing(finishes, on=True)
             await self._decide(sent, refused)
         finally:
-            # Whoever asked may wait no longer. What was sent is written nevertheless: until then nobody else is served.
             if sent:
-                self._host.start_soon(self._decide, sent, refused)
+                self._decide_alone(sent, refused)
+
+    def _decide_alone(self, sent: deque[_Sent], refused: list[list[Refused]]) -> None:
+        """Decide what is written although its client waits no longer: until then no other client is served."""
+        self._host.start_soon(self._decide, sent, refused)
 
     async def _decide(self, sent: deque[_Sent], refused: list[list[Refused]]) -> None:
         """Take what was sent from ``sent``, one after the other, as it is decided."""

@@ -116,8 +116,8 @@ class Dead:
             outbox.submit(self._entries(groups), heard)
             with trio.move_on_after(PATIENCE_S):
                 await decided.wait()
-        except OnyxqError as error:  # nothing was sent
-            self._decided(groups, ())
+        except OnyxqError as error:
+            self._not_sent(groups)
             failed = error
         if verdicts:
             failed = Unknown("the partition's leader changed meanwhile")
@@ -126,6 +126,10 @@ class Dead:
         for (_, group), verdict in zip_longest(groups, verdicts):
             for place, _ in group if verdict != APPLIED else ():
                 results[place] = failed.to_map()
+
+    def _not_sent(self, groups: list[Group]) -> None:
+        """Let dead letters be requeued or discarded again: the log was never asked."""
+        self._decided(groups, ())
 
     def _decided(self, groups: list[Group], verdicts: Sequence[str]) -> None:
         """The log said what became of a requeue; no verdicts: nothing will, or it is behind this node already."""

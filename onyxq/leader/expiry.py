@@ -108,7 +108,7 @@ class Expiry:
             policy = policy_of(self._host.replica, facts.task_header(row[1])[0] if row else {"retries": None})
             attempts = piece.attempts + 1
             for part in runs_of(stretch_of(run.first), piece.bits):
-                if policy.retries is not None and attempts - piece.base > policy.retries:
+                if policy.is_spent(attempts, piece.base):
                     note = f"the lease expired in attempt {attempts}".encode()
                     dead.append(Finish(part, token, policy.failure, [note] * part.count))
                 else:

@@ -249,13 +249,20 @@ class PartitionLeader:
         if isinstance(error, StaleEpoch):
             self.deposed = True
         if node == self._host.node_id:
-            # It has all that was acknowledged, but not what others may have of this write: they are compared now.
-            behind = list(self._behind.values())
+            self._compare_all()
         else:
-            self.current.discard(node)
-            behind = [self._behind[node]] if node in self._behind else []
-        for event in behind:
-            event.set()
+            self._lacks_rows(node)
+
+    def _compare_all(self) -> None:
+        """Compare all copies now: this one has all that was acknowledged, but not what others have of a write."""
+        for behind in self._behind.values():
+            behind.set()
+
+    def _lacks_rows(self, node: str) -> None:
+        """Count a copy as incomplete, and bring it up to date now."""
+        self.current.discard(node)
+        if node in self._behind:
+            self._behind[node].set()
 
     # --- takeover, in the background until cancelled
 
@@ -273,7 +280,7 @@ class PartitionLeader:
         while self.partition in self._host.store.unindexed():
             await trio.sleep(RETRY_PAUSE_S)
         self._promised.set()
-        while not majority(self.placed.members, self._merged):
+        while not self._has_read_majority():
             await self._progressed()
         with trio.move_on_after(TARGET_PATIENCE_S):
             # Writes need a majority of the target too; a dead target must not hold up reads and claims.
@@ -289,18 +296,26 @@ class PartitionLeader:
                 return
             await self._propose(ready_partition.Args(self.partition, self.epoch))
 
+    def _has_read_majority(self) -> bool:
+        """Return whether what a majority of the members had when it promised the epoch has been merged here."""
+        return majority(self.placed.members, self._merged)
+
     async def _until_written(self, batch: Batch) -> None:
         if self.epoch < self._host.epochs.get(self.partition, 0):
             self.deposed = True
             await trio.sleep_forever()
         self._host.epochs[self.partition] = self.epoch
-        await self._host.floating.landed()
+        await self._until_landed()
         while True:
             try:
                 await self._host.store.write(batch)
                 return
             except StoreFailed:
                 await trio.sleep(RETRY_PAUSE_S)
+
+    async def _until_landed(self) -> None:
+        """Wait until everything that this node has answered for is on its disk."""
+        await self._host.floating.landed()
 
     async def _settle(self) -> None:
         while True:
@@ -315,14 +330,16 @@ class PartitionLeader:
     def _may_settle(self, placed: Partition) -> bool:
         """Whether the target is up to date, and no whole copy of a node that lives is given up before another is made.
 
-        A majority is enough where the others are gone: their places are to be taken soon. A member that
-        has not been compared yet, as by a leader that is new, may be whole.
+        A majority is enough where the others are gone: their places are to be taken soon.
         """
+        wanted = min(len(self._whole_copies(placed)), len(placed.target))
+        return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted
+
+    def _whole_copies(self, placed: Partition) -> list[str]:
+        """Return the live members whose copies may be whole; one that has not been compared yet may be."""
         nodes = self._host.replica.nodes
         lives = [node for node in placed.members if node in nodes and nodes[node].peer]
-        whole = [node for node in lives if node in self.current or node not in self._failing]
-        wanted = min(len(whole), len(placed.target))
-        return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted
+        return [node for node in lives if node in self.current or node not in self._failing]
 
     async def _propose(self, entry: Any) -> None:
         try:
@@ -370,7 +387,7 @@ class PartitionLeader:
                 behind = self._behind[node] = trio.Event()
                 try:
                     await self._reach(node)
-                    await self._promised.wait()  # what is compared must have all that this node has answered for
+                    await self._until_promised()
                     await self._bring_up(node)
                     self._failing.discard(node)
                     pause = RETRY_PAUSE_S
@@ -397,6 +414,10 @@ class PartitionLeader:
         self._host.sender(node).resume()
         self._reached.add(node)
         self._note_progress()
+
+    async def _until_promised(self) -> None:
+        """Wait until what is compared here has all that this node has answered for in earlier epochs."""
+        await self._promised.wait()
 
     async def _bring_up(self, node: str) -> None:
         """Take what the node has (once it reached the epoch), give it what it lacks."""
@@ -464,11 +485,15 @@ class PartitionLeader:
         ]
 
     def _note_progress(self) -> None:
-        if self.ready and not self.backed and majority(self.placed.members, self.current):
+        if self.ready and not self.backed and self._is_backed():
             self.backed = True
             self._host.became_backed(self)
         self._progress.set()
         self._progress = trio.Event()
+
+    def _is_backed(self) -> bool:
+        """Return whether a majority of the members has all that was found here; see `backed`."""
+        return majority(self.placed.members, self.current)
 
     # --- giving up
 

@@ -119,13 +119,18 @@ class Keyed:
         await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
         try:
             leader.check()
-            standing = self._host.store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
-            if standing is None or standing == first:
+            standing = self._other_task(leader, first, header)
+            if standing is None:
                 return None
             return await self._repeat(leader, standing, body, self._unlocking(digest))
         except BaseException:
             self._unlock(digest)
             raise
+
+    def _other_task(self, leader: PartitionLeader, first: TaskId, header: dict[str, Any]) -> TaskId | None:
+        """Return the task that stands for a unique key, unless that is this one."""
+        standing = self._host.store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+        return standing if standing != first else None
 
     @asynccontextmanager
     async def turn(self, header: dict[str, Any]) -> AsyncIterator[None]:

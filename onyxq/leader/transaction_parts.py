@@ -156,7 +156,7 @@ class Transacting:
             except OnyxqError as error:
                 answers.append(error.to_map())
         prepared = [one for one, answer in zip(asked, answers, strict=True) if isinstance(answer, list)]
-        with self._completing.begun([run for one in prepared for run in pending_facts.completed_runs(one.items)]):
+        with self._completing.begun(_completed_runs(prepared)):
             failed = await self._keep(rows)
         return [
             failed[one.partition] if one.partition in failed and isinstance(answer, list) else answer
@@ -294,3 +294,8 @@ def _claims(asked: Asked) -> list[HeldClaim]:
         elif kind == "U":
             claims.append((item[0], 1, item[1]))
     return claims
+
+
+def _completed_runs(parts: Iterable[Asked]) -> list[Run]:
+    """Return the tasks that parts of transactions complete."""
+    return [run for one in parts for run in pending_facts.completed_runs(one.items)]

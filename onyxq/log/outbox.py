@@ -140,6 +140,10 @@ class Outbox:
             if len(submission.verdicts) == len(submission.entries) and submission.done:
                 submission.done(position, submission.verdicts)
 
+    def _landed_by(self, number: int, position: int) -> bool:
+        """Return whether a record is known to be in the log, not after ``position``."""
+        return self._landed.get(number, position + 1) <= position
+
     def skipped(self, number: int, position: int) -> None:
         """Report unknown outcomes after the reader reached ``position`` without reading all records.
 
@@ -147,7 +151,7 @@ class Outbox:
         that left, an origin may have forgotten the number. Their verdicts cannot be learned any more.
         """
         for behind in sorted(self._unread):
-            if behind <= number or self._landed.get(behind, position + 1) <= position:
+            if behind <= number or self._landed_by(behind, position):
                 self._landed.pop(behind, None)
                 _tell_unknown(self._unread.pop(behind))
 

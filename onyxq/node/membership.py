@@ -335,7 +335,7 @@ class Peer:
         if isinstance(found, Trimmed):
             await self._take_snapshot(session)
             return
-        while session.connections != self._connection:
+        while self._is_reconnected(session):
             connection = session.connections
             await self._resume(session)
             await self._witnesses.ask(session)
@@ -376,6 +376,10 @@ class Peer:
             self._log_time = (replica.log_time_ms, trio.current_time())
         if replica.clock_ms > before.clock_ms:
             self._clock_at = trio.current_time()
+
+    def _is_reconnected(self, session: LogSession) -> bool:
+        """Return whether the log was not checked yet over the session's connection."""
+        return session.connections != self._connection
 
     async def _follow(self, session: LogSession, outbox: Outbox, nursery: trio.Nursery) -> None:
         known = False

@@ -19,7 +19,7 @@ import trio
 from onyxq.core.errors import OnyxqError
 from onyxq.core.facts import Row
 from onyxq.core.placement import holders
-from onyxq.core.replica import Replica, leader_node
+from onyxq.core.replica import Partition, Replica, leader_node
 from onyxq.leader.cohort.anti_entropy import Exchange, Transfer
 from onyxq.leader.cohort.copy_pace import Pacer
 from onyxq.store.interface import Batch, Store
@@ -87,7 +87,11 @@ class MovedAway:
         placed = host.replica.partitions.get(number)
         if placed is None or not placed.ready or host.node_id in holders(placed):
             return False
-        return host.epochs.get(number, 0) <= placed.epoch
+        return not self._is_relied_on(number, placed)
+
+    def _is_relied_on(self, number: int, placed: Partition) -> bool:
+        """Return whether a leader that is not known here yet may count on the copy: this node promised its epoch."""
+        return self._host.epochs.get(number, 0) > placed.epoch
 
     async def _offer_and_drop(self, number: int) -> None:
         """Send the partition's leader the rows that it lacks, then drop the copy."""

@@ -108,17 +108,20 @@ class JobBatches:
             if ready is None:  # it has been committed meanwhile, which is known here now
                 return await self._again(asked)
             done = (ready,)
-        deadline_ms = self._node.replica.log_time_ms + DEADLINE_AHEAD_MS_MAX // 2
-        marker = tuple(one._replace(deadline_ms=deadline_ms) for one in asked.marker)
-        args = commit_batch.Args(
-            asked.fence.job, asked.fence.version, asked.batch, asked.offsets, (*marker, *asked.prepared, *done)
-        )
+        args = self._entry(asked, done)
         position, verdict = await self._decided(asked, args)
         if verdict.startswith(commit_transaction.HELD):
             raise held(verdict)
         if verdict not in (APPLIED, commit_batch.REPEAT):
             raise self._refused(asked, args, verdict)
         return await self._answer(args.transactions, position, repeat=verdict != APPLIED)
+
+    def _entry(self, asked: Asked, done: tuple[Prepared, ...]) -> commit_batch.Args:
+        """Return the entry that commits what a batch wrote, and ``done``: the completion of what it has read."""
+        deadline_ms = self._node.replica.log_time_ms + DEADLINE_AHEAD_MS_MAX // 2
+        marker = tuple(one._replace(deadline_ms=deadline_ms) for one in asked.marker)
+        transactions = (*marker, *asked.prepared, *done)
+        return commit_batch.Args(asked.fence.job, asked.fence.version, asked.batch, asked.offsets, transactions)
 
     async def _again(self, asked: Asked) -> dict[str, Any]:
         self._check_fence(asked.fence)

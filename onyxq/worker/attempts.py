@@ -99,8 +99,12 @@ class Attempt:
         if self._earlier is None:
             updates = await client.task_log(self.claim.id)
             found = (LogEntry(one.token, one.seq, unpack(one.data), one.at_ms) for one in updates)
-            self._earlier = [one for one in found if one.token != self.claim.token and not _is_progress(one.value)]
+            self._earlier = [one for one in found if self._is_earlier(one)]
         return list(self._earlier)
+
+    def _is_earlier(self, entry: LogEntry) -> bool:
+        """Return whether an entry is a checkpoint of an earlier attempt."""
+        return entry.token != self.claim.token and not _is_progress(entry.value)
 
     async def results(self, client: AsyncClient) -> list[Any]:
         """Return the results of the tasks that this one depends on, in that order; None if a task has none."""

@@ -53,10 +53,13 @@ class Renewals:
             return
         for claim in claims:
             problem = refused.get(claim.id)
-            if problem is not None and (isinstance(problem, Conflict) or _lapsed(claim, problem)):
+            if problem is not None and _is_lost(claim, problem):
                 self._lost(claim)
 
 
-def _lapsed(claim: Claim, error: OnyxqError) -> bool:
+def _is_lost(claim: Claim, error: OnyxqError) -> bool:
+    """Return whether a claim that could not be renewed is not valid any more, or may not be."""
+    if isinstance(error, Conflict):
+        return True
     # While the log cannot be reached its time stops, so leases do not expire.
     return not isinstance(error, LogUnavailable) and anyio.current_time() >= claim.expires

@@ -279,9 +279,14 @@ class Worker:
 
     # --- giving back
 
+    @property
+    def _patience_s(self) -> float:
+        """How long a claimed task may wait here for a slot."""
+        return min(PATIENCE_S, self._lease_ms / 4000)
+
     async def _hand_back(self, client: AsyncClient) -> None:
         """Give back tasks that do not start in time, so that other workers can run them; at the end, all of them."""
-        patience_s = min(PATIENCE_S, self._lease_ms / 4000)
+        patience_s = self._patience_s
         while True:
             while not self._waiting:
                 await self._change()
@@ -310,7 +315,7 @@ class Worker:
 
     async def _release(self, client: AsyncClient, claims: list[Claim]) -> None:
         try:
-            await client.release(claims, timeout_ms=RELEASE_TIMEOUT_MS)
+            await _give_back(client, claims)
         except OnyxqError as error:
             log.warning("%d claims could not be given back: %s", len(claims), error.message)
         finally:
@@ -331,12 +336,15 @@ class Worker:
 
     # --- working
 
+    def _came_late(self, claim: Claim, now: float) -> bool:
+        """Return whether the lease may end before it is renewed, because the answer to the request took long."""
+        return claim.expires < now + self._lease_ms / 1000 / RENEWALS_PER_LEASE
+
     def _begin(self, client: AsyncClient, group: TaskGroup) -> None:
         now, late = anyio.current_time(), []
         while self._waiting and not self._stopping and len(self._running) < self._slots():
             job = self._waiting.popleft()
-            if job.claim.expires < now + self._lease_ms / 1000 / RENEWALS_PER_LEASE:
-                # The answer took long: the lease may end before it is renewed.
+            if self._came_late(job.claim, now):
                 late.append(job.claim)
                 continue
             self._running[job.claim] = job
@@ -396,7 +404,7 @@ class Worker:
             return
         try:
             if job.scope.cancelled_caught:
-                await client.release(claim, timeout_ms=RELEASE_TIMEOUT_MS)
+                await _give_back(client, claim)
             elif problem is None:
                 await self._complete(client, job)
             else:
@@ -432,3 +440,8 @@ class Worker:
             return
         job.stale = True
         job.cancel()
+
+
+async def _give_back(client: AsyncClient, claims: Claim | list[Claim]) -> None:
+    """Return claimed tasks to their queues; it costs them no attempt."""
+    await client.release(claims, timeout_ms=RELEASE_TIMEOUT_MS)

@@ -2,81 +2,129 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from attrs import evolve
+
+from log_entries import commit_transaction
+from log_entries.commit_batch import CONFLICT, OUT_OF_ORDER, REPEAT, Args
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.errors import Conflict
+from onyxq.core.jobs.batch_names import share_of
+from onyxq.core.jobs.lifetime import with_job
+from onyxq.core.replica import Replica
+from onyxq.operations.arguments.batches import Asked
+from onyxq.operations.job_batches import JobBatches
 from simulation.planted.planted import Planted
+from simulation.planted.seams import instead, returning
+
+_Problem = Callable[[Replica, Args], str]
+_Commit = Callable[[Replica, Args, Stamp], tuple[Replica, Verdict]]
+_Known = Callable[[JobBatches, Asked], int | None]
+_IsVoid = Callable[[Replica, str], bool]
+
+
+def _any_version(replica: Replica, name: str, version: int) -> str:
+    return "" if name in replica.jobs else "no such job"
+
+
+def _any_number(original: _Problem) -> _Problem:
+    def problem(replica: Replica, args: Args) -> str:
+        found = original(replica, args)
+        return "" if found in (REPEAT, CONFLICT, OUT_OF_ORDER) else found
+
+    return problem
+
+
+def _as_far_as_possible(original: _Commit) -> _Commit:
+    def committed(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+        after, verdict = original(replica, args, stamp)
+        for one in args.transactions if verdict != APPLIED else ():
+            after, said = commit_transaction.apply(after, commit_transaction.Args(*one), stamp)
+            if said != APPLIED:
+                break
+        return after, verdict
+
+    return committed
+
+
+def _conflict_is_repeat(original: _Problem) -> _Problem:
+    return lambda replica, args: REPEAT if (found := original(replica, args)) == CONFLICT else found
+
+
+def _conflict_is_known(original: _Known) -> _Known:
+    def known(batches: JobBatches, asked: Asked) -> int | None:
+        try:
+            return original(batches, asked)
+        except Conflict:
+            return batches._node.replica.position
+
+    return known
+
+
+def _next_batch_too(original: _IsVoid) -> _IsVoid:
+    def is_void(replica: Replica, name: str) -> bool:
+        share = share_of(name)
+        job = replica.jobs.get(share.job) if share is not None else None
+        ahead = replica if job is None else with_job(replica, evolve(job, batch=job.batch + 1))
+        return original(ahead, name)
+
+    return is_void
+
 
 BATCH_BUGS: tuple[Planted, ...] = (
     Planted(
         "the version of a batch is not looked at",
-        "log_entries/commit_batch.py",
-        "refused = refusal(replica, args.job, args.version)",
-        'refused = "" if args.job in replica.jobs else "no such job"',
+        "log_entries.commit_batch:refusal",
+        instead(_any_version),
         "a driver that was replaced commits what its successor does not know of",
         "late_batches",
         quick=25,
     ),
     Planted(
         "the number of a batch is not looked at",
-        "log_entries/commit_batch.py",
-        "if args.batch <= job.batch:",
-        "if args.batch < 0:",
+        "log_entries.commit_batch:_problem",
+        _any_number,
         "two attempts at a batch count both",
         "late_batches",
-        more=(
-            (
-                "log_entries/commit_batch.py",
-                'return OUT_OF_ORDER if job.batch >= 0 and args.batch != job.batch + 1 else ""',
-                'return ""',
-            ),
-        ),
         quick=25,
     ),
     Planted(
         "a batch is committed in part",
-        "log_entries/commit_batch.py",
-        "return replica, verdict",
-        "return after, verdict",
+        "log_entries.commit_batch:_all_committed",
+        _as_far_as_possible,
         "what a batch wrote is seen, and what it read is read again",
         "late_batches",
     ),
     Planted(
         "what a batch has read is not completed",
-        "onyxq/operations/job_batches.py",
-        "done = (ready,)",
-        "done = ()",
+        "onyxq.operations.job_batches:JobBatches._entry",
+        lambda original: lambda batches, asked, done: original(batches, asked, ()),
         "it is read again when its lease has run out",
         "replaced_drivers",
         quick=3,
     ),
     Planted(
         "another attempt at a batch passes for a repeat",
-        "log_entries/commit_batch.py",
-        "other = args.batch == job.batch and args.offsets != job.offsets",
-        "other = False",
+        "log_entries.commit_batch:_problem",
+        _conflict_is_repeat,
         "its driver goes on behind what was never committed",
         "late_batches",
-        more=(
-            (
-                "onyxq/operations/job_batches.py",
-                "if asked.batch == job.batch and asked.offsets != job.offsets:",
-                "if asked.batch < 0:",
-            ),
-        ),
+        more=(("onyxq.operations.job_batches:JobBatches._known", _conflict_is_known),),
         quick=25,
     ),
     Planted(
         "what replaced drivers have prepared is kept",
-        "onyxq/leader/cohort/pending_facts.py",
-        "return replica.log_time_ms > part.deadline_ms or is_void(replica, part.name)",
-        "return replica.log_time_ms > part.deadline_ms",
+        "onyxq.leader.cohort.pending_facts:is_void",
+        returning(False),
         "each driver that dies leaves its batch in the stores for an hour",
         "replaced_drivers",
         quick=2,
     ),
     Planted(
         "what is prepared for the next batch is dropped",
-        "onyxq/core/jobs/batch_names.py",
-        "return share.version < job.version or (share.version == job.version and share.batch <= job.batch)",
-        "return share.version < job.version or (share.version == job.version and share.batch <= job.batch + 1)",
+        "onyxq.core.jobs.batch_names:is_void",
+        _next_batch_too,
         "the batch is committed and its tasks are not there",
         "replaced_drivers",
     ),

@@ -2,128 +2,168 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from collections.abc import Callable
+
+from attrs import evolve
+
+from onyxq.core.replica import Partition, Queue, Replica, majority
+from onyxq.leader.cohort.member import Cohort
+from onyxq.leader.cohort.replication import Sender
+from onyxq.leader.grants.grantable import Available
+from onyxq.leader.leader import PartitionLeader
+from onyxq.store.index.stretches import State
+from onyxq.store.interface import Batch
 from simulation.planted.planted import Planted
+from simulation.planted.seams import instead, returning
+
+
+def _strict_rides_along(original: Callable[[Sender], list[object]]) -> Callable[[Sender], list[object]]:
+    def take(sender: Sender) -> list[object]:
+        early = sender._waiting[0].early
+        sender._waiting = deque(one._replace(early=early) for one in sender._waiting)
+        return original(sender)
+
+    return take
+
+
+async def _promised_at_once(cohort: Cohort, partition: int, epoch: int) -> None:
+    await cohort._host.store.write(Batch(epochs=((partition, epoch),)))
+
+
+def _compared_copies(
+    original: Callable[[PartitionLeader, Partition], list[str]],
+) -> Callable[[PartitionLeader, Partition], list[str]]:
+    return lambda leader, placed: [node for node in original(leader, placed) if node in leader.current]
+
+
+def _never_strict(original: Callable[[Replica, str], Queue]) -> Callable[[Replica, str], Queue]:
+    return lambda replica, queue: evolve(original(replica, queue), durability="opportunistic")
+
+
+def _led_is_backed(available: Available, partition: int) -> bool:
+    return partition in available._leaders
+
+
+def _promised_is_backed(leader: PartitionLeader) -> bool:
+    return majority(leader.placed.members, leader._reached)
+
+
+def _reopened_only(state: State) -> int:
+    return state.reopened
+
+
+def _mere_majority(leader: PartitionLeader, placed: Partition) -> bool:
+    return majority(placed.target, leader.current)
+
 
 COPY_BUGS: tuple[Planted, ...] = (
     Planted(
         "rows of strict queues ride in messages that are answered early",
-        "onyxq/leader/cohort/replication.py",
-        "if group and (size + more > SENDER_BYTES_MAX or following.early != group[0].early):",
-        "if group and size + more > SENDER_BYTES_MAX:",
+        "onyxq.leader.cohort.replication:Sender._take",
+        _strict_rides_along,
         "tasks of a strict queue are acknowledged, and lost when all machines stop",
         "strict_beside_early",
     ),
     Planted(
         "a follower promises an epoch before its early answers are on disk",
-        "onyxq/leader/cohort/member.py",
-        "await host.floating.landed()",
-        "pass",
+        "onyxq.leader.cohort.member:Cohort._keep_promise",
+        instead(_promised_at_once),
         "a new leader serves without acknowledged tasks",
         "early_and_deposed",
         quick=6,
     ),
     Planted(
         "a leader compares copies before its own early answers are on disk",
-        "onyxq/leader/leader.py",
-        "await self._host.floating.landed()",
-        "await trio.lowlevel.checkpoint()",
+        "onyxq.leader.leader:PartitionLeader._until_landed",
+        returning(None),
         "a follower counts as up to date and lacks acknowledged tasks",
         "early_and_deposed",
         quick=4,
     ),
     Planted(
         "a key goes on before its head's end is backed",
-        "onyxq/leader/grants/grantable.py",
-        "if leader is None or not leader.backed or not self.keys.free(piece):",
-        "if leader is None or not self.keys.free(piece):",
+        "onyxq.leader.grants.grantable:Available._is_backed",
+        instead(_led_is_backed),
         "a task runs before the one ahead of it, which is run again by the next leader",
         "half_written",
         quick=3,
     ),
     Planted(
         "backed by a majority that promised only",
-        "onyxq/leader/leader.py",
-        "if self.ready and not self.backed and majority(self.placed.members, self.current):",
-        "if self.ready and not self.backed and majority(self.placed.members, self._reached):",
+        "onyxq.leader.leader:PartitionLeader._is_backed",
+        instead(_promised_is_backed),
         "a completion that only one node has lets the next task of its key run",
         "half_written",
     ),
     Planted(
         "a completion that was refused counts once it turns up",
-        "onyxq/store/index/stretches.py",
-        "return max(self.reopened, self.ended)",
-        "return self.reopened",
+        "onyxq.store.index.stretches:State.counts_from",
+        instead(_reopened_only),
         "a task that everybody who worked on it was refused is completed, and dependents run",
         "turned_up",
         quick=3,
     ),
     Planted(
         "settled with a mere majority of whole copies",
-        "onyxq/leader/leader.py",
-        "return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted",
-        "return majority(placed.target, self.current) and wanted >= 0",
+        "onyxq.leader.leader:PartitionLeader._may_settle",
+        instead(_mere_majority),
         "a node that leaves for good takes one of the full copies with it",
         "retired",
         quick=3,
     ),
     Planted(
         "a member that was not compared yet counts as no copy",
-        "onyxq/leader/leader.py",
-        "whole = [node for node in lives if node in self.current or node not in self._failing]",
-        "whole = [node for node in lives if node in self.current]",
+        "onyxq.leader.leader:PartitionLeader._whole_copies",
+        _compared_copies,
         "a leader that is new gives up copies that it has not heard of",
         "retired",
     ),
     Planted(
         "copies are compared before the leader's own promise is on its disk",
-        "onyxq/leader/leader.py",
-        "await self._promised.wait()  # what is compared must have all that this node has answered for",
-        "await trio.lowlevel.checkpoint()",
+        "onyxq.leader.leader:PartitionLeader._until_promised",
+        returning(None),
         "a write that the leader took in an earlier epoch is acknowledged, and not on the copy that it made meanwhile",
         "under_way",
         quick=1,
     ),
     Planted(
         "a copy is dropped though a later epoch is promised",
-        "onyxq/node/moved_copies.py",
-        "return host.epochs.get(number, 0) <= placed.epoch",
-        "return placed.epoch >= 0",
+        "onyxq.node.moved_copies:MovedAway._is_relied_on",
+        returning(False),
         "a node that reads the log late drops what a new leader has just counted as one of its copies",
         "unread",
         quick=2,
     ),
     Planted(
         "nobody looks for who missed something",
-        "onyxq/node/liveness.py",
-        "sender.returned()",
-        "pass",
+        "onyxq.leader.cohort.replication:Sender.returned",
+        returning(None),
         "a node that is back lacks for seconds what was written without it",
         "missed",
         quick=3,
     ),
     Planted(
         "silent nodes are not asked",
-        "onyxq/node/liveness.py",
-        "nursery.start_soon(self._probe, sender)",
-        "pass",
+        "onyxq.node.liveness:Probing._probe",
+        returning(None),
         "a leader that is cut off goes on leading as long as nothing is written",
         "unanswered",
         quick=2,
     ),
     Planted(
         "no window for what is answered early",
-        "onyxq/leader/cohort/unflushed_writes.py",
-        "if now - oldest >= WINDOW_S or self._bytes >= BYTES_MAX:",
-        "if self._bytes >= BYTES_MAX:",
+        "onyxq.leader.cohort.unflushed_writes:WINDOW_S",
+        instead(math.inf),
         "when all machines stop everything is lost that disks had not taken for seconds",
         "stopped_at_once",
         quick=3,
     ),
     Planted(
         "answered early though the queue is strict",
-        "onyxq/leader/enqueues.py",
-        'return settings_of(replica, one.header["queue"]).durability == "opportunistic"',
-        "return True",
+        "onyxq.leader.enqueues:settings_of",
+        _never_strict,
         "an acknowledged task is on no disk",
         "standard",
     ),

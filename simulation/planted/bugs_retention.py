@@ -2,80 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from attrs import evolve
+
+from log_entries.purge import Args
+from onyxq.core.facts import HISTORY, STOPPED
+from onyxq.core.replica import EMPTY, Partition, Replica
+from onyxq.leader.cohort.row_deletion import Deleting
+from onyxq.store.index.applier import Applier
+from onyxq.store.index.stretches import Owner, Stretch
+from onyxq.store.row_checks import Prepared
 from simulation.planted.planted import Planted
+from simulation.planted.seams import instead, returning
+
+_Note = Callable[[Deleting, Replica, Replica], None]
+_Refusal = Callable[[Replica, Partition, Args], str]
+
+
+def _stopped_only(stretch: Stretch, owner: Owner) -> int:
+    return owner.tasks & stretch.done[STOPPED]
+
+
+def _no_times(original: Callable[..., list[object] | None]) -> Callable[..., list[object] | None]:
+    return lambda tables, stretch: None if original(tables, stretch) is None else []
+
+
+def _all_listed(exchange: object, listed: set[tuple[bytes, bytes]]) -> list[bytes]:
+    return sorted(key for key, _ in listed)
+
+
+def _history_goes_in(original: Callable[[Applier, Prepared], bool]) -> Callable[[Applier, Prepared], bool]:
+    return lambda applier, row: row.kind != HISTORY and original(applier, row)
+
+
+def _as_if_known_before(original: _Note) -> _Note:
+    return lambda deleting, before, after: original(deleting, after if before is EMPTY else before, after)
+
+
+def _ten_seconds_lower(original: _Refusal) -> _Refusal:
+    return lambda replica, found, args: original(replica, evolve(found, purged_ms=found.purged_ms - 10_000), args)
+
 
 RETENTION_BUGS: tuple[Planted, ...] = (
     Planted(
         "unfinished tasks are purged",
-        "onyxq/store/index/endings.py",
-        "if owner.tasks & (~stretch.finished | stretch.done[STOPPED]) and not superseded:",
-        "if owner.tasks & stretch.done[STOPPED] and not superseded:",
+        "onyxq.store.index.endings:_open_bits",
+        instead(_stopped_only),
         "an acknowledged task is lost",
         "purged_under_fire",
         quick=3,
     ),
     Planted(
         "retention from when a task was made",
-        "onyxq/store/index/endings.py",
-        "at_ms = max([ms_of(stretch.key[7:]), *(at_ms for mask, at_ms in times if mask & owner.tasks)])",
-        "at_ms = ms_of(stretch.key[7:])",
+        "onyxq.store.index.endings:_times",
+        _no_times,
         "the result of a task that took long is gone before anybody can read it",
         "purged_under_fire",
     ),
     Planted(
         "failed tasks are purged whoever waits for them",
-        "onyxq/leader/purge.py",
-        "if not found.failed:",
-        "if found is not None:",
+        "onyxq.leader.purge:Purging._spare_depended",
+        returning(None),
         "what was to fail with them runs",
         "failed_and_waited_for",
         quick=3,
     ),
     Planted(
         "anti-entropy takes what is purged",
-        "onyxq/leader/cohort/anti_entropy.py",
-        "await self._pull(sorted(key for key, _ in theirs - mine if not purged.covers(key[3:23])))",
-        "await self._pull(sorted(key for key, _ in theirs - mine))",
+        "onyxq.leader.cohort.anti_entropy:Exchange._wanted",
+        instead(_all_listed),
         "a node that was away for long brings everything back",
         "purged_under_fire",
-        more=(
-            (
-                "onyxq/store/index/applier.py",
-                "if purges and self._is_purged(stretch_id):",
-                "if not purges and rows is None:",
-            ),
-        ),
+        more=(("onyxq.store.index.applier:Applier._is_refused", returning(False)),),
     ),
     Planted(
         "the log's history of purged tasks is stored again",
-        "onyxq/store/index/applier.py",
-        "if purges and self._is_purged(stretch_id):",
-        "if purges and row.kind != HISTORY and self._is_purged(stretch_id):",
+        "onyxq.store.index.applier:Applier._is_refused",
+        _history_goes_in,
         "rows that nobody deletes pile up on nodes that were away",
         "purged_under_fire",
     ),
     Planted(
         "who reads the origin does not hear of watermarks",
-        "onyxq/node/node.py",
-        "self.deleting.note(EMPTY, replica)",
-        "self.deleting.note(replica, replica)",
+        "onyxq.leader.cohort.row_deletion:Deleting.note",
+        _as_if_known_before,
         "a node that was away while the log was trimmed shows what was purged",
         "back_behind_a_trim",
         quick=3,
     ),
     Planted(
         "anybody purges",
-        "log_entries/purge.py",
-        "refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp) or _misfit(args)",
-        "refused = _misfit(args)",
+        "log_entries.purge:refusal",
+        returning(""),
         "a deposed leader purges what its successor has opened again",
         "explorer",
     ),
     Planted(
         "watermarks sink",
-        "log_entries/purge.py",
-        "if args.before_ms < found.purged_ms:",
-        "if args.before_ms < found.purged_ms - 10_000:",
+        "log_entries.purge:_refusal",
+        _ten_seconds_lower,
         "what was purged is taken again",
         "explorer",
     ),

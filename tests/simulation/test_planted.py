@@ -1,25 +1,28 @@
-"""Planted bugs: the list is sound, and a handful of them is found here; ``onyxq simulate --planted`` runs all."""
+"""Planted bugs: every seam exists, and a handful of bugs is found here; ``onyxq simulate --planted`` looks for all."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from attrs import evolve
+import trio
 
+from log_entries import force_partition
+from onyxq.core import replica
+from onyxq.leader.cohort.replication import Vote
+from onyxq.leader.leader import PartitionLeader
 from simulation.planted.bugs import PLANTED, Planted
-from simulation.planted.suite import NotPlanted, look_for, planted_texts
+from simulation.planted.seams import Fault, NotPlanted, check, faulty, instead, returning
+from simulation.planted.suite import look_for
 from simulation.workloads import WORKLOADS
 
 QUICK = [planted for planted in PLANTED if planted.quick]
+MAJORITY = "onyxq.core.replica:majority"
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
-def test_the_line_is_where_it_is_said_to_be(planted: Planted) -> None:
-    """Exactly once, and what takes its place is another; the file still compiles."""
-    assert planted.before != planted.after
-    for file, text in planted_texts(planted).items():
-        compile(text, file, "exec")
+def test_a_bug_has_a_seam_that_is_used_and_a_fault_that_fits(planted: Planted) -> None:
+    """A rename, or another parameter, is reported under the name of the bug, without a run."""
+    for path, fault in planted.faults:
+        check(path, fault)
     assert planted.workload in WORKLOADS and planted.breaks
 
 
@@ -28,17 +31,71 @@ def test_names_are_unique_and_there_are_enough() -> None:
     assert len({planted.name for planted in PLANTED}) == len(PLANTED) >= 20
 
 
-def test_a_line_that_is_gone_is_reported() -> None:
-    """The bug must be told anew rather than be believed to be planted."""
-    with pytest.raises(NotPlanted, match="has 0 lines"):
-        planted_texts(evolve(PLANTED[0], before="no such line"))
+@pytest.mark.parametrize(
+    "path", ["onyxq.core.nothing:majority", "onyxq.core.replica:most", "onyxq.core.replica:Replica.majority"]
+)
+def test_a_seam_that_does_not_exist_is_reported(path: str) -> None:
+    """The bug must name another one, instead of being believed to be planted."""
+    with pytest.raises(NotPlanted, match=f"{path}: no such seam"):
+        check(path, returning(True))
 
 
-def test_a_line_that_stands_twice_is_reported(tmp_path: Path) -> None:
-    """Which of the two was meant cannot be told."""
-    (tmp_path / "a.py").write_text("x = 1\n    x = 1\n")
-    with pytest.raises(NotPlanted, match="has 2 lines"):
-        planted_texts(evolve(PLANTED[0], file="a.py", before="x = 1"), tmp_path)
+def test_an_inherited_method_is_no_seam_of_the_heir() -> None:
+    """The fault would go to one heir only, or to all: name the class that defines the method."""
+    with pytest.raises(NotPlanted, match="no such seam"):
+        check("onyxq.history.dump:DumpWriter.__exit__", returning(None))
+
+
+def test_a_name_that_nothing_uses_is_reported() -> None:
+    """A constant is used where it was imported: there is its seam."""
+    with pytest.raises(NotPlanted, match="nothing uses this name"):
+        check("onyxq.history.recovery.new_replica:SEGMENTS_AHEAD", instead(0))
+
+
+@pytest.mark.parametrize("fault", [instead(lambda cohort: True), instead(lambda cohort, have, *, wanted: True)])
+def test_a_fault_that_takes_other_arguments_is_reported(fault: Fault) -> None:
+    """Its error in the middle of a run would pass for a bug that was found."""
+    with pytest.raises(NotPlanted, match="the fault does not take the arguments"):
+        check(MAJORITY, fault)
+
+
+def test_a_definition_is_replaced_in_every_module_that_imported_it_and_put_back() -> None:
+    """The modules have a name of their own for the function; planted bugs themselves see the original."""
+    original = replica.majority
+    with faulty([(MAJORITY, returning("always"))]):
+        assert replica.majority([], ()) == force_partition.majority([], ()) == "always"
+    assert replica.majority is force_partition.majority is original
+
+
+def test_an_imported_name_is_replaced_in_its_module_only() -> None:
+    """So a bug can be the fault of one caller."""
+    original = replica.majority
+    with faulty([("log_entries.force_partition:majority", returning("here"))]):
+        assert force_partition.majority([], ()) == "here"
+        assert replica.majority is original
+    assert force_partition.majority is original
+
+
+def test_everything_is_put_back_if_a_later_seam_is_missing() -> None:
+    """No half of a bug stays in the process."""
+    original = replica.majority
+    with pytest.raises(NotPlanted), faulty([(MAJORITY, returning(True)), ("onyxq.core.replica:most", returning(1))]):
+        pass
+    assert replica.majority is original
+
+
+def test_a_property_stays_a_property_and_a_wrapper_gets_its_function() -> None:
+    """Faults of properties are written like those of methods."""
+    vote = Vote(leader="a", members=["a"], target=["a"])
+    with faulty([("onyxq.leader.cohort.replication:Vote.won", lambda original: lambda vote: [original(vote)])]):
+        assert vote.won == [False]
+    assert vote.won is False
+
+
+def test_a_coroutine_function_that_returns_at_once_stays_one() -> None:
+    """Its callers await it."""
+    with faulty([("onyxq.leader.leader:PartitionLeader._until_landed", returning(7))]):
+        assert trio.run(PartitionLeader._until_landed, None) == 7
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from attrs import evolve
 from onyxq.core.jobs.lifetime import RUNNING, WAITING, active
 from onyxq.core.jobs.placement import Offer, placed, suits
 from onyxq.core.jobs.slots import need, shares, tasks_of
-from onyxq.core.replica import Job, Replica
+from onyxq.core.replica import Job, Node, Peer, Replica
 
 
 def allocated(replica: Replica, position: int) -> Replica:
@@ -63,9 +63,14 @@ def offers(replica: Replica) -> list[Offer]:
         if peer is None:
             continue  # a broken replica; the invariants of membership report it
         node = replica.nodes.get(peer.node)
-        if peer.slots > 0 and not (node is not None and node.draining):
+        if _takes_jobs(peer, node):
             found.append(Offer(name, peer.slots, peer.zone, frozenset(peer.tags)))
     return found
+
+
+def _takes_jobs(peer: Peer, node: Node | None) -> bool:
+    """Return whether a peer offers slots and its node is not draining."""
+    return peer.slots > 0 and not (node is not None and node.draining)
 
 
 def _driven(job: Job, driver: str, position: int, why: str) -> Job:

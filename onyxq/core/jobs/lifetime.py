@@ -116,9 +116,13 @@ def forget_ended(replica: Replica) -> Replica:
     for name in over:
         job = replica.jobs[name]
         del jobs[name]
-        left_ms = job.ended_ms + job.keep_ms - replica.clock_ms
-        replica = remember(replica, KIND, name, for_ms=max(0, left_ms), answer=_outcome(job))
+        replica = remember(replica, KIND, name, for_ms=_left_ms(replica, job), answer=_outcome(job))
     return _without_old_offsets(evolve(replica, jobs=jobs.persistent()))
+
+
+def _left_ms(replica: Replica, job: Job) -> int:
+    """Return for how long the outcome of an ended job must still be remembered."""
+    return max(0, job.ended_ms + job.keep_ms - replica.clock_ms)
 
 
 def _without_old_offsets(replica: Replica) -> Replica:

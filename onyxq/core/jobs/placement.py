@@ -48,8 +48,7 @@ class Plan:
         self.drivers: dict[str, str] = {}
         self.at: dict[str, list[Job]] = {offer.peer: [] for offer in offered}
         self.room = {offer.peer: offer.slots for offer in offered}
-        self.bound = {name for job in jobs if self.mate(job) for name in (job.id, job.beside)}
-        """Jobs that run beside another, or have another beside them."""
+        self._bound = {name for job in jobs if self.mate(job) for name in (job.id, job.beside)}
         self.needs = {job.id: need(job) for job in jobs}
         self.total = sum(offer.slots for offer in offered)
         self.together = dict(self.needs)
@@ -63,6 +62,10 @@ class Plan:
         mate = self.jobs.get(job.beside)
         return mate.id if mate is not None and mate.submitted < job.submitted else ""
 
+    def is_bound(self, job: Job) -> bool:
+        """Return whether a job runs beside another, or has another beside it: it is never moved then."""
+        return job.id in self._bound
+
     def fits(self, job: Job, peer: str) -> bool:
         """Return whether a peer may drive a job, regardless of its other jobs."""
         offer = self.offers.get(peer)
@@ -74,6 +77,10 @@ class Plan:
     def has_room(self, job: Job, peer: str) -> bool:
         """Return whether a peer can drive a job in addition to its other jobs."""
         return self.room[peer] >= self.needs[job.id]
+
+    def may_keep(self, job: Job, peer: str) -> bool:
+        """Return whether a job can stay with its driver; a better share elsewhere is no reason to move it."""
+        return self.fits(job, peer) and self.has_room(job, peer)
 
     def put(self, job: Job, peer: str) -> None:
         """Make a peer the driver of a job that has none."""
@@ -110,7 +117,7 @@ def pass_over(jobs: Sequence[Job], offered: Sequence[Offer], before: Mapping[str
     plan = Plan(jobs, offered)
     for job in jobs:
         peer = before[job.id]
-        if peer and plan.fits(job, peer) and plan.has_room(job, peer):
+        if peer and plan.may_keep(job, peer):
             plan.put(job, peer)
     search = _Search(plan)
     for job in jobs:
@@ -163,7 +170,7 @@ class _Search:
         if len(self.added) > TOGETHER_MAX:
             return False  # the next pass counts them as jobs that keep their drivers
         before = dict(self.plan.drivers)
-        for moves in range(self.moved, self.moved + MOVES_MAX + 1):
+        for moves in self._move_counts():
             self._restore(self.kept)
             if self._place([*self.added, job], moves, frozenset()):
                 self.moved = sum(self.plan.drivers[name] != peer for name, peer in self.kept.items())
@@ -236,13 +243,17 @@ class _Search:
             for other in self._movable(job, peer, moves, settled)
         ]
 
+    def _move_counts(self) -> range:
+        """Return how many moves of running jobs to try, the fewest first."""
+        return range(self.moved, self.moved + MOVES_MAX + 1)
+
     def _movable(self, job: Job, peer: str, moves: int, settled: frozenset[str]) -> list[Job]:
         """Return the jobs that may be moved from a peer, the largest first.
 
         Empty if even ``moves`` moves would not make enough room.
         """
         plan = self.plan
-        found = [other for other in plan.at[peer] if other.id not in settled and other.id not in plan.bound]
+        found = [other for other in plan.at[peer] if other.id not in settled and not plan.is_bound(other)]
         found.sort(key=lambda other: (-plan.needs[other.id], -other.submitted))
         freed = sum(plan.needs[other.id] for other in found[:moves])
         return found if plan.room[peer] + freed >= plan.needs[job.id] else []

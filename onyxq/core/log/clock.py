@@ -50,6 +50,10 @@ class _Anchor(NamedTuple):
         """A measure to order anchors of the same clock: the greatest gives the latest log time."""
         return self.log_time_ms * NS - self.at_ns
 
+    def is_old(self, now_ns: int) -> bool:
+        """Return whether nothing may be measured from it any more: it was read longer ago than the slack."""
+        return now_ns - self.at_ns >= LOG_TIME_SLACK_MS * NS
+
 
 class LogClock:
     """One peer's measure of log time; see the module's first paragraph.
@@ -82,7 +86,7 @@ class LogClock:
         waited_ms = (now_ns - self._read_ns) // NS
         if waited_ms > LOG_TIME_STEP_MAX_MS:
             return Measured(self._position, waited_ms, 0)
-        while self._anchors and now_ns - self._anchors[0].at_ns >= LOG_TIME_SLACK_MS * NS:
+        while self._anchors and self._anchors[0].is_old(now_ns):
             self._reached_ms = max(self._reached_ms, self._anchors.popleft().log_time_ms + LOG_TIME_SLACK_MS)
         if self._anchors:
             best = self._anchors[0]

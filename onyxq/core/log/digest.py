@@ -93,6 +93,10 @@ class ReadMark:
     milestones: Milestones = ()
     """Some earlier digests; the latest may be far before the position."""
 
+    def is_at(self, position: int, digest: bytes) -> bool:
+        """Return whether a reader with this digest has read the same records, up to the same position."""
+        return position == self.position and digest == self.digest
+
     def contradicted_by(self, trail: Trail, milestones: Milestones) -> int | None:
         """Return a position up to which another reader, which has read at least as far, has read other records.
 

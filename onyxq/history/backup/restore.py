@@ -12,7 +12,7 @@ are derived from the records of the backup, as each node would have done.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
@@ -82,8 +82,7 @@ async def restore(
             await store.write(Batch(meta=tuple((key, value.encode()) for key, value in meta.items())))
         rows = 0
         for partition, page in backup.pages():
-            for node in holders(replica.partitions[partition]):
-                await stores[node].write(Batch(rows=page))
+            await _write_copies(holders(replica.partitions[partition]), page, stores)
             rows += len(page)
             progress(f"{rows} rows")
         await _write_history(backup, stores)
@@ -92,13 +91,23 @@ async def restore(
         position = await begin_log(session, cluster_id, WRITER, segment=segment, now_ms=now_ms)
         for store in stores.values():
             await store.write(Batch(log_position=position, log_digest=replica.digest))
-    assert replica.cluster is not None
-    renamed = evolve(replica.cluster, id=cluster_id, name=name)
-    made = evolve(replica, position=position, cluster=renamed, hold=None)
+    made = _first_replica(replica, position=position, cluster_id=cluster_id, name=name)
     if not await session.store_origin(position, snapshot.pack(made), expected_version=-1):
         raise Conflict(f"somebody else began a cluster {name!r} meanwhile", field="name")
     await session.trim(position)
     return Restored(name, cluster_id, rows, position)
+
+
+async def _write_copies(nodes: Iterable[str], rows: Sequence[Row], stores: Mapping[str, Store]) -> None:
+    """Write rows of a partition to each of its nodes, because any of them may start first."""
+    for node in nodes:
+        await stores[node].write(Batch(rows=rows))
+
+
+def _first_replica(last: Replica, *, position: int, cluster_id: str, name: str) -> Replica:
+    """Return the replica with which the restored cluster begins; nothing waits for the backup there."""
+    assert last.cluster is not None
+    return evolve(last, position=position, cluster=evolve(last.cluster, id=cluster_id, name=name), hold=None)
 
 
 def known_claims(replica: Replica, store_of: Callable[[int], Store]) -> Replica:

@@ -258,11 +258,15 @@ class Delivering:
 
     # --- one attempt
 
+    def _may_begin(self, attempt: _Attempt) -> bool:
+        """Return whether the timer is led from here, and its lease is long enough for a callback."""
+        in_time = trio.current_time() + self._timeout_s <= attempt.until
+        return partition_of(attempt.task) in self._node.leaders and in_time
+
     async def _deliver(self, attempt: _Attempt) -> None:
         """Make the callback, if there is still one to be made, and have told what became of it."""
         began = trio.current_time()
-        if partition_of(attempt.task) not in self._node.leaders or began + self._timeout_s > attempt.until:
-            # It may have been replaced elsewhere, or waited for its turn for too long.
+        if not self._may_begin(attempt):
             self._report("release", attempt)
             return
         if not self._stands(attempt):

@@ -130,10 +130,14 @@ class Exchange:
         theirs = {(key, checksum) for key, checksum in await self.call("cohort.keys", where)}
         mine = {listed for leaf in leaves for listed in self._store.keys(self._partition, hour, leaf)}
         if pull:
-            purged = self._store.watermark(self._partition)
-            await self._pull(sorted(key for key, _ in theirs - mine if not purged.covers(key[3:23])))
+            await self._pull(self._wanted(theirs - mine))
         if push:
             await self._push(sorted(key for key, _ in mine - theirs))
+
+    def _wanted(self, listed: set[tuple[bytes, bytes]]) -> list[bytes]:
+        """Return the sorted keys of rows to fetch: purged tasks do not come back."""
+        purged = self._store.watermark(self._partition)
+        return sorted(key for key, _ in listed if not purged.covers(key[3:23]))
 
     async def _pull(self, keys: list[bytes]) -> None:
         missing = 0

@@ -75,9 +75,12 @@ class Cohort:
         if _number(epoch, "epoch", EPOCHS) < reached:
             raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
         host.epochs[partition] = epoch
-        # Whoever was promised this reads what is here next: all that was answered for must be among it.
-        await host.floating.landed()
-        await host.store.write(Batch(epochs=((partition, epoch),)))
+        await self._keep_promise(partition, epoch)
+
+    async def _keep_promise(self, partition: int, epoch: int) -> None:
+        """Store a promised epoch after everything that was answered for: the leader reads next what is here."""
+        await self._host.floating.landed()
+        await self._host.store.write(Batch(epochs=((partition, epoch),)))
 
     def check(self, partition: int, epoch: int) -> None:
         """Raise `StaleEpoch` or `Behind` unless ``epoch`` is the one reached."""

@@ -72,9 +72,13 @@ class Vote:
         if not self.errors:
             return False
         # As long as the leader does not know it could take what is stored here a moment later for absent.
+        return self._leader in self.errors or (self._leader in self.acks and self._out_of_reach)
+
+    @property
+    def _out_of_reach(self) -> bool:
+        """Whether a majority can no longer have it."""
         hopeful = {node for cohort in self._cohorts for node in cohort} - self.errors.keys()
-        out_of_reach = not all(majority(cohort, hopeful) for cohort in self._cohorts)
-        return self._leader in self.errors or (self._leader in self.acks and out_of_reach)
+        return not all(majority(cohort, hopeful) for cohort in self._cohorts)
 
     async def wait(self, timeout_s: float) -> bool:
         """Whether it was won within ``timeout_s``."""

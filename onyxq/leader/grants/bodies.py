@@ -53,15 +53,20 @@ class Bodies:
 
     def _unique(self, first: TaskId, header: dict[str, Any], body: bytes) -> list[tuple[Run, bytes]]:
         """A unique task with its data, or nothing yet."""
+        epoch, payload = self._latest(first, header, body)
+        had = any(one.event == GRANTED for one in history_of(self._store, first))
+        if not had and not self._stands(first, epoch, payload):
+            return []
+        return [(Run(first, 1), pack_task(header, [payload]))]
+
+    def _latest(self, first: TaskId, header: dict[str, Any], body: bytes) -> tuple[int, bytes]:
+        """Return the data of a unique task, and the epoch of the leader that wrote it."""
         epoch = (header.get("order") or (0, 0, 0))[1]
         payload = unpack_task(body).payload(0)
         for _, stored in self._store.covering(DATA, first):
             replaced = unpack_data(stored)
             epoch, payload = replaced.mark.epoch, replaced.payload
-        had = any(one.event == GRANTED for one in history_of(self._store, first))
-        if not had and not self._stands(first, epoch, payload):
-            return []
-        return [(Run(first, 1), pack_task(header, [payload]))]
+        return epoch, payload
 
     def _row(self, first: bytes) -> tuple[bytes, bool]:
         found = self._rows.get(first)

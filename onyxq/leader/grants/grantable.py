@@ -140,8 +140,7 @@ class Available:
     def _key_free(self, piece: Piece) -> bool:
         """Whether a task with an ordering key may be granted now; if that is a matter of time it is offered then."""
         partition = int.from_bytes(piece.row_first[6:8], "big")
-        leader = self._leaders.get(partition)
-        if leader is None or not leader.backed or not self.keys.free(piece):
+        if not self._is_backed(partition) or not self.keys.free(piece):
             return False
         key_rate = settings_of(self._host.replica, piece.queue).key_rate
         wait_ms = 0
@@ -151,6 +150,11 @@ class Available:
         if wait_ms > 0:
             self._offer_later(wait_ms / 1000, Run(piece.row_first, 1))
         return wait_ms <= 0
+
+    def _is_backed(self, partition: int) -> bool:
+        """Return whether the ends of earlier tasks of a key here are so for the next leader, too."""
+        leader = self._leaders.get(partition)
+        return leader is not None and leader.backed
 
     def _state(self, stretch: TaskId) -> tuple[int, list[Piece]]:
         """Tasks of a stretch that are claimed, finished or being finished; its moved pieces."""

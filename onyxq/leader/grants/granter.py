@@ -97,6 +97,15 @@ class _Pick(NamedTuple):
     ahead_ms: int = 0
     """Its lease is so much longer, as it is not due yet."""
 
+    @property
+    def granted_ms(self) -> int:
+        """The lease that the log is asked for: the worker's own begins when the task is due."""
+        return min(self.lease_ms + self.ahead_ms, LEASE_MS_MAX)
+
+    def due_in_ms(self, now_ms: int) -> int:
+        """Return how long the worker must wait; no longer than the lease is longer, should the clock go back."""
+        return min(max(0, self.piece.due_ms - now_ms), self.ahead_ms)
+
 
 class GranterHost(Protocol):
     """What granting needs of its node."""
@@ -377,7 +386,7 @@ class Granter:
         """Ask the log for the claims; ``queue``: of all of them, if it has limits."""
         by_request: dict[tuple[ClaimRequest, int], list[Run]] = {}
         for pick in picks:
-            by_request.setdefault((pick.request, min(pick.lease_ms + pick.ahead_ms, LEASE_MS_MAX)), []).append(pick.run)
+            by_request.setdefault((pick.request, pick.granted_ms), []).append(pick.run)
         grants = tuple(
             grant_claims.Grant(request.worker, lease_ms, tuple(runs))
             for (request, lease_ms), runs in by_request.items()
@@ -412,8 +421,7 @@ class Granter:
             if won:
                 self._note_claimed(pick, now_ms)
                 expires_ms = now_ms + pick.lease_ms + pick.ahead_ms
-                # The clock was perhaps set back meanwhile: no longer than the lease is longer.
-                due_in_ms = min(max(0, pick.piece.due_ms - now_ms), pick.ahead_ms)
+                due_in_ms = pick.due_in_ms(now_ms)
                 pick.request.granted.append(
                     Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body, pick.lease_ms, due_in_ms)
                 )

@@ -167,8 +167,7 @@ class Heads:
         now_ms = self._wall_ms()
         for piece in pieces:
             partition = int.from_bytes(piece.first[6:8], "big")
-            # What is behind others of its key may not be had then; what came before may end meanwhile.
-            if piece.key or partition not in self._leaders:
+            if not self._may_go_ahead(piece, partition):
                 continue
             heads = self._queues.setdefault(piece.queue, _QueueHeads())
             while heads.ahead and heads.ahead[0][0] <= now_ms:
@@ -322,6 +321,10 @@ class Heads:
         found = [best for best in map(self.best, queues) if best is not None]
         return min(found, key=lambda best: best[1].sort_key, default=None)
 
+    def _may_go_ahead(self, piece: Piece, partition: int) -> bool:
+        """Return whether tasks may be claimed before they are due: those of a key may have to wait for others."""
+        return not piece.key and partition in self._leaders
+
     def best(self, queue: str) -> Best | None:
         heads = self._queues.get(queue)
         if heads is None:
@@ -341,7 +344,7 @@ class Heads:
                 keys.pop(partition, None)
             elif not self._serves(leader):
                 keys = {other: key for other, key in keys.items() if other != partition}
-            elif head[0].sort_key > keys[partition]:
+            elif _is_outdated(keys[partition], head[0]):
                 keys[partition] = heads.keys[partition] = head[0].sort_key
             else:
                 return (window, *head)
@@ -356,9 +359,13 @@ class Heads:
         """Look at a piece no more before it is due; it is the first of its queue."""
         heapq.heappop(self._queues[piece.queue].ahead)
 
+    def _is_counted(self, queue: str) -> bool:
+        """Return whether a claim of a queue's task takes the place of another one."""
+        return self._limits.room(queue) is not None
+
     def _best_ahead(self, queue: str) -> tuple[Piece, int] | None:
         heads = self._queues.get(queue)
-        if heads is None or not heads.ahead or self._limits.room(queue) is not None:
+        if heads is None or not heads.ahead or self._is_counted(queue):
             return None
         now_ms = self._wall_ms()
         while heads.ahead:
@@ -398,3 +405,8 @@ class Heads:
 
 def _better(head: Head | None, known: tuple[int, int] | None) -> bool:
     return head is not None and (known is None or head.key < known)
+
+
+def _is_outdated(key: SortKey, head: Piece) -> bool:
+    """Return whether the first task of a partition comes later than its ``key`` says."""
+    return head.sort_key > key

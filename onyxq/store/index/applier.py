@@ -144,6 +144,10 @@ class Applier:
         rebuilt = self._rebuild(batch.rebuild) if batch.rebuild is not None else ((), False)
         return Written(new_rows, pieces, superseded, *purged, *rebuilt)
 
+    def _is_refused(self, row: Prepared) -> bool:
+        """Return whether a row is of purged tasks: neither copies nor the log bring them back."""
+        return self._is_purged(row.stretch)
+
     def _is_purged(self, task_id: bytes) -> bool:
         watermark = self._watermarks.get(task_id[6:8])
         return watermark is not None and watermark.covers(task_id)
@@ -201,7 +205,7 @@ class Applier:
         purges = bool(self._watermarks)
         for row in rows:
             key, value, stretch_id = row.key, row.value, row.stretch
-            if purges and self._is_purged(stretch_id):
+            if purges and self._is_refused(row):
                 continue
             if later(stretch_id):
                 added += self._keep(row)

@@ -30,7 +30,7 @@ def ended(tables: Tables, stretch: Stretch) -> Ended | None:
     for owner in owners(tables, stretch, stretch.known):
         told |= owner.tasks
         superseded = owner.queue.rules is not None and not stands(tables, stretch, owner)
-        if owner.tasks & (~stretch.finished | stretch.done[STOPPED]) and not superseded:
+        if _open_bits(stretch, owner) and not superseded:
             return None
         if not superseded and _outlived(tables, stretch, owner):
             return None
@@ -39,6 +39,11 @@ def ended(tables: Tables, stretch: Stretch) -> Ended | None:
     if stretch.known & ~told:
         return None  # a row is damaged
     return Ended(queues, stretch.failed | stretch.done[CANCELLED])
+
+
+def _open_bits(stretch: Stretch, owner: Owner) -> int:
+    """Return the tasks of a row that may still run, or whose ordering key waits for a decision about them."""
+    return owner.tasks & (~stretch.finished | stretch.done[STOPPED])
 
 
 def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:

@@ -57,8 +57,13 @@ def head_of(tables: Tables, prefix: bytes) -> TaskId | None:
     heads = [head for flag in (b"\0", b"\1") if (head := _first_of(tables, prefix + flag)) is not None]
     if not heads:
         return None
-    key, bits = min(heads)
+    key, bits = _earliest(heads)
     return lowest(stretch_of(key[24:]), bits)
+
+
+def _earliest(heads: list[tuple[bytes, int]]) -> tuple[bytes, int]:
+    """Return the entry that is due first; immediate and scheduled tasks of a key are in one order."""
+    return min(heads)
 
 
 def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:

@@ -1,0 +1,196 @@
+"""Planted bugs of leaders: who leads, what their majorities have, and which claims they grant."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any
+
+from onyxq.core.entry import Stamp
+from onyxq.core.placement import holders
+from onyxq.core.replica import ClaimPiece, Partition, Replica, majority
+from onyxq.leader.cohort.member import Cohort
+from onyxq.leader.cohort.replication import Vote
+from onyxq.leader.grants.grantable import Available
+from onyxq.leader.leader import PartitionLeader
+from onyxq.store.interface import Piece
+from simulation.planted.planted import Planted
+from simulation.planted.seams import instead, returning
+
+
+def _with_incomplete(found: Partition, live: Collection[str]) -> bool:
+    return majority(holders(found), live)
+
+
+def _earlier_epochs_too(original: Callable[..., str]) -> Callable[..., str]:
+    def refusal(replica: Replica, *, partition: int, epoch: int, stamp: Stamp) -> str:
+        found = replica.partitions.get(partition)
+        newest = max(epoch, found.epoch) if found is not None else epoch
+        return original(replica, partition=partition, epoch=newest, stamp=stamp)
+
+    return refusal
+
+
+async def _promised_in_memory(cohort: Cohort, partition: int, epoch: int) -> None:
+    await cohort._host.floating.landed()
+
+
+def _half(cohort: Iterable[str], have: Collection[str]) -> bool:
+    nodes = list(cohort)
+    return not nodes or 2 * sum(node in have for node in nodes) + 1 >= len(nodes)
+
+
+def _won_without_the_leader(vote: Vote) -> bool:
+    return all(majority(cohort, vote.acks) for cohort in vote._cohorts)
+
+
+def _promises_are_enough(leader: PartitionLeader) -> bool:
+    return majority(leader.placed.members, leader._reached)
+
+
+_State = Callable[[Available, bytes], tuple[int, list[Piece]]]
+
+
+def _finished_or_not(original: _State) -> _State:
+    def state(available: Available, stretch: bytes) -> tuple[int, list[Piece]]:
+        taken, moved = original(available, stretch)
+        return taken & ~available._host.store.finished_bits(stretch), moved
+
+    return state
+
+
+def _uncounted(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, counted: original(*args, counted=False)
+
+
+def _leads_anyway(original: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+    async def leads(*args: object) -> bool:
+        await original(*args)
+        return True
+
+    return leads
+
+
+def _settles_at_once(leader: PartitionLeader, placed: Partition) -> bool:
+    return bool(leader.current)
+
+
+def _under_later_tokens_too(token: int) -> Callable[[ClaimPiece], bool]:
+    return lambda piece: piece[2] >= token
+
+
+LEADER_BUGS: tuple[Planted, ...] = (
+    # --- who leads
+    Planted(
+        "nodes with incomplete copies count as the majority when a partition is forced",
+        "log_entries.force_partition:_majority_lives",
+        instead(_with_incomplete),
+        "an operator cannot bring back a partition whose members are lost, or forces one whose members live",
+        "explorer",
+    ),
+    Planted(
+        "no epoch check in grant",
+        "onyxq.core.claims:refusal",
+        _earlier_epochs_too,
+        "what a leader granted before it was deposed holds when it leads again",
+        "explorer",
+    ),
+    Planted(
+        "epoch not stored before answering",
+        "onyxq.leader.cohort.member:Cohort._keep_promise",
+        instead(_promised_in_memory),
+        "a promise is forgotten with the process that gave it",
+        "promises",
+        quick=6,
+    ),
+    Planted(
+        "follower accepts a write below its epoch",
+        "onyxq.leader.cohort.member:Cohort.check",
+        returning(None),
+        "a deposed leader still gathers majorities",
+        "misled",
+        quick=6,
+    ),
+    Planted(
+        "quorum one too small",
+        "onyxq.core.replica:majority",
+        instead(_half),
+        "what was acknowledged is on one node of three",
+        "misled",
+    ),
+    Planted(
+        "leader acks before its own store has it",
+        "onyxq.leader.cohort.replication:Vote.won",
+        instead(_won_without_the_leader),
+        "the leader does not know of a completion and grants the task again",
+        "own_disk",
+        quick=6,
+    ),
+    Planted(
+        "takeover without the majority read",
+        "onyxq.leader.leader:PartitionLeader._has_read_majority",
+        instead(_promises_are_enough),
+        "a new leader serves without what it missed",
+        "behind",
+        quick=6,
+    ),
+    Planted(
+        "settle without the target's majority",
+        "onyxq.leader.leader:PartitionLeader._may_settle",
+        instead(_settles_at_once),
+        "members change to nodes that do not have the tasks",
+        "moved",
+        quick=6,
+    ),
+    # --- claims
+    Planted(
+        "completion taken after the re-grant is in the outbox",
+        "onyxq.leader.grants.grantable:Available.is_blocked",
+        returning(0),
+        "two workers' completions of one task are both taken",
+        "late",
+        quick=6,
+    ),
+    Planted(
+        "a completed task granted again after takeover",
+        "onyxq.leader.grants.grantable:Available._state",
+        _finished_or_not,
+        "what is ready is believed without asking what is finished",
+        "leases",
+    ),
+    Planted(
+        "expire_claims without the deadline check",
+        "log_entries.expire_claims:lapsed",
+        returning(True),
+        "a claim that was just renewed expires",
+        "explorer",
+    ),
+    Planted(
+        "lease renewed for a stale token",
+        "log_entries.renew_claims:under",
+        instead(_under_later_tokens_too),
+        "a worker that lost its claim extends another's",
+        "explorer",
+    ),
+    Planted(
+        "retry not counted",
+        "onyxq.leader.claim_updates:ClaimsKept._failure_ends",
+        _uncounted,
+        "a task that always fails is tried for ever",
+        "retries",
+    ),
+    Planted(
+        "long poll misses a wake-up",
+        "onyxq.leader.grants.ready_heads:_QueueHeads.wake",
+        instead(lambda heads: setattr(heads, "looked", None)),
+        "a claimer that waits is not told of a task until it asks again",
+        "prompt",
+    ),
+    Planted(
+        "a valid claim called stale by a deposed leader",
+        "onyxq.leader.freshness:_leads",
+        _leads_anyway,
+        "a worker is told to stop although its claim is valid",
+        "unheard",
+    ),
+)
+"""Planted bugs about these."""

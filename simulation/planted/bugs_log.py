@@ -1,0 +1,197 @@
+"""Planted bugs of the log and the ring: which records count, how time passes, who watches whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import evolve
+from pyrsistent import PMap
+
+from onyxq.core.entry import Entries, Stamp
+from onyxq.core.log.clock import LOG_TIME_STEP_MAX_MS, NS, Measured, _Anchor
+from onyxq.core.log.interface import Record
+from onyxq.core.log.record import RawEntry, RecordContent
+from onyxq.core.replica import Replica, Ring
+from onyxq.core.ring import stitcher
+from onyxq.core.step import GAP, REPEAT, Outcome
+from onyxq.node.membership import Peer
+from simulation.planted.planted import Planted
+from simulation.planted.seams import Fault, instead, returning
+
+_Problem = Callable[[Replica, RecordContent, Entries], str]
+
+
+def _excused(*excuses: str) -> Fault:
+    """Return the fault that counts records though these are their problems."""
+
+    def fault(original: _Problem) -> _Problem:
+        def problem(replica: Replica, content: RecordContent, entries: Entries) -> str:
+            found = original(replica, content, entries)
+            return "" if found in excuses else found
+
+        return problem
+
+    return fault
+
+
+def _nobody_if_queued(original: Callable[[Replica, str], tuple[str, ...]]) -> Callable[[Replica, str], tuple[str, ...]]:
+    return lambda replica, me: () if me in replica.ring.queue else original(replica, me)
+
+
+def _watcher_left_alone(
+    original: Callable[[PMap[str, str], str], PMap[str, str]],
+) -> Callable[[PMap[str, str], str], PMap[str, str]]:
+    return lambda pairs, peer: (
+        original(pairs, peer).discard(stitcher(pairs, peer)) if peer in pairs else original(pairs, peer)
+    )
+
+
+def _joiner_forgotten(original: Callable[[Ring, str, int], Ring]) -> Callable[[Ring, str, int], Ring]:
+    def remove(ring: Ring, peer: str, position: int) -> Ring:
+        alone = evolve(ring, prepared=ring.prepared.discard(peer), accepted=ring.accepted.discard(peer))
+        return original(alone, peer, position)
+
+    return remove
+
+
+def _time_of_the_log(
+    original: Callable[[Replica, Record, RecordContent], Replica],
+) -> Callable[[Replica, Record, RecordContent], Replica]:
+    def advance(replica: Replica, record: Record, content: RecordContent) -> Replica:
+        after = original(replica, record, content)
+        passed_ms = min(5_000, max(0, record.ctime_ms - replica.ctime_ms))
+        known = content.peer in replica.peers
+        return evolve(after, log_time_ms=replica.log_time_ms + passed_ms) if known else after
+
+    return advance
+
+
+def _as_if_all_was_read(original: Callable[[int, int, Measured], int]) -> Callable[[int, int, Measured], int]:
+    return lambda log_time_ms, counted_position, measured: original(log_time_ms, measured.position, measured)
+
+
+def _same_collector(replica: Replica) -> str:
+    return "" if replica.snapshot.finished else replica.snapshot.peer
+
+
+def _not_passed(original: Callable[..., None]) -> Callable[..., None]:
+    def prepared(peer: Peer, *heard: object) -> None:
+        original(peer, *heard)
+        peer._passed = False
+
+    return prepared
+
+
+def _counts_where_known(original: Callable[..., tuple[Replica, Outcome]]) -> Callable[..., tuple[Replica, Outcome]]:
+    def apply(replica: Replica, raw: RawEntry, stamp: Stamp, entries: Entries) -> tuple[Replica, Outcome]:
+        if raw.name not in entries or raw.version <= replica.enabled.get(raw.name, 0):
+            return original(replica, raw, stamp, entries)
+        enabled = evolve(replica, enabled=replica.enabled.set(raw.name, raw.version))
+        after, outcome = original(enabled, raw, stamp, entries)
+        return evolve(after, enabled=replica.enabled), outcome
+
+    return apply
+
+
+def _old_after_seconds(anchor: _Anchor, now_ns: int) -> bool:
+    return now_ns - anchor.at_ns >= LOG_TIME_STEP_MAX_MS * NS
+
+
+LOG_BUGS: tuple[Planted, ...] = (
+    # --- the log and the ring
+    Planted(
+        "outbox numbers ignored",
+        "onyxq.core.step:_problem",
+        _excused(REPEAT, GAP),
+        "a record that was appended twice counts twice",
+        "explorer",
+    ),
+    Planted(
+        "outbox gap accepted",
+        "onyxq.core.step:_problem",
+        _excused(GAP),
+        "a record that is late finds its number used up",
+        "explorer",
+    ),
+    Planted(
+        "queued joiner watches nobody",
+        "onyxq.core.ring:watches",
+        _nobody_if_queued,
+        "where everybody else died nobody reports it",
+        "explorer",
+    ),
+    Planted(
+        "watch not moved on leave",
+        "onyxq.core.ring:_bridge",
+        _watcher_left_alone,
+        "the successor of a peer that left is watched by nobody",
+        "explorer",
+        quick=6,
+    ),
+    Planted(
+        "joiner of a dead helper forgotten",
+        "onyxq.core.ring:remove",
+        _joiner_forgotten,
+        "a peer whose helper died in the middle of its join never joins",
+        "explorer",
+    ),
+    Planted(
+        "expiry by the log's clock",
+        "onyxq.core.step:_advance",
+        _time_of_the_log,
+        "a jump of the log's clock ages everybody's claims",
+        "clocks",
+    ),
+    Planted(
+        "log time of a writer that has not read",
+        "onyxq.core.log.clock:passed_ms",
+        _as_if_all_was_read,
+        "several peers count the same time, each for itself",
+        "explorer",
+    ),
+    Planted(
+        "log time measured without bound",
+        "onyxq.core.log.clock:_Anchor.is_old",
+        instead(_old_after_seconds),
+        "a claim that was granted while its clock ran elsewhere expires early",
+        "explorer",
+    ),
+    Planted(
+        "obligation lost after a trim",
+        "onyxq.core.replica:collector",
+        instead(_same_collector),
+        "a collector dies before or behind its trim, and nobody owes the rest",
+        "explorer",
+    ),
+    Planted(
+        "a joiner that was put out waits on",
+        "onyxq.node.membership:Peer._prepared",
+        _not_passed,
+        "a joiner that goes on from an origin in which it is no more waits for its join for ever",
+        "overtaken",
+        quick=1,
+    ),
+    Planted(
+        "landed records awaited behind an origin",
+        "onyxq.log.outbox:Outbox._landed_by",
+        returning(False),
+        "a joiner that was put out long ago does not see that its request lies behind it",
+        "overtaken",
+    ),
+    # --- what is enabled
+    Planted(
+        "a version enabled that not everybody knows",
+        "log_entries.raise_minimum:_known_to_all",
+        returning(True),
+        "peers that are older than what is enabled stop in the middle of their work",
+        "explorer",
+    ),
+    Planted(
+        "an entry counts before it is enabled",
+        "onyxq.core.step:_apply",
+        _counts_where_known,
+        "peers that know an entry and peers that do not hold different replicas",
+        "explorer",
+    ),
+)
+"""Planted bugs about these."""
