@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from attrs import evolve
 
-from log_entries import commit_transaction, fire_periodic, grant_limited_claims, settle_transaction
-from onyxq.core import claims, replica
 from onyxq.core.replica import Replica
+from simulation.planted.seams import Fault, faulty, instead, returning
 from simulation.search.search import search_many
 
 
@@ -24,24 +22,23 @@ def fired_again(found: Any, **changes: Any) -> Any:
     return evolve(found, **{name: value for name, value in changes.items() if name != "next_ms"})
 
 
-PLANTED: dict[str, tuple[Any, str, Callable[..., Any] | int]] = {
-    "what a transaction holds is ended like any claim": (claims, "HELD_MS", -1),
-    "what ends counts on": (replica, "still_counted", lambda counted, pieces: None),
-    "a name that comes again commits again": (commit_transaction, "answer_of", lambda *_: None),
-    "claims that do not stand are taken": (commit_transaction, "stale", lambda *_, **__: []),
-    "a grant does not look at the limits": (grant_limited_claims, "room", lambda *_: None),
-    "a grant takes nothing from the rate": (grant_limited_claims, "taken", lambda *_: None),
-    "a settled part keeps what it held": (settle_transaction, "settled", settled_in_part),
-    "a time can be fired over and over": (fire_periodic, "evolve", fired_again),
+PLANTED: dict[str, tuple[str, Fault]] = {
+    "what a transaction holds is ended like any claim": ("onyxq.core.claims:HELD_MS", instead(-1)),
+    "what ends counts on": ("onyxq.core.replica:still_counted", returning(None)),
+    "a name that comes again commits again": ("log_entries.commit_transaction:answer_of", returning(None)),
+    "claims that do not stand are taken": ("log_entries.commit_transaction:stale", returning(())),
+    "a grant does not look at the limits": ("log_entries.grant_limited_claims:room", returning(None)),
+    "a grant takes nothing from the rate": ("log_entries.grant_limited_claims:taken", returning(None)),
+    "a settled part keeps what it held": ("log_entries.settle_transaction:settled", instead(settled_in_part)),
+    "a time can be fired over and over": ("log_entries.fire_periodic:evolve", instead(fired_again)),
 }
 
 
 @pytest.mark.parametrize("bug", PLANTED)
-def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found(bug: str) -> None:
     """Within a few short runs."""
-    module, name, twisted = PLANTED[bug]
-    monkeypatch.setattr(module, name, twisted)
-    totals = search_many(1, 12, 1_500)
+    with faulty([PLANTED[bug]]):
+        totals = search_many(1, 12, 1_500)
     assert totals.failed, f"not found in {totals.runs} runs"
     assert totals.failed[0].broken is not None
     assert totals.failed[0].broken.check in ("claims", "invariants", "liveness", "no errors")
