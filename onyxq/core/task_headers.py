@@ -23,7 +23,7 @@ class Policy(NamedTuple):
     """The outcome of a task that fails for good; it decides whether its ordering key stops."""
 
     def is_spent(self, attempts: int, base: int) -> bool:
-        """Return whether no retry is left after ``attempts``, of which ``base`` were before the last reopening."""
+        """Return whether no retry is left after ``attempts``; the first ``base`` were before the last reopening."""
         return self.retries is not None and attempts - base > self.retries
 
 

@@ -79,7 +79,7 @@ class Plan:
         return self.room[peer] >= self.needs[job.id]
 
     def may_keep(self, job: Job, peer: str) -> bool:
-        """Return whether a job can stay with its driver; a better share elsewhere is no reason to move it."""
+        """Return whether a job can stay with its driver. It is not moved for a better share elsewhere."""
         return self.fits(job, peer) and self.has_room(job, peer)
 
     def put(self, job: Job, peer: str) -> None:
