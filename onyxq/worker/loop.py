@@ -281,7 +281,7 @@ class Worker:
 
     @property
     def _patience_s(self) -> float:
-        """How long a claimed task may wait here for a slot."""
+        """Longest wait of a claimed task for a slot here, in seconds."""
         return min(PATIENCE_S, self._lease_ms / 4000)
 
     async def _hand_back(self, client: AsyncClient) -> None:
