@@ -114,13 +114,13 @@ async def renewed_unheard(world: World) -> None:
 
 
 async def _renew_late(world: World, until_s: float) -> None:
-    """Claim, and renew late, for so long; then complete what there is."""
+    """Claim and renew late until a time, then complete the tasks; a claim ends half a second after its lease."""
     draw = world.random
     async with world.client() as client:
         while claims := await client.claim("q", maximum=2, lease_ms=1_000, wait_ms=5_000):
             try:
                 while trio.current_time() < until_s:
-                    late_s = claims[0].expires - trio.current_time() + draw.uniform(0.1, 0.6)
+                    late_s = claims[0].expires - trio.current_time() + draw.uniform(0.5, 1.5)
                     await trio.sleep(max(0.0, late_s))
                     await client.renew(claims, 1_000, timeout_ms=draw.choice((80, 150, 300)))
                 for claim in claims:
