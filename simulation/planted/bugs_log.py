@@ -84,10 +84,11 @@ def _not_passed(original: Callable[..., None]) -> Callable[..., None]:
 
 def _counts_where_known(original: Callable[..., tuple[Replica, Outcome]]) -> Callable[..., tuple[Replica, Outcome]]:
     def apply(replica: Replica, raw: RawEntry, stamp: Stamp, entries: Entries) -> tuple[Replica, Outcome]:
-        if raw.name not in entries or raw.version <= replica.enabled.get(raw.name, 0):
+        enabled = raw.version <= replica.enabled.get(raw.name, 0)
+        if replica.cluster is None or raw.name not in entries or enabled:
             return original(replica, raw, stamp, entries)
-        enabled = evolve(replica, enabled=replica.enabled.set(raw.name, raw.version))
-        after, outcome = original(enabled, raw, stamp, entries)
+        ahead = evolve(replica, enabled=replica.enabled.set(raw.name, raw.version))
+        after, outcome = original(ahead, raw, stamp, entries)
         return evolve(after, enabled=replica.enabled), outcome
 
     return apply
