@@ -95,8 +95,8 @@ class PurgedStaysPurged(Checker):
 
     def _waits(self, task_id: TaskId) -> bool:
         """Whether a task waits for its dependencies on every disk that has it."""
-        disks = [DiskReads(tables) for tables in self.disks().values()]
-        known = [disk for disk in disks if disk.task_row(task_id) is not None]
+        bit, disks = mask_of(task_id, 1), [DiskReads(tables) for tables in self.disks().values()]
+        known = [disk for disk in disks if disk.known_bits(stretch_of(task_id)) & bit]  # its row may be damaged
         rows = [first for disk in known for first, _ in disk.waiting(partition_of(task_id), limit=10_000)]
         return bool(known) and rows.count(task_id) == len(known)
 

@@ -11,7 +11,7 @@ from attrs import evolve
 from onyxq.core.facts import COMPLETION, Row
 from onyxq.core.replica import Hold, Replica
 from onyxq.history.backup.file import Backup
-from onyxq.history.file_format import HistoryWriter
+from onyxq.history.file_format import HistoryFileWriter
 from onyxq.operations.backup_rows import BackingUp
 from onyxq.store.interface import Store
 from simulation.planted.planted import Planted
@@ -51,7 +51,7 @@ def _thousandfold(original: Callable[..., Hold]) -> Callable[..., Hold]:
 
 
 def _whole_or_not(original: Callable[..., None]) -> Callable[..., None]:
-    def end(writer: HistoryWriter, *_: object) -> None:
+    def end(writer: HistoryFileWriter, *_: object) -> None:
         original(writer, None, None, None)
 
     return end
@@ -131,7 +131,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a failed backup keeps its name",
-        "onyxq.history.file_format:HistoryWriter.__exit__",
+        "onyxq.history.file_format:HistoryFileWriter.__exit__",
         _whole_or_not,
         "part of a cluster is restored for the whole",
         "backups",
