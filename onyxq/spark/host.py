@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError
 
 from onyxq.core.errors import OnyxqError
 from onyxq.jobs.encoding import decode
-from onyxq.spark import home, warm_up
+from onyxq.spark import home, java, warm_up
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.job_run import Order, Place, Running
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
@@ -196,7 +196,7 @@ def _read(orders: queue.SimpleQueue[str]) -> None:
 
 def _watch(session: Any, host: Host) -> None:
     """End this process when the virtual machine has ended: the peer starts another."""
-    machine = session.sparkContext._gateway.proc
+    machine = java.process(session)
 
     def wait() -> None:
         code = machine.wait()
@@ -210,7 +210,7 @@ def _watch(session: Any, host: Host) -> None:
 
 def _tell_alive(session: Any, host: Host, every_s: float) -> None:
     """Send ``alive`` events while the virtual machine answers."""
-    clock = session._jvm.java.lang.System
+    clock = java.packages(session).java.lang.System
     while not _ending.locked():
         time.sleep(every_s)
         try:

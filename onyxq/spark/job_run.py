@@ -19,7 +19,7 @@ from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.key_state import later
 from onyxq.jobs.model import Job
-from onyxq.spark import pools, progress
+from onyxq.spark import java, pools, progress
 from onyxq.spark.checkpoint import Checkpoints, mark_of
 from onyxq.spark.failures import of_exception, with_full_disks
 from onyxq.spark.files import file_sink
@@ -205,7 +205,7 @@ class Running:
 
     def _query_once(self, session: Any, job: Job, setting: Setting) -> None:
         writer = compiled(session, job, self._order.body, setting)
-        self._uses = progress.uses_of(writer._df)
+        self._uses = progress.uses_of(java.frame_of(writer))
         with self._lock:
             if self._stopped:
                 return
@@ -290,7 +290,7 @@ class Running:
 
 def _recent(query: Any) -> list[Any]:
     """Return Spark's reports of the last batches, oldest first."""
-    return [json.loads(one.json()) for one in query._jsq.recentProgress()]
+    return [json.loads(one) for one in java.reports(query)]
 
 
 def _queue_is_done(connect: str | None, queue: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from pyarrow import ArrowException, fs
 
 from onyxq.core.errors import Incomplete
+from onyxq.spark import java
 
 ARROW = {"s3a": "s3"}
 """Hadoop's scheme -> Arrow's, where they differ."""
@@ -58,9 +59,9 @@ def check_place(session: Any, path: str, *, field: str) -> None:
     scheme = scheme_of(path)
     if not scheme:
         return
-    context = session.sparkContext
+    systems = java.packages(session).org.apache.hadoop.fs.FileSystem
     try:
-        context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, context._jsc.hadoopConfiguration())
+        systems.getFileSystemClass(scheme, java.hadoop_configuration(session))
     except Py4JJavaError as error:
         said = str(error.java_exception.toString())
         raise Incomplete(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from onyxq.spark import java
+
 _log = logging.getLogger(__name__)
 
 
@@ -20,11 +22,10 @@ def share(session: Any, job: str, slots: int) -> None:
     Spark reads weights from a file when it starts and has no call to change them, so this sets the private field. The
     scheduler reads it whenever a core is free.
     """
-    context = session.sparkContext
-    root = context._jsc.sc().taskScheduler().rootPool()
+    root = java.root_pool(session)
     pool = root.getSchedulableByName(name_of(job))
     if pool is None:
-        scala = context._jvm.org.apache.spark.scheduler
+        scala = java.packages(session).org.apache.spark.scheduler
         root.addSchedulable(scala.Pool(name_of(job), scala.SchedulingMode.FIFO(), 0, slots))
     elif pool.weight() != slots:
         weight = pool.getClass().getDeclaredField("weight")
@@ -34,7 +35,7 @@ def share(session: Any, job: str, slots: int) -> None:
 
 def leave(session: Any, job: str) -> None:
     """Remove the job's pool once it is empty: the job has ended."""
-    root = session.sparkContext._jsc.sc().taskScheduler().rootPool()
+    root = java.root_pool(session)
     pool = root.getSchedulableByName(name_of(job))
     if pool is not None and pool.schedulableQueue().isEmpty():
         root.removeSchedulable(pool)
@@ -42,7 +43,7 @@ def leave(session: Any, job: str) -> None:
 
 def weight(session: Any, job: str) -> int:
     """Return the weight of the job's pool."""
-    return int(session.sparkContext._jsc.sc().taskScheduler().rootPool().getSchedulableByName(name_of(job)).weight())
+    return int(java.root_pool(session).getSchedulableByName(name_of(job)).weight())
 
 
 def name_of(job: str) -> str:

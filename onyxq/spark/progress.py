@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from onyxq.spark import java
+
 WATERMARK = "watermark_ms"
 """Metric that windows observe: the watermark of a batch."""
 LATE = "late"
@@ -13,7 +15,7 @@ LATE = "late"
 
 def uses_of(frame: Any) -> list[int]:
     """Return how many times the plan of a frame uses each source, in Spark's order of sources."""
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    leaves = java.plan(frame).collectLeaves()
     sources: list[Any] = []
     counts: list[int] = []
     for place in range(leaves.size()):

@@ -19,6 +19,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from onyxq.spark import java
 from onyxq.spark.home import LOGGING, Home, find_home
 from onyxq.system.directories import LOCAL, TEMPORARY, create
 
@@ -163,13 +164,13 @@ def _escaped(text: str) -> str:
 def of_its_own(session: Any) -> Any:
     """Return a session with its own SQL settings in the same machine, and make it this thread's active one."""
     found = session.newSession()
-    found._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(found._jsparkSession)
+    java.make_active(found)
     return found
 
 
 def machine_of(session: Any) -> int:
     """Return the process id of the session's virtual machine."""
-    return int(session.sparkContext._gateway.proc.pid)
+    return int(java.process(session).pid)
 
 
 def kill_machine(pid: int) -> None:

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Input, Job, Output
+from onyxq.spark import java
 from onyxq.spark.plan.compile import Setting, compiled
 from onyxq.spark.session import Settings, of_its_own, open_session
 from onyxq.system.directories import TEMPORARY
@@ -94,7 +95,7 @@ def main(archive: str) -> None:
     """Build the archive in a session of its own."""
     with tempfile.TemporaryDirectory(prefix="onyxq-warming-") as folder:
         session = open_session(Settings(work=Path(folder), archive_to=archive))
-        machine = session.sparkContext._gateway.proc
+        machine = java.process(session)
         warm(session, Path(folder))
         session.stop()
         machine.stdin.close()  # It ends on its own, and writes the archive as it exits.

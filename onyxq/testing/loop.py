@@ -23,7 +23,7 @@ import outcome
 import trio
 
 from simulation.world.clock import mock_clock
-from simulation.world.scheduling import seeded_scheduling
+from simulation.world.scheduling import seeded_scheduling, state_of_run
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Loop:
         self._threads: dict[BlockingThread, None] = {}
         self._failure: HandlerBlocked | None = None
         self._nursery: trio.Nursery
-        self._context: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
         self._now = 0.0
         self._steps = 0
         self.clock = mock_clock()
@@ -139,20 +139,12 @@ class Loop:
     @contextmanager
     def _in_context(self) -> Iterator[None]:
         """Install the run's trio state while it moves: between moves the test may use trio itself."""
-        context: Any = trio._core._run.GLOBAL_RUN_CONTEXT
-        outside = dict(context.__dict__)
-        context.__dict__.clear()
-        context.__dict__.update(self._context)
-        hooks = sys.get_asyncgen_hooks()
-        self._running = True
-        try:
-            yield
-        finally:
-            self._running = False
-            self._context = dict(context.__dict__)
-            context.__dict__.clear()
-            context.__dict__.update(outside)
-            sys.set_asyncgen_hooks(*hooks)
+        with state_of_run(self._state):
+            self._running = True
+            try:
+                yield
+            finally:
+                self._running = False
 
     def _pump(self, until: Callable[[], bool]) -> None:
         """Let the run move until the condition is true or the run has ended."""

@@ -75,8 +75,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     from onyxq.testing.cluster import run_async
 
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    given = pyfuncitem.funcargs
+    arguments = {name: given[name] for name in inspect.signature(pyfuncitem.obj).parameters if name in given}
     run_async(cluster, lambda: pyfuncitem.obj(**arguments))
     return True
 

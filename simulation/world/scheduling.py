@@ -1,5 +1,8 @@
 """Deterministic scheduling: a seed decides which of several ready tasks runs first.
 
+The only module that uses private attributes of trio; `tests/tidy/test_private_names.py` names the versions that
+have them.
+
 trio has a private switch for this, made for hypothesis.  With it, a seeded generator and
 a clock that jumps, two runs in one process take the same steps; across processes
 ``PYTHONHASHSEED`` must be equal as well, for the order of sets and persistent maps.
@@ -7,6 +10,7 @@ a clock that jumps, two runs in one process take the same steps; across processe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,3 +29,23 @@ def seeded_scheduling(seed: int) -> Iterator[None]:
         yield
     finally:
         private._ALLOW_DETERMINISTIC_SCHEDULING = before
+
+
+@contextmanager
+def state_of_run(kept: dict[str, Any]) -> Iterator[None]:
+    """Install a run's state in this thread while the run moves, and keep it in ``kept`` afterwards.
+
+    A guest run leaves its state in the thread, where no other run could then start.
+    """
+    state = trio._core._run.GLOBAL_RUN_CONTEXT.__dict__
+    outside, hooks = dict(state), sys.get_asyncgen_hooks()
+    state.clear()
+    state.update(kept)
+    try:
+        yield
+    finally:
+        kept.clear()
+        kept.update(state)
+        state.clear()
+        state.update(outside)
+        sys.set_asyncgen_hooks(*hooks)

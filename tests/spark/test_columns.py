@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.jobs.options import INPUTS
+from onyxq.spark import java
 from onyxq.spark.failures import of_exception
 from tests.spark.generated_columns import Rows, alike, rows
 from tests.spark.job_world import HERE, run, written
@@ -243,7 +244,7 @@ def test_options_of_inputs_are_all_that_spark_has(spark: Any) -> None:
     }
     named: Callable[[Any, str], Any] = getattr
     for kind, name in packages.items():
-        found: Any = spark._jvm.org.apache.spark.sql
+        found: Any = java.packages(spark).org.apache.spark.sql
         for part in name.split("."):
             found = named(found, part)
         assert set(found.getAllOptions().mkString(",").split(",")) <= set(INPUTS[kind]), kind

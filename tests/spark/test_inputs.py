@@ -15,7 +15,7 @@ import pytest
 from onyxq.client import Client
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
-from onyxq.spark import progress
+from onyxq.spark import java, progress
 from onyxq.spark.plan.compile import Setting, compiled
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 from tests.spark.job_world import HERE, run, written
@@ -140,9 +140,9 @@ def test_a_row_that_goes_to_several_stages_counts_once(spark: Any, tmp_path: Pat
     body = encode(job)
     setting = Setting(version=1, slots=2, checkpoint=str(tmp_path / "checkpoint"), connect=None)
     writer = compiled(spark, decode(body), body, setting)
-    uses = progress.uses_of(writer._df)
+    uses = progress.uses_of(java.frame_of(writer))
     query = writer.start()
     query.awaitTermination()
-    (first,) = [json.loads(one.json()) for one in query._jsq.recentProgress()]
+    (first,) = [json.loads(one) for one in java.reports(query)]
     assert first["numInputRows"] == 2 * len(NUMBERS)
     assert (uses, progress.told(first, uses)["rows"]) == ([2, 1], len(NUMBERS))

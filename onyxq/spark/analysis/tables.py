@@ -11,6 +11,7 @@ from typing import Any
 
 from onyxq.core.errors import NotFound
 from onyxq.history.parquet.schema import COLUMNS, TASKS
+from onyxq.spark import java
 
 _TYPES = {
     "text": "string",
@@ -91,6 +92,5 @@ def _exists(session: Any, path: str) -> bool:
 
 def _files(session: Any, path: str) -> tuple[Any, Any]:
     """Return Hadoop's file system of a path, and its object for the path."""
-    context = session.sparkContext
-    there = context._jvm.org.apache.hadoop.fs.Path(path)
-    return there.getFileSystem(context._jsc.hadoopConfiguration()), there
+    there = java.packages(session).org.apache.hadoop.fs.Path(path)
+    return there.getFileSystem(java.hadoop_configuration(session)), there
