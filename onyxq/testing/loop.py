@@ -23,7 +23,7 @@ import outcome
 import trio
 
 from simulation.world.clock import mock_clock
-from simulation.world.scheduling import seeded_scheduling, state_of_run
+from simulation.world.scheduling import StartThread, seeded_scheduling, state_of_run, threads_started_by
 
 T = TypeVar("T")
 
@@ -275,17 +275,15 @@ def _cancelled(answer: outcome.Outcome[Any]) -> bool:
 @contextmanager
 def _patch_threads(loop: Loop) -> Iterator[None]:
     """Make `trio.to_thread` and its users start threads that share a baton with the run."""
-    module: Any = trio._threads
-    original = module.start_thread_soon
 
-    def start(function: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object], *name: Any) -> None:
-        if loop._running:
-            loop.start_thread(function, deliver)
-        else:
-            original(function, deliver, *name)
+    def make(original: StartThread) -> StartThread:
+        def start(function: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object], *name: Any) -> None:
+            if loop._running:
+                loop.start_thread(function, deliver)
+            else:
+                original(function, deliver, *name)
 
-    module.start_thread_soon = start
-    try:
+        return start
+
+    with threads_started_by(make):
         yield
-    finally:
-        module.start_thread_soon = original

@@ -11,11 +11,14 @@ a clock that jumps, two runs in one process take the same steps; across processe
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
+
+StartThread: TypeAlias = Callable[..., None]
+"""A function that starts a thread: it takes the work, the function that delivers its outcome, and maybe a name."""
 
 
 @contextmanager
@@ -49,3 +52,15 @@ def state_of_run(kept: dict[str, Any]) -> Iterator[None]:
         state.clear()
         state.update(outside)
         sys.set_asyncgen_hooks(*hooks)
+
+
+@contextmanager
+def threads_started_by(make: Callable[[StartThread], StartThread]) -> Iterator[None]:
+    """Make trio start its threads with ``make(function)`` instead of its own function."""
+    module: Any = trio._threads
+    original = module.start_thread_soon
+    module.start_thread_soon = make(original)
+    try:
+        yield
+    finally:
+        module.start_thread_soon = original
