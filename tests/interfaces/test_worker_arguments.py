@@ -89,7 +89,7 @@ def arguments_of(hint: Any) -> Arguments:
     return Arguments(send, "send")
 
 
-@pytest.mark.parametrize(("hint", "value"), FITS, ids=str)
+@pytest.mark.parametrize(("hint", "value"), FITS, ids=[str(hint) for hint, _ in FITS])
 def test_what_fits_arrives_as_it_was_given(hint: Any, value: Any) -> None:
     """By way of JSON; results as well."""
     arguments = arguments_of(hint)
