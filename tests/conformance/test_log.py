@@ -125,7 +125,6 @@ async def test_concurrent_appenders_are_put_in_one_order(opened: Opener) -> None
         assert mine == [b"%d-%d" % (name, number) for number in range(50)]
 
 
-@pytest.mark.slow
 @bounded
 async def test_a_reader_that_is_behind_reads_five_thousand_records_in_order(opened: Opener) -> None:
     """The window keeps order over many refills and meets the tail."""
@@ -363,7 +362,6 @@ async def test_trimming_does_not_outdate_the_origin(opened: Opener) -> None:
     assert await session.store_origin(9, b"p", expected_version=found.version)
 
 
-@pytest.mark.slow
 @bounded
 async def test_a_reader_at_the_tail_is_not_led_astray_by_trimming(opened: Opener) -> None:
     """Deletions wake it for nothing; the next record wakes it for good."""

@@ -22,7 +22,7 @@ from onyxq.log.zookeeper_pulses import addresses
 from onyxq.log.zookeeper_server import ZookeeperServer, free_port
 from tests.conformance.log_world import SESSION_TIMEOUT_MS, bounded, intruder, killed
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 DIGEST = ZookeeperCredentials(auth="digest:onyxq:a password: with colons")
 SEGMENT_RECORDS = 5
@@ -142,6 +142,7 @@ async def test_clusters_of_several_credentials_live_side_by_side(zookeeper: Zook
             assert await session.append(b"x") == 0
 
 
+@pytest.mark.long
 @bounded
 async def test_the_credential_is_shown_again_behind_a_broken_connection(zookeeper: ZookeeperServer) -> None:
     """Nothing is asked for before it was: no record is refused meanwhile."""
@@ -263,6 +264,7 @@ async def test_a_server_that_is_not_known_is_not_talked_to(secured: tuple[str, s
             pytest.fail("it was trusted")
 
 
+@pytest.mark.long
 @bounded
 async def test_a_wrong_sasl_password_gets_nothing(secured: tuple[str, str, Path]) -> None:
     """The server says no before anything is asked."""

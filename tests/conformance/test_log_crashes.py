@@ -17,7 +17,7 @@ from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.conformance.log_world import TEST_TIMEOUT_S, bounded, intruder, session_with
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 RECORDS = 30
 FIRST, SECOND, THIRD = 11, 23, 27
@@ -105,6 +105,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_file, "TRIM_BATCH_RECORDS", 5)
 
 
+@pytest.mark.long
 async def test_a_zookeeper_collector_may_die_at_any_of_its_calls(zookeeper: ZookeeperServer, cluster: str) -> None:
     """Each call in turn is the first that is not carried out; nothing but the last origin remains."""
     calls = 1

@@ -85,7 +85,6 @@ def test_a_second_opening_in_the_same_process_is_refused(tmp_path: Path) -> None
     EmbeddedBackend.open(tmp_path).close()
 
 
-@pytest.mark.slow
 def test_another_process_is_refused_by_name_of_the_owner(tmp_path: Path) -> None:
     """The message names who has it open; a killed owner leaves no lock behind."""
     code = (

@@ -17,7 +17,7 @@ from onyxq.log.zookeeper_server import ZookeeperServer
 from onyxq.node.collector import packed, unpacked
 from tests.conformance.log_world import session_with
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 CLAIMS = 200_000
 PARTITIONS = 64

@@ -124,7 +124,6 @@ async def test_a_record_is_applied_once_wherever_its_append_breaks(
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.slow
 @bounded
 async def test_records_are_applied_once_and_in_order_through_many_breaks(
     zookeeper: ZookeeperServer, cluster: str
@@ -146,7 +145,7 @@ async def test_records_are_applied_once_and_in_order_through_many_breaks(
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @bounded
 async def test_a_session_that_moves_to_another_server_amid_appends_goes_on(
     ensemble: ZookeeperServer, cluster: str

@@ -168,6 +168,7 @@ async def test_a_log_that_continues_is_read_again(restorable: Restorable) -> Non
     assert [record.data for record in await begin(restorable.log, mark)] == [b"1", b"2", b"3"]
 
 
+@pytest.mark.long
 @bounded
 async def test_a_log_that_was_set_back_is_refused(restorable: Restorable) -> None:
     """It ends before the node's position."""
@@ -192,6 +193,7 @@ async def test_a_log_that_was_wiped_is_refused(restorable: Restorable) -> None:
         await begin(restorable.log, mark)
 
 
+@pytest.mark.long
 @bounded
 async def test_a_log_on_which_others_have_written_is_refused(restorable: Restorable) -> None:
     """It reaches beyond the node's position, and the last record may even have the same bytes."""

@@ -144,7 +144,6 @@ async def test_a_zookeeper_that_is_not_there_is_a_clear_error() -> None:
         await backend.session()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_and_the_session_goes_on_after_it(
@@ -166,7 +165,6 @@ async def test_a_frozen_server_is_noticed_and_the_session_goes_on_after_it(
     assert (numbers[0], numbers[-1]) == (0, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_by_an_idle_session(zookeeper: ZookeeperServer, opened: Opener) -> None:
@@ -177,7 +175,6 @@ async def test_a_frozen_server_is_noticed_by_an_idle_session(zookeeper: Zookeepe
     await until(lambda: session.connected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: ZookeeperServer, opened: Opener) -> None:
@@ -190,7 +187,6 @@ async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: Zoo
     await until(lambda: session.connected)
 
 
-@pytest.mark.slow
 @bounded
 async def test_a_session_outlives_connections_that_are_taken_and_ignored(
     zookeeper: ZookeeperServer, cluster: str
@@ -266,7 +262,7 @@ async def test_an_origin_whose_answer_is_lost_can_be_read(zookeeper: ZookeeperSe
             assert found is not None and (found.position, found.data) == (position, data)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @bounded
 async def test_a_server_killed_amid_appends_comes_back_to_the_same_session(
     zookeeper: ZookeeperServer, opened: Opener
@@ -398,7 +394,6 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
     assert set(landed) >= set(range(len(known.positions)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("segment_records", [SEGMENT_RECORDS, 40])
 @bounded
 async def test_readers_never_stall_or_differ_while_connections_break_and_the_log_is_trimmed(
@@ -503,7 +498,7 @@ async def test_a_damaged_chunk_is_a_clear_error(backend: ZookeeperBackend, opene
         await session.origin()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @bounded
 async def test_an_ensemble_whose_leader_dies_goes_on_in_the_same_session(
     ensemble: ZookeeperServer, cluster: str

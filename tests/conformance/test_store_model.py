@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import HealthCheck, given, settings
@@ -245,6 +246,7 @@ async def check_against_model(world: World, rows: list[Row], batches: list[list[
                 assert store.get(key) == ordered.get(key)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(history=histories())
 def test_memory_is_a_function_of_the_set_of_facts(history: tuple[list[Row], list[list[Row]]]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import trio
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -379,6 +380,7 @@ async def check_against_model(world: World, rows: list[Row], batches: list[list[
             assert {key: store.get(key) for key in expected.highest} == expected.highest
 
 
+@pytest.mark.long
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories())
 @example(overtaken(resolved(STANDS)))

@@ -46,6 +46,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return World(request.param, tmp_path / "store")
 
 
+@pytest.mark.long
 @in_trio
 async def test_a_task_is_read_back_as_the_live_cluster_says_it(world: World, tmp_path: Path) -> None:
     """Many runs of all kinds and outcomes: every field, claim and update is the same."""

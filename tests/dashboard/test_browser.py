@@ -22,7 +22,6 @@ ALL_LOOKS = bool(os.environ.get("ONYXQ_TEST_LOOKS"))
 """Each page is looked at in each look."""
 PICTURES = os.environ.get("ONYXQ_TEST_PICTURES", "")
 """Directory for a picture of each page that is looked at, for people."""
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +31,7 @@ def running() -> Iterator[Any]:
         yield found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", range(3))
 def test_pages_are_fit_for_everybody(turn: int, running: Any, world: Filled) -> None:
     """No finding of axe, no complaint of the browser, and nothing wider than the window, in light, dark, on a phone.

@@ -28,8 +28,6 @@ TOOK_MS = (
     "(() => { const one = performance.getEntriesByType('navigation')[0]; return one.responseEnd - one.requestStart })()"
 )
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[str]:
@@ -68,6 +66,7 @@ def test_lists_come_by_the_page(chromium: Any, base: str) -> None:
         assert not tab.complaints
 
 
+@pytest.mark.long
 def test_pages_answer_soon(chromium: Any, base: str) -> None:
     """The median of what the browser measures, from the question to the last byte."""
     paths = (

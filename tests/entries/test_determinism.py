@@ -8,8 +8,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from log_entries.registry import ENTRIES
 from onyxq.core.snapshot import pack, unpack
 from onyxq.core.step import step
@@ -27,7 +25,6 @@ def digests_under(hash_seed: str, seed: int) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.slow
 def test_two_interpreters_compute_the_same_bytes() -> None:
     """At every position of a generated log, whatever the seed of string hashes."""
     one, other = digests_under("1", seed=11), digests_under("4242", seed=11)
@@ -35,7 +32,6 @@ def test_two_interpreters_compute_the_same_bytes() -> None:
     assert one == other
 
 
-@pytest.mark.slow
 def test_the_generated_log_exercises_every_entry() -> None:
     """Each kind of entry is applied at least once, or the comparison shows little."""
     applied: Counter[str] = Counter()

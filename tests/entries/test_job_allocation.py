@@ -93,7 +93,6 @@ def fewest_moves(
     return min(costs, default=None)
 
 
-@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(crowds())
 def test_no_fewer_moves_would_do(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
@@ -120,7 +119,6 @@ def test_a_job_is_placed_where_one_beside_it_fits_too() -> None:
     assert pass_over(jobs, offered, {"j0": "", "j1": ""}) == {"j0": "p1", "j1": "p1"}
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
 def test_whoever_runs_fits_and_finds_room(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
@@ -130,7 +128,6 @@ def test_whoever_runs_fits_and_finds_room(crowd: tuple[list[Job], list[Offer], d
     assert valid({one.id: one for one in jobs}, {offer.peer: offer for offer in offered}, found)
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
 def test_who_waits_has_no_room_as_things_are(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
@@ -144,7 +141,6 @@ def test_who_waits_has_no_room_as_things_are(crowd: tuple[list[Job], list[Offer]
             assert not any(plan.fits(one, peer) and plan.has_room(one, peer) for peer in plan.offers)
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
 def test_placing_again_changes_nothing(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:

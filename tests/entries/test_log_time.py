@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import pytest
 from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -163,7 +162,6 @@ def act(world: Log, action: Action) -> None:
 # --- no lease ends before its time ------------------------------------------------------
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(actions=st.lists(ACTIONS, min_size=3, max_size=60), rates=RATES)
 def test_no_interleaving_of_records_ends_a_lease_before_its_time(actions: list[Action], rates: tuple[int, ...]) -> None:
@@ -241,7 +239,6 @@ def test_log_time_passes_as_time_does() -> None:
     assert found == [700] * 9
 
 
-@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(pauses=st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 2)), min_size=1, max_size=60))
 def test_little_time_is_lost_by_appending_and_reading(pauses: list[tuple[int, int]]) -> None:
@@ -264,7 +261,6 @@ def test_a_flood_of_records_does_not_hold_log_time_up() -> None:
     assert world.log_ms - RING.now.log_time_ms >= 0.95 * (world.now_ms - start_ms) - LOG_TIME_SLACK_MS
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     before=st.lists(ACTIONS, max_size=30),
@@ -290,7 +286,6 @@ def test_whatever_others_do_a_leader_that_writes_moves_log_time(
         assert world.log_ms - log_ms >= LOG_TIME_SLACK_MS - 1
 
 
-@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(history=st.lists(ACTIONS, max_size=40), rates=RATES, writer=st.sampled_from(PEERS))
 def test_leases_end_as_soon_as_ever_once_faults_are_over(
@@ -324,7 +319,6 @@ def test_an_outage_counts_nothing() -> None:
         assert world.write("a") == counted_ms
 
 
-@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(history=st.lists(ACTIONS, max_size=30), writers=st.permutations(PEERS))
 def test_no_record_after_an_outage_counts_any_of_it(history: list[Action], writers: list[str]) -> None:

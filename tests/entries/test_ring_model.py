@@ -79,7 +79,7 @@ def assert_complete(ensemble: Ensemble) -> None:
         assert now.nodes[sim.node].peer == sim.id
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @modest
 @given(script=scripts, started=sizes, last=st.integers(0, NODES - 1))
 def test_any_interleaving_ends_in_one_cycle_of_the_living(script: Script, started: int, last: int) -> None:
@@ -91,7 +91,7 @@ def test_any_interleaving_ends_in_one_cycle_of_the_living(script: Script, starte
     assert_complete(ensemble)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @modest
 @given(script=scripts, started=sizes, order=st.permutations(range(NODES)), pause=st.integers(0, 4))
 def test_a_cluster_that_died_with_joins_in_flight_reforms(
@@ -111,7 +111,7 @@ def test_a_cluster_that_died_with_joins_in_flight_reforms(
     assert len(ensemble.pulses()) == NODES
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @modest
 @given(script=scripts, started=sizes, node=st.integers(NODES, NODES + 1))
 def test_one_peer_alone_unwinds_whatever_the_dead_left(script: Script, started: int, node: int) -> None:

@@ -77,7 +77,6 @@ def held(wire: Wire) -> tuple[bytes, int]:
     return task, token
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_argument_gives_access_to_a_claimed_task_of_another_queue(wires: tuple[Wire, Wire], kind: int) -> None:
     """Even with its fencing token: the call is forbidden, the task does not change, and the error shows no data."""
@@ -92,7 +91,6 @@ def test_no_argument_gives_access_to_a_claimed_task_of_another_queue(wires: tupl
     every.call("complete", {"items": [[task, 1, token, None, []]]})
 
 
-@pytest.mark.slow
 def test_no_argument_gives_access_to_another_group_of_the_task_store(wires: tuple[Wire, Wire]) -> None:
     """Not even ``depends``, whose outcome would show whether the task exists."""
     ours, every = wires
@@ -200,7 +198,6 @@ def test_a_task_of_another_queue_is_found_wherever_a_long_call_names_it(place: i
     assert node.done == []
 
 
-@pytest.mark.slow
 def test_a_call_that_names_a_missing_task_changes_no_other_task(wires: tuple[Wire, Wire]) -> None:
     """The tasks that exist are still ready."""
     ours, _ = wires
@@ -274,7 +271,6 @@ def test_each_argument_is_judged() -> None:
     assert set(TOLD) <= set(RULES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "argument"), NAMING)
 def test_an_argument_that_names_what_is_theirs_is_refused_and_tells_nothing(
     wires: tuple[Wire, Wire], method: str, argument: str

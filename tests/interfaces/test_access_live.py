@@ -22,8 +22,6 @@ from onyxq.operations.access.table import RULES
 from tests.interfaces.http_world import JOB
 from tests.interfaces.live_world import ANSWER_S_MAX, PATIENCE_MS, Wire, claim_of, fresh_id, running
 
-pytestmark = pytest.mark.slow
-
 ENDPOINTS = tuple(one for one in ALL if not one.page)
 """Those for programs."""
 PAGES = tuple(one for one in ALL if one.page)

@@ -189,7 +189,6 @@ def test_a_wrong_application_is_a_bad_request(target: str) -> None:
     assert caught.value.field == "app"
 
 
-@pytest.mark.slow
 def test_sigterm_lets_a_worker_process_finish_its_task(tmp_path: Path) -> None:
     """The task that runs completes; the process ends by itself."""
     tmp_path.joinpath("shop.py").write_text(

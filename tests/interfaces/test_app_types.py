@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 SOURCE = """
@@ -45,7 +43,6 @@ app.chain(send.s("a", "b"), nightly.s()).enqueue()
 """
 
 
-@pytest.mark.slow
 def test_arguments_and_options_are_checked(tmp_path: Path) -> None:
     """Each call that is wrong, and no other."""
     path = tmp_path / "shop.py"

@@ -157,7 +157,6 @@ def test_a_directory_that_cannot_be_written_is_named(world: Generated, tmp_path:
         written([whole(world)], tmp_path)
 
 
-@pytest.mark.slow
 def test_the_log_of_a_cluster_is_archived_across_collections(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

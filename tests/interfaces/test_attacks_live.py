@@ -17,8 +17,6 @@ from onyxq.core.facts import pack_task
 from onyxq.operations import claims
 from tests.interfaces.live_world import PATIENCE_MS, Live, Wire, claim_of, fresh_id, running
 
-pytestmark = pytest.mark.slow
-
 ADMIN, TIMERS, OURS = "a token of everything", "a token for timers alone", "a token for ours only"
 SECRET = "what the peers share"
 ACCESS = Access(

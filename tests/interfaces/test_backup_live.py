@@ -20,8 +20,6 @@ from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 
-pytestmark = pytest.mark.slow
-
 _names = count(1)
 TASKS = 24
 

@@ -26,8 +26,6 @@ from tests.interfaces.live_world import (
     running,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def http_task(**members: Any) -> dict[str, Any]:
     """A request for one task with these members."""

@@ -14,8 +14,6 @@ from onyxq.core.facts import pack_task
 from tests.interfaces.bad_calls import HUGE, ID, NAN, PEER_METHODS, QUEUE, RUN, VALUES
 from tests.interfaces.live_world import Live, Wire, complete_error, running
 
-pytestmark = pytest.mark.slow
-
 
 def a_row(first: bytes, header: Any) -> list[bytes]:
     """A task row with a right checksum, whatever its header says."""

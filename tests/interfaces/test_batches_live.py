@@ -14,8 +14,6 @@ from onyxq.core.ids import TaskId, ids_of, make_id, with_counter
 from onyxq.errors import BadRequest, Conflict, StaleToken, Superseded, TimedOut, TooLarge, Unavailable
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 
-pytestmark = pytest.mark.slow
-
 _names = count(1)
 
 

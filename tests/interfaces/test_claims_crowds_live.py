@@ -16,8 +16,6 @@ from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.claims_world import World, in_cluster, refusal
 from tests.interfaces.live_world import PATIENCE_MS, fresh_id, running
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:

@@ -18,8 +18,6 @@ from onyxq.operations.service import HEAD_TIMEOUT_MS_MAX
 from tests.interfaces.claims_world import World, in_cluster, refusal
 from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
 
-pytestmark = pytest.mark.slow
-
 LONG_AGO_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 TOLD_MS = HEAD_TIMEOUT_MS_MAX // 2

@@ -77,7 +77,6 @@ def test_counts_survive_packing(counts: dict[str, int]) -> None:
     assert unpack_counts(pack_counts(counts)) == counts
 
 
-@pytest.mark.slow
 def test_the_demo_is_exact_and_loses_a_peer(tmp_path: Path) -> None:
     """A run on known files ends with 0, tells that it was exact, and stopped one peer on the way."""
     _some_text(tmp_path)
@@ -93,7 +92,6 @@ def test_the_demo_is_exact_and_loses_a_peer(tmp_path: Path) -> None:
     assert "map:" in ended.stderr
 
 
-@pytest.mark.slow
 def test_the_demo_keeps_its_data_when_asked(tmp_path: Path) -> None:
     """``--keep`` leaves the peers' directories and says where; one peer is enough to count."""
     import shutil

@@ -160,7 +160,6 @@ def test_zookeeper_behind_tls_is_asked_with_its_certificate_checked(examine: Any
     assert (code, wrong["zookeeper"][0]["state"]) == (1, "failed")
 
 
-@pytest.mark.slow
 def test_zookeeper_that_serves_is_fine(examine: Any, tmp_path: Path) -> None:
     """A real one."""
     try:
@@ -173,7 +172,6 @@ def test_zookeeper_that_serves_is_fine(examine: Any, tmp_path: Path) -> None:
     assert one["state"] == "ok" and "version 3." in one["found"] and "standalone" in one["found"]
 
 
-@pytest.mark.slow
 def test_a_cluster_that_serves_is_fine(examine: Any) -> None:
     """Each peer is asked itself."""
     with running(peers=2) as served:

@@ -17,8 +17,6 @@ import pytest
 
 from onyxq.interfaces.cli.main import run
 
-pytestmark = pytest.mark.slow
-
 STOP_SECONDS_MAX = 60
 PATIENCE = "20s"
 """Of a claim of a task that is there."""

@@ -99,7 +99,6 @@ def test_what_there_is_not_is_refused(arguments: list[str], capsys: pytest.Captu
     assert arguments[0][2:].replace("-", "_") in said and ("json" in said or "debug" in said)
 
 
-@pytest.mark.slow
 def test_a_worker_logs_json(tmp_path: Any) -> None:
     """A process from its start: it cannot reach its cluster, and says so in JSON."""
     (tmp_path / "shop.py").write_text(

@@ -25,8 +25,6 @@ from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.store.interface import Batch
 from onyxq.store.lmdb_store import LmdbStore
 
-pytestmark = pytest.mark.slow
-
 
 class Line:
     """Runs the command and reads what it prints."""

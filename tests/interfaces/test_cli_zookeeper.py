@@ -22,8 +22,6 @@ from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import find_jars
 from onyxq.system.java import find_java
 
-pytestmark = pytest.mark.slow
-
 STOP_SECONDS_MAX = 60
 
 

@@ -19,7 +19,8 @@ import pytest
 from onyxq import Client
 from tests.interfaces.live_world import Wire
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 FILES_MAX = 256
 TOKEN, SECRET = "a-token-of-everything", "what the peers share"

@@ -30,7 +30,6 @@ def test_a_field_is_named_once(field: str | None, message: str, named: str) -> N
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["trio"])
-@pytest.mark.slow
 async def test_bad_fields_of_a_task_are_refused_with_the_rule(tmp_path: Path) -> None:
     """A tab in a key, a word that does not exist, a number out of range."""
     bad = {"ordering_key": "a\tb", "unique_key": "a\nb", "on_dependency_failed": "hope", "priority": 1 << 40}
@@ -43,7 +42,6 @@ async def test_bad_fields_of_a_task_are_refused_with_the_rule(tmp_path: Path) ->
         assert (await client.count("q")).get("q", {"total": 0})["total"] == 0
 
 
-@pytest.mark.slow
 def test_settings_that_cannot_change_any_more_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A peer that is started with another value than the cluster was created with says so."""
 

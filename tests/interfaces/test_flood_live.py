@@ -23,8 +23,6 @@ from onyxq.interfaces.http.bodies import BODIES_BYTES_MAX
 from onyxq.wire.bounds import PARTIAL_BYTES_MAX
 from onyxq.wire.protocol import FRAME_BYTES_MAX
 
-pytestmark = pytest.mark.slow
-
 CALLERS = 32
 MIB = 1 << 20
 SLACK_BYTES = 120 * MIB
@@ -106,6 +104,7 @@ def test_memory_is_bounded_whoever_sends_what(node: tuple[int, dict[str, Any]]) 
     check_serves(where)
 
 
+@pytest.mark.long
 def test_memory_is_bounded_whatever_messages_become_once_they_are_decoded(node: tuple[int, dict[str, Any]]) -> None:
     """A byte of MessagePack may be a map, and so may three bytes of JSON."""
     pid, where = node

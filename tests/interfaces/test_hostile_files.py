@@ -173,7 +173,7 @@ def test_the_files_are_sound_before_they_are_changed(files: dict[Kind, list[Bloc
     assert run(["cluster", "restore", path, "--data", str(tmp_path / "data")]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(60))
 def test_a_dump_that_is_wrong_anywhere_is_replayed_or_refused(
     files: dict[Kind, list[Block]], seed: int, tmp_path: Path
@@ -184,7 +184,6 @@ def test_a_dump_that_is_wrong_anywhere_is_replayed_or_refused(
     assert run(["replica", "show", "--file", path]) in (0, *REFUSED)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_a_backup_that_is_wrong_anywhere_is_restored_or_leaves_nothing(
     files: dict[Kind, list[Block]], seed: int, tmp_path: Path

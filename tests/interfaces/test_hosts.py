@@ -141,7 +141,6 @@ def node() -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.mark.slow
 def test_a_real_peer_answers_programs_and_no_rebound_name(node: LocalCluster) -> None:
     """On both ports that speak HTTP."""
     told = node.nodes[0].addresses

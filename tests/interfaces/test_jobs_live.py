@@ -26,8 +26,6 @@ from onyxq.node.jobs.hosts import Message
 from tests.interfaces.live_world import Live, running
 from tests.jobs.fake_host import FakeHosts, FakeLink, obedient
 
-pytestmark = pytest.mark.slow
-
 WAIT_S = 20.0
 _serial = count(1)
 

@@ -50,6 +50,7 @@ async def listed(page: Callable[..., Awaitable[Any]], **wanted: Any) -> list[byt
             return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("claimers", [1, 6])
 @pytest.mark.parametrize("peers", [1, 3])
 def test_claims_of_many_large_tasks_end(peers: int, claimers: int) -> None:
@@ -104,6 +105,7 @@ def test_failed_large_tasks_are_listed() -> None:
     with_client(body)
 
 
+@pytest.mark.long
 def test_the_largest_task_with_the_largest_result_and_log_is_read() -> None:
     """One more update is refused as too large, and the task can still be completed."""
 

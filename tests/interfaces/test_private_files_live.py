@@ -16,7 +16,8 @@ import pytest
 
 from onyxq import Client
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 ONYXQ = (sys.executable, "-m", "onyxq")
 PATIENCE_S = 60.0

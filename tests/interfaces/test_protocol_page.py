@@ -17,8 +17,6 @@ from onyxq.operations import settings
 from onyxq.wire import protocol, server
 from tests.interfaces.live_world import Wire, fresh_id, running
 
-pytestmark = pytest.mark.slow
-
 PAGE = (Path(__file__).resolve().parents[2] / "docs/protocol.rst").read_text("utf-8")
 METHODS = PAGE.split("\nMethods\n", 1)[1].split("\nA small client\n", 1)[0]
 ENTRY = re.compile(r"^(``[a-z_.]+``(?:, ``[a-z_.]+``)*)\n((?:    .*\n|\n)*)", re.MULTILINE)

@@ -55,7 +55,6 @@ def test_every_option_of_a_task_is_told() -> None:
     }
 
 
-@pytest.mark.slow
 def test_the_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The Python that is shown runs against a cluster, only the address is another."""
     programs = re.findall(r"\.\. code-block:: python\n\n((?:    .*\n|\n)+)", PAGE)

@@ -44,7 +44,7 @@ def test_the_readme_shows_commands_and_programs() -> None:
     assert len(programs()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_does_what_the_first_screen_says() -> None:
     """``onyxq demo`` without arguments counts the standard library exactly and loses a peer on the way."""
     ended = subprocess.run(
@@ -60,7 +60,6 @@ def test_the_demo_does_what_the_first_screen_says() -> None:
     assert "stopping peer" in ended.stderr
 
 
-@pytest.mark.slow
 def test_the_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The Python that is shown runs against a cluster, only the address is another."""
     import trio

@@ -25,8 +25,6 @@ from onyxq.access.certificates import Certificates
 from onyxq.errors import Unauthorized
 from tests.interfaces.live_world import ANSWER_S_MAX, Wire
 
-pytestmark = pytest.mark.slow
-
 PATIENCE_S = 120.0
 LEAVING, STAYING, COMING = "a token that goes", "a token that stays", "a token that comes"
 LONG_WAIT_MS = 600_000

@@ -15,8 +15,6 @@ from onyxq.errors import BadRequest, Conflict, NotFound
 from onyxq.interfaces.cli.main import run
 from tests.interfaces.live_world import Live, running
 
-pytestmark = pytest.mark.slow
-
 WAIT_MS = 10_000
 _serial = count(1)
 

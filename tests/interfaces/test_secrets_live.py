@@ -20,8 +20,6 @@ from onyxq.access.certificates import Certificates
 from onyxq.access.grants import digest_of
 from onyxq.errors import OnyxqError
 
-pytestmark = pytest.mark.slow
-
 TOKEN, SECRET, WRONG = "the-token-of-this-test", "the secret of these peers", "a-wrong-token-of-this-test"
 AUTH = "digest:onyxq:the password of ZooKeeper"
 PATIENCE_S = 60.0

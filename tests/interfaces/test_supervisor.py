@@ -61,7 +61,6 @@ def test_the_watchdog_hears_of_us_twice_as_often_as_it_must(systemd: tuple[socke
         listening.recv(100)
 
 
-@pytest.mark.slow
 def test_a_peer_is_ready_alive_and_stopping(systemd: tuple[socket.socket, str], tmp_path: Path) -> None:
     """One process from its start to SIGTERM."""
     listening, path = systemd

@@ -555,7 +555,7 @@ def told(seed: int, hash_seed: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_seed_is_the_same_run_in_every_process() -> None:
     """Threads, asyncio, a killed worker and peer: ids, times and tokens are equal; another seed's are not."""
     first = told(1, "1")

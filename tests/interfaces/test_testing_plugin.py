@@ -53,6 +53,7 @@ def programs() -> dict[str, str]:
     return files
 
 
+@pytest.mark.long
 def test_what_the_page_shows_passes(pytester: pytest.Pytester) -> None:
     """Every example of docs/testing.rst, as it stands there."""
     files = programs()
@@ -73,7 +74,7 @@ def test_every_call_of_a_cluster_is_on_the_page() -> None:
         assert re.search(rf"``{name}\b", PAGE), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_installed_plug_in_is_found(project: pytest.Pytester) -> None:
     """With the metadata that setup.cfg gives to an installation, pytest knows the fixture by itself."""
     made = [sys.executable, "-c", "import setuptools; setuptools.setup()", "egg_info", "--egg-base", "site"]

@@ -17,8 +17,6 @@ from onyxq.history.replay import replay
 from onyxq.node import record_archive
 from tests.interfaces.timetravel_world import PATIENCE_S, Line, World, eventually, started
 
-pytestmark = pytest.mark.slow
-
 
 def test_history_outlives_collections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Explanations, past replicas, single records and dumps reach back to the first record."""

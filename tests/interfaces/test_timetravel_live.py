@@ -27,8 +27,6 @@ from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.node import log_view
 from tests.interfaces.timetravel_world import PATIENCE_MS, PATIENCE_S, Line, World, started
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[tuple[LocalCluster, BlockingPortal]]:

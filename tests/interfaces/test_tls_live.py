@@ -24,8 +24,6 @@ from onyxq.interfaces.peer_config import PeerConfig, check_config
 from onyxq.wire import tcp
 from tests.interfaces.live_world import ANSWER_S_MAX, running
 
-pytestmark = pytest.mark.slow
-
 TOKEN, SECRET = "a token of some length", "what peers show each other"
 ACCESS = Access((Token.of(TOKEN, "all", ["admin"]),), SECRET)
 REFUSAL_S_MAX = 1.0

@@ -150,7 +150,6 @@ def test_a_request_of_another_language_belongs_to_its_trace(cluster: LocalCluste
     assert (answer.status_code, answer.json()["field"]) == (400, "tasks[0].trace")
 
 
-@pytest.mark.slow
 def test_a_process_of_its_own_takes_over_the_trace(
     cluster: LocalCluster, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

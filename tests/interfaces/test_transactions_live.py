@@ -19,8 +19,6 @@ from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.worker import Worker, blocking_context, context
 from tests.interfaces.live_world import running
 
-pytestmark = pytest.mark.slow
-
 _names = count(1)
 
 

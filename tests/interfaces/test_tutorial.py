@@ -15,8 +15,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/tutorial.rst").read_text("utf-8")
 BLOCK = re.compile(r"\.\. code-block:: (\w+)\n   :caption: (.+)\n\n((?:   .*\n|\n)+)")

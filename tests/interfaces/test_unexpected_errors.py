@@ -30,8 +30,6 @@ from onyxq.store.lmdb_store import LmdbStore
 from onyxq.system import failures
 from onyxq.wire.memory import HOST, MemoryNetwork
 
-pytestmark = pytest.mark.slow
-
 KINDS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 STEPS_MAX = 200
 """Of one method; the search for steps ends there."""

@@ -20,8 +20,6 @@ from tests.interfaces.live_world import running
 from tests.interfaces.worker_tasks import app as processes
 from tests.interfaces.worker_world import a_call, until
 
-pytestmark = pytest.mark.slow
-
 PATIENCE_S = 60
 LEASE_MS = 1_000
 

@@ -26,8 +26,6 @@ from tests.interfaces.fake_service import FakeCluster, FakePeer
 from tests.interfaces.worker_tasks import app
 from tests.interfaces.worker_world import a_call, play_in_real_time, until, with_worker
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 SHOP = """
     import os, signal

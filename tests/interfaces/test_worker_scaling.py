@@ -88,7 +88,6 @@ def test_a_worker_grows_with_its_backlog_and_shrinks_after_it() -> None:
     play(scenario)
 
 
-@pytest.mark.slow
 def test_processes_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the slots that went."""
     monkeypatch.setattr(loop, "LOOK_EVERY_S", 0.05)

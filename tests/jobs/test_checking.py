@@ -234,6 +234,7 @@ def test_the_client_looks_whether_functions_are_there(name: str, says: str) -> N
     check(attrs.evolve(one, **catalog(Function("split", "json:loads"))), importable=True)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(generated.jobs())
 def test_every_right_job_is_accepted_and_comes_back(one: Job) -> None:
@@ -259,6 +260,7 @@ def _changed(value: Any, way: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(generated.jobs(), st.data())
 def test_damage_is_refused_by_name_and_nothing_worse(one: Job, data: st.DataObject) -> None:
@@ -273,6 +275,7 @@ def test_damage_is_refused_by_name_and_nothing_worse(one: Job, data: st.DataObje
         assert error.field
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(generated.jobs(), st.data())
 def test_damaged_bytes_are_refused_and_nothing_worse(one: Job, data: st.DataObject) -> None:

@@ -103,7 +103,6 @@ async def test_what_hosts_keep_while_they_run_is_gone_with_them(tmp_path: Path) 
     assert sorted(path.name for path in work.iterdir()) == ["checkpoints", "host.log"]
 
 
-@pytest.mark.slow
 @on_trio
 async def test_a_host_that_does_not_end_is_killed(tmp_path: Path) -> None:
     """At the end of its time."""

@@ -267,6 +267,7 @@ batches = st.lists(
 """Segments in parts, and by how much the time of their batch is later than the one before; a clock may be set back."""
 
 
+@pytest.mark.long
 @settings(max_examples=600, deadline=None)
 @given(worlds(), batches)
 def test_windows_say_what_the_model_says(world: tuple[Any, ...], given_batches: list[Any]) -> None:

@@ -15,7 +15,7 @@ from onyxq.core.ids import partition_of
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import all_there, spread
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 TASKS = 500

@@ -14,7 +14,7 @@ from tests.processes.collecting import applied, die_collecting, gc, grown
 from tests.processes.dying_peer import STEPS
 from tests.processes.workload import History, all_there, enqueue_over_tcp, work
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 COLLECTIONS = int(os.environ.get("ONYXQ_TEST_COLLECTIONS", "20"))
 """The long run that a release gets has 200."""

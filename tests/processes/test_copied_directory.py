@@ -9,7 +9,7 @@ import trio
 
 from tests.processes.cluster import POLL_S, Cluster, PeerProcess, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 ENDED_S = 30.0
 

@@ -31,7 +31,7 @@ from tests.processes.collecting import die_collecting
 from tests.processes.dying_peer import ARCHIVE_STEPS, TABLE_STEPS
 from tests.processes.workload import History, enqueue_over_tcp, work
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 TASKS = int(os.environ.get("ONYXQ_TEST_TASKS", "2000"))
 NAMES = ("a", "b", "c")
@@ -65,6 +65,7 @@ async def record(cluster: Cluster, seen: dict[tuple[int, str], str]) -> None:
             await trio.sleep_forever()
 
 
+@pytest.mark.long
 @bounded(150 + TASKS / 50)
 async def test_a_dump_replays_to_what_every_live_peer_reports(
     cluster: Cluster, zookeeper: ZookeeperServer, tmp_path: Path
@@ -148,6 +149,7 @@ async def test_peers_are_found_by_their_pulses(cluster: Cluster, zookeeper: Zook
         await trio.to_thread.run_sync(collect, zookeeper.hosts, f"{cluster.name}-other")
 
 
+@pytest.mark.long
 @bounded(240)
 async def test_an_archive_has_no_hole_though_collectors_are_killed(cluster: Cluster, tmp_path: Path) -> None:
     """One before, one within and one behind its archiving; archive and log together still hold every record."""
@@ -181,6 +183,7 @@ async def test_an_archive_has_no_hole_though_collectors_are_killed(cluster: Clus
     assert {"grant_claims", "release_claims"} <= {one["entry"] for one in events if one["source"] == "log"}
 
 
+@pytest.mark.long
 @bounded(300)
 async def test_the_table_of_records_has_no_hole_though_collectors_are_killed(cluster: Cluster, tmp_path: Path) -> None:
     """Before, within, between the files of and behind their table: it has every record once, with the

@@ -14,8 +14,6 @@ import pytest
 from onyxq import Client, api
 from tests.processes.cluster import Cluster, bounded
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "lock"
 LINES_MAX = 150
@@ -43,6 +41,7 @@ def path_of(*homes: Path) -> str:
     return os.pathsep.join([*map(str, homes), *filter(None, sys.path)])
 
 
+@pytest.mark.long
 def test_its_own_test_passes_where_it_is_installed(site: Path, tmp_path: Path) -> None:
     """With pytest, in a directory of the user's, on a cluster in memory."""
     shutil.copy(EXAMPLE / "test_lock.py", tmp_path)
@@ -64,6 +63,7 @@ def test_it_is_as_short_as_it_says() -> None:
     assert sum(len(source.read_text("utf-8").splitlines()) for source in sources) <= LINES_MAX
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 @bounded(240)
 async def test_a_lock_on_real_peers(cluster: Cluster, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

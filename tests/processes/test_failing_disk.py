@@ -16,8 +16,6 @@ from tests.processes.cluster import surroundings
 from tests.processes.failing_disk import META_WRITES, SYNCS, WRITES, FailingDisk, compile_library
 from tests.processes.store_on_failing_disk import FILL
 
-pytestmark = pytest.mark.slow
-
 SECONDS_MAX = 60
 
 

@@ -15,7 +15,7 @@ from tests.processes.failing_disk import ALWAYS, META_WRITES, compile_library
 from tests.processes.failing_moments import NAMES, Moments, produce
 from tests.processes.workload import History, states, work
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 MOMENTS = int(os.environ.get("ONYXQ_TEST_MOMENTS", "4"))
 """How often a disk fails; a release gets 50."""

@@ -15,7 +15,7 @@ from onyxq.errors import StaleToken
 from tests.processes.cluster import STATE_TIMEOUT_S, Cluster, PeerProcess, bounded
 from tests.processes.workload import History, all_there, complete
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 OLD_LEASE_MS = 3_000

@@ -14,7 +14,7 @@ from onyxq import Function, Input, Job, Output
 from tests.processes.cluster import Cluster, bounded, surroundings
 from tests.processes.jobs_watched import STEP_S_MAX
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 PIPELINES = """
 from onyxq import Function, Input, Job, Output

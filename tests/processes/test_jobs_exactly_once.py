@@ -28,7 +28,7 @@ from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.jobs_watched import STEP_S_MAX, Frozen, Watch, host_of, is_running, machine_of
 from tests.spark.standalone_world import Standalone, standalone
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 SEGMENTS = int(os.environ.get("ONYXQ_TEST_SEGMENTS", "1000"))
 """The long run that a release gets has 200,000."""

@@ -11,7 +11,7 @@ from onyxq.core.ids import TaskId, partition_of
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import History, all_there, enqueue_over_http, enqueue_over_tcp, work
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 TASKS = int(os.environ.get("ONYXQ_TEST_TASKS", "4000"))
 """The long run that a release gets has 20,000."""

@@ -11,7 +11,7 @@ import trio
 
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 TASKS = 400
 

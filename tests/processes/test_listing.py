@@ -8,7 +8,7 @@ import pytest
 
 from tests.processes.cluster import Cluster, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 
 @bounded(120)

@@ -31,7 +31,7 @@ from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import bounded, die_with
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 PROCESSES, EACH = 4, 5
 SESSION_TIMEOUT_MS = 6_000

@@ -15,7 +15,7 @@ from onyxq.errors import OnyxqError
 from tests.processes.cluster import POLL_S, Cluster, PeerProcess, bounded
 from tests.processes.workload import PAGE_TASKS, History
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 KEYS = int(os.environ.get("ONYXQ_TEST_KEYS", "20"))
 KEY_TASKS = int(os.environ.get("ONYXQ_TEST_KEY_TASKS", "40"))

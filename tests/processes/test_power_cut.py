@@ -18,7 +18,7 @@ from onyxq.history.parquet.reader import find
 from tests.processes.cluster import POLL_S, PeerProcess, bounded
 from tests.processes.power_cut import PowerCut
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 TASKS = 40
 EMBEDDED = ("--listen", "127.0.0.1:0", "--http", "off")

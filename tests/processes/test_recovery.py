@@ -21,7 +21,7 @@ from onyxq.interfaces.cli.main import run
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import Cluster, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 ROUNDS = 20

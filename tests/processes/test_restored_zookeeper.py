@@ -14,7 +14,7 @@ from onyxq.errors import LogWentBack, OnyxqError
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import POLL_S, SESSION_TIMEOUT_MS, Cluster, PeerProcess, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 NOTICED_S = 30.0
 PEERS = ("a", "b", "c")
@@ -123,6 +123,7 @@ async def says_so(cluster: Cluster, peer: PeerProcess) -> bool:
     return told and "onyxq_log_went_back 1" in metrics.text
 
 
+@pytest.mark.long
 @bounded(240)
 async def test_running_peers_say_that_the_log_went_back_and_grant_nothing(cluster: Cluster, own: Restorable) -> None:
     """Enqueues go on. When the newest copy is brought back they go on by themselves, and nothing is lost."""
@@ -166,6 +167,7 @@ async def test_a_peer_that_had_read_no_more_than_the_older_copy_hears_of_it(clus
         await cluster.until("noticed", lambda peer=cluster[name]: says_so(cluster, peer), seconds=NOTICED_S)
 
 
+@pytest.mark.long
 @bounded(240)
 async def test_peers_that_start_on_an_older_copy_are_refused(cluster: Cluster, own: Restorable) -> None:
     """Each ends with the error; none is ready before."""
@@ -180,6 +182,7 @@ async def test_peers_that_start_on_an_older_copy_are_refused(cluster: Cluster, o
     await refused(cluster, *(cluster[name] for name in PEERS))
 
 
+@pytest.mark.long
 @bounded(240)
 async def test_peers_that_start_on_a_wiped_zookeeper_make_no_new_cluster(cluster: Cluster, own: Restorable) -> None:
     """Their data would not belong to it."""
@@ -204,6 +207,7 @@ class TestEnsemble:
         """Of the test's ZooKeeper."""
         return 3
 
+    @pytest.mark.long
     @bounded(300)
     async def test_one_restored_member_of_an_ensemble_takes_the_log_from_the_others(
         self, cluster: Cluster, own: Restorable
@@ -218,6 +222,7 @@ class TestEnsemble:
         await churn(cluster, 3)
         assert not any("nothing is granted" in cluster[name].stderr() for name in PEERS)
 
+    @pytest.mark.long
     @bounded(300)
     async def test_an_older_majority_of_an_ensemble_is_noticed(self, cluster: Cluster, own: Restorable) -> None:
         """Two restored members that come up first make their log the ensemble's."""
@@ -232,6 +237,7 @@ class TestEnsemble:
         own.server.spawn(0)
 
 
+@pytest.mark.long
 @bounded(120)
 async def test_an_embedded_log_that_is_older_than_the_store_is_refused(tmp_path: Path) -> None:
     """As when only a part of a data directory is restored."""

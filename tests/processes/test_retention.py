@@ -10,7 +10,7 @@ from onyxq.store.lmdb_store import LmdbStore
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import spread
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 TASKS = 1_000

@@ -17,7 +17,7 @@ from onyxq.errors import Unauthorized
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import POLL_S, STATE_TIMEOUT_S, Cluster, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 TOKEN, SECRET, AUTH = "a-token-of-some-length", "what the peers share", "digest:onyxq:a password"

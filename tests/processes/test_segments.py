@@ -10,7 +10,7 @@ from onyxq.core.log.interface import segment_of
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import History, all_there, enqueue_over_tcp, work
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 SEGMENT_RECORDS = 30
 SEGMENTS = 2

@@ -15,7 +15,7 @@ from onyxq.errors import NotFound
 from tests.processes.cluster import Cluster, bounded
 from tests.processes.workload import spread
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 TASKS = 3_000

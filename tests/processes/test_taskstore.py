@@ -25,7 +25,7 @@ from onyxq.system.extensions import installed
 from simulation.world.stored import Requests, Truth, as_answered
 from tests.processes.cluster import ASK_TIMEOUT_S, Cluster, PeerProcess, bounded, surroundings
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from attrs import define, field
 from onyxq.core.timer_model import QUEUE
 from tests.processes.cluster import Cluster, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 TIMERS = int(os.environ.get("ONYXQ_TEST_TIMERS", "300"))
 """A release has 10,000."""

@@ -14,7 +14,7 @@ import trio
 from bench.timers import Timers, wall_ms, work
 from tests.processes.cluster import SESSION_TIMEOUT_MS, Cluster, PeerProcess, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 TIMERS = int(os.environ.get("ONYXQ_TEST_TIMERS", "1000"))
 SECONDS = int(os.environ.get("ONYXQ_TEST_SECONDS", "6"))

@@ -20,7 +20,7 @@ from tests.processes.cluster import Cluster, bounded, die_with, surroundings
 from tests.processes.counting_worker import MAP, REDUCE, RESULT, WORD_PARTITIONS, unpack
 from tests.processes.workload import states
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 KILLS = int(os.environ.get("ONYXQ_TEST_KILLS", "6"))
 """A release has 50."""

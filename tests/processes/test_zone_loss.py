@@ -13,7 +13,7 @@ from onyxq.client import AsyncClient
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import Cluster, bounded
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 ZONES = ("a", "b", "c")
 TASKS = 60

@@ -14,7 +14,7 @@ from tests.conformance.log_world import frozen
 from tests.processes.cluster import POLL_S, Cluster, bounded
 from tests.processes.workload import History, all_there, complete, spread, work
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 FREEZE_S = 15.0

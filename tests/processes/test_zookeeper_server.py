@@ -63,7 +63,6 @@ def assert_none_left(data_dir: Path) -> None:
     assert servers_in(data_dir) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_servers_and_exits_cleanly(
     running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
@@ -78,7 +77,6 @@ def test_a_signal_ends_the_servers_and_exits_cleanly(
     assert_none_left(tmp_path)
 
 
-@pytest.mark.slow
 def test_killing_the_parent_leaves_no_orphan(running: subprocess.Popen[str], tmp_path: Path) -> None:
     """SIGKILL gives it no chance to clean up; the kernel does."""
     assert running.stdout is not None
@@ -127,7 +125,6 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
         assert server.pids == []
 
 
-@pytest.mark.slow
 def test_a_server_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
     """Here a file is where its data should go."""
     server = made(tmp_path, port=0)
@@ -159,7 +156,6 @@ class Probed(ZookeeperServer):
         super().spawn(server)
 
 
-@pytest.mark.slow
 def test_the_port_is_nobody_elses_while_its_server_does_not_run(tmp_path: Path) -> None:
     """Neither before it is up nor after it was killed: else a client would connect to itself, for good."""
     made(tmp_path, port=0)

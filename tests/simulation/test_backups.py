@@ -65,7 +65,7 @@ def test_a_leader_that_does_not_know_yet_that_it_was_deposed_gives_nothing() -> 
     simulate(workload, seed=1, options=ONE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [7, 12])
 def test_what_is_restored_has_all_that_stood(seed: int) -> None:
     """Whatever breaks while backups are taken; a try that fails leaves nothing behind."""

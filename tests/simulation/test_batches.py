@@ -10,10 +10,12 @@ import pytest
 from simulation.scenes.batches import BATCH_SCENES
 from simulation.world.world import simulate
 
+pytestmark = pytest.mark.long
+
+
 SEEDS = {"replaced_drivers": (1, 2), "batches_under_fire": (1, 4), "late_batches": (1, 3, 5, 9)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BATCH_SCENES))
 def test_each_input_becomes_one_output(name: str) -> None:
     """The checkers judge; and the scene does meet what it is about."""

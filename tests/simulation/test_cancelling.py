@@ -180,6 +180,7 @@ def test_a_deposed_leader_cancels_nothing() -> None:
     simulate(workload, seed=1, options=ONE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(30, 34))
 def test_holders_and_cancels_meet(seed: int) -> None:
     """Every call of a holder around the cancel of its task, and changes of the leader."""

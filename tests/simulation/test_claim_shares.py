@@ -86,7 +86,7 @@ def test_what_is_claimed_is_no_longer_offered(ranks: list[Rank], more: int, coun
         assert after.key == (left[0] if left else before.key)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_claims_of_many_take_the_best_tasks_of_several_nodes(seed: int) -> None:
     """In a cluster, and no task is passed over for ever where claims are given back again and again."""

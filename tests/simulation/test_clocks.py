@@ -74,6 +74,7 @@ def test_a_log_whose_leaders_clocks_differ_ends_no_lease(seed: int) -> None:
     simulate(workload, seed=seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_leases_last_under_load_while_the_logs_clock_jumps(seed: int) -> None:
     """Hours, minutes and seconds, while workers forget claims, renew them and are late."""
@@ -150,6 +151,7 @@ def test_the_last_attempt_has_its_whole_lease_whatever_the_leaders_clock_shows()
     assert len(world.history.completed) == 16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_records_that_land_long_after_they_were_made_make_no_clock_wrong(seed: int) -> None:
     """After an outage of a minute everybody stays."""
@@ -165,6 +167,7 @@ def test_records_that_land_long_after_they_were_made_make_no_clock_wrong(seed: i
     simulate(workload, seed=seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_claims_do_not_care_for_the_clocks_of_nodes(seed: int) -> None:
     """They jump by seconds and minutes, and one node after the other leaves for its clock."""
@@ -239,7 +242,7 @@ def test_a_cluster_works_for_clients_whose_clocks_are_wrong(seed: int) -> None:
     simulate(workload, seed=seed, options=Options(client_clock_ms=CLIENTS_MS))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
+import pytest
 import trio
 
 from onyxq.core.log.interface import SEQUENCE_BITS
@@ -55,6 +56,7 @@ def test_a_working_cluster_collects_by_itself() -> None:
     assert len(world.audit.records) > 5 * OFTEN.gc_records
 
 
+@pytest.mark.long
 def test_whoever_comes_next_finishes_what_a_dead_collector_began() -> None:
     """One is killed at each step in turn, at its second passing, and comes back."""
     passed: Counter[str] = Counter()
@@ -170,6 +172,7 @@ def test_a_slow_reader_in_the_ring_is_never_overtaken_by_a_trim() -> None:
     simulate(workload, seed=2, options=OFTEN)
 
 
+@pytest.mark.long
 def test_a_newcomer_reads_what_came_since_the_origin_however_long_the_history() -> None:
     """Counted in records, after two collections and after nine."""
     reads: list[int] = []
@@ -191,6 +194,7 @@ def test_a_newcomer_reads_what_came_since_the_origin_however_long_the_history() 
     assert all(count < 4 * OFTEN.gc_records for count in reads), reads
 
 
+@pytest.mark.long
 def test_a_cluster_goes_through_segments_under_load() -> None:
     """Positions jump at each; claims, fencing and history do not mind."""
 

@@ -8,7 +8,6 @@ from attrs import evolve
 from simulation.search.determinism import compare, difference, marks
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 8])
 def test_another_interpreter_decides_and_computes_the_same(seed: int) -> None:
     """Equal bytes of every record, equal replicas at every position."""

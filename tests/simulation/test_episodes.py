@@ -8,10 +8,12 @@ from simulation.explorer import under_load
 from simulation.world.faults import EPISODES
 from simulation.world.world import World, simulate
 
+pytestmark = pytest.mark.long
+
+
 SEEDS = (1, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", sorted(EPISODES))
 def test_a_working_cluster_gets_over(name: str, seed: int) -> None:

@@ -9,7 +9,7 @@ from simulation.world.faults import crash
 from simulation.world.world import World, simulate
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_a_storm_breaks_no_property(seed: int) -> None:
     """Cluster, load and faults drawn from the seed; run ``simulation.explorer.explore(seed)`` to see one again."""
@@ -17,7 +17,7 @@ def test_a_storm_breaks_no_property(seed: int) -> None:
     assert world.history.completed, "the load did nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run() -> None:
     """Two runs write the same log, byte by byte."""
 

@@ -237,7 +237,6 @@ def test_a_duty_that_fails_is_tried_again_and_harms_nobody(caplog: pytest.LogCap
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-@pytest.mark.slow
 def test_a_duty_waits_while_the_log_is_away() -> None:
     """However long that takes: it is one failure at most."""
     tries: list[str] = []

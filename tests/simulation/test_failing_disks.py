@@ -10,7 +10,7 @@ from simulation.workloads import WORKLOADS
 from simulation.world.world import World, simulate
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_acknowledged_is_lost_on_failing_disks(seed: int) -> None:
     """Every peer recovers, or ends with an error for its operator, and always starts again."""

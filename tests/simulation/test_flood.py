@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import trio
 
 from onyxq.errors import OnyxqError
@@ -41,6 +42,7 @@ async def flood(world: World, outcomes: Counter[str], *, timeout_ms: int) -> Non
             nursery.start_soon(writer)
 
 
+@pytest.mark.long
 def test_a_flood_is_refused_in_time_and_others_are_served() -> None:
     """Of those that are not refused hardly one in twenty is late; a bystander's small task is little slower."""
     outcomes: Counter[str] = Counter()

@@ -223,6 +223,7 @@ def test_tasks_are_retried_as_their_queue_says_where_they_say_nothing() -> None:
     simulate(workload, seed=1, options=STEADY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_limits_hold_whatever_befalls_leaders(seed: int) -> None:
     """At no position of the log are more tasks claimed; afterwards all of them get done."""

@@ -18,6 +18,9 @@ from onyxq.errors import OnyxqError
 from onyxq.system.extensions import entry_of
 from simulation.world.world import Options, World, simulate
 
+pytestmark = pytest.mark.long
+
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "lock"
 OWNERS = 4
 FAULTS_S = 60.0
@@ -83,7 +86,6 @@ def check_history(world: World, entries: Entries) -> tuple[int, int]:
     return hands, expired
 
 
-@pytest.mark.slow
 def test_the_lock_holds_while_peers_come_and_go(entries: Entries) -> None:
     """In the order of the log; in the end it is free, as nobody renews it any more."""
     total: Any = [0, 0]

@@ -185,7 +185,7 @@ def test_a_node_that_does_not_know_the_cluster_yet_counts_nothing() -> None:
     simulate(workload, seed=5, options=EIGHT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "seed"), [("looked_at", 2), ("behind_the_times", 1), ("behind_the_times", 2)])
 def test_the_scenes_break_nothing(name: str, seed: int) -> None:
     """Found by them: partitions that moved were missing, or there twice."""

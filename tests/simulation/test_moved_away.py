@@ -106,7 +106,7 @@ def test_a_node_that_reads_the_log_late_keeps_what_it_is_given(seed: int) -> Non
     WORKLOADS["unread"].play(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_seed_that_found_it_breaks_nothing() -> None:
     """Played as it was found: in a process of its own."""
     (result,) = run_many("standard", [285], jobs=1)

@@ -171,6 +171,7 @@ def test_a_task_of_a_key_in_the_wrong_partition_is_refused() -> None:
     simulate(workload, seed=1, options=STEADY)
 
 
+@pytest.mark.long
 def test_a_stuck_key_delays_nobody() -> None:
     """With 5,000 tasks behind a task that always fails, other keys' tasks come at once."""
 
@@ -266,6 +267,7 @@ class Orderly:
                     last = max(tokens)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_order_is_exact_whatever_befalls_leaders(seed: int) -> None:
     """Nodes crash and restart, sessions end, messages are lost; a task is only granted once all before it are done."""

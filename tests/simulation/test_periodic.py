@@ -123,6 +123,7 @@ class Killer:
 POINTS = ("before the enqueueing", "while it enqueues", "behind the enqueueing", "while it appends")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_crash_of_who_fires_doubles_and_loses_nothing(point: str, seed: int) -> None:

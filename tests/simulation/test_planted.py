@@ -98,7 +98,7 @@ def test_a_coroutine_function_that_returns_at_once_stays_one() -> None:
         assert trio.run(PartitionLeader._until_landed, None) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("planted", QUICK, ids=lambda planted: planted.name)
 def test_a_planted_bug_is_found(planted: Planted) -> None:
     """By one of a few short runs; usually by the first."""

@@ -6,6 +6,8 @@ import pytest
 
 from simulation.world.world import Options, World, simulate
 
+pytestmark = pytest.mark.long
+
 TASKS = 80
 QUIET = Options(nodes=3, partitions=8, clock_offset_ms=0)
 

@@ -156,7 +156,7 @@ async def test_a_recovery_that_was_interrupted_is_repeated() -> None:
     assert segment_of(made.position) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_cluster_that_is_recovered_has_all_that_was_acknowledged(seed: int) -> None:
     """And runs nothing again that was acknowledged as done, whatever the end was like."""

@@ -47,7 +47,7 @@ def stopped_in_a_run(child: Child) -> tuple[threading.Thread, list[Result]]:
     raise AssertionError("no run could be stopped")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_stopped_for_longer_than_its_bound_goes_on() -> None:
     """An operator who needs the machine stops simulations for a while; no property breaks by that."""
     child = Child("late", run_cpu_s=BOUND_S)

@@ -32,7 +32,7 @@ def played(*lines: str) -> Cluster:
     return cluster
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_interleaving_breaks_a_property() -> None:
     """Runs from fixed seeds; ``python -m simulation.search --seed N --steps 1500`` plays one of them again."""
     totals = search_many(1, 20, 1_500)
@@ -40,7 +40,6 @@ def test_no_interleaving_breaks_a_property() -> None:
     assert totals.applied > 10_000, "the search hardly did anything"
 
 
-@pytest.mark.slow
 def test_the_rare_branches_of_the_ring_are_reached() -> None:
     """What the probes of joins name happens within a few dozen short runs; the long search asks for all of them."""
     totals = search_many(100, 30, 500)

@@ -10,7 +10,7 @@ from simulation.search.jobs_search import JOBS, KINDS, JobSearch
 from simulation.workloads import WORKLOADS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_twenty_jobs_keep_their_promises_under_churn(kind: int) -> None:
     """``onyxq simulate --workload jobs --seed N`` plays one of them again."""
@@ -22,7 +22,6 @@ def test_twenty_jobs_keep_their_promises_under_churn(kind: int) -> None:
         assert run.checks.applied > 100, "the search hardly did anything"
 
 
-@pytest.mark.slow
 def test_the_rare_branches_are_reached() -> None:
     """Nearly all within a few runs; a hundred must come by all of them."""
     probes = Probes(PROBES)

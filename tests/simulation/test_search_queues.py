@@ -11,6 +11,8 @@ from onyxq.core.replica import Replica
 from simulation.planted.seams import Fault, faulty, instead, returning
 from simulation.search.search import search_many
 
+pytestmark = pytest.mark.long
+
 
 def settled_in_part(before: Replica, name: str, partition: int) -> Replica:
     """The transaction goes, and what it held stays held."""

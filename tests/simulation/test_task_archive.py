@@ -69,6 +69,7 @@ async def purged(client: AsyncClient, ids: list[TaskId]) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_purged_is_found_in_the_archive_as_it_was(seed: int, tmp_path: Path) -> None:
     """Every field, claim and update; leaders die meanwhile."""

@@ -7,7 +7,6 @@ import pytest
 from simulation.workloads import WORKLOADS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_answers_are_the_models_under_faults(seed: int) -> None:
     """Peers die, sessions end, the log goes away and is collected; requests are repeated."""

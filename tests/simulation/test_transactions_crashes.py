@@ -83,7 +83,7 @@ async def try_to_move(client: RecordingClient, claims: Sequence[Claim], said: by
         pass  # it may have happened or not: the checkers know
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("choose", [coordinator, first_leader, all_leaders, everybody])
 def test_a_crash_at_any_point_leaves_all_or_nothing(choose: Choose) -> None:
     """Whoever dies, and whenever; and afterwards nothing pending is left anywhere."""
@@ -118,6 +118,7 @@ def _pending(world: World) -> bool:
     return any(node.store.pending_transactions(number) for node in nodes for number in range(world.options.partitions))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(TRANSACTION_SCENES))
 def test_scenes_break_nothing(name: str) -> None:
     """Two seeds of each; more are played by ``onyxq simulate --workload``."""
@@ -131,6 +132,7 @@ def test_what_came_back_beside_a_transaction_is_had_again(seed: int) -> None:
     WORKLOADS["given_back_meanwhile"].play(seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_moves_count_once_whatever_happens(seed: int) -> None:
     """Storms of faults over maps and reduces by transactions."""

@@ -177,7 +177,7 @@ def test_an_enqueue_under_an_ordering_key() -> None:
     simulate(workload, seed=1, options=ONE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", (1, 2))
 def test_all_of_it_again_and_again(seed: int) -> None:
     """While connections break and disks take their time."""

@@ -7,6 +7,7 @@ import pytest
 from simulation.runs import play
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_workers_that_end_hand_back_what_they_could_not_finish(seed: int) -> None:
     """Uncounted, if they are told to stop; those that are killed cost an attempt."""
@@ -14,6 +15,7 @@ def test_workers_that_end_hand_back_what_they_could_not_finish(seed: int) -> Non
     assert not result.checker, result.what
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [pytest.param(5, id="a late claim"), pytest.param(12, id="a lease that ends between two renewals")]
 )

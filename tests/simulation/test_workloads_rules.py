@@ -17,7 +17,7 @@ from simulation.world.world import Options, World, simulate
 PARTS = ("ordering_key", "unique_key", "depends", "expires_ms")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_short_load_has_a_share_of_everything() -> None:
     """Each kind of task runs, each queue is used; what fails is seen to, and nothing is left."""
 
@@ -37,7 +37,6 @@ def test_a_short_load_has_a_share_of_everything() -> None:
     assert not world.audit.replica.periodic and not world.audit.replica.transactions
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", (0, 4, 5, 7))
 def test_what_was_asked_for_last_is_worked_off_too(seed: int) -> None:
     """Nothing is left, and then the log takes the requeue of a dead letter."""
@@ -63,7 +62,7 @@ def test_shares_are_what_the_mix_says() -> None:
     assert all("ordering_key" in one.said for one in drawn)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("scene", sorted(RULE_SCENES))
 def test_a_scene_breaks_nothing(scene: str) -> None:
     """One seed of each; ``onyxq simulate --workload NAME`` plays others."""
@@ -72,6 +71,7 @@ def test_a_scene_breaks_nothing(scene: str) -> None:
     assert found.applied
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", (4, 6, 9, 17))
 def test_attempts_count_of_a_task_that_was_overtaken_in_its_key(seed: int) -> None:
     """Seed 21147 of the standard workload, too, had a dead letter come back before the task that somebody had."""

@@ -19,6 +19,7 @@ def doubled(world: World) -> dict[int, list[str]]:
     return {number: found for number, found in sorted(zones.items()) if len(set(found)) < 3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_every_partition_has_copies_in_three_zones(seed: int) -> None:
     """From the start, and again after nodes were killed, replaced and came back."""

@@ -76,7 +76,7 @@ def joined(folder: Path, **more: Any) -> Job:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("own", "more", "most"),
     [
@@ -96,7 +96,7 @@ def test_no_more_calls_run_at_once(
     assert at_once(folder / "notes") == most
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_with_a_join_is_bounded_in_all_its_stages(spark: Any, folder: Path) -> None:
     """Where its sides are read, and where its groups are."""
     run(spark, joined(folder, max_slots=1), folder)
@@ -104,7 +104,7 @@ def test_a_job_with_a_join_is_bounded_in_all_its_stages(spark: Any, folder: Path
     assert at_once(folder / "notes") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_without_files_are_told_apart_in_one_task(spark: Any, tmp_path: Path) -> None:
     """One task may work on several parts of a source; each row keeps a lineage of its own."""
     job = flat(tmp_path, {})

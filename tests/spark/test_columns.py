@@ -20,8 +20,6 @@ from onyxq.spark.failures import of_exception
 from tests.spark.generated_columns import Rows, alike, rows
 from tests.spark.job_world import HERE, run, written
 
-pytestmark = pytest.mark.slow
-
 WHEN = datetime.datetime(2027, 1, 15, 8, 0, tzinfo=datetime.UTC)
 WHEN_MS = 1_800_000_000_000
 
@@ -191,6 +189,7 @@ def unhexed_line(line: str) -> Any:
     return unpack(bytes.fromhex(line))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FORMATS)
 def test_what_one_job_writes_another_reads(spark: Any, tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
     """Values of all types of columns, through Spark's own readers."""

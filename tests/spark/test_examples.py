@@ -67,7 +67,7 @@ def left_in(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("name", CHECKED)
 def test_an_example_is_exact(name: str, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_example_is_exact(name: str, tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("java")
 def test_an_example_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     """Neither its peer nor Spark outlives Ctrl-C, nor do their folders."""

@@ -17,7 +17,8 @@ from onyxq.spark.analysis.history_check import check
 from onyxq.spark.analysis.rules import APART_MS, KEYS, LOST, OVERLAPPING, TOKENS, UNCLAIMED, Report
 from tests.spark.archive_world import MS, Found, Row, claim, id_of, naive, task, update, write
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 APART = 1_000
 """Between the numbers of tasks of histories that are checked together."""

@@ -22,7 +22,8 @@ from onyxq.spark.analysis.rules import LOST, UNCLAIMED
 from tests.spark.archive_world import MS, Row, claim, id_of, task, write
 from tests.spark.test_history_check import aged, told
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 HOUR_S = 3_600
 

@@ -19,7 +19,8 @@ from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY
 from tests.spark.test_history_check import aged
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)
 ARCHIVES = ("task_archive", "record_archive")

@@ -18,7 +18,8 @@ from onyxq.spark.analysis.stats import Figures, Stats, Times, stats
 from tests.spark.archive_world import MS, Row, claim, id_of, task, write
 from tests.spark.test_history_check import aged
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 HOUR_MS = 3_600_000
 

@@ -44,7 +44,7 @@ def test_a_home_of_the_users_own_is_used_as_it_is(tmp_path: Path) -> None:
     assert (found.path, found.archive, home.build_archive(found)) == (tmp_path, None, False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_builders_do_not_disturb_each_other(tmp_path: Path) -> None:
     """Four at once make one home, whole."""
     program = "from onyxq.spark import home; print(home.find_home().path)"

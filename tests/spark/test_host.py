@@ -19,7 +19,7 @@ from tests.spark.job_world import HERE, lines_job, written
 FORKING = "-m\0onyxq.spark.daemon"
 """What forks the workers of jobs, in its command."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java")]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 from tests.spark.host_world import HostProcess, host_process
 from tests.spark.job_world import HERE, written
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java")]
 
 
 @pytest.fixture(scope="module")

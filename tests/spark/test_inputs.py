@@ -20,7 +20,8 @@ from onyxq.spark.plan.compile import Setting, compiled
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 from tests.spark.job_world import HERE, run, written
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 NUMBERS = range(300)
 KINDS = ("queue", "json", "csv", "parquet", "orc", "text")

@@ -19,7 +19,8 @@ from onyxq.spark.failures import of_exception
 from onyxq.spark.plan import end_of_input
 from tests.spark.job_world import HERE, lines_job, run, written
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 LINES = ["one two three", "four", "", "two two"]
 WORDS = Counter(" ".join(LINES).split())

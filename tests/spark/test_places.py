@@ -18,7 +18,7 @@ from onyxq.spark.places import check_place, located
 from tests.spark.host_world import host_process
 from tests.spark.job_world import HERE, lines_job, run, written
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def test_kafka_without_its_jars_names_them(spark: Any, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from onyxq.client import Client
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 from tests.spark.queue_world import Pipe, drained, filled, state_counts
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 _names = count(1)
 

@@ -27,7 +27,9 @@ from onyxq.spark.files.formats import WRITERS, described
 from tests.jobs.generated_values import TEXTS, values
 from tests.spark.generated_columns import Rows, alike, rows
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
+
 EXAMPLES = settings(max_examples=400, suppress_health_check=list(HealthCheck))
 FIELD = re.compile(r'("(?:[^"]|"")*"|[^,"]*)(?:,|$)')
 

@@ -11,7 +11,8 @@ import pytest
 
 from onyxq.spark.session import PROPERTIES, descendants, properties
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 SECRET, OTHER = "hush=hush: \\ ! # hush", "grüße 🙂"
 PROGRAM = """

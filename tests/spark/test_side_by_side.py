@@ -15,7 +15,7 @@ from simulation.runs import Result, play
 from tests.entries.generated import generated_world
 from tests.interfaces.test_replay_archive import whole
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def test_seeds_are_played_as_they_are_here(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

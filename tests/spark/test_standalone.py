@@ -14,7 +14,7 @@ from tests.spark.host_world import PATIENCE_S, host_process
 from tests.spark.job_world import HERE, lines_job, written
 from tests.spark.standalone_world import Standalone, standalone
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java")]
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from onyxq.spark.progress import has_ended, told
 from onyxq.spark.progress import late as late_of
 from tests.spark.job_world import HERE, run, written
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 
 Segment = dict[str, Any]
 TIMEOUT_S = 180.0

@@ -35,7 +35,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "pages"
 
 
-@pytest.mark.slow
 def test_every_page_is_made_and_none_has_a_warning(site: Path) -> None:
     """A page that nothing leads to, a link that leads nowhere and text that is malformed are warnings."""
     pages = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
@@ -43,7 +42,6 @@ def test_every_page_is_made_and_none_has_a_warning(site: Path) -> None:
     assert sources <= pages
 
 
-@pytest.mark.slow
 def test_the_reference_has_all_that_the_code_has(site: Path) -> None:
     """Names of Python, commands, settings, operations of HTTP, metrics, errors."""
     metrics = [one.name for one in vars(Metrics()).values() if hasattr(one, "render")]

@@ -26,8 +26,6 @@ from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 from tests.timers.receivers import Receiver, http_receiver, tcp_receiver, wall_ms
 
-pytestmark = pytest.mark.slow
-
 LATER_MS = 3_600_000
 BACKOFF_MS = 20
 RETRIES = 3

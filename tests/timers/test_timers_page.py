@@ -20,8 +20,6 @@ from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 from tests.timers.receivers import http_receiver
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/timers.rst").read_text("utf-8")
 EXAMPLE_S_MAX = 120
