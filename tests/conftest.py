@@ -120,16 +120,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     """Make a report fit for the way to another process: a test may log text that no encoding has."""
-    return _encodable((yield))
+    return encodable((yield))
 
 
-def _encodable(value: Any) -> Any:
+def encodable(value: Any) -> Any:
+    """Return a report's content with escapes for what UTF-8 cannot encode."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
-        return {name: _encodable(one) for name, one in value.items()}
+        return {name: encodable(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_encodable, value))
+        return type(value)(map(encodable, value))
     return value
 
 
