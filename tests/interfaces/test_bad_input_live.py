@@ -291,7 +291,8 @@ class TestMadeUpNames:
         claiming, granter = node.service.claiming, node.node.granter
         before = granter.heads.known_queues
         for turn in range(5):
-            live.wire.call("claim", claim_of(*(f"made-up-{turn}-{i}" for i in range(100))))
+            _, error = live.wire.answer("claim", claim_of(*(f"made-up-{turn}-{i}" for i in range(100))))
+            assert error is None or error["code"] == "unavailable", "a busy machine may not ask all nodes in time"
         assert claiming.watched >= 500
         deadline = time.monotonic() + PATIENCE_MS / 1000
         while (claiming.watched >= 500 or granter.heads.known_queues > before) and time.monotonic() < deadline:
