@@ -1,4 +1,4 @@
-"""The Java objects behind PySpark's: the only module that reads private attributes of pyspark.
+"""The Java objects of a PySpark session: the only module that reads private attributes of pyspark.
 
 PySpark has no public way to them. `tests/tidy/test_private_names.py` names the versions that have these attributes.
 """

@@ -46,7 +46,6 @@ def test_every_option_of_a_task_is_told() -> None:
     """What Python and HTTP have beside the data and its format."""
     told = first_column("Options of a task\n")
     assert (DEFAULTS.keys() | NEW_TASK.fields.keys()) - told == {
-        "callback",
         "data",
         "data_base64",
         "format",
