@@ -185,7 +185,7 @@ def test_a_redirect_leads_to_no_address_that_is_not_allowed(selective: Live, sta
     with listener() as private:
         with answering(status, f"http://127.0.0.1:{private.getsockname()[1]}/admin") as (place, asked):
             assert str(status) in error_of_first_attempt(selective, f"http://{place}/hook")
-        assert asked == ["/hook"]
+        assert set(asked) == {"/hook"}  # a second attempt may come before the timer is cancelled
         with pytest.raises(BlockingIOError):
             private.accept()
 

@@ -228,7 +228,11 @@ class TestByFrames:
             assert live.wire.call("health", {})["ready"]
 
     @seed(20_260)
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=False)
+    @settings(
+        max_examples=60,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        derandomize=False,
+    )
     @given(data=st.binary(min_size=1, max_size=200), greeted=st.booleans(), framed=st.booleans())
     def test_random_bytes_are_answered_or_end_the_connection(
         self, live: Live, data: bytes, greeted: bool, framed: bool
@@ -263,7 +267,7 @@ class TestGeneratedCalls:
     """Arguments that nobody thought of."""
 
     @seed(20_261)
-    @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(
         method=st.sampled_from(CLIENT_METHODS),
         args=st.dictionaries(st.sampled_from(ARGUMENTS), VALUES, max_size=4)

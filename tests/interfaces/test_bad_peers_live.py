@@ -122,7 +122,7 @@ class TestPeersThatSayNonsense:
         assert peer.call("health", {})["ready"]
 
     @seed(20_262)
-    @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(
         method=st.sampled_from(sorted(set(PEER_METHODS) - {"cohort.reach", "peer.leave"})),
         args=st.fixed_dictionaries(

@@ -32,7 +32,7 @@ def _some_text(directory: Path) -> None:
     (directory / "binary").write_bytes(b"all\0all")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(lines=st.lists(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), max_size=20))
 def test_the_two_counts_agree_on_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes]) -> None:
     """However a file is cut, and whatever its bytes, the parts add up to the plain count."""
