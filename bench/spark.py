@@ -33,7 +33,8 @@ from bench.spark_queues import functions, queues
 from onyxq.core import facts
 from onyxq.core.facts import Completion, History
 from onyxq.core.ids import make_id
-from onyxq.core.replica import Queue, Replica
+from onyxq.core.queue_settings import Queue
+from onyxq.core.replica import Replica
 from onyxq.history.parquet.bucket import Bucket
 from onyxq.history.parquet.writer import write_bucket
 from onyxq.spark.analysis.history_check import check

@@ -8,19 +8,24 @@ runs continues, so their ids never repeat.
 
 from __future__ import annotations
 
+from typing import get_args
+
 from attrs import evolve, frozen
 
 from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.limits import (
+    NAME_CHARACTERS_MAX,
+    PERIODIC_DATA_BYTES_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    Format,
+    Missed,
+)
 from onyxq.core.queues import is_name
 from onyxq.core.replica import Periodic, Replica
 
 VERSION = 1
 
-FORMATS = ("bytes", "json")
-MISSED = ("skip", "once", "all")
-TEXT_CHARACTERS_MAX = 200
-PAYLOAD_BYTES_MAX = 64 << 10
-PRIORITY = (-(1 << 31), (1 << 31) - 1)
 PERIODIC_MAX = 4_096
 """Maximum of periodic tasks in a cluster, because the replica holds them."""
 PAYLOADS_BYTES_MAX = 16 << 20
@@ -73,15 +78,15 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 def problem_of(replica: Replica, new: Periodic) -> str:
     """Return why the task is refused, as ``<field> <what is wrong>``; empty if it is not."""
     if not is_name(new.name) or not is_name(new.queue):
-        return ("queue" if is_name(new.name) else "name") + f" must have 1 to {TEXT_CHARACTERS_MAX} plain characters"
+        return ("queue" if is_name(new.name) else "name") + f" must have 1 to {NAME_CHARACTERS_MAX} plain characters"
     for field, text in (("schedule", new.schedule), ("zone", new.zone)):
-        if not 1 <= len(text) <= TEXT_CHARACTERS_MAX:
-            return f"{field} must have 1 to {TEXT_CHARACTERS_MAX} characters"
-    for field, text, known in (("format", new.format, FORMATS), ("missed", new.missed, MISSED)):
+        if not 1 <= len(text) <= NAME_CHARACTERS_MAX:
+            return f"{field} must have 1 to {NAME_CHARACTERS_MAX} characters"
+    for field, text, known in (("format", new.format, get_args(Format)), ("missed", new.missed, get_args(Missed))):
         if text not in known:
             return f"{field} must be one of {', '.join(known)}"
-    if not PRIORITY[0] <= new.priority <= PRIORITY[1]:
-        return f"priority must be {PRIORITY[0]} to {PRIORITY[1]}"
+    if not PRIORITY_MIN <= new.priority <= PRIORITY_MAX:
+        return f"priority must be {PRIORITY_MIN} to {PRIORITY_MAX}"
     if new.next_ms < 0:
         return "next_ms must not be negative"
     return _too_much(replica, new)
@@ -89,8 +94,8 @@ def problem_of(replica: Replica, new: Periodic) -> str:
 
 def _too_much(replica: Replica, new: Periodic) -> str:
     """Return why the replica has no room for the task; empty if it has."""
-    if len(new.payload) > PAYLOAD_BYTES_MAX:
-        return f"data must have at most {PAYLOAD_BYTES_MAX} bytes"
+    if len(new.payload) > PERIODIC_DATA_BYTES_MAX:
+        return f"data must have at most {PERIODIC_DATA_BYTES_MAX} bytes"
     others = [one for name, one in sorted(replica.periodic.items()) if name != new.name]
     if len(others) >= PERIODIC_MAX:
         return f"name is one too many: there are {len(others)} periodic tasks"

@@ -13,7 +13,9 @@ from attrs import evolve, frozen
 from pyrsistent import PMap
 
 from onyxq.core.entry import APPLIED, Stamp, Verdict
-from onyxq.core.queues import DEFAULTS, QUEUES_MAX, WHY_CHARACTERS_MAX, changed, is_name, problem_of, settings_of
+from onyxq.core.limits import REMARK_CHARACTERS_MAX
+from onyxq.core.queue_settings import DEFAULTS
+from onyxq.core.queues import QUEUES_MAX, changed, is_name, problem_of, settings_of
 from onyxq.core.replica import Replica
 
 VERSION = 1
@@ -37,21 +39,14 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     if not is_name(args.queue):
         return replica, "queue is no name of a queue"
     for name, said in (("by", args.by), ("why", args.why)):
-        if len(said) > WHY_CHARACTERS_MAX:
-            return replica, f"{name} must have at most {WHY_CHARACTERS_MAX} characters"
-    problem = problem_of(args.numbers, args.words, args.flags, args.cleared)
+        if len(said) > REMARK_CHARACTERS_MAX:
+            return replica, f"{name} must have at most {REMARK_CHARACTERS_MAX} characters"
+    given: dict[str, int | str | bool] = {**args.numbers, **args.words, **args.flags}
+    problem = problem_of(given, args.cleared)
     if problem:
         return replica, problem
     before = settings_of(replica, args.queue)
-    after = changed(
-        before,
-        numbers=args.numbers,
-        words=args.words,
-        flags=args.flags,
-        cleared=args.cleared,
-        by=args.by,
-        why=args.why,
-    )
+    after = changed(before, given, args.cleared, by=args.by, why=args.why)
     if after == before:
         return replica, "already so"
     if args.queue not in replica.queues and len(replica.queues) >= QUEUES_MAX:

@@ -17,11 +17,19 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 from onyxq import api, errors
+from onyxq.core.queue_settings import DEFAULTS
+from onyxq.core.queue_settings import SETTINGS as QUEUE_SETTINGS
+from onyxq.core.shapes import Member, members
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import Command
 from onyxq.interfaces.http.app import ENDPOINTS
 from onyxq.interfaces.http.endpoint import Endpoint
 from onyxq.interfaces.http.openapi import openapi
+from onyxq.operations.table import problems
+from onyxq.operations.table.everything import GROUPS
+from onyxq.operations.table.operation import Operation as OperationRow
+from onyxq.operations.table.operation import plain as plain_values
+from onyxq.operations.table.queue import shown_settings
 from onyxq.system import metrics
 from onyxq.system.settings import SETTINGS
 
@@ -111,6 +119,55 @@ def _usage(flags: tuple[str, ...], details: dict[str, Any]) -> str:
     return ", ".join(literal(f"{flag} {value}" if valued else flag) for flag in flags)
 
 
+# --- operations ---------------------------------------------------------------
+
+
+def queue_settings_page() -> list[str]:
+    """Every setting of a queue."""
+    shown = plain_values(shown_settings(DEFAULTS))
+    return table(
+        ("setting", "default", "meaning"),
+        [(literal(name), literal(_default(shown[name])), plain(one.about)) for name, one in QUEUE_SETTINGS.items()],
+    )
+
+
+def operations_page() -> list[str]:
+    """Every operation of the table, as a client sends it to a peer."""
+    out: list[str] = []
+    for title, group in GROUPS.items():
+        out += section(title)
+        for operation in group:
+            out += _row(operation)
+    return out
+
+
+def _row(operation: OperationRow[Any, Any]) -> list[str]:
+    out = section(operation.name, "~")
+    out += [plain(operation.summary) + ".", "", plain(operation.description), ""]
+    rows = [
+        (literal(name), _wire_kind(one), _needed(one.required), literal(_default(one.default)), plain(one.about))
+        for name, one in operation.members.items()
+    ]
+    if rows:
+        out += table(("argument", "kind", "needed", "default", "meaning"), rows)
+    answers = [literal(name) for name in members(operation.result)]
+    out += [f":Role: {' or '.join(operation.access.roles)}", f":Runs on: {operation.place.value}"]
+    out += [f":Answers: {', '.join(answers) or 'nothing'}", ""]
+    if operation.example:
+        out += ["For example::", "", f"    {dict(operation.example)!r}", ""]
+    return out
+
+
+def _wire_kind(member: Member) -> str:
+    return problems.expected(member.node) + (" or nil" if member.nullable else "")
+
+
+def _default(value: Any) -> str:
+    if value in (None, "", b""):
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 # --- HTTP ---------------------------------------------------------------------
 
 
@@ -146,7 +203,7 @@ def _operation(endpoint: Endpoint, operation: dict[str, Any], schemas: dict[str,
     if rows:
         out += table(("field", "in", "kind", "needed", "meaning"), rows)
     answers = [f"{status}" for status in operation["responses"] if status != "default"]
-    out += [f":Role: {endpoint.role or 'none is asked for'}", f":Statuses: {', '.join(answers)}"]
+    out += [f":Role: {' or '.join(endpoint.roles) or 'none is asked for'}", f":Statuses: {', '.join(answers)}"]
     answer = endpoint.answer or {}
     return [*out, *([f":Answer: {_kind(answer)}"] if answer else []), ""]
 
@@ -261,6 +318,8 @@ def _members_shown(thing: Any) -> list[str]:
 PAGES: dict[str, Callable[[], list[str]]] = {
     "onyxq-settings": settings_page,
     "onyxq-commands": commands_page,
+    "onyxq-queue-settings": queue_settings_page,
+    "onyxq-operations": operations_page,
     "onyxq-http": http_page,
     "onyxq-schemas": schemas_page,
     "onyxq-metrics": metrics_page,

@@ -8,6 +8,18 @@ from typing import Any, TypedDict, Unpack
 from onyxq.client.options import known, takes
 from onyxq.client.values import Page, Submitted, Task, as_id
 from onyxq.core.errors import BadRequest, from_map
+from onyxq.operations.table.operation import A, Operation, R, plain
+from onyxq.operations.table.periodic import (
+    GET_PERIODIC,
+    LIST_PERIODIC,
+    REMOVE_PERIODIC,
+    SET_PERIODIC,
+    GetPeriodic,
+    ListPeriodic,
+    RemovePeriodic,
+    SetPeriodic,
+)
+from onyxq.operations.table.queue import GET_QUEUE, LIST_QUEUES, SET_QUEUE, GetQueue, ListQueues
 
 PAGE_TASKS = 500
 Tasks = AsyncIterator[Task]
@@ -37,6 +49,11 @@ class Managing:
         self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None
     ) -> dict[str, Any]:
         found: dict[str, Any] = await self._ask(method, args, timeout_ms=timeout_ms)
+        return found
+
+    async def _do(self, operation: Operation[A, R], args: A) -> dict[str, Any]:
+        """Return the result of an operation of the table, as plain values."""
+        found: dict[str, Any] = await self._ask(operation.name, plain(args))
         return found
 
     def random_name(self) -> str:
@@ -73,22 +90,20 @@ class Managing:
     # queues
     async def queues(self) -> Sequence[dict[str, Any]]:
         """Return every queue with its depth by state, the age of its oldest ready task, and whether it is paused."""
-        queues: Sequence[dict[str, Any]] = (await self._ask("queues", {}))["queues"]
+        queues: Sequence[dict[str, Any]] = (await self._do(LIST_QUEUES, ListQueues()))["queues"]
         return queues
 
     async def queue(self, queue: str) -> dict[str, Any]:
         """Return one queue: its ``settings`` and its ``depth`` by state. A queue without settings has the defaults."""
-        return await self._map("queue.get", {"queue": queue})
+        return await self._do(GET_QUEUE, GetQueue(queue=queue))
 
     async def set_queue(self, /, queue: str, *, by: str = "", why: str = "", **settings: Any) -> None:
         """Change settings of a queue and leave the others as they are; raise `BadRequest` naming the setting.
 
-        The settings are ``paused``, ``lease_ms``, ``retries`` (None: no limit), ``backoff_ms``, ``on_dead``
-        (``"stops"`` or ``"goes on"``: what a dead letter does to its ordering key), ``retention_ms``, ``grace_ms``,
-        ``rate`` and ``key_rate`` (tasks per second; 0: no limit), ``concurrency`` (0: no limit), ``durability``
-        (``"strict"`` or ``"opportunistic"``) and ``archive``. None resets a setting to its default, except ``retries``.
+        ``settings``: those of `onyxq.core.queue_settings.Queue`, with rates in tasks per second. None resets a setting
+        to its default, except ``retries``, where it means no limit. ``by`` and ``why`` are shown with a pause.
         """
-        await self._ask("queue.set", {"queue": queue, "settings": settings, "by": by, "why": why})
+        await self._do(SET_QUEUE, SET_QUEUE.decode({"queue": queue, "by": by, "why": why, **settings}))
 
     async def pause(self, queue: str, *, by: str = "", why: str = "") -> None:
         """Stop claims from a queue; existing claims continue. ``by`` and ``why`` are shown with the queue."""
@@ -140,11 +155,11 @@ class Managing:
     # periodic tasks
     async def periodic(self, name: str) -> dict[str, Any]:
         """Return one periodic task; raise `NotFound` if it does not exist."""
-        return await self._map("periodic.get", {"name": name})
+        return await self._do(GET_PERIODIC, GetPeriodic(name=name))
 
     async def periodics(self) -> Sequence[dict[str, Any]]:
         """Return all periodic tasks, sorted by name."""
-        found: Sequence[dict[str, Any]] = (await self._ask("periodic.list", {}))["periodic"]
+        found: Sequence[dict[str, Any]] = (await self._do(LIST_PERIODIC, ListPeriodic()))["periodic"]
         return found
 
     @takes(ScheduleOptions, SCHEDULE)
@@ -165,20 +180,20 @@ class Managing:
         ``schedule``: five cron fields (``"*/5 8-17 * * mon-fri"``), or ``"every 90s"``.
         """
         said = known(options, "AsyncClient.set_periodic", SCHEDULE)
-        task = {"queue": queue, "data": payload, "format": format, "priority": priority}
-        return await self._map("periodic.set", {"name": name, "schedule": schedule, "paused": paused, **task, **said})
+        task = {"queue": queue, "data": payload, "format": format, "priority": priority, "paused": paused}
+        return await self._do(SET_PERIODIC, SET_PERIODIC.decode({"name": name, "schedule": schedule, **task, **said}))
 
     async def remove_periodic(self, name: str) -> None:
         """Remove a periodic task; the tasks that it made stay. Raise `NotFound` if it does not exist."""
-        await self._ask("periodic.remove", {"name": name})
+        await self._do(REMOVE_PERIODIC, RemovePeriodic(name=name))
 
     async def pause_periodic(self, name: str) -> dict[str, Any]:
         """Pause a periodic task: it enqueues nothing until it is resumed."""
-        return await self._map("periodic.pause", {"name": name, "paused": True})
+        return await self._do(SET_PERIODIC, SetPeriodic(name=name, paused=True))
 
     async def resume_periodic(self, name: str) -> dict[str, Any]:
         """Resume a periodic task from its next scheduled time."""
-        return await self._map("periodic.pause", {"name": name, "paused": False})
+        return await self._do(SET_PERIODIC, SetPeriodic(name=name, paused=False))
 
     # timers
     async def set_timer(

@@ -1,6 +1,6 @@
 """Queues: their settings, and how many of their tasks may be granted now (design: scheduling rules).
 
-Pure.  A queue needs no creation: it has the settings `DEFAULTS` until ``set_queue`` changes them.
+Pure.  A queue needs no creation: it has the default settings until ``set_queue`` changes them.
 Limits apply to the whole cluster.  The replica counts the claims that limits apply to
 (``limited``, ``running``).  A rate is a bucket that fills with the log's clock.  It holds
 the tasks of one second, or one task if that is more.
@@ -9,41 +9,17 @@ the tasks of one second, or one task if that is more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
-from attrs import evolve, fields
+from attrs import evolve
 
-from onyxq.core.replica import Queue, Rate, Replica
+from onyxq.core import queue_settings
+from onyxq.core.limits import NAME_CHARACTERS_MAX
+from onyxq.core.queue_settings import DEFAULTS, NO_LIMIT, SETTINGS, Queue
+from onyxq.core.replica import Rate, Replica
 
-NAME_CHARACTERS_MAX = 200
-WHY_CHARACTERS_MAX = 1_000
 QUEUES_MAX = 16_384
 """Most queues with settings of their own, because the replica holds them."""
-
-DEFAULTS = Queue()
-NO_LIMIT = -1
-"""The number that means ``retries`` without a limit, in entries."""
-
-NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "lease_ms": (1_000, 86_400_000),
-        "retries": (NO_LIMIT, 1_000_000),
-        "backoff_ms": (0, 86_400_000),
-        "retention_ms": (0, 10 * 366 * 86_400_000),
-        "grace_ms": (0, 366 * 86_400_000),
-        "rate": (0, 1_000_000_000),
-        "concurrency": (0, 1_000_000),
-        "key_rate": (0, 1_000_000_000),
-    }
-)
-"""Lowest and highest value of each number."""
-WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"on_dead": ("goes on", "stops"), "durability": ("strict", "opportunistic")}
-)
-FLAGS = ("paused", "archive")
-SETTINGS = tuple(item.name for item in fields(Queue) if item.name not in ("paused_by", "paused_why"))
-"""Names of the settings that can be set."""
 
 MILLIONTHS = 1_000_000
 """What one task takes from a bucket. A rate of 1 (one task in 1,000 s) adds 1 in each millisecond."""
@@ -59,52 +35,22 @@ def settings_of(replica: Replica, queue: str) -> Queue:
     return replica.queues.get(queue, DEFAULTS)
 
 
-def problem_of(
-    numbers: Mapping[str, int], words: Mapping[str, str], flags: Mapping[str, bool], cleared: Iterable[str]
-) -> str:
+def problem_of(given: Mapping[str, int | str | bool], cleared: Iterable[str]) -> str:
     """Return the first invalid setting as ``<field> <what is wrong>``; empty if all are valid."""
-    known = {name: _number(name, numbers[name]) for name in sorted(numbers)}
-    known |= {name: _word(name, words[name]) for name in sorted(words)}
-    known |= {name: "" if name in FLAGS else "is nothing to switch" for name in sorted(flags)}
+    known = {name: queue_settings.problem_of(name, given[name]) for name in sorted(given)}
     for name in sorted(cleared):
         wrong = "is set and cleared" if name in known else ""
         known[name] = wrong if name in SETTINGS else "is no setting"
     return next((f"{name} {known[name]}" for name in sorted(known) if known[name]), "")
 
 
-def _number(name: str, value: int) -> str:
-    if name not in NUMBERS:
-        return "is no number to set"
-    low, high = NUMBERS[name]
-    return "" if low <= value <= high else f"must be {low} to {high}"
-
-
-def _word(name: str, value: str) -> str:
-    if name not in WORDS:
-        return "is no word to set"
-    return "" if value in WORDS[name] else f"must be one of: {', '.join(WORDS[name])}"
-
-
-def changed(
-    queue: Queue,
-    *,
-    numbers: Mapping[str, int],
-    words: Mapping[str, str],
-    flags: Mapping[str, bool],
-    cleared: Iterable[str],
-    by: str,
-    why: str,
-) -> Queue:
+def changed(queue: Queue, given: Mapping[str, int | str | bool], cleared: Iterable[str], *, by: str, why: str) -> Queue:
     """Return the settings with some of them set and others back at their defaults.
 
     The values must be valid according to `problem_of`.
     """
     new: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in cleared}
-    new.update(numbers)
-    new.update(words)
-    new.update(flags)
-    if new.get("retries") == NO_LIMIT:
-        new["retries"] = None
+    new.update({name: None if SETTINGS[name].nullable and given[name] == NO_LIMIT else given[name] for name in given})
     if "paused" in new:
         new["paused_by"], new["paused_why"] = (by, why) if new["paused"] else ("", "")
     return evolve(queue, **new)

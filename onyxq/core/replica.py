@@ -18,6 +18,7 @@ from onyxq.core.cluster_settings import Settings
 from onyxq.core.ids import Run, mask_of, offset_of, runs_of, spans, stretch_of
 from onyxq.core.log.digest import Milestones, Trail
 from onyxq.core.log.interface import START
+from onyxq.core.queue_settings import Queue
 
 CLOCK_SKEW_MAX_MS = 5_000
 
@@ -137,38 +138,6 @@ class Remembered:
     """``Replica.clock_ms`` from which the next ``gc`` forgets it."""
     answer: Any = None
     """The answer to a repeat."""
-
-
-@frozen
-class Queue:
-    """The settings of a queue that differ from the defaults; ``set_queue`` lists their limits."""
-
-    paused: bool = False
-    """Whether the queue grants no tasks."""
-    paused_by: str = ""
-    paused_why: str = ""
-    lease_ms: int = 30_000
-    """Lease of claims whose worker names no lease."""
-    retries: int | None = 25
-    """Retries of tasks that set no number themselves; None: until an attempt succeeds."""
-    backoff_ms: int = 1_000
-    """Pause before the first retry, for tasks that set none themselves."""
-    on_dead: str = "goes on"
-    """Effect of a dead letter on its ordering key: ``goes on`` or ``stops``."""
-    retention_ms: int = 7 * 86_400_000
-    """How long finished tasks are kept."""
-    grace_ms: int = 10_000
-    """How far in the past the due time of a new task may be."""
-    rate: int = 0
-    """Most tasks that the whole cluster grants in 1,000 s; 0: no limit."""
-    concurrency: int = 0
-    """Most tasks that are claimed at a time in the whole cluster; 0: no limit."""
-    key_rate: int = 0
-    """Most tasks of one ordering key that are granted in 1,000 s; 0: no limit."""
-    durability: str = "strict"
-    """``strict``, or ``opportunistic``: enqueues are acknowledged before they are on disk."""
-    archive: bool = False
-    """Whether finished tasks are archived before they are purged."""
 
 
 @frozen

@@ -258,7 +258,8 @@ def _builder(kind: Any) -> Callable[[Any], Any]:
         return partial(_build_tuple, tuple(map(_builder, arguments)))
     if attrs.has(kind):
         return partial(_build_class, kind, tuple((name, _builder(field)) for name, field in _fields(kind)))
-    return {Any: _build_any, int: _build_int}.get(kind) or partial(_checked, kind)
+    plain = type(arguments[0]) if origin is typing.Literal else kind
+    return {Any: _build_any, int: _build_int}.get(plain) or partial(_checked, plain)
 
 
 def _build_pmap(of_key: Callable[[Any], Any], of_item: Callable[[Any], Any], plain: Any) -> Any:

@@ -26,7 +26,8 @@ from onyxq.core.errors import Incomplete, OnyxqError, Unavailable
 from onyxq.core.ids import TaskId, ms_of, partition_of
 from onyxq.core.periodic import task_id
 from onyxq.core.purged import KEPT_MAX, NOTHING, Watermark, watermark_of
-from onyxq.core.queues import DEFAULTS, settings_of
+from onyxq.core.queue_settings import DEFAULTS
+from onyxq.core.queues import settings_of
 from onyxq.history.parquet.bucket import Bucket
 from onyxq.history.parquet.writer import write_bucket
 from onyxq.leader.dead_letters import Dead

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from onyxq.core.errors import Overloaded
+from onyxq.operations.table.everything import BY_NAME
 
 WAIT_S = 0.5
 """Longest expected wait of an admitted write, in seconds: well below the least time that callers give."""
@@ -37,11 +38,16 @@ URGENT = frozenset("complete fail release renew cancel".split())
 """Writes that end or extend claims."""
 ADMITTED = URGENT | frozenset(
     """
-    enqueue update transact prepare jobs.prepare jobs.commit job.submit dead.requeue requeue periodic.set queue.set
+    enqueue update transact prepare jobs.prepare jobs.commit job.submit dead.requeue requeue
     submit taskstore.update taskstore.claim timer.set timer.cancel
     """.split()
 )
-"""Writes that are refused while too many are in progress; peers ask for some with ``lead.`` before the name."""
+"""Such writes, besides those of the table of operations; peers ask for some with ``lead.`` before the name."""
+
+
+def admitted(method: str) -> bool:
+    """Return whether a method is refused while too many writes are in progress."""
+    return BY_NAME[method].bounded if method in BY_NAME else method in ADMITTED
 
 
 class Admission:

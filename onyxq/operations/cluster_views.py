@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from onyxq.core.placement import holders
-from onyxq.core.replica import Node, Peer, Queue, Replica, live_nodes, unserved
+from onyxq.core.replica import Node, Peer, Replica, live_nodes, unserved
 from onyxq.core.ring import clock_skew_ms, contains, is_closed, state_of, watches
 
 
@@ -183,12 +183,3 @@ def plain(value: Any) -> Any:
     if hasattr(value, "items"):
         return {str(key): plain(item) for key, item in sorted(value.items())}
     return value
-
-
-def queue_settings(queue: Queue) -> dict[str, Any]:
-    """A queue's settings as clients see them: rates in tasks a second."""
-    shown = attrs.asdict(queue)
-    for name in ("rate", "key_rate"):
-        whole, rest = divmod(shown[name], 1_000)
-        shown[name] = shown[name] / 1_000 if rest else whole
-    return shown

@@ -31,7 +31,7 @@ from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map, passing_parts
 from onyxq.operations import cluster_views, guarantees
 from onyxq.operations.access.check import check_size
-from onyxq.operations.admission import ADMITTED, URGENT, Admission
+from onyxq.operations.admission import URGENT, Admission, admitted
 from onyxq.operations.arguments.transactions import asked_parts
 from onyxq.operations.backup_rows import BackingUp
 from onyxq.operations.bulk_reads import BulkReading
@@ -39,11 +39,15 @@ from onyxq.operations.claims import WANTED_MAX, Claimer, Claiming, claim_here, p
 from onyxq.operations.cluster_changes import Operating
 from onyxq.operations.dead_letters import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
+from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.health import Health
 from onyxq.operations.job_batches import JobBatches
 from onyxq.operations.jobs import Jobs
 from onyxq.operations.settings import Settings
 from onyxq.operations.summaries import Summaries
+from onyxq.operations.table.everything import BY_NAME, decoded
+from onyxq.operations.table.operation import A, Operation, R, plain
+from onyxq.operations.table.queue import LIST_QUEUES, PAGE_QUEUES
 from onyxq.operations.task_lists import Listing
 from onyxq.operations.task_reads import Reading
 from onyxq.operations.taskstore import TaskStore
@@ -57,12 +61,10 @@ HEAD_TIMEOUT_MS_MAX = 10_000
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[dict[str, Any]], Awaitable[Any]]
-
 READS = frozenset(
     """
     backup.rows cluster count dead extension get health ids job.get job.list job.wait list log log.raw metrics origin
-    partition partitions peers periodic.get periodic.list queue.get queues queues.page rates replica ring routes
+    partition partitions peers rates replica ring routes
     task_history task_log taskstore.group taskstore.groups taskstore.tasks tasks.bodies timer.get timer.list workers
     cohort.covering cohort.hours cohort.keys cohort.leaves cohort.log cohort.pending cohort.position cohort.rows
     job.told
@@ -70,7 +72,12 @@ READS = frozenset(
     lead.timer.find lead.told lead.view lead.waiting
     """.split()
 )
-"""Methods that change nothing."""
+"""Methods that change nothing, besides those of the table of operations."""
+
+
+def changes_nothing(method: str) -> bool:
+    """Return whether a method changes nothing."""
+    return BY_NAME[method].reads if method in BY_NAME else method in READS
 
 
 class Service:
@@ -107,18 +114,20 @@ class Service:
         self.claiming = Claiming(node, self._give_back)
         self._summaries = Summaries(node, self._reading, self.claiming)
         self._health = Health(node, self._reading, self._leaders, self.admission, driver)
-        self._methods = _merged(
+        self._methods = merged(
             self._task_methods(),
             self._claim_methods(),
             self._transaction_methods(),
-            self._queue_methods(),
+            served(LIST_QUEUES, self._reading.queues),
+            served(PAGE_QUEUES, self._summaries.queues),
+            self._settings.handlers(),
             self._timer_methods(),
             self._job_methods(),
             self._taskstore_methods(),
             self._log_methods(),
             self._cluster_methods(),
         )
-        self.peer_methods = _merged(
+        self.peer_methods = merged(
             self._lead_task_methods(), self._lead_claim_methods(), self._lead_view_methods(), self._cohort_methods()
         )
         """What only peers may call."""
@@ -135,8 +144,6 @@ class Service:
             "get": reading.get,
             "list": self._listing.page,
             "count": reading.count,
-            "queues": reading.queues,
-            "queues.page": summaries.queues,
             "workers": summaries.workers,
             "rates": summaries.rates,
             "task_log": reading.task_log,
@@ -156,18 +163,6 @@ class Service:
             "tasks.bodies": self._bulk.read,
             "jobs.prepare": self._batches.prepare,
             "jobs.commit": self._batches.commit,
-        }
-
-    def _queue_methods(self) -> dict[str, Handler]:
-        settings = self._settings
-        return {
-            "queue.set": settings.set_queue,
-            "queue.get": settings.get_queue,
-            "periodic.set": settings.set_periodic,
-            "periodic.get": settings.get_periodic,
-            "periodic.list": settings.list_periodic,
-            "periodic.remove": settings.remove_periodic,
-            "periodic.pause": settings.pause_periodic,
         }
 
     def _timer_methods(self) -> dict[str, Handler]:
@@ -306,7 +301,12 @@ class Service:
         handler = self._methods.get(method)
         if handler is None:
             raise NotFound(f"there is no method {method[:100]!r}", field="method")
-        return await self._perform(method, handler, args)
+        return plain(await self._perform(method, handler, decoded(method, args)))
+
+    async def do(self, operation: Operation[A, R], args: A) -> R:
+        """Return the result of an operation with valid arguments; raises `OnyxqError`."""
+        result: R = await self._perform(operation.name, self._methods[operation.name], args)
+        return result
 
     def dispatch(self, request: Request) -> None:
         """Serve a request that came over the wire."""
@@ -325,6 +325,7 @@ class Service:
             raise NotFound(f"there is no method {request.method[:100]!r}", field="method")
         if request.method in self.peer_methods and request.peer.role != "peer":
             raise Forbidden(f"{request.method} is for peers")
+        request.args = decoded(request.method, request.args)
         self.node.start_soon(self._serve, request, handler)
 
     async def _serve(self, request: Request, handler: Handler) -> None:
@@ -332,31 +333,31 @@ class Service:
             request.on_cancel = scope.cancel
             try:
                 with self._admitted(request):
-                    request.reply(await self._perform(request.method, handler, request.args))
+                    request.reply(plain(await self._perform(request.method, handler, request.args)))
             except OnyxqError as error:
                 request.fail(error)
 
     def screen(self, method: str, size: int) -> None:
         """Judge a request before its arguments are decoded; raises `TooLarge`, `Overloaded`."""
         check_size(method, size)
-        if method in ADMITTED:
+        if admitted(method):
             self.admission.check(size)
 
     @contextmanager
     def _admitted(self, request: Request) -> Iterator[None]:
         """Count a write that came over the wire while it is served; raises `Overloaded`."""
         method = request.method.removeprefix("lead.")
-        if method not in ADMITTED:
+        if not admitted(method):
             yield
             return
         with self.admission.admitted(request.caller, request.size, urgent=method in URGENT):
             yield
 
-    async def _perform(self, method: str, handler: Handler, args: dict[str, Any]) -> Any:
+    async def _perform(self, method: str, handler: Handler, args: Any) -> Any:
         """The answer of a method; raises `OnyxqError` only, and `BadRequest` only if nothing was changed."""
         # Another node may be able to answer a peer's read.
         failed = Unavailable if method in self.peer_methods else OnyxqError
-        with serving(method, reads=method in READS, failed=failed):
+        with serving(method, reads=changes_nothing(method), failed=failed):
             return await handler(args)
 
     def _partitions(self) -> int:
@@ -580,13 +581,3 @@ def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:
         return function(args)
 
     return handler
-
-
-def _merged(*families: dict[str, Handler]) -> dict[str, Handler]:
-    """All methods in one table; raises `ValueError` if two families have the same name."""
-    merged: dict[str, Handler] = {}
-    for family in families:
-        if taken := merged.keys() & family.keys():
-            raise ValueError(f"two families of methods have {', '.join(sorted(taken))}")
-        merged |= family
-    return merged

@@ -1,4 +1,4 @@
-"""What clients change in the replica by way of this node: queues' settings and periodic tasks.
+"""What clients change in the replica through this node: queues' settings and periodic tasks.
 
 Each method appends one entry, waits for its verdict, and answers once this node's replica has
 it.  A method may be repeated: what is so already stays so.
@@ -8,73 +8,125 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import asdict
+import attrs
+from msgspec import UNSET
+from pyrsistent import pmap
 
-from log_entries import pause_periodic, remove_periodic, set_periodic
+from log_entries import pause_periodic, remove_periodic, set_periodic, set_queue
 from onyxq.core import cron
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest, NotFound
+from onyxq.core.queue_settings import DEFAULTS
+from onyxq.core.queues import settings_of
 from onyxq.core.replica import Periodic
-from onyxq.node.arguments import only
 from onyxq.node.node import Node
-from onyxq.operations.arguments import queues as check
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.operation import Done
+from onyxq.operations.table.periodic import (
+    GET_PERIODIC,
+    LIST_PERIODIC,
+    REMOVE_PERIODIC,
+    SET_PERIODIC,
+    GetPeriodic,
+    ListPeriodic,
+    Periodics,
+    PeriodicView,
+    RemovePeriodic,
+    SetPeriodic,
+)
+from onyxq.operations.table.queue import GET_QUEUE, SET_QUEUE, GetQueue, QueueNow, SetQueue, changes
 from onyxq.operations.task_reads import Reading
 
 ALREADY_SO = "already so"
 
 
 class Settings:
-    """The methods ``queue.*`` and ``periodic.*`` of a node."""
+    """The operations on queues' settings and periodic tasks of a node."""
 
     def __init__(self, node: Node, reading: Reading) -> None:
         self._node = node
         self._reading = reading
 
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(
+            served(GET_QUEUE, self.get_queue),
+            served(SET_QUEUE, self.set_queue),
+            served(LIST_PERIODIC, self.list_periodic),
+            served(GET_PERIODIC, self.get_periodic),
+            served(SET_PERIODIC, self.set_periodic),
+            served(REMOVE_PERIODIC, self.remove_periodic),
+        )
+
     # --- queues
 
-    async def set_queue(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def set_queue(self, args: SetQueue) -> Done:
         """Change settings of a queue; raises `BadRequest` naming the setting, `Unavailable`."""
-        await self._submit(check.queue_settings(args))
-        return {}
+        given, cleared = changes(args)
+        numbers = {name: value for name, value in given.items() if type(value) is int}
+        words = {name: value for name, value in given.items() if isinstance(value, str)}
+        flags = {name: value for name, value in given.items() if isinstance(value, bool)}
+        await self._submit(
+            set_queue.Args(
+                queue=args.queue,
+                numbers=pmap(numbers),
+                words=pmap(words),
+                flags=pmap(flags),
+                cleared=tuple(sorted(cleared)),
+                by=args.by or "",
+                why=args.why or "",
+            )
+        )
+        return Done()
 
-    async def get_queue(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A queue's settings, its depth by state, its oldest task, and how many of its limited tasks are claimed."""
-        queue = check.queue_name(args)
-        found = await self._reading.queue(queue)
+    async def get_queue(self, args: GetQueue) -> QueueNow:
+        """Return a queue's settings, its depth, its oldest task and the number of its limited claims."""
+        found = await self._reading.queue(args.queue)
         replica = self._node.replica
-        return {**found, "running": replica.running.get(queue, 0), "position": replica.position}
+        if args.known and not found.depth.total and settings_of(replica, args.queue) == DEFAULTS:
+            hint = "A queue exists once a task was put into it, or once its settings were changed."
+            raise NotFound(f"there is no queue {args.queue!r}", field="queue", hint=hint)
+        return QueueNow(
+            queue=found.queue,
+            depth=found.depth,
+            oldest_ready_ms=found.oldest_ready_ms,
+            settings=found.settings,
+            running=replica.running.get(args.queue, 0),
+            position=replica.position,
+        )
 
     # --- periodic tasks
 
-    async def set_periodic(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def set_periodic(self, args: SetPeriodic) -> PeriodicView:
         """Set a periodic task up, or change it; raises `BadRequest` naming the field, `Unavailable`."""
-        given = check.periodic(args)
-        next_ms = self._next_ms(given["schedule"], given["zone"])
-        await self._submit(set_periodic.Args(**given, next_ms=next_ms))
-        return await self.get_periodic({"name": given["name"]})
+        if args.paused is not UNSET and args == SetPeriodic(name=args.name, paused=args.paused):
+            return await self._pause(self._periodic(args.name), paused=args.paused is True)
+        for needed in ("queue", "schedule"):
+            if getattr(args, needed) is UNSET:
+                raise BadRequest(f"{needed} is missing", field=needed)
+        given: Any = {name: getattr(args, name) for name in SetPeriodic.__struct_fields__}
+        given |= {"paused": args.paused is True, "payload": given.pop("data")}
+        await self._submit(set_periodic.Args(**given, next_ms=self._next_ms(given["schedule"], args.zone)))
+        return shown_periodic(self._periodic(args.name))
 
-    async def get_periodic(self, args: dict[str, Any]) -> dict[str, Any]:
-        """One periodic task; raises `NotFound`."""
-        return shown_periodic(self._periodic(check.periodic_name(args)))
+    async def get_periodic(self, args: GetPeriodic) -> PeriodicView:
+        """Return one periodic task; raises `NotFound`."""
+        return shown_periodic(self._periodic(args.name))
 
-    async def list_periodic(self, args: dict[str, Any]) -> dict[str, Any]:
-        """All periodic tasks by name."""
-        only(args, ())
+    async def list_periodic(self, args: ListPeriodic) -> Periodics:
+        """Return all periodic tasks by name."""
         found = self._node.replica.periodic
-        return {"periodic": [shown_periodic(found[name]) for name in sorted(found)]}
+        return Periodics(periodic=[shown_periodic(found[name]) for name in sorted(found)])
 
-    async def remove_periodic(self, args: dict[str, Any]) -> dict[str, Any]:
-        """End a periodic task; raises `NotFound`, `Unavailable`."""
-        await self._submit(remove_periodic.Args(self._periodic(check.periodic_name(args)).name))
-        return {}
+    async def remove_periodic(self, args: RemovePeriodic) -> Done:
+        """Remove a periodic task; raises `NotFound`, `Unavailable`."""
+        await self._submit(remove_periodic.Args(self._periodic(args.name).name))
+        return Done()
 
-    async def pause_periodic(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Pause a periodic task, or resume it (``paused`` false); raises `NotFound`, `Unavailable`."""
-        found = self._periodic(check.periodic_name(args, "paused"))
-        paused = check.switch(args.get("paused", True), "paused")
+    async def _pause(self, found: Periodic, *, paused: bool) -> PeriodicView:
         next_ms = found.next_ms if paused else self._next_ms(found.schedule, found.zone)
         await self._submit(pause_periodic.Args(found.name, paused, next_ms))
-        return await self.get_periodic({"name": found.name})
+        return shown_periodic(self._periodic(found.name))
 
     def _next_ms(self, schedule: str, zone: str) -> int:
         cron.zone_of(zone)
@@ -83,7 +135,8 @@ class Settings:
     def _periodic(self, name: str) -> Periodic:
         found = self._node.replica.periodic.get(name)
         if found is None:
-            raise NotFound(f"there is no periodic task {name!r}", field="name", hint="Look at those there are.")
+            hint = "onyxq periodic list shows those that exist."
+            raise NotFound(f"there is no periodic task {name!r}", field="name", hint=hint)
         return found
 
     async def _submit(self, entry: Any) -> None:
@@ -95,9 +148,9 @@ class Settings:
         raise BadRequest(verdict, field=verdict.partition(" ")[0])
 
 
-def shown_periodic(periodic: Periodic) -> dict[str, Any]:
-    """A periodic task as clients see it; ``next_ms`` is null if it never falls due again."""
-    shown = asdict(periodic)
+def shown_periodic(periodic: Periodic) -> PeriodicView:
+    """Return a periodic task as clients see it; ``next_ms`` is None if it is never due again."""
+    shown = attrs.asdict(periodic)
     shown["data"] = shown.pop("payload")
     shown["next_ms"] = periodic.next_ms if periodic.next_ms < cron.NEVER_MS else None
-    return shown
+    return PeriodicView(**shown)

@@ -12,23 +12,20 @@ from typing import Any, TypeAlias
 import trio
 from attrs import field, frozen
 
-from onyxq.core.errors import BadRequest, OnyxqError
+from onyxq.core.errors import OnyxqError
 from onyxq.core.replica import Replica
 from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.operations.claims import Claiming
+from onyxq.operations.table.queue import PageQueues, QueuePage, QueueRow
 from onyxq.operations.task_reads import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
 
 PATIENCE_S = 0.05
 """How long an answer waits for a new count before the last one is taken."""
-WAIT_MS, WAIT_MS_MAX = 2_000, 60_000
-"""The same where there is no last one: by default, and at most."""
 FRESH_S = 2.0
 """A count that is not older is not repeated."""
 SHARE = 10
 """Nor is one before so many times have passed as it took."""
-LIKE_CHARS_MAX = 1_000
-PAGE_MAX = 1_000
 WORKERS_MAX = 1_000
 """Workers that are shown."""
 PIECES_PER_TURN = 2_000
@@ -125,37 +122,30 @@ class Summaries:
 
     # --- queues
 
-    async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Some of the queues, none if nothing was counted in ``wait_ms``; raises `BadRequest`, `Unavailable`."""
-        check.only(args, ("like", "order", "skip", "limit", "wait_ms"))
-        like = check.text(args.get("like", ""), "like", LIKE_CHARS_MAX)
-        order = args.get("order", "name")
-        if order not in ORDERS:
-            raise BadRequest(f"order must be one of {', '.join(ORDERS)}", field="order")
-        skip = check.integer(args.get("skip", 0), "skip", 0, 1 << 31)
-        limit = check.integer(args.get("limit", 100), "limit", 1, PAGE_MAX)
-        wait_ms = check.integer(args.get("wait_ms", WAIT_MS), "wait_ms", 0, WAIT_MS_MAX)
-        count = await self._latest(wait_ms / 1000)
+    async def queues(self, args: PageQueues) -> QueuePage:
+        """Return some of the queues; none if nothing was counted in ``wait_ms``. Raises `Unavailable`."""
+        count = await self._latest(args.wait_ms / 1000)
         if count is None:
-            return {"counted_ms_ago": None, "queues": [], "found": 0, "all": 0, "sums": None}
-        names = [name for name in count.order(order) if like in name] if like else count.order(order)
-        return {
-            "counted_ms_ago": int((trio.current_time() - count.at) * 1000),
-            "queues": [self._row(count, name) for name in names[skip : skip + limit]],
-            "found": len(names),
-            "all": len(count.depths),
-            "sums": count.sums,
-        }
+            return QueuePage(counted_ms_ago=None, queues=[], found=0, all=0, sums=None)
+        names = count.order(args.order)
+        names = [name for name in names if args.like in name] if args.like else names
+        return QueuePage(
+            counted_ms_ago=int((trio.current_time() - count.at) * 1000),
+            queues=[self._row(count, name) for name in names[args.skip : args.skip + args.limit]],
+            found=len(names),
+            all=len(count.depths),
+            sums=count.sums,
+        )
 
-    def _row(self, count: Count, name: str) -> dict[str, Any]:
+    def _row(self, count: Count, name: str) -> QueueRow:
         due_ms, settings = count.due_ms.get(name), self._node.replica.queues.get(name)
-        return {
-            "queue": name,
-            "depth": count.depths[name],
-            "unfinished": unfinished(count.depths[name]),
-            "oldest_ready_ms": None if due_ms is None else max(0, self._node.wall_ms() - due_ms),
-            "paused": settings is not None and settings.paused,
-        }
+        return QueueRow(
+            queue=name,
+            depth=count.depths[name],
+            unfinished=unfinished(count.depths[name]),
+            oldest_ready_ms=None if due_ms is None else max(0, self._node.wall_ms() - due_ms),
+            paused=settings is not None and settings.paused,
+        )
 
     async def _latest(self, patience_s: float) -> Count | None:
         """The last count, a new one if it comes soon; raises what kept the first from being made.

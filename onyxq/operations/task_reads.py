@@ -24,6 +24,7 @@ from onyxq.node.all_leaders import READ_TIMEOUT_S, AllLeaders
 from onyxq.node.node import Node
 from onyxq.node.routing import is_passing, leader_of
 from onyxq.operations import cluster_views
+from onyxq.operations.table.queue import Depth, ListQueues, Queues, QueueView, shown_settings
 from onyxq.operations.task_view import history_of, placed_by_keys, task_view, updates_of
 
 SEEN_TIMEOUT_S = 2.0
@@ -181,15 +182,14 @@ class Reading:
             totals.setdefault(queue, [0] * len(COUNT_NAMES))
         return {"counts": {name: named(counts) for name, counts in sorted(totals.items())}}
 
-    async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Every queue that has tasks or settings: depth, age of what is ready first, settings."""
-        check.only(args, ())
+    async def queues(self, args: ListQueues) -> Queues:
+        """Return every queue that has tasks or settings."""
         totals, oldest = await self.depths()
         names = sorted(totals.keys() | self._node.replica.queues.keys())
-        return {"queues": [self._queue(name, totals, oldest) for name in names]}
+        return Queues(queues=[self._queue(name, totals, oldest) for name in names])
 
-    async def queue(self, name: str) -> dict[str, Any]:
-        """The same of one queue, whether there is anything of it or not."""
+    async def queue(self, name: str) -> QueueView:
+        """Return one queue, even if it has neither tasks nor settings."""
         return self._queue(name, *await self.depths(name))
 
     async def depths(self, queue: str | None = None) -> tuple[dict[str, list[int]], dict[str, int]]:
@@ -204,13 +204,13 @@ class Reading:
                     oldest[name] = min(due_ms, oldest.get(name, due_ms))
         return totals, oldest
 
-    def _queue(self, name: str, totals: dict[str, list[int]], oldest: dict[str, int]) -> dict[str, Any]:
-        return {
-            "queue": name,
-            "depth": named(totals.get(name, [0] * len(COUNT_NAMES))),
-            "oldest_ready_ms": max(0, self._node.wall_ms() - oldest[name]) if name in oldest else None,
-            "settings": cluster_views.queue_settings(settings_of(self._node.replica, name)),
-        }
+    def _queue(self, name: str, totals: dict[str, list[int]], oldest: dict[str, int]) -> QueueView:
+        return QueueView(
+            queue=name,
+            depth=Depth(**named(totals.get(name, [0] * len(COUNT_NAMES)))),
+            oldest_ready_ms=max(0, self._node.wall_ms() - oldest[name]) if name in oldest else None,
+            settings=shown_settings(settings_of(self._node.replica, name)),
+        )
 
     async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
         """Counts, and the due time of what is ready first, per queue in some of the partitions led from here."""

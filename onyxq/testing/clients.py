@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 REQUESTS = frozenset((
     *("enqueue", "claim", "complete", "fail", "renew", "release", "update", "cancel", "transact", "submit"),
-    *("queue.set", "dead.requeue", "dead.discard", "periodic.set", "periodic.remove", "periodic.pause"),
+    *("queue.set", "dead.requeue", "dead.discard", "periodic.set", "periodic.remove"),
 ))  # fmt: skip
 """Methods whose answers may be lost: those that change something."""
 

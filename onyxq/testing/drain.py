@@ -9,7 +9,7 @@ import trio
 from attrs import frozen
 
 from onyxq.core.errors import OnyxqError
-from onyxq.core.replica import Queue
+from onyxq.core.queue_settings import Queue
 from onyxq.testing.found_tasks import FoundTask
 from onyxq.worker.app import App
 

@@ -60,7 +60,7 @@ class Request:
 
     __slots__ = ("_exchange", "_number", "_size", "args", "method", "on_cancel", "open", "peer")
 
-    def __init__(self, exchange: _Exchange, number: int, size: int, method: str, args: dict[str, Any]) -> None:
+    def __init__(self, exchange: _Exchange, number: int, size: int, method: str, args: Any) -> None:
         self._exchange = exchange
         self._number = number
         """Id of the request on the connection; negative for a one-way message."""

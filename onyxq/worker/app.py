@@ -18,7 +18,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, get_args, overload
 
 from onyxq.client import Client, Enqueued, Flow
 from onyxq.client.asynchronous import ADDRESS
@@ -27,6 +27,7 @@ from onyxq.client.management import SCHEDULE, ScheduleOptions
 from onyxq.client.options import known, refuse_unknown, takes
 from onyxq.core import cron
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import Missed
 from onyxq.wire.network import Network
 from onyxq.worker.application import AppWorker
 from onyxq.worker.functions import TaskFunction
@@ -37,8 +38,6 @@ __all__ = ["App", "AppWorker", "TaskFunction", "load_app"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-MISSED = ("skip", "once", "all")
 
 
 class App:
@@ -101,8 +100,8 @@ class App:
         zone, missed = said["zone"], said["missed"]
         cron.parse(schedule)
         cron.zone_of(zone)
-        if missed not in MISSED:
-            raise BadRequest(f"missed is one of {', '.join(MISSED)}, not {missed!r}", field="missed")
+        if missed not in get_args(Missed):
+            raise BadRequest(f"missed is one of {', '.join(get_args(Missed))}, not {missed!r}", field="missed")
 
         def register(task: TaskFunction[P, R]) -> TaskFunction[P, R]:
             if not isinstance(task, TaskFunction):

@@ -11,7 +11,8 @@ from pyrsistent import pmap
 from onyxq.core import facts
 from onyxq.core.facts import Completion, History, Mark, Row, Update
 from onyxq.core.ids import TaskId, make_id, stretch_of, with_counter
-from onyxq.core.replica import Queue, Replica
+from onyxq.core.queue_settings import Queue
+from onyxq.core.replica import Replica
 from onyxq.history.parquet.bucket import Bucket
 from onyxq.history.parquet.reader import ArchivedTask, find
 from onyxq.history.parquet.writer import Written, write_bucket

@@ -13,7 +13,8 @@ from pyarrow import array, dataset, parquet
 from onyxq.core import facts
 from onyxq.core.facts import Mark, key_of
 from onyxq.core.ids import TaskId, stretch_of, with_counter
-from onyxq.core.replica import Queue, Replica
+from onyxq.core.queue_settings import Queue
+from onyxq.core.replica import Replica
 from onyxq.errors import Conflict, Corrupt, NotFound, StoreFailed
 from onyxq.history.parquet.bucket import Bucket
 from onyxq.history.parquet.layout import encoded

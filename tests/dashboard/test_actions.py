@@ -39,13 +39,13 @@ async def test_a_queue_is_paused_and_resumed() -> None:
     service = FakeService()
     answer = await do(service, "pause", {"queue": "a&b", "by": "ann", "why": "it floods"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/queue?name=a%26b&did=pause")
-    asked = {"queue": "a&b", "settings": {"paused": True}, "by": "ann", "why": "it floods"}
+    asked = {"queue": "a&b", "paused": True, "by": "ann", "why": "it floods"}
     assert service.asked("queue.set") == [asked]
     async with client_of(service) as client:
         page = (await client.get(answer.headers["location"])).text
         assert "The queue is paused." in page and "Paused by ann: it floods" in page
     await do(service, "resume", {"queue": "a&b"})
-    assert service.asked("queue.set")[1]["settings"] == {"paused": False}
+    assert service.asked("queue.set")[1]["paused"] is False
 
 
 @on_trio
@@ -56,7 +56,8 @@ async def test_only_changed_settings_are_set() -> None:
     form |= {"retries": "25", "was-retries": "25", "grace_ms": "", "was-grace_ms": "5", "archive": "true"}
     await do(service, "queue", form | {"was-archive": "false", "on_dead": "stops", "was-on_dead": "goes on"})
     (asked,) = service.asked("queue.set")
-    assert asked["settings"] == {"lease_ms": 5000, "rate": 2.5, "grace_ms": None, "archive": True, "on_dead": "stops"}
+    changed = {"lease_ms": 5000, "rate": 2.5, "grace_ms": None, "archive": True, "on_dead": "stops"}
+    assert asked == {"queue": "a", **changed}
     answer = await do(service, "queue", {"queue": "a", "lease_ms": "soon"})
     assert answer.status_code == 400 and "lease_ms" in answer.text and len(service.asked("queue.set")) == 1
 
@@ -102,8 +103,8 @@ async def test_the_other_buttons_do_what_they_say() -> None:
         await client.post("/v1/jobs", json=JOB)
     for action, form, method, args in (
         ("cancel", {"id": IDS[0].hex()}, "cancel", {"ids": [IDS[0]], "claimed": True}),
-        ("periodic-pause", {"name": "p/.."}, "periodic.pause", {"name": "p/..", "paused": True}),
-        ("periodic-resume", {"name": "p/.."}, "periodic.pause", {"name": "p/..", "paused": False}),
+        ("periodic-pause", {"name": "p/.."}, "periodic.set", {"name": "p/..", "paused": True}),
+        ("periodic-resume", {"name": "p/.."}, "periodic.set", {"name": "p/..", "paused": False}),
         ("periodic-remove", {"name": "p/.."}, "periodic.remove", {"name": "p/.."}),
         ("seal", {"job": JOB["id"], "input": "in"}, "job.seal", {"id": JOB["id"], "input": "in"}),
         ("kill", {"job": JOB["id"]}, "job.kill", {"id": JOB["id"]}),

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from log_entries import fire_periodic, pause_periodic, remove_periodic, set_periodic
 from log_entries.fire_periodic import RUNS_MAX
-from log_entries.set_periodic import PAYLOAD_BYTES_MAX, PAYLOADS_BYTES_MAX, PERIODIC_MAX
+from log_entries.set_periodic import PAYLOADS_BYTES_MAX, PERIODIC_MAX
 from onyxq.core.cron import NEVER_MS
 from onyxq.core.duties import Fire, duties
 from onyxq.core.ids import ms_of, partition_of
+from onyxq.core.limits import PERIODIC_DATA_BYTES_MAX
 from onyxq.core.periodic import ON_TIME_MS, due, next_due_ms, plan, task_id
 from onyxq.core.replica import Periodic, first_peer
 from onyxq.errors import BadRequest
@@ -110,7 +111,7 @@ def test_a_removed_one_is_gone() -> None:
         ({"missed": "never"}, "missed"),
         ({"priority": 1 << 31}, "priority"),
         ({"next_ms": -1}, "next_ms"),
-        ({"payload": b"x" * (PAYLOAD_BYTES_MAX + 1)}, "data"),
+        ({"payload": b"x" * (PERIODIC_DATA_BYTES_MAX + 1)}, "data"),
     ],
 )
 def test_what_cannot_be_set_up_is_named(changes: dict[str, Any], field: str) -> None:
@@ -123,15 +124,15 @@ def test_what_cannot_be_set_up_is_named(changes: dict[str, Any], field: str) -> 
 def test_the_replica_holds_so_many_and_so_much() -> None:
     """Those that are there can be changed all the same."""
     world = QueueWorld()
-    for number in range(PAYLOADS_BYTES_MAX // PAYLOAD_BYTES_MAX):
+    for number in range(PAYLOADS_BYTES_MAX // PERIODIC_DATA_BYTES_MAX):
         world.replica = evolve(
             world.replica,
             periodic=world.replica.periodic.set(
-                f"p{number}", periodic(name=f"p{number}", payload=b"x" * PAYLOAD_BYTES_MAX)
+                f"p{number}", periodic(name=f"p{number}", payload=b"x" * PERIODIC_DATA_BYTES_MAX)
             ),
         )
     assert world.submit(NIGHTLY).startswith("data is too much")
-    assert world.submit(evolve(NIGHTLY, name="p0", payload=b"y" * PAYLOAD_BYTES_MAX)) == "applied"
+    assert world.submit(evolve(NIGHTLY, name="p0", payload=b"y" * PERIODIC_DATA_BYTES_MAX)) == "applied"
     names = [f"p{number}" for number in range(PERIODIC_MAX)]
     world.replica = evolve(world.replica, periodic=world.replica.periodic.update({n: periodic(name=n) for n in names}))
     assert world.submit(NIGHTLY).startswith("name is one too many")

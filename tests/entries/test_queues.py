@@ -14,8 +14,9 @@ from log_entries import expire_claims, grant_claims, renew_claims, set_queue
 from log_entries.grant_limited_claims import OVER_THE_LIMIT, PAUSED
 from onyxq.core.entry import APPLIED
 from onyxq.core.ids import Run
-from onyxq.core.queues import DEFAULTS, QUEUES_MAX, SETTINGS, room, settings_of, wait_ms
-from onyxq.core.replica import Queue, claimed_bits, pieces_of
+from onyxq.core.queue_settings import DEFAULTS, SETTINGS, Queue
+from onyxq.core.queues import QUEUES_MAX, room, settings_of, wait_ms
+from onyxq.core.replica import claimed_bits, pieces_of
 from tests.entries.queue_world import PARTITIONS, QueueWorld, setting, tasks
 
 # --- settings ------------------------------------------------------------------------

@@ -233,7 +233,7 @@ BAD_READS: list[tuple[str, Any, str, str | None]] = [
 
 def setting(**settings: Any) -> tuple[str, dict[str, Any]]:
     """A call that sets a queue."""
-    return "queue.set", {"queue": QUEUE, "settings": settings}
+    return "queue.set", {"queue": QUEUE, **settings}
 
 
 def periodic(**members: Any) -> tuple[str, dict[str, Any]]:
@@ -243,8 +243,7 @@ def periodic(**members: Any) -> tuple[str, dict[str, Any]]:
 
 BAD_MANAGING: list[tuple[str, Any, str, str | None]] = [
     ("queue.set", {}, "bad_request", "queue"),
-    ("queue.set", {"queue": QUEUE}, "bad_request", "settings"),
-    ("queue.set", {"queue": QUEUE, "settings": []}, "bad_request", "settings"),
+    ("queue.set", {"queue": QUEUE}, "bad_request", None),
     (*setting(raet=1), "bad_request", "raet"),
     (*setting(paused_by="me"), "bad_request", "paused_by"),
     (*setting(paused=1), "bad_request", "paused"),
@@ -258,8 +257,8 @@ BAD_MANAGING: list[tuple[str, Any, str, str | None]] = [
     (*setting(concurrency=HUGE), "bad_request", "concurrency"),
     (*setting(on_dead=["stops"]), "bad_request", "on_dead"),
     (*setting(durability="none"), "bad_request", "durability"),
-    ("queue.set", {"queue": QUEUE, "settings": {"paused": True}, "why": "w" * 1_001}, "bad_request", "why"),
-    ("queue.set", {"queue": QUEUE, "settings": {"paused": True}, "by": 5}, "bad_request", "by"),
+    ("queue.set", {"queue": QUEUE, "paused": True, "why": "w" * 1_001}, "bad_request", "why"),
+    ("queue.set", {"queue": QUEUE, "paused": True, "by": 5}, "bad_request", "by"),
     ("queue.get", {"queue": ""}, "bad_request", "queue"),
     ("queue.get", {"queue": QUEUE, "x": 1}, "bad_request", "x"),
     (*periodic(name=""), "bad_request", "name"),
@@ -276,7 +275,7 @@ BAD_MANAGING: list[tuple[str, Any, str, str | None]] = [
     (*periodic(colour=1), "bad_request", "colour"),
     ("periodic.get", {"name": "nobody"}, "not_found", "name"),
     ("periodic.remove", {"name": "nobody"}, "not_found", "name"),
-    ("periodic.pause", {"name": "nobody"}, "not_found", "name"),
+    ("periodic.set", {"name": "nobody", "paused": True}, "not_found", "name"),
     ("periodic.list", {"x": 1}, "bad_request", "x"),
     ("dead", {"limit": 0}, "bad_request", "limit"),
     ("dead", {"queue": 5}, "bad_request", "queue"),

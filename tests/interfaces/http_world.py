@@ -18,12 +18,22 @@ from attrs import define, field
 from onyxq.access.grants import Access, Token
 from onyxq.core.facts import pack_task, unpack_task
 from onyxq.core.ids import IdMaker, ids_of, ms_of, partition_of
-from onyxq.core.replica import Queue
-from onyxq.errors import AlreadyFinished, Conflict, JobConflict, NotFound, OnyxqError, SequenceGap, StaleToken
+from onyxq.core.queue_settings import DEFAULTS, Queue
+from onyxq.errors import (
+    AlreadyFinished,
+    BadRequest,
+    Conflict,
+    JobConflict,
+    NotFound,
+    OnyxqError,
+    SequenceGap,
+    StaleToken,
+)
 from onyxq.interfaces.http.app import App, create_app
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.encoding import digest as digest_of
-from onyxq.operations.cluster_views import queue_settings
+from onyxq.operations.table.operation import A, Operation, R, converted, plain
+from onyxq.operations.table.queue import SET_QUEUE, changes, shown_settings
 from onyxq.system.metrics import Metrics
 
 PARTITIONS = 64
@@ -82,6 +92,10 @@ class FakeService:
             return {"results": [self._finish(method, item) for item in args["items"]]}
         answer = getattr(self, f"_{method.replace('.', '_')}")(args)
         return await answer if isinstance(answer, Awaitable) else answer
+
+    async def do(self, operation: Operation[A, R], args: A) -> R:
+        """As a node's service."""
+        return converted(operation.result, await self.call(operation.name, plain(args)))
 
     def asked(self, method: str) -> list[dict[str, Any]]:
         """The arguments of every call of a method so far."""
@@ -233,7 +247,7 @@ class FakeService:
         return {"queues": [self._queue(name) for name in sorted({*names, *self.settings})]}
 
     def _queue(self, name: str) -> dict[str, Any]:
-        settings = {**queue_settings(Queue()), **self.settings.get(name, {})}
+        settings = {**plain(shown_settings(Queue())), **self.settings.get(name, {})}
         return {"queue": name, "depth": self._depth(name), "oldest_ready_ms": None, "settings": settings}
 
     def _queues_page(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -247,11 +261,17 @@ class FakeService:
         return {"events": {}, "waited": [], "ran": [], "bounds_s": [], "nodes": ["n1"], "silent": []}
 
     def _queue_get(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {**self._queue(args["queue"]), "running": 0, "position": 9}
+        found = self._queue(args["queue"])
+        if args.get("known") and not found["depth"]["total"] and args["queue"] not in self.settings:
+            raise NotFound("there is no such queue", field="queue")
+        return {**found, "running": 0, "position": 9}
 
     def _queue_set(self, args: dict[str, Any]) -> dict[str, Any]:
-        said = {"paused_by": args["by"], "paused_why": args["why"]} if args["settings"].get("paused") else {}
-        self.settings.setdefault(args["queue"], {}).update({**args["settings"], **said})
+        changes(SET_QUEUE.decode(args))
+        given = {name: value for name, value in args.items() if name not in ("queue", "by", "why")}
+        said = {"paused_by": args.get("by", ""), "paused_why": args.get("why", "")} if args.get("paused") else {}
+        shown = {name: getattr(DEFAULTS, name) if value is None else value for name, value in given.items()}
+        self.settings.setdefault(args["queue"], {}).update({**shown, **said})
         return {}
 
     def _dead(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -287,8 +307,14 @@ class FakeService:
         return {"results": [None if task_id in dead else no for task_id in wanted]}
 
     def _periodic_set(self, args: dict[str, Any]) -> dict[str, Any]:
+        if args.keys() == {"name", "paused"}:
+            self._periodic_get(args)["paused"] = args["paused"]
+            return self.periodic[args["name"]]
+        for needed in ("queue", "schedule"):
+            if needed not in args:
+                raise BadRequest(f"{needed} is missing", field=needed)
         defaults = {"zone": "UTC", "priority": 0, "missed": "once", "paused": False, "next_ms": 1, "fired": 0}
-        self.periodic[args["name"]] = {**defaults, **args}
+        self.periodic[args["name"]] = {**defaults, "data": b"", "format": "bytes", **args}
         return self.periodic[args["name"]]
 
     def _periodic_get(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -303,10 +329,6 @@ class FakeService:
         self._periodic_get(args)
         del self.periodic[args["name"]]
         return {}
-
-    def _periodic_pause(self, args: dict[str, Any]) -> dict[str, Any]:
-        self._periodic_get(args)["paused"] = args["paused"]
-        return self.periodic[args["name"]]
 
     def _timer_set(self, args: dict[str, Any]) -> dict[str, Any]:
         said = {name: args[name] for name in ("id", "timeout", "data", "callback")}

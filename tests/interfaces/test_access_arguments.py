@@ -12,6 +12,7 @@ from attrs import define, field
 from onyxq.access.grants import Access, Token
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import ids_of
+from onyxq.core.queue_settings import SETTINGS
 from onyxq.errors import Forbidden, NotFound, Unauthorized
 from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.operations.access.check import RUNS_AT_ONCE, Guarded
@@ -213,10 +214,10 @@ NEUTRAL = set(
     """
     ahead_ms after args backoff batch by bytes_max callback claimed client count data deadline_ms digest
     duration_ms error expires_ms for_ms format from input job keep_ms lease_ms like limit made_ms max missed offsets
-    order owned part paused permanent priority progress request replace seen seen_seq seen_token schedule settings skip
-    state task_bytes_max timeout version w wait_ms where why worker zone position partition peer entry
+    order owned part paused permanent priority progress request replace seen seen_seq seen_token schedule skip
+    state task_bytes_max timeout version w wait_ms where why worker zone position partition peer entry known
     """.split()
-)
+) | set(SETTINGS)
 """Arguments that name nothing that belongs to a queue, in any method."""
 
 
@@ -300,7 +301,7 @@ def test_an_argument_that_names_what_is_theirs_is_refused_and_tells_nothing(
 OTHERS: dict[str, dict[str, Any]] = {
     "transact": {"name": "t", "enqueue": []},
     "periodic.set": {"name": "ours", "queue": OURS, "schedule": "0 0 1 1 *"},
-    "queue.set": {"settings": {}},
+    "queue.set": {"retries": 3},
     "taskstore.update": {"client": 2, "adds": [[OURS, "x", 0]]},
     "taskstore.claim": {"client": 2, "group": OURS},
     "backup.hold": {"for_ms": -1},

@@ -27,7 +27,7 @@ SOME_ID = "00" * 20
 
 PROMISED = """
     demo; dev; doctor; simulate; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy;
-    cluster protect;
+    cluster protect; completion;
     zookeeper start; task enqueue; task get; task log; task list; task count; task claim; task complete;
     cluster backup; cluster restore; cluster recover;
     task fail; task renew; task cancel; queue list; queue show; queue pause; queue resume; queue set;
@@ -183,6 +183,17 @@ def test_a_missing_input_directory_exits_with_3(capsys: pytest.CaptureFixture[st
 def test_every_error_has_a_documented_exit_code() -> None:
     """No error leaves the command line with a code that the help does not list."""
     assert {cls.exit_code for cls in errors.BY_CODE.values()} <= {1, 2, 3, 4, 5, 6}
+
+
+def test_a_shell_can_complete_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """The script that is printed is one that bash reads, and completes nouns, verbs and options."""
+    assert run(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    ask = 'COMP_WORDS=(onyxq queue ""); COMP_CWORD=2; _shtab_onyxq; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["list", "show", "pause", "resume", "set"]
+    assert run(["completion", "zsh"]) == 0
+    assert capsys.readouterr().out.startswith("#compdef onyxq")
 
 
 def test_help_is_light() -> None:

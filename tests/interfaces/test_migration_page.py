@@ -14,7 +14,7 @@ import pytest
 from attrs import fields_dict
 
 from onyxq import App, Client
-from onyxq.core import queues
+from onyxq.core.queue_settings import SETTINGS
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import build
 from onyxq.testing import Cluster, open_cluster
@@ -98,7 +98,7 @@ def test_options_and_settings_that_are_named_exist() -> None:
     options = set(re.findall(r"``(\w+)=", text)) | set(re.findall(r"options\((\w+)=", text))
     assert len(options) > 8 and options <= set(fields_dict(Options)), options - set(fields_dict(Options))
     settings = set(re.findall(r"queue set Q (\w+)=", text))
-    assert settings and settings <= set(queues.SETTINGS)
+    assert settings and settings <= set(SETTINGS)
     for name, kinds in (
         ("client", [Client]),
         ("app", [App]),

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from attrs import fields_dict
+from msgspec import inspect
 
 from onyxq.core.facts import RUN_BYTES_MAX, TASK_BYTES_MAX, pack_task, partition_of_keys
+from onyxq.core.queue_settings import DEFAULTS, SETTINGS
+from onyxq.core.shapes import Member
 from onyxq.node import arguments
-from onyxq.operations import settings
+from onyxq.operations.table.everything import BY_NAME, OPERATIONS
 from onyxq.wire import protocol, server
 from tests.interfaces.live_world import Wire, fresh_id, running
 
@@ -23,7 +26,16 @@ ENTRY = re.compile(r"^(``[a-z_.]+``(?:, ``[a-z_.]+``)*)\n((?:    .*\n|\n)*)", re
 ARGUMENT = re.compile(r"^    :(\w+) \(([a-z ]+?)(, needed)?\):", re.MULTILINE)
 ID = fresh_id()
 RUN = [ID, pack_task({"queue": "page"}, [b"x"])]
-OTHER = {"integer": "text", "text": 5, "text or map": 5, "bytes": "text", "list": 5, "map": 5, "boolean": "text"}
+OTHER = {
+    "number": "text",
+    "integer": "text",
+    "text": 5,
+    "text or map": 5,
+    "bytes": "text",
+    "list": 5,
+    "map": 5,
+    "boolean": "text",
+}
 """For each type of the page a value that is not of it."""
 EXAMPLES: dict[str, dict[str, Any]] = {
     "backup.hold": {"name": "b", "why": "a test", "for_ms": 0},
@@ -48,8 +60,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "count": {"queue": "page"},
     "tasks.bodies": {"runs": [[ID, 1]]},
     "queues.page": {"like": "a", "order": "name", "skip": 0, "limit": 1, "wait_ms": 1},
-    "queue.get": {"queue": "page"},
-    "queue.set": {"queue": "page", "settings": {"rate": 5}, "by": "me", "why": "so"},
+    "queue.get": {"queue": "page", "known": False},
+    "queue.set": {
+        "queue": "page", "by": "me", "why": "so", **{name: getattr(DEFAULTS, name) for name in SETTINGS},
+    },
     "dead": {"queue": "page", "error": "no", "after": ID, "limit": 1},
     "dead.requeue": {"ids": [], "queue": "page", "where": "no", "limit": 1},
     "dead.discard": {"ids": [], "queue": "page", "where": "no", "limit": 1},
@@ -65,7 +79,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "timer.cancel": {"id": "page"},
     "timer.list": {"state": "ready", "after": ID, "limit": 1},
     "periodic.get": {"name": "page"},
-    "periodic.pause": {"name": "page", "paused": True},
     "periodic.remove": {"name": "page"},
     "job.submit": {"body": b"", "keep_ms": 1},
     "job.list": {"state": "running", "progress": False},
@@ -102,15 +115,28 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 UNSEEN = {("submit", "args"), ("jobs.prepare", "keep_ms")}
 """The one is looked at only for an entry of an extension that is installed, the other, as the page says, never."""
+NEEDED = {("periodic.set", "queue"), ("periodic.set", "schedule")}
+"""Needed, but to pause or resume."""
 
 
 def told() -> dict[str, dict[str, tuple[str, bool]]]:
-    """Per method of the page: its arguments, their types, and whether they are needed."""
+    """Per method of the page and of the table: its arguments, their types, and whether they are needed."""
     found = {}
     for names, text in ENTRY.findall(METHODS):
         for name in re.findall(r"``([a-z_.]+)``", names):
             found[name] = {argument: (kind, bool(needed)) for argument, kind, needed in ARGUMENT.findall(text)}
-    return found
+    assert not found.keys() & BY_NAME.keys()
+    return found | {one.name: {name: declared(member) for name, member in one.members.items()} for one in OPERATIONS}
+
+
+def declared(member: Member) -> tuple[str, bool]:
+    """An argument as the page would have it."""
+    kinds = {
+        inspect.IntType: "integer", inspect.FloatType: "number", inspect.BoolType: "boolean",
+        inspect.StrType: "text", inspect.LiteralType: "text", inspect.BytesType: "bytes",
+    }  # fmt: skip
+    kind = kinds[type(member.node)]
+    return kind + " or nil" * member.nullable, member.required
 
 
 TOLD = told()
@@ -144,7 +170,6 @@ def peer() -> Iterator[Peer]:
 
     with pytest.MonkeyPatch.context() as patch, running() as cluster:
         patch.setattr(arguments, "only", listen)
-        patch.setattr(settings, "only", listen)
         service = cluster.nodes[0].service
         assert service is not None
         with Wire(cluster.addresses[0]) as wire:
@@ -163,7 +188,7 @@ def test_every_argument_is_told(peer: Peer, method: str) -> None:
     """The names on the page are those that the method checks for; a call with all of them is well-formed."""
     peer.seen.clear()
     assert peer.wire.error(method, {"no such argument": 1})["field"] == "no such argument"
-    assert set(TOLD[method]) in peer.seen
+    assert set(TOLD[method]) in peer.seen or method in BY_NAME
     assert set(EXAMPLES.get(method, {})) == set(TOLD[method])
 
 
@@ -178,6 +203,7 @@ def test_every_argument_has_the_type_that_is_told(peer: Peer, method: str) -> No
         takes_nil = peer.refused(method, base | {name: None}) != name
         assert takes_nil == kind.endswith(" or nil"), f"{name}: nil"
         without = {other: value for other, value in base.items() if other != name}
+        needed = needed or (method, name) in NEEDED
         assert (peer.refused(method, without) == name) == needed, f"{name} is {'needed' if needed else 'not needed'}"
 
 

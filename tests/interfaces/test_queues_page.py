@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from onyxq.client.policy import DEFAULTS
-from onyxq.core import queues
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import build
 from onyxq.interfaces.http.routes.tasks import NEW_TASK
@@ -35,11 +34,6 @@ def first_column(after: str) -> set[str]:
 def test_commands_parse(typed: list[str]) -> None:
     """Every command that is shown can be typed as it stands."""
     assert build(COMMANDS, NOUNS).parse_args(typed[1:]).command
-
-
-def test_every_setting_of_a_queue_is_told() -> None:
-    """No more and no less than can be set."""
-    assert first_column("Settings of a queue\n") & set(queues.SETTINGS) == set(queues.SETTINGS)
 
 
 def test_every_option_of_a_task_is_told() -> None:

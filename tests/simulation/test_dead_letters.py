@@ -127,7 +127,7 @@ def test_a_dead_letter_stops_its_ordering_key_if_the_queue_says_so(way: str) -> 
         async with world.client() as client:
             tasks = Tasks(world, client)
             if way != "goes on":
-                await client.client.call("queue.set", {"queue": "q", "settings": {"on_dead": "stops"}})
+                await client.client.call("queue.set", {"queue": "q", "on_dead": "stops"})
             dead = await tasks.put(b"1", ordering_key="k", retries=0)
             following = await tasks.put(b"2", ordering_key="k")
             await kill(tasks)

@@ -18,7 +18,7 @@ from tests.simulation.scheduled import STEADY, Tasks
 
 async def settings(tasks: Tasks, **said: Any) -> None:
     """Set what the queue does."""
-    await tasks.client.client.call("queue.set", {"queue": "q", "settings": said, "by": "me", "why": "test"})
+    await tasks.client.client.call("queue.set", {"queue": "q", **said, "by": "me", "why": "test"})
 
 
 def test_a_paused_queue_grants_nothing_and_resumes_at_once() -> None:

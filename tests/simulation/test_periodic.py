@@ -195,12 +195,12 @@ def test_a_pause_lasts_until_it_is_resumed_and_what_passed_meanwhile_is_no_miss(
             call = client.client.call
             await set_up(call)
             await trio.sleep(11)
-            shown = await call("periodic.pause", {"name": "tick"})
+            shown = await call("periodic.set", {"name": "tick", "paused": True})
             assert shown["paused"]
             before = await fired_times(call)
             await trio.sleep(60)
             assert await fired_times(call) == before
-            resumed = await call("periodic.pause", {"name": "tick", "paused": False})
+            resumed = await call("periodic.set", {"name": "tick", "paused": False})
             assert resumed["next_ms"] > world.nodes[0].clock.wall_ms() - 100
             await trio.sleep(11)
             times = await fired_times(call)
@@ -234,9 +234,9 @@ def test_what_cannot_be_set_up_is_refused_with_the_field_named() -> None:
                 with pytest.raises(BadRequest) as refused:
                     await set_up(call, **{field: wrong})
                 assert refused.value.field == field
-            for method in ("periodic.get", "periodic.remove", "periodic.pause"):
+            for method, more in (("get", {}), ("remove", {}), ("set", {"paused": True})):
                 with pytest.raises(NotFound):
-                    await call(method, {"name": "tick"})
+                    await call(f"periodic.{method}", {"name": "tick", **more})
             assert not world.audit.replica.periodic
 
     simulate(workload, seed=1, options=STEADY)

@@ -22,7 +22,7 @@ def test_settings_are_read_back_as_they_were_set() -> None:
             call = client.client.call
 
             async def change(**settings: Any) -> dict[str, Any]:
-                args = {"queue": "q", "settings": settings, "by": "ops", "why": "full"}
+                args = {"queue": "q", **settings, "by": "ops", "why": "full"}
                 assert await call("queue.set", args) == {}
                 found = await call("queue.get", {"queue": "q"})
                 assert found["depth"]["total"] == 3 and found["running"] == 0
@@ -48,24 +48,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"queue": ""}, "queue"),
     ({"queue": "a\nb"}, "queue"),
     ({"queue": 7}, "queue"),
-    ({"settings": None}, "settings"),
-    ({"settings": {"speed": 1}}, "speed"),
-    ({"settings": {"lease_ms": 999}}, "lease_ms"),
-    ({"settings": {"lease_ms": "1s"}}, "lease_ms"),
-    ({"settings": {"retries": -1}}, "retries"),
-    ({"settings": {"retries": True}}, "retries"),
-    ({"settings": {"rate": -0.5}}, "rate"),
-    ({"settings": {"rate": float("nan")}}, "rate"),
-    ({"settings": {"rate": float("inf")}}, "rate"),
-    ({"settings": {"rate": 0.0001}}, "rate"),
-    ({"settings": {"rate": True}}, "rate"),
-    ({"settings": {"concurrency": 1.5}}, "concurrency"),
-    ({"settings": {"on_dead": "runs"}}, "on_dead"),
-    ({"settings": {"on_dead": ["stops"]}}, "on_dead"),
-    ({"settings": {"durability": ""}}, "durability"),
-    ({"settings": {"paused": 1}}, "paused"),
-    ({"settings": {"archive": "yes"}}, "archive"),
-    ({"settings": {"paused_by": "x"}}, "paused_by"),
+    ({"speed": 1}, "speed"),
+    ({"lease_ms": 999}, "lease_ms"),
+    ({"lease_ms": "1s"}, "lease_ms"),
+    ({"retries": -1}, "retries"),
+    ({"retries": True}, "retries"),
+    ({"rate": -0.5}, "rate"),
+    ({"rate": float("nan")}, "rate"),
+    ({"rate": float("inf")}, "rate"),
+    ({"rate": 0.0001}, "rate"),
+    ({"rate": True}, "rate"),
+    ({"concurrency": 1.5}, "concurrency"),
+    ({"on_dead": "runs"}, "on_dead"),
+    ({"on_dead": ["stops"]}, "on_dead"),
+    ({"durability": ""}, "durability"),
+    ({"paused": 1}, "paused"),
+    ({"archive": "yes"}, "archive"),
+    ({"paused_by": "x"}, "paused_by"),
     ({"by": 7}, "by"),
     ({"why": "x" * 1_001}, "why"),
     ({"colour": "red"}, "colour"),
@@ -78,7 +77,7 @@ def test_what_cannot_be_set_is_refused_with_its_name() -> None:
     async def workload(world: World) -> None:
         async with world.client() as client:
             for wrong, field in BAD:
-                args = {"queue": "q", "settings": {"backoff_ms": 7}, **wrong}
+                args = {"queue": "q", "backoff_ms": 7, **wrong}
                 with pytest.raises(BadRequest) as refused:
                     await client.client.call("queue.set", args)
                 assert refused.value.field == field, wrong

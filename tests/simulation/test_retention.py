@@ -26,7 +26,7 @@ def rows(world: World, queue: str | None = None) -> list[int]:
 
 async def retention(tasks: Tasks, ms: int, queue: str = "q") -> None:
     """Finished tasks of the queue are kept so long."""
-    await tasks.client.client.call("queue.set", {"queue": queue, "settings": {"retention_ms": ms}})
+    await tasks.client.client.call("queue.set", {"queue": queue, "retention_ms": ms})
 
 
 def test_finished_tasks_are_purged_on_every_node_once_their_retention_has_passed() -> None:
@@ -215,7 +215,7 @@ def test_a_dead_letter_that_stops_its_key_is_not_purged() -> None:
     async def workload(world: World) -> None:
         async with world.client() as client:
             tasks = Tasks(world, client)
-            await client.client.call("queue.set", {"queue": "q", "settings": {"retention_ms": 0, "on_dead": "stops"}})
+            await client.client.call("queue.set", {"queue": "q", "retention_ms": 0, "on_dead": "stops"})
             dead = await tasks.put(b"1", ordering_key="k", retries=0)
             behind = await tasks.put(b"2", ordering_key="k")
             claim = await tasks.take()
@@ -265,7 +265,7 @@ def test_tasks_wait_for_an_archive_that_they_are_to_go_to() -> None:
     async def workload(world: World) -> None:
         async with world.client() as client:
             tasks = Tasks(world, client)
-            await client.client.call("queue.set", {"queue": "q", "settings": {"retention_ms": 0, "archive": True}})
+            await client.client.call("queue.set", {"queue": "q", "retention_ms": 0, "archive": True})
             kept = await tasks.put(b"x")
             claim = await tasks.take()
             assert claim is not None
@@ -274,7 +274,7 @@ def test_tasks_wait_for_an_archive_that_they_are_to_go_to() -> None:
             assert await tasks.state(kept) == "completed"
             shown = await client.client.call("partition", {"partition": partition_of(kept)})
             assert "archive" in shown["purge_waits"]
-            await client.client.call("queue.set", {"queue": "q", "settings": {"archive": False}})
+            await client.client.call("queue.set", {"queue": "q", "archive": False})
             await trio.sleep(PASSED_S)
             with pytest.raises(NotFound):
                 await tasks.get(kept)

@@ -302,7 +302,7 @@ async def crash_all_while_enqueueing(world: World, *, durability: str) -> tuple[
     acknowledged: dict[TaskId, float] = {}
     async with world.client() as client:
         if durability != "strict":
-            await client.client.call("queue.set", {"queue": "q", "settings": {"durability": durability}})
+            await client.client.call("queue.set", {"queue": "q", "durability": durability})
 
         async def lane(number: int) -> None:
             for each in range(10_000):
@@ -351,7 +351,7 @@ def test_what_an_opportunistic_queue_answered_for_is_read_at_once() -> None:
 
     async def workload(world: World) -> None:
         async with world.client() as client:
-            await client.client.call("queue.set", {"queue": "q", "settings": {"durability": "opportunistic"}})
+            await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
             for node in world.nodes:
                 node.disk.delay_ms = lambda: 300
             for number in range(4):
@@ -369,7 +369,7 @@ def test_what_was_answered_for_can_be_cancelled_and_depended_on_at_once() -> Non
 
     async def workload(world: World) -> None:
         async with world.client() as client:
-            await client.client.call("queue.set", {"queue": "q", "settings": {"durability": "opportunistic"}})
+            await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
             for node in world.nodes:
                 node.disk.delay_ms = lambda: 300
             one, other = run(world, 1, 0), run(world, 2, 1)
@@ -389,7 +389,7 @@ def test_a_leader_that_dies_leaves_what_others_answered_for() -> None:
 
     async def workload(world: World) -> None:
         async with world.client() as client:
-            await client.client.call("queue.set", {"queue": "q", "settings": {"durability": "opportunistic"}})
+            await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
             for node in world.nodes:
                 node.disk.delay_ms = lambda: 50
             runs = [run(world, number, 0) for number in range(30)]

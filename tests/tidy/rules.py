@@ -61,6 +61,7 @@ ONLY_IN = {
 SERVER_ORDER = (
     "onyxq.core",
     "log_entries",
+    "onyxq.operations.table",
     "onyxq.wire",
     "onyxq.access",
     "onyxq.system",
@@ -75,10 +76,11 @@ SERVER_ORDER = (
 )
 """The packages of a peer: each may import those before it."""
 
-_SHARED = ("onyxq.core", "onyxq.wire", "onyxq.access", "onyxq.system", "onyxq.jobs")
+_SHARED = ("onyxq.core", "onyxq.operations.table", "onyxq.wire", "onyxq.access", "onyxq.system", "onyxq.jobs")
 
 MAY_IMPORT = {
     **{package: SERVER_ORDER[:place] for place, package in enumerate(SERVER_ORDER)},
+    "onyxq.operations.table": ("onyxq.core",),
     "onyxq.interfaces": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "onyxq.spark", "simulation"),
     "onyxq.client": _SHARED,
     "onyxq.worker": (*_SHARED, "onyxq.client"),
@@ -184,11 +186,10 @@ def absolute(path: str, node: ast.ImportFrom) -> str:
 
 def package_of(name: str) -> str:
     """The package of the project that a module or a name in it belongs to; empty for other projects."""
-    top, _, rest = name.partition(".")
-    if top == "onyxq":
-        package = f"onyxq.{rest.partition('.')[0]}"
-        return package if package in MAY_IMPORT else "onyxq"
-    return top if top in MAY_IMPORT else ""
+    found = [package for package in MAY_IMPORT if within(name, package)]
+    if found:
+        return max(found, key=len)
+    return "onyxq" if name.partition(".")[0] == "onyxq" else ""
 
 
 def within(name: str, module: str) -> bool:

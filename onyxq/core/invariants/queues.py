@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from onyxq.core.claims import gather
 from onyxq.core.ids import Run, TaskId, spans
-from onyxq.core.queues import DEFAULTS, is_name
+from onyxq.core.queue_settings import DEFAULTS
+from onyxq.core.queues import is_name
 from onyxq.core.remembered import recall
 from onyxq.core.replica import HELD_MS, Counted, Replica, claimed_bits, pieces_of
 from onyxq.core.transactions import KIND, worker_of

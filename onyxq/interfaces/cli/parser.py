@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 from attrs import frozen
 
 from onyxq import __version__
+from onyxq.operations.table.operation import Operation, Verb
 from onyxq.system.settings import SETTINGS, did_you_mean
 
 EXIT_USAGE = 2
@@ -61,6 +62,8 @@ class Command:
     """Whether the command runs the user's code, whose files follow the user's umask."""
     talks: bool = False
     """Whether it talks to a peer: it then has ``--connect`` and ``--token``."""
+    row: tuple[Operation[Any, Any], Verb] | None = None
+    """The operation, and its form as a command, from which the command follows."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

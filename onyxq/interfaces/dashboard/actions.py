@@ -8,8 +8,7 @@ what the cluster's log says.
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -17,20 +16,23 @@ from attrs import frozen
 from starlette.responses import RedirectResponse, Response
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.queue_settings import SETTINGS
 from onyxq.interfaces.dashboard.rendering import HEADERS, link
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import PATH_FIELDS, Call, Endpoint
-from onyxq.interfaces.http.routes import cluster, dead, jobs, periodic, queues, tasks, timers
-from onyxq.interfaces.http.shapes import Field, Invalid, Number, Object, from_text
+from onyxq.interfaces.http.operations import OF_OPERATIONS, read_arguments
+from onyxq.interfaces.http.routes import cluster, dead, jobs, tasks, timers
+from onyxq.interfaces.http.shapes import Invalid, Object
 from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.access.check import Guarded
+from onyxq.operations.table.json_form import from_text
+from onyxq.operations.table.queue import SET_QUEUE
 
 Form: TypeAlias = Mapping[str, list[str]]
 """The fields of a form, with all their values."""
 Members: TypeAlias = dict[str, Any]
 
 _PAUSING = ("by", "why", "paused")
-_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9})?")
 _log = logging.getLogger("onyxq.dashboard")
 _log.setLevel(logging.INFO)  # what was done is written down whatever else is
 
@@ -72,27 +74,11 @@ def _chosen(form: Form) -> Members:
 def _settings(form: Form) -> Members:
     """The settings that are not as the page showed them: an empty field is the default."""
     body: Members = {}
-    for name, member in queues.SETTINGS.fields.items():
+    for name in SETTINGS:
         text = one(form, name, "")
         if name in form and name not in _PAUSING and text != one(form, f"was-{name}", ""):
-            body[name] = _value(name, member, text)
+            body[name] = from_text(SET_QUEUE.members[name], text) if text else None
     return body
-
-
-def _value(name: str, member: Field, text: str) -> Any:
-    if not text:
-        return None
-    try:
-        return _number(text) if isinstance(member.shape, Number) else from_text(member.shape, text)
-    except Invalid as error:
-        error.within(name)
-        raise error.to_error("the form") from None
-
-
-def _number(text: str) -> float:
-    if not _DECIMAL.fullmatch(text):
-        raise Invalid("must be a number in decimal digits")
-    return float(text)
 
 
 def _said(form: Form) -> Members:
@@ -111,12 +97,12 @@ def _job_page(form: Form) -> str:
     return link("/ui/job", id=one(form, "job"))
 
 
-def _operation(table: tuple[Endpoint, ...], name: str) -> Endpoint:
+def _operation(table: Sequence[Endpoint], name: str) -> Endpoint:
     return next(endpoint for endpoint in table if endpoint.name == name)
 
 
-_SET_QUEUE = _operation(queues.ENDPOINTS, "set_queue")
-_SET_PERIODIC = _operation(periodic.ENDPOINTS, "set_periodic")
+_SET_QUEUE = _operation(OF_OPERATIONS, "set_queue")
+_SET_PERIODIC = _operation(OF_OPERATIONS, "set_periodic")
 
 ACTIONS = (
     Action("pause", _SET_QUEUE, lambda form: {"paused": True, **_said(form)}, back=_queue_page),
@@ -132,7 +118,7 @@ ACTIONS = (
     ),
     Action("periodic-pause", _SET_PERIODIC, lambda _: {"paused": True}, back=lambda _: "/ui/periodic"),
     Action("periodic-resume", _SET_PERIODIC, lambda _: {"paused": False}, back=lambda _: "/ui/periodic"),
-    Action("periodic-remove", _operation(periodic.ENDPOINTS, "remove_periodic"), back=lambda _: "/ui/periodic"),
+    Action("periodic-remove", _operation(OF_OPERATIONS, "remove_periodic"), back=lambda _: "/ui/periodic"),
     Action("timer-cancel", _operation(timers.ENDPOINTS, "cancel_timer"), back=lambda _: "/ui/timers"),
     Action(
         "seal", _operation(jobs.ENDPOINTS, "seal_input"), lambda form: {"input": one(form, "input")}, back=_job_page
@@ -154,14 +140,14 @@ async def perform(action: Action, call: Call) -> Response:
     who = name_of(call)
     form: Form = {**call.body, "by": [one(call.body, "by", who)]}
     operation = action.operation
-    body = {} if operation.body is None else _checked(operation.body, action.body(form))
-    inner = attrs.evolve(
-        call,
-        path=_path(operation, form),
-        query=_checked(operation.query, dict(action.query)),
-        body=body,
-        raw=b"",
-    )
+    if operation.operation is not None:
+        path = {part[1:-1]: one(form, part[1:-1]) for part in operation.segments if part.startswith("{")}
+        args = read_arguments(operation, operation.operation, path, (), action.body(form))
+        inner = attrs.evolve(call, args=args, query={}, body={}, raw=b"")
+    else:
+        body = {} if operation.body is None else _checked(operation.body, action.body(form))
+        path, query = _path(operation, form), _checked(operation.query, dict(action.query))
+        inner = attrs.evolve(call, path=path, query=query, body=body, raw=b"")
     answer = await operation.handle(inner)
     _log.info("%s by %s: %s", action.name, who, _told(call.body))
     return RedirectResponse(_arrived(action, form, answer), status_code=303, headers=dict(HEADERS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.responses import Response
@@ -12,6 +13,7 @@ from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.values import answer
+from onyxq.operations.table.queue import PAGE_QUEUES, PageQueues
 
 FULLEST = 10
 
@@ -19,17 +21,18 @@ FULLEST = 10
 async def get_overview(call: Call) -> Response:
     """The page."""
     found: dict[str, Any] = {}
-    troubles: dict[str, OnyxqError] = {}
-    asked = {
-        "cluster": {},
-        "health": {},
-        "queues.page": {"order": "unfinished", "limit": FULLEST, "wait_ms": COUNT_WAIT_MS},
+    troubles: list[OnyxqError] = []
+    fullest = PageQueues(order="unfinished", limit=FULLEST, wait_ms=COUNT_WAIT_MS)
+    asked: dict[str, Callable[[], Awaitable[Any]]] = {
+        "cluster": lambda: call.ask("cluster"),
+        "health": lambda: call.ask("health"),
+        "queues": lambda: call.do(PAGE_QUEUES, fullest),
     }
-    for method, args in asked.items():
+    for name, ask in asked.items():
         try:
-            found[method] = await call.ask(method, **args)
+            found[name] = await ask()
         except OnyxqError as error:
-            troubles[method] = error
+            troubles.append(error)
     return page(
         call,
         "overview.html",
@@ -37,8 +40,8 @@ async def get_overview(call: Call) -> Response:
         here="/",
         cluster=found.get("cluster"),
         health=found.get("health"),
-        queues=found.get("queues.page"),
-        troubles=list(troubles.values()),
+        queues=found.get("queues"),
+        troubles=troubles,
     )
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from starlette.responses import Response
 
-from onyxq.core import queues
+from onyxq.core.queue_settings import DEFAULTS, SETTINGS
+from onyxq.core.shapes import members
 from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, ROWS, filter_field, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.interfaces.http.routes.queues import SETTINGS
 from onyxq.interfaces.http.shapes import Field, Integer, Text
+from onyxq.operations.table.json_form import parameter
+from onyxq.operations.table.queue import GET_QUEUE, PAGE_QUEUES, GetQueue, QueueSettings
 
 STATES = ("ready", "scheduled", "waiting", "claimed", "completed", "failed", "cancelled")
 ORDERS = {"name": "name", "unfinished": "most unfinished", "failed": "most failed", "oldest": "longest wait"}
@@ -20,7 +22,8 @@ ORDERS = {"name": "name", "unfinished": "most unfinished", "failed": "most faile
 async def get_queues(call: Call) -> Response:
     """Those whose names hold a text, in some order."""
     like, order, skip = call.query.get("like", ""), call.query.get("order") or "name", call.query.get("skip", 0)
-    found = await call.ask("queues.page", like=like, order=order, skip=skip, limit=ROWS, wait_ms=COUNT_WAIT_MS)
+    asked = {"like": like, "order": order, "skip": skip, "limit": ROWS, "wait_ms": COUNT_WAIT_MS}
+    found = await call.do(PAGE_QUEUES, PAGE_QUEUES.decode(asked))
     return page(
         call,
         "queues.html",
@@ -39,18 +42,18 @@ async def get_queues(call: Call) -> Response:
 async def get_queue(call: Call) -> Response:
     """One queue."""
     name = call.query["name"]
-    found = await call.ask("queue.get", queue=name)
+    found = await call.do(GET_QUEUE, GetQueue(queue=name))
     settings = [
         {
             "name": one,
-            "value": found["settings"][one],
-            "shown": _in_form(found["settings"][one]),
-            "default": getattr(queues.DEFAULTS, one),
-            "about": SETTINGS.fields[one].doc,
-            "schema": SETTINGS.fields[one].shape.schema(),
+            "value": getattr(found.settings, one),
+            "shown": _in_form(getattr(found.settings, one)),
+            "default": getattr(DEFAULTS, one),
+            "about": member.about,
+            "schema": parameter(member),
         }
-        for one in queues.SETTINGS
-        if one != "paused"
+        for one, member in members(QueueSettings).items()
+        if one in SETTINGS and one != "paused"
     ]
     return page(
         call,

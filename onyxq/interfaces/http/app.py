@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from onyxq.access.grants import OPEN, Access, Grants, digest_of
 from onyxq.access.host_names import EVERY, Hosts
-from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized, Unavailable
+from onyxq.core.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized, Unavailable
 from onyxq.core.ids import IdMaker
 from onyxq.interfaces import dashboard
 from onyxq.interfaces.dashboard.session import check_sender, digest_in
@@ -43,6 +43,7 @@ from onyxq.interfaces.http.bodies import (
 from onyxq.interfaces.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Failure, Kit
 from onyxq.interfaces.http.keys import Keys
 from onyxq.interfaces.http.openapi import openapi
+from onyxq.interfaces.http.operations import OF_OPERATIONS, read_arguments
 from onyxq.interfaces.http.problems import MethodNotAllowed, problem
 from onyxq.interfaces.http.routes import (
     claims,
@@ -51,14 +52,12 @@ from onyxq.interfaces.http.routes import (
     extensions,
     history,
     jobs,
-    periodic,
-    queues,
     tasks,
     taskstore,
     timers,
     transactions,
 )
-from onyxq.interfaces.http.shapes import Invalid
+from onyxq.interfaces.http.shapes import Invalid, kind_of
 from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.access.check import Guarded
 from onyxq.system.failures import serving
@@ -68,9 +67,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *tasks.ENDPOINTS,
     *claims.ENDPOINTS,
     *transactions.ENDPOINTS,
-    *queues.ENDPOINTS,
+    *OF_OPERATIONS,
     *dead.ENDPOINTS,
-    *periodic.ENDPOINTS,
     *timers.ENDPOINTS,
     *jobs.ENDPOINTS,
     *cluster.ENDPOINTS,
@@ -317,23 +315,15 @@ class App:
 
     async def _handle(self, endpoint: Endpoint, arrival: Arrival, caller: Caller, closing: anyio.Event) -> Response:
         """The answer to a request; ``closing``: that of `Kit` when it was found who asks."""
-        path = _path_values(endpoint, arrival.segments())
-        query = _checked(endpoint.query.check_query, query_pairs(arrival.scope["query_string"]), "the query")
-        raw, value = b"", {}
-        if endpoint.page and endpoint.method == "POST":
-            value = form_fields(arrival.headers, await arrival.body.read(SMALL_BODY_BYTES_MAX))
-        elif endpoint.body is not None:
-            check_media(arrival.headers)
-            if not endpoint.waits:
-                self._admission.check(arrival.body.length)
-            raw = await arrival.body.read(BODY_BYTES_MAX if endpoint.large else SMALL_BODY_BYTES_MAX)
-            if endpoint.form_field:
-                raw = form_text(raw, endpoint.form_field) or str(query.get(endpoint.form_field, "")).encode()
-            arrival.body.check_values(raw)
-            given = decode_json(raw) if raw or endpoint.body_required else {}
-            value = _checked(endpoint.body.check, given, "the body")
-        elif arrival.body.complete:
-            await arrival.body.read()  # the message that says so; behind it comes the disconnect only
+        parts = _path_parts(endpoint, arrival.segments())
+        pairs = query_pairs(arrival.scope["query_string"])
+        operation, args, path, query = endpoint.operation, None, dict[str, Any](), dict[str, Any]()
+        if operation is None:
+            path = _path_values(parts)
+            query = _checked(endpoint.query.check_query, pairs, "the query")
+        raw, value = await self._body(endpoint, arrival, query)
+        if operation is not None:
+            args = read_arguments(endpoint, operation, parts, pairs, value)
         if closing is not self.kit.closing:  # tokens were read again while the body came
             closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
         OWNER.set(caller.owner)
@@ -349,12 +339,37 @@ class App:
             headers=arrival.headers,
             is_head=arrival.scope["method"] == "HEAD",
             receive=arrival.receive,
+            args=args,
         )
         what, reads = f"{endpoint.method} {endpoint.path}", endpoint.method == "GET"
         bounded = not (reads or endpoint.waits)
         admitted = self._admission.admitted(arrival.source(), len(raw)) if bounded else nullcontext()
         with admitted, serving(what, reads=reads, passes=(Disconnected,)):
             return await endpoint.handle(call)
+
+    async def _body(
+        self, endpoint: Endpoint, arrival: Arrival, query: Mapping[str, Any]
+    ) -> tuple[bytes, dict[str, Any]]:
+        """Read the body: the bytes as they came, and its checked members."""
+        if endpoint.page and endpoint.method == "POST":
+            return b"", form_fields(arrival.headers, await arrival.body.read(SMALL_BODY_BYTES_MAX))
+        if not endpoint.has_body:
+            if arrival.body.complete:
+                await arrival.body.read()  # the message that says so; behind it comes the disconnect only
+            return b"", {}
+        check_media(arrival.headers)
+        if not endpoint.waits:
+            self._admission.check(arrival.body.length)
+        raw = await arrival.body.read(BODY_BYTES_MAX if endpoint.large else SMALL_BODY_BYTES_MAX)
+        if endpoint.form_field:
+            raw = form_text(raw, endpoint.form_field) or str(query.get(endpoint.form_field, "")).encode()
+        arrival.body.check_values(raw)
+        given = decode_json(raw) if raw or endpoint.body_required else {}
+        if endpoint.body is not None:
+            return raw, _checked(endpoint.body.check, given, "the body")
+        if not isinstance(given, dict):
+            raise BadRequest(f"the body must be an object, not {kind_of(given)}")
+        return raw, given
 
 
 class Sender:
@@ -442,12 +457,15 @@ def _check_origin(endpoint: Endpoint, headers: Headers) -> None:
         raise Forbidden("a page of another site must not do this", field="Origin", hint="Configure tokens to allow it.")
 
 
-def _path_values(endpoint: Endpoint, segments: list[str]) -> dict[str, Any]:
+def _path_parts(endpoint: Endpoint, segments: list[str]) -> dict[str, str]:
     if endpoint.has_tail:
         segments = _with_tail(endpoint.segments, segments)
-    values = {part[1:-1]: text for part, text in zip(endpoint.segments, segments, strict=True) if part.startswith("{")}
+    return {part[1:-1]: text for part, text in zip(endpoint.segments, segments, strict=True) if part.startswith("{")}
+
+
+def _path_values(parts: Mapping[str, str]) -> dict[str, Any]:
     out = {}
-    for name, text in values.items():
+    for name, text in parts.items():
         try:
             out[name] = PATH_FIELDS[name].shape.check(text)
         except Invalid as error:

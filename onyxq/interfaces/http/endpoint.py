@@ -21,6 +21,7 @@ from onyxq.interfaces.http.keys import Keys
 from onyxq.interfaces.http.past import Past
 from onyxq.interfaces.http.problems import problem
 from onyxq.interfaces.http.shapes import NOTHING, Digits, DigitsList, Field, HexId, Integer, Object, Schema, Text
+from onyxq.operations.table.operation import A, Operation, R
 
 PATH_FIELDS: Mapping[str, Field] = {
     "id": Field(HexId(), required=True, doc="Id of the task."),
@@ -28,7 +29,6 @@ PATH_FIELDS: Mapping[str, Field] = {
     "peer": Field(Text(), required=True, doc="Id of the peer."),
     "partition": Field(Text(), required=True, doc="Number of the partition."),
     "timer": Field(Text(), required=True, doc="Id of the timer, percent-encoded."),
-    "name": Field(Text(), required=True, doc="Name of the periodic task."),
     "job": Field(Text(1, 120), required=True, doc="Id of the job."),
     "entry": Field(Text(), required=True, doc="Name of an extension's entry."),
     "extension": Field(Text(), required=True, doc="Name of the extension."),
@@ -55,6 +55,10 @@ class Api(Protocol):
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
         """The result of a method of the node; raises `OnyxqError`."""
+        ...
+
+    async def do(self, operation: Operation[A, R], args: A) -> R:
+        """Return the result of an operation with valid arguments; raises `OnyxqError`."""
         ...
 
 
@@ -102,6 +106,8 @@ class Call:
     is_head: bool
     receive: Receive
     """Gives nothing but the client's disconnect once the body is read."""
+    args: Any = None
+    """The arguments of the endpoint's operation."""
 
     async def partitions(self) -> int:
         """How many partitions the cluster has; fixed for its life, so asked for once."""
@@ -112,6 +118,10 @@ class Call:
     async def ask(self, method: str, **args: Any) -> Any:
         """The result of a method of the node; raises `OnyxqError`."""
         return await self.api.call(method, args)
+
+    async def do(self, operation: Operation[A, R], args: A) -> R:
+        """Return the result of an operation; raises `OnyxqError`."""
+        return await self.api.do(operation, args)
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
@@ -157,6 +167,8 @@ class Endpoint:
     Without it a request is refused at once.  On which queues it is needed is the matter of the
     operations that the handler calls: see `onyxq.operations.access.table`.
     """
+    operation: Operation[Any, Any] | None = None
+    """The row that it follows from: its path, query and body have the operation's arguments."""
     query: Object = NOTHING
     body: Object | None = None
     body_required: bool = True
@@ -191,6 +203,11 @@ class Endpoint:
         """Roles of which a token needs one; none: nothing is asked."""
         named = (self.role,) if isinstance(self.role, str) else self.role or ()
         return tuple(role for name in named for role in ENDPOINT_ROLES.get(name, (name,)))
+
+    @property
+    def has_body(self) -> bool:
+        """Whether requests have a body of JSON."""
+        return self.body is not None or (self.operation is not None and self.method in ("POST", "PUT"))
 
     @property
     def segments(self) -> tuple[str, ...]:

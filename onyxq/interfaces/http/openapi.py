@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeAlias
 
 from onyxq import __version__
 from onyxq.interfaces.http.endpoint import PATH_FIELDS, Endpoint
 from onyxq.interfaces.http.problems import PROBLEM_TYPE
 from onyxq.interfaces.http.schemas import components, ref
 from onyxq.interfaces.http.shapes import Array, Field, Object, Schema, Shape
+from onyxq.operations.table import json_form
+from onyxq.operations.table.operation import Http, Operation
+
+OperationRow: TypeAlias = Operation[Any, Any]
 
 _DESCRIPTION = (
     "Tasks, claims and the state of an OnyxQ cluster. Any peer answers any request. "
@@ -43,7 +47,12 @@ def openapi(endpoints: Sequence[Endpoint], *, with_tokens: bool) -> dict[str, An
         if endpoint.page:
             continue  # for people with browsers
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, with_tokens)
-        if endpoint.body is not None:
+        if endpoint.operation is not None and endpoint.operation.http is not None:
+            if endpoint.answer is not None:
+                inputs |= json_form.components((endpoint.operation.http.shows or endpoint.operation).result)
+            if endpoint.has_body:
+                inputs[endpoint.operation.args.__name__] = _body(endpoint.operation, endpoint.operation.http)
+        elif endpoint.body is not None:
             _collect(endpoint.body, inputs)
     schemes = {_SCHEME: {"type": "http", "scheme": "bearer"}}
     used = {endpoint.tag for endpoint in endpoints if not endpoint.page}
@@ -96,9 +105,30 @@ def _parameters(place: str, fields: Mapping[str, Field]) -> list[dict[str, Any]]
     return out
 
 
+def _path_names(endpoint: Endpoint) -> list[str]:
+    return [part[1:-1] for part in endpoint.segments if part.startswith("{")]
+
+
 def _path_fields(endpoint: Endpoint) -> dict[str, Field]:
-    names = [part[1:-1] for part in endpoint.segments if part.startswith("{")]
-    return {name: PATH_FIELDS[name] for name in names}
+    return {name: PATH_FIELDS[name] for name in _path_names(endpoint)}
+
+
+def _body(operation: OperationRow, http: Http) -> Schema:
+    return json_form.request_schema(
+        operation, [name for name in operation.members if f"{{{name}}}" not in http.path and name not in http.fixed]
+    )
+
+
+def _arguments(endpoint: Endpoint, operation: OperationRow, http: Http) -> list[dict[str, Any]]:
+    """Return the parameters of an operation's path and query."""
+    in_path, out = _path_names(endpoint), []
+    for name, member in operation.members.items():
+        if name in in_path or (not endpoint.has_body and name not in http.fixed):
+            place = "path" if name in in_path else "query"
+            about = {"description": member.about} if member.about else {}
+            shape = json_form.parameter(member)
+            out.append({"name": name, "in": place, "required": member.required, "schema": shape, **about})
+    return out
 
 
 def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
@@ -109,16 +139,24 @@ def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
         **({"description": endpoint.doc} if endpoint.doc else {}),
         "responses": _responses(endpoint, with_tokens),
     }
-    parameters = [
-        *_parameters("path", _path_fields(endpoint)),
-        *_parameters("query", endpoint.query.fields),
-        *_parameters("header", endpoint.headers),
-    ]
+    row = endpoint.operation
+    if row is not None and row.http is not None:
+        parameters = _arguments(endpoint, row, row.http)
+        body = {"$ref": f"#/components/schemas/{row.args.__name__}"} if endpoint.has_body else None
+    else:
+        parameters = [
+            *_parameters("path", _path_fields(endpoint)),
+            *_parameters("query", endpoint.query.fields),
+            *_parameters("header", endpoint.headers),
+        ]
+        body = None if endpoint.body is None else endpoint.body.schema()
     if parameters:
         operation["parameters"] = parameters
-    if endpoint.body is not None:
-        content = {"application/json": {"schema": endpoint.body.schema()}}
-        operation["requestBody"] = {"required": endpoint.body_required, "content": content}
+    if body is not None:
+        operation["requestBody"] = {
+            "required": endpoint.body_required,
+            "content": {"application/json": {"schema": body}},
+        }
     if with_tokens and endpoint.roles:
         operation["security"] = [{_SCHEME: []}]
     return operation
@@ -129,9 +167,9 @@ def _responses(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
     if endpoint.answer is not None:
         done["content"] = {endpoint.media: {"schema": endpoint.answer}}
     statuses = {*endpoint.errors}
-    if endpoint.query.fields or _path_fields(endpoint):
+    if endpoint.query.fields or _path_names(endpoint):
         statuses.update(_COMMON_ERRORS["query"])
-    if endpoint.body is not None:
+    if endpoint.has_body:
         statuses.update(_COMMON_ERRORS["body"])
     if endpoint.path not in ("/livez", "/docs", "/openapi.json"):
         statuses.update((429, 503))

@@ -82,43 +82,6 @@ _TASK = _object(
     },
 )
 _UPDATE = _object({"token": _COUNT, "seq": _COUNT, "at_ms": _MS}, {"data": _ANY, "data_base64": _BYTES})
-_DEPTH = _object(
-    dict.fromkeys(
-        ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed", "ready"),
-        _COUNT,
-    )
-)
-_NUMBER: Schema = {"type": "number"}
-_SETTINGS: dict[str, Schema] = {
-    "paused": _FLAG,
-    "paused_by": _TEXT,
-    "paused_why": _TEXT,
-    "lease_ms": _COUNT,
-    "retries": _or_null(_COUNT),
-    "backoff_ms": _COUNT,
-    "on_dead": _TEXT,
-    "retention_ms": _COUNT,
-    "grace_ms": _COUNT,
-    "rate": _NUMBER,
-    "concurrency": _COUNT,
-    "key_rate": _NUMBER,
-    "durability": _TEXT,
-    "archive": _FLAG,
-}
-_PERIODIC = _object(
-    {
-        "name": _TEXT,
-        "queue": _TEXT,
-        "schedule": _TEXT,
-        "zone": _TEXT,
-        "priority": {"type": "integer", "format": "int32"},
-        "missed": _TEXT,
-        "paused": _FLAG,
-        "next_ms": {**_or_null(_MS), "description": "Null: never again."},
-        "fired": {**_COUNT, "description": "How many times so far."},
-    },
-    {"data": _ANY, "data_base64": _BYTES},
-)
 _JOB = _object(
     {
         "id": _TEXT,
@@ -227,15 +190,7 @@ SCHEMAS: Mapping[str, Schema] = {
         },
     ),
     "ClaimResults": _object({"results": _list(ref("ClaimResult"))}),
-    "Depth": _DEPTH,
-    "Queue": _object(
-        {"queue": _TEXT, "depth": ref("Depth"), **_SETTINGS},
-        {"oldest_ready_ms": _or_null(_COUNT), "running": _COUNT, "position": _POSITION},
-    ),
-    "Queues": _object({"queues": _list(ref("Queue"))}),
     "DeadResults": _object({"count": _COUNT}, {"results": _list(ref("ClaimResult"))}),
-    "Periodic": _PERIODIC,
-    "PeriodicList": _object({"periodic": _list(ref("Periodic"))}),
     "Timer": _TIMER,
     "Timers": _object({"timers": _list(ref("Timer")), "after": _or_null(_ID)}),
     "Job": _JOB,

@@ -15,7 +15,10 @@ from attrs import frozen
 from onyxq.access.grants import Grants
 from onyxq.core.errors import Forbidden, NotFound, TooLarge
 from onyxq.core.facts import task_header
-from onyxq.operations.access.table import ARGUMENTS_BYTES_MAX, LARGE, RULES, UNKNOWN, Need, Run
+from onyxq.operations.access.table import ARGUMENTS_BYTES_MAX, LARGE, RULES, UNKNOWN
+from onyxq.operations.table.access import Need, Run
+from onyxq.operations.table.everything import decoded
+from onyxq.operations.table.operation import A, Operation, R
 
 RUNS_AT_ONCE = 1_000
 """Runs whose queues are looked up by one request."""
@@ -30,6 +33,10 @@ class Api(Protocol):
         """The result of a method; raises `OnyxqError`."""
         ...
 
+    async def do(self, operation: Operation[A, R], args: A) -> R:
+        """Return the result of an operation with valid arguments; raises `OnyxqError`."""
+        ...
+
 
 @frozen
 class Guarded:
@@ -40,10 +47,19 @@ class Guarded:
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
         """The result of a method; raises `Forbidden`, and `OnyxqError` as the service does."""
+        args = decoded(method, args)
+        await self._check(method, args)
+        return await self.api.call(method, args)
+
+    async def do(self, operation: Operation[A, R], args: A) -> R:
+        """Return the result of an operation; raises `Forbidden`, and `OnyxqError` as the service does."""
+        await self._check(operation.name, args)
+        return await self.api.do(operation, args)
+
+    async def _check(self, method: str, args: Any) -> None:
         needs = unmet(self.grants, method, args)
         if needs:
             await look_up(self.grants, needs, self.api.call)
-        return await self.api.call(method, args)
 
 
 def check_size(operation: str, size: int) -> None:
@@ -59,7 +75,7 @@ def check_role(grants: Grants, operation: str) -> None:
         raise _forbidden(roles)
 
 
-def unmet(grants: Grants, operation: str, args: dict[str, Any]) -> list[Need]:
+def unmet(grants: Grants, operation: str, args: Any) -> list[Need]:
     """What of a call's needs depends on queues that are to be looked up first; raises `Forbidden`.
 
     It may also raise `BadRequest`, where the arguments do not tell which queues they mean.

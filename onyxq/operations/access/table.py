@@ -7,41 +7,16 @@ is malformed is refused, as it cannot be told which queues it is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
-
-from attrs import frozen
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.facts import unpack_task
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, offset_of
 from onyxq.core.timer_model import QUEUE as TIMERS
-
-Run: TypeAlias = tuple[bytes, int]
-
-
-@frozen
-class Need:
-    """One of the roles on all these queues, on those of these tasks and of the periodic task."""
-
-    roles: tuple[str, ...]
-    queues: tuple[str, ...] = ()
-    tasks: tuple[Run, ...] = ()
-    periodic: str | None = None
-    stored: tuple[int, ...] = ()
-    """Ids of the task store's tasks, whose groups count as queues."""
-    every: bool = False
-    """On every queue there is."""
-
-
-@frozen
-class Rule:
-    """What an operation needs."""
-
-    roles: tuple[str, ...]
-    """Who has one of them on every queue may do it, whatever the arguments; none: the arguments tell."""
-    find: Callable[[dict[str, Any]], Sequence[Need]]
-    """What a call needs, by its arguments; raises `BadRequest`."""
+from onyxq.operations.table.access import LOOKING, Need, Run
+from onyxq.operations.table.access import Access as Rule
+from onyxq.operations.table.everything import OPERATIONS
 
 
 def _anywhere(*roles: str) -> Rule:
@@ -122,19 +97,6 @@ def _on_dead(*roles: str) -> Rule:
     return Rule(roles, lambda args: (by_queue if args.get("ids") is None else by_ids).find(args))
 
 
-def _on_periodic(*roles: str) -> Rule:
-    def find(args: dict[str, Any]) -> Sequence[Need]:
-        return (Need(roles, periodic=_text(args.get("name"), "name")),)
-
-    return Rule(roles, find)
-
-
-def _set_periodic(args: dict[str, Any]) -> Sequence[Need]:
-    """The queue that it is to make tasks in, and the one that a periodic task of the name makes them in now."""
-    name = _text(args.get("name"), "name")
-    return (Need(("operate",), queues=(_text(args.get("queue"), "queue"),), periodic=name),)
-
-
 def _transact(args: dict[str, Any]) -> Sequence[Need]:
     held = (*_runs(args, "complete"), *_singles(args, "update"), *_runs(args, "require"))
     new = tuple(_new(args, "enqueue"))
@@ -176,14 +138,13 @@ def _batches(args: dict[str, Any]) -> Sequence[Need]:
     return (Need(("consume",), every=True), Need(("produce",), every=True))
 
 
-_ANY = ("read", "produce", "consume")
-
 RULES: Mapping[str, Rule] = {
+    **{one.name: one.access for one in OPERATIONS},
     "backup.hold": _everywhere("admin"),
     "backup.rows": _everywhere("admin"),
     "cancel": _on_ids("produce", "operate"),
     "claim": _on_queues("consume"),
-    "cluster": _anywhere(*_ANY),
+    "cluster": _anywhere(*LOOKING),
     "complete": _on_items("consume"),
     "count": _on_queue("read"),
     "dead": _on_queue("read"),
@@ -194,7 +155,7 @@ RULES: Mapping[str, Rule] = {
     "fail": _on_items("consume"),
     "gc": _everywhere("operate"),
     "get": _on_task("read", "consume"),
-    "health": _anywhere(*_ANY),
+    "health": _anywhere(*LOOKING),
     "ids": _anywhere("produce"),
     "job.get": _everywhere("read"),
     "job.kill": _everywhere("operate"),
@@ -210,25 +171,16 @@ RULES: Mapping[str, Rule] = {
     "log.raw": _everywhere("read"),
     "metrics": _everywhere("read"),
     "origin": _everywhere("read"),
-    "partition": _anywhere(*_ANY),
+    "partition": _anywhere(*LOOKING),
     "partition.force": _everywhere("admin"),
-    "partitions": _anywhere(*_ANY),
-    "peers": _anywhere(*_ANY),
-    "periodic.get": _on_periodic("read"),
-    "periodic.list": _everywhere("read"),
-    "periodic.pause": _on_periodic("operate"),
-    "periodic.remove": _on_periodic("operate"),
-    "periodic.set": Rule(("operate",), _set_periodic),
-    "queue.get": _on_queue(*_ANY),
-    "queue.set": _on_queue("operate"),
-    "queues": _everywhere("read"),
-    "queues.page": _everywhere("read"),
+    "partitions": _anywhere(*LOOKING),
+    "peers": _anywhere(*LOOKING),
     "rates": _everywhere("read"),
     "release": _on_items("consume"),
     "renew": _on_items("consume"),
     "replica": _everywhere("read"),
-    "ring": _anywhere(*_ANY),
-    "routes": _anywhere(*_ANY),
+    "ring": _anywhere(*LOOKING),
+    "routes": _anywhere(*LOOKING),
     "submit": _everywhere("produce"),
     "task_history": _on_task("read"),
     "task_log": _on_task("read", "consume"),
@@ -251,6 +203,7 @@ RULES: Mapping[str, Rule] = {
 
 LARGE = frozenset(
     (
+        *(one.name for one in OPERATIONS if one.large),
         "cancel",
         "complete",
         "dead.discard",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from onyxq.interfaces.cli.commands.dead import DEAD_COMMANDS
 from onyxq.interfaces.cli.commands.history import HISTORY_COMMANDS
 from onyxq.interfaces.cli.commands.job import JOB_COMMANDS
-from onyxq.interfaces.cli.commands.queue import QUEUE_COMMANDS
+from onyxq.interfaces.cli.commands.operations import OPERATION_COMMANDS
 from onyxq.interfaces.cli.commands.task import ARCHIVES, TASK_COMMANDS
 from onyxq.interfaces.cli.commands.timer import TIMER_COMMANDS
 from onyxq.interfaces.cli.parser import TLS_SETTINGS, Command, Option, option, setting
@@ -134,6 +135,13 @@ COMMANDS: tuple[Command, ...] = (
         talks=True,
     ),
     _own(
+        "completion",
+        "completion:completion",
+        "print the script that completes commands in a shell",
+        "completion bash",
+        option("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh"),
+    ),
+    _own(
         "peer start",
         "daemons:peer_start",
         "run one peer until SIGTERM, which drains it and leaves",
@@ -245,7 +253,8 @@ COMMANDS: tuple[Command, ...] = (
         option("--port", type=int, default=2181, help="port of the first server (default 2181; 0: a free one)"),
     ),
     *TASK_COMMANDS,
-    *QUEUE_COMMANDS,
+    *OPERATION_COMMANDS,
+    *DEAD_COMMANDS,
     *TIMER_COMMANDS,
     *JOB_COMMANDS,
     *HISTORY_COMMANDS,

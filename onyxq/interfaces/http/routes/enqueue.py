@@ -17,11 +17,10 @@ from attrs import define, field
 from onyxq.core.errors import BadRequest
 from onyxq.core.facts import RUN_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
+from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.http.shapes import MS_MAX, Invalid
 from onyxq.interfaces.http.values import JSON, encode_value, payload_of
 
-GRACE_MS = 10_000
-"""A due time this far in the past is taken for a slip of the clock, where the queue does not say otherwise."""
 TASKS_AT_ONCE = 500
 """Tasks handled before others get their turn."""
 KEYS = ("ordering_key", "unique_key")
@@ -88,7 +87,7 @@ async def group_tasks(
 ) -> list[Group]:
     """The groups that the checked tasks of a request fall into; raises `BadRequest`.
 
-    ``graces``: how far back a due time may lie in ms, by queue; for others `GRACE_MS`.
+    ``graces``: how far back a due time may lie in ms, by queue; for others the default.
     """
     groups: list[Group] = []
     seen: dict[TaskId, int] = {}
@@ -97,7 +96,7 @@ async def group_tasks(
             await anyio.lowlevel.checkpoint()
         try:
             task_id = _own_id(task, index, seen, partitions)
-            due_ms = _due_ms(task, now_ms, graces.get(task["queue"], GRACE_MS))
+            due_ms = _due_ms(task, now_ms, graces.get(task["queue"], DEFAULTS.grace_ms))
             _check_dependencies(task, task_id)
             form, payload = payload_of(task, "data") or (JSON, _NULL)
         except Invalid as error:
@@ -164,7 +163,7 @@ def _due(delay_ms: int | None, at_ms: int | None, now_ms: int) -> int:
 def due_ms_of(query: Mapping[str, Any], now_ms: int) -> int:
     """Due time that the parameters of a request for ids ask for; 0: now. Raises `BadRequest`."""
     try:
-        return _due_ms(query, now_ms, GRACE_MS)
+        return _due_ms(query, now_ms, DEFAULTS.grace_ms)
     except Invalid as error:
         raise error.to_error("the query") from None
 

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from onyxq.core.errors import BadRequest, OnyxqError, TimedOut, Unavailable, Unknown, from_map
 from onyxq.core.facts import partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, ids_of
+from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.http.endpoint import Call, Endpoint, W
 from onyxq.interfaces.http.keys import Keyed
 from onyxq.interfaces.http.problems import problem, renamed
 from onyxq.interfaces.http.routes.enqueue import (
-    GRACE_MS,
     Group,
     check_header,
     due_ms_of,
@@ -42,6 +42,7 @@ from onyxq.interfaces.http.shapes import (
 from onyxq.interfaces.http.streaming import NDJSON
 from onyxq.interfaces.http.task_lines import PAGE_DEFAULT, PAGE_MAX, answer_pages
 from onyxq.interfaces.http.values import answer, answer_text, task_json, update_json
+from onyxq.operations.table.queue import GET_QUEUE, GetQueue
 from onyxq.system import tracing
 
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
@@ -241,7 +242,7 @@ def _keyed(call: Call) -> Keyed | None:
 
 async def _grouped(call: Call, keyed: Keyed | None) -> list[Group]:
     tasks, now_ms = _traced(call), keyed.at_ms if keyed else call.kit.now_ms()
-    graces = {queue: await _grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
+    graces = {queue: await grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
     return await group_tasks(tasks, partitions=await call.partitions(), now_ms=now_ms, graces=graces)
 
 
@@ -254,12 +255,12 @@ def _traced(call: Call) -> list[dict[str, Any]]:
     return [{"trace": trace, **task} for task in tasks]
 
 
-async def _grace_ms(call: Call, queue: str) -> int:
-    """How far back a due time may lie; the usual if that cannot be told now: the leader has the last word."""
+async def grace_ms(call: Call, queue: str) -> int:
+    """Return how far back a due time may be; the default if it is unknown now, because the leader decides."""
     try:
-        return int((await call.ask("queue.get", queue=queue))["settings"]["grace_ms"])
+        return int((await call.do(GET_QUEUE, GetQueue(queue=queue))).settings.grace_ms)
     except Unavailable:
-        return GRACE_MS
+        return DEFAULTS.grace_ms
 
 
 def _runs(call: Call, groups: list[Group], *, keyed: Keyed | None, open_partitions: list[int]) -> list[Run]:

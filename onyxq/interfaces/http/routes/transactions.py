@@ -27,7 +27,7 @@ from onyxq.interfaces.http.routes.enqueue import (
     ids_of_runs,
     past_queues,
 )
-from onyxq.interfaces.http.routes.tasks import NEW_TASK
+from onyxq.interfaces.http.routes.tasks import NEW_TASK, grace_ms
 from onyxq.interfaces.http.schemas import ref
 from onyxq.interfaces.http.shapes import AnyValue, Array, Base64, Field, HexId, Integer, Invalid, Object, Text
 from onyxq.interfaces.http.values import answer, payload_of
@@ -106,10 +106,7 @@ def _name(call: Call) -> str:
 
 async def _groups(call: Call, now_ms: int) -> list[Group]:
     tasks = _all(call, "enqueue")
-    graces = {
-        queue: int((await call.ask("queue.get", queue=queue))["settings"]["grace_ms"])
-        for queue in sorted(past_queues(tasks, now_ms))
-    }
+    graces = {queue: await grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
     try:
         return await group_tasks(tasks, partitions=await call.partitions(), now_ms=now_ms, graces=graces)
     except BadRequest as error:

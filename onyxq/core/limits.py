@@ -1,0 +1,35 @@
+"""Limits of what users send, each written once: types that carry their bounds, for arguments and for entries."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+NAME_CHARACTERS_MAX = 200
+REMARK_CHARACTERS_MAX = 1_000
+PRIORITY_MIN, PRIORITY_MAX = -(1 << 31), (1 << 31) - 1
+
+PLAIN = r"^(?![\s\S]*[\x00-\x1f\x7f])"
+"""Matches a text without control characters."""
+
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=PLAIN)]
+"""The name of a queue, of a periodic task and the like."""
+Remark: TypeAlias = Annotated[str, Meta(max_length=REMARK_CHARACTERS_MAX, pattern=PLAIN)]
+"""A short text for people, stored with what it is about."""
+Priority: TypeAlias = Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)]
+
+Format: TypeAlias = Literal["bytes", "json"]
+"""What a task's data is: any bytes, or JSON in UTF-8."""
+Missed: TypeAlias = Literal["skip", "once", "all"]
+"""What to do about times of a schedule at which nothing could be enqueued."""
+PERIODIC_DATA_BYTES_MAX = 64 << 10
+
+DATA = {"data": True, "too_large": True}
+"""Marks bytes that in JSON are a value or, under the name with ``_base64``, bytes."""
+MOMENT = {"moment": True}
+"""Marks a time in milliseconds since the epoch."""
+AGE = {"age": True}
+"""Marks an age in milliseconds."""
+CALLER = {"caller": True}
+"""Marks a name of the caller, which the command line knows."""

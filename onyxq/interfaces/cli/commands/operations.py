@@ -1,0 +1,65 @@
+"""The commands that follow from the table of operations: arguments, options and help are an operation's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import inspect
+
+from onyxq.core.shapes import Member
+from onyxq.interfaces.cli.commands.task import DATA, FILE
+from onyxq.interfaces.cli.parser import Command, Option, option
+from onyxq.operations.table.everything import OPERATIONS
+from onyxq.operations.table.operation import Operation, Verb
+
+RUN = "onyxq.interfaces.cli.operations:run"
+
+
+def command_of(operation: Operation[Any, Any], verb: Verb) -> Command:
+    """Return the command that an operation is on the command line."""
+    options = [one for member in offered(operation, verb) for one in _options(member, verb)]
+    if verb.pairs:
+        about = f"{', '.join(setting_names(operation, verb))}; a time may be written 30s; default resets a setting"
+        options.insert(1, option("settings", metavar="KEY=VALUE", nargs="+", help=about))
+    example = f"onyxq {verb.name} {verb.example}".rstrip()
+    return Command(verb.name, RUN, verb.about, example, tuple(options), talks=True, row=(operation, verb))
+
+
+def offered(operation: Operation[Any, Any], verb: Verb) -> list[Member]:
+    """Return the arguments that the command has, those that are positional first."""
+    known = operation.members
+    names = [name for name in verb.fields or known if name not in verb.fixed]
+    has_data = any("data" in known[name].marks for name in names)
+    found = [known[name] for name in names if not (has_data and name == "format")]
+    return sorted(found, key=lambda member: not is_positional(member, verb))
+
+
+def is_positional(member: Member, verb: Verb) -> bool:
+    """Return whether an argument is given by its place."""
+    return member.required or member.name in verb.positional
+
+
+def setting_names(operation: Operation[Any, Any], verb: Verb) -> list[str]:
+    """Return the names that KEY may be."""
+    return [name for name in operation.members if name not in (verb.fields or ())]
+
+
+def _options(member: Member, verb: Verb) -> list[Option]:
+    if "data" in member.marks:
+        return [DATA, FILE]
+    about = member.about[:1].lower() + member.about[1:].partition(". ")[0].removesuffix(".")
+    if is_positional(member, verb):
+        return [option(member.name, metavar=member.name.upper(), help=about or None)]
+    flag = f"--{member.name.replace('_', '-')}"
+    if isinstance(member.node, inspect.BoolType):
+        return [option(flag, action="store_true", default=None, help=about)]
+    if "caller" in member.marks:
+        about += " (default: you, on this machine)"
+    elif member.default not in (None, ""):
+        about += f" (default {member.default})"
+    if isinstance(member.node, inspect.LiteralType):
+        return [option(flag, choices=member.node.values, help=about)]
+    return [option(flag, metavar=member.name.upper(), help=about)]
+
+
+OPERATION_COMMANDS: tuple[Command, ...] = tuple(command_of(one, verb) for one in OPERATIONS for verb in one.verbs)

@@ -1,0 +1,158 @@
+"""Runs the commands that follow from the table of operations, and prints what they answer."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from onyxq.core.errors import BadRequest
+from onyxq.core.shapes import Member, members
+from onyxq.core.texts import whole
+from onyxq.interfaces.cli.commands.operations import offered, setting_names
+from onyxq.interfaces.cli.context import Context, clock, is_duration, milliseconds
+from onyxq.interfaces.cli.tasks import brief, payload_given
+from onyxq.operations.table.json_form import arguments, from_text, json_text
+from onyxq.operations.table.operation import Done, Operation, Verb, converted, plain
+from onyxq.system.settings import did_you_mean
+
+NO_LIMIT = ("none", "null", "forever")
+YES, NO = ("true", "yes", "on"), ("false", "no", "off")
+
+
+def run(context: Context) -> None:
+    """Make the operation of a command and print its answer."""
+    operation, verb = context.args.command.row
+    args = arguments(operation, dict(_given(context, operation, verb)))
+    with context.client() as client:
+        result = _called(client, operation, args)
+        if verb.shows is not None:
+            shown = {name: getattr(args, name) for name in verb.shows.members if name in operation.members}
+            result = _called(client, verb.shows, verb.shows.args(**shown))
+    _print(context, verb, args, result)
+
+
+def _called(client: Any, operation: Operation[Any, Any], args: Any) -> Any:
+    return converted(operation.result, client.call(operation.name, plain(args)))
+
+
+# --- what was typed
+
+
+def _given(context: Context, operation: Operation[Any, Any], verb: Verb) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of the command, as JSON has them."""
+    yield from verb.fixed.items()
+    for member in offered(operation, verb):
+        if "data" in member.marks:
+            yield from _data(context, member)
+            continue
+        value = getattr(context.args, member.name)
+        if value is None and "caller" in member.marks:
+            yield member.name, f"{_user()}@{socket.gethostname()}"
+        elif isinstance(value, str):
+            yield member.name, parsed(member, value)
+        elif value is not None:
+            yield member.name, value
+    for text in context.args.settings if verb.pairs else ():
+        yield _pair(operation, verb, text)
+
+
+def _data(context: Context, member: Member) -> Iterator[tuple[str, Any]]:
+    if context.args.data is None and context.args.file is None:
+        return
+    data, form = payload_given(context)
+    if form == "json":
+        yield member.name, json.loads(data)
+    else:
+        yield f"{member.name}_base64", msgspec.to_builtins(data)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "?"  # a user id without a name, as in containers
+
+
+def _pair(operation: Operation[Any, Any], verb: Verb, text: str) -> tuple[str, Any]:
+    """Return the name and value of a setting that is given as KEY=VALUE; raises `BadRequest` naming it."""
+    name, equals, value = text.partition("=")
+    name, value = name.strip().replace("-", "_"), value.strip()
+    known = setting_names(operation, verb)
+    if name not in known:
+        hint = f"Write key=value; the settings are {', '.join(known)}."
+        raise BadRequest(f"there is no setting {name!r}{did_you_mean(name, known)}", field=name, hint=hint)
+    if not equals:
+        raise BadRequest(f"{name} needs a value", field=name, hint=f"Write {name}=VALUE; default resets it.")
+    member = operation.members[name]
+    if value == "default":
+        return name, operation.reset(name)
+    return name, parsed(member, value)
+
+
+def parsed(member: Member, text: str) -> Any:
+    """Return the value of an argument as it is typed; raises `BadRequest`."""
+    node, name = member.node, member.name
+    if member.nullable and text in NO_LIMIT and not isinstance(node, inspect.StrType):
+        return None
+    if isinstance(node, inspect.BoolType) and text in (*YES, *NO):
+        return text in YES
+    if isinstance(node, inspect.LiteralType) and text not in node.values:
+        return text.replace("-", " ").replace("_", " ")
+    if isinstance(node, inspect.FloatType):
+        return from_text(member, text.removesuffix("/s"))
+    if isinstance(node, inspect.IntType) and name.endswith("_ms") and whole(text) is None:
+        if not is_duration(text):
+            raise BadRequest(
+                f"{name} must be a whole number of milliseconds or a time like 30s, not {text!r}", field=name
+            )
+        return milliseconds(text, field=name)
+    return from_text(member, text)
+
+
+# --- what is printed
+
+
+def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> None:
+    if isinstance(result, Done):
+        named = {member: getattr(args, member) for member in type(args).__struct_fields__}
+        context.out.result({**named, verb.done: True}, verb.done)
+        return
+    found = json.loads(json_text(result))
+    items = next(
+        (name for name, one in members(result.__class__).items() if isinstance(one.node, inspect.ListType)), None
+    )
+    if items is None:
+        context.out.fields(found if context.out.as_json else _ordered(_row(result, found), verb.columns))
+        return
+    rows = [_row(one, shown) for one, shown in zip(getattr(result, items), found[items], strict=True)]
+    context.out.table(found, rows, verb.columns, empty=verb.empty)
+
+
+def _ordered(row: dict[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
+    return {name: row[name] for name in columns} if columns else row
+
+
+def _row(value: msgspec.Struct, shown: dict[str, Any]) -> dict[str, Any]:
+    """Return a struct as fields for reading, in their order: times, ages and data in words, maps as further fields."""
+    out: dict[str, Any] = {}
+    for name, member in members(type(value)).items():
+        item = getattr(value, name)
+        if "inlined" in member.marks:
+            out |= _row(item, shown)
+        elif "data" in member.marks:
+            out[name] = brief(shown, name)
+        elif "moment" in member.marks:
+            out[name.removesuffix("_ms")] = clock(item)
+        elif "age" in member.marks:
+            out[name.removesuffix("_ms")] = "" if item is None else f"{item / 1000:.0f}s"
+        elif isinstance(item, msgspec.Struct):
+            out |= shown[name]
+        elif name in shown:
+            out[name] = member.marks.get("null", shown[name]) if item is None else shown[name]
+    return out

@@ -1,0 +1,68 @@
+"""Who may call an operation: roles, and the queues, tasks and other things on which a caller needs one of them.
+
+The needs of a call follow from its arguments.  `onyxq.operations.access.check` compares them with
+what a caller's token permits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+Run: TypeAlias = tuple[bytes, int]
+"""First id and count of consecutive tasks."""
+
+LOOKING = ("read", "produce", "consume")
+"""Roles of callers that may see what names no queue."""
+
+
+@frozen
+class Need:
+    """One of the roles on all these queues, on those of these tasks and of the periodic task."""
+
+    roles: tuple[str, ...]
+    queues: tuple[str, ...] = ()
+    tasks: tuple[Run, ...] = ()
+    periodic: str | None = None
+    stored: tuple[int, ...] = ()
+    """Ids of the task store's tasks, whose groups count as queues."""
+    every: bool = False
+    """On every queue."""
+
+
+@frozen
+class Access:
+    """What callers need for an operation."""
+
+    roles: tuple[str, ...]
+    """A caller with one of them on every queue may make any call; none: the arguments decide."""
+    find: Callable[[Any], Sequence[Need]]
+    """Returns the needs of a call by its arguments; raises `BadRequest`."""
+
+
+def anywhere(*roles: str) -> Access:
+    """Return the access to something that belongs to no queue: a role on any queue is enough."""
+    need = (Need(roles),)
+    return Access(roles, lambda args: need)
+
+
+def everywhere(*roles: str) -> Access:
+    """Return the access to something about all queues."""
+    need = (Need(roles, every=True),)
+    return Access(roles, lambda args: need)
+
+
+def on_queue(*roles: str) -> Access:
+    """Return the access to the queue that the argument ``queue`` names; to all queues if it is None."""
+
+    def find(args: Any) -> Sequence[Need]:
+        return (Need(roles, every=True) if args.queue is None else Need(roles, queues=(args.queue,)),)
+
+    return Access(roles, find)
+
+
+def on_periodic(*roles: str) -> Access:
+    """Return the access to the queue of the periodic task that the argument ``name`` names."""
+    return Access(roles, lambda args: (Need(roles, periodic=args.name),))

@@ -1,0 +1,31 @@
+"""All operations of the table, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from onyxq.operations.table import periodic, queue
+from onyxq.operations.table.operation import Operation
+
+GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
+    {
+        "Queues": (queue.LIST_QUEUES, queue.PAGE_QUEUES, queue.GET_QUEUE, queue.SET_QUEUE),
+        "Periodic tasks": (
+            periodic.LIST_PERIODIC,
+            periodic.GET_PERIODIC,
+            periodic.SET_PERIODIC,
+            periodic.REMOVE_PERIODIC,
+        ),
+    }
+)
+"""All operations by what they are about."""
+OPERATIONS = tuple(operation for group in GROUPS.values() for operation in group)
+BY_NAME: Mapping[str, Operation[Any, Any]] = MappingProxyType({one.name: one for one in OPERATIONS})
+
+
+def decoded(method: str, given: Any) -> Any:
+    """Return the arguments of a method: a struct if it is in the table, else as they came; raises `BadRequest`."""
+    operation = BY_NAME.get(method)
+    return given if operation is None or isinstance(given, operation.args) else operation.decode(given)

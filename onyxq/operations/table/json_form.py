@@ -1,0 +1,320 @@
+"""Arguments and results of operations as JSON: for HTTP, the command line and OpenAPI.
+
+On the wire ids and data are bytes.  In JSON an id is 40 hex digits, and data is any JSON value under its
+name or base64 under the name with ``_base64``.  Null stands for a member that is missing, unless it is a value.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import inspect
+
+from onyxq.core.errors import BadRequest
+from onyxq.core.shapes import Member, Node, bare, members
+from onyxq.operations.table.operation import A, Operation
+from onyxq.operations.table.problems import clip, dotted
+
+Schema: TypeAlias = dict[str, Any]
+
+JSON, BYTES = "json", "bytes"
+_INTEGER = re.compile(r"-?[0-9]{1,30}")
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,9})?")
+_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+
+
+# --- requests
+
+
+def arguments(operation: Operation[A, Any], given: Mapping[str, Any], *, fixed: Mapping[str, Any] | None = None) -> A:
+    """Return the arguments that members of JSON give, with those that are fixed; raises `BadRequest`."""
+    hidden = {name: value for name, value in (fixed or {}).items() if name not in given}
+    read = _read_members(members(operation.args), given, "")
+    for name in fixed or {}:
+        if name in given:
+            raise BadRequest(f"{name} is not a known field", field=name)
+    return operation.decode(read | hidden)
+
+
+def _read_members(known: Mapping[str, Member], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return members as they are on the wire; what does not fit is left for the decoder to refuse."""
+    out: dict[str, Any] = {}
+    for name, value in given.items():
+        member = known.get(name)
+        if member is None and known.get(name.removesuffix("_base64")) is not None:
+            member = known[name.removesuffix("_base64")]
+        if member is None or "data" not in member.marks:
+            if value is not None or member is None or member.nullable:
+                out[name] = value if member is None else _read(member.node, value, dotted(where, name))
+    for name, member in known.items():
+        if "data" in member.marks:
+            out |= _read_data(name, given, where, with_format="format" in known)
+    return out
+
+
+def _read(node: Node, value: Any, where: str) -> Any:
+    kind, _, _, marks = bare(node)
+    match kind, value:
+        case inspect.StructType(array_like=False), dict():
+            return _read_members(members(kind.cls), value, where)
+        case inspect.ListType(item_type=item), list():
+            return [_read(item, one, f"{where}[{place}]") for place, one in enumerate(value)]
+        case inspect.BytesType(), str() if "id" in marks:
+            return _read_id(value, where)
+        case _, str():
+            if not _encodable(value):
+                raise BadRequest(f"{where} contains half of a surrogate pair, which is no character", field=where)
+    return value
+
+
+def _encodable(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def _read_id(text: str, where: str) -> bytes:
+    if not re.fullmatch(r"[0-9a-fA-F]{40}", text):
+        hint = "Ids come from GET /v1/ids or POST /v1/tasks."
+        raise BadRequest(f"{where} must be 40 hex digits, not {clip(text)!r}", field=where, hint=hint)
+    return bytes.fromhex(text)
+
+
+def _read_data(name: str, given: Mapping[str, Any], where: str, *, with_format: bool) -> dict[str, Any]:
+    field, encoded = dotted(where, name), f"{name}_base64"
+    if given.get(encoded) is not None:
+        if name in given:
+            raise BadRequest(f"{field} and {encoded} exclude each other", field=field)
+        form, data = BYTES, _from_base64(given[encoded], dotted(where, encoded))
+    elif name in given:
+        form, data = JSON, _encoded(given[name], field)
+    else:
+        return {}
+    return {name: data, "format": form} if with_format else {name: data}
+
+
+def _from_base64(value: Any, where: str) -> bytes:
+    if not isinstance(value, str):
+        raise BadRequest(f"{where} must be a base64 string", field=where)
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequest(f"{where} must be standard base64 with padding", field=where) from None
+
+
+def _encoded(value: Any, where: str) -> bytes:
+    """Return compact UTF-8 JSON of a decoded value."""
+    try:
+        return _COMPACT(value).encode()
+    except UnicodeEncodeError:
+        return _ESCAPED(value).encode("ascii")  # half a surrogate pair is legal as an escape only
+    except RecursionError:
+        raise BadRequest(f"{where} is nested too deeply", field=where) from None
+    except ValueError:
+        raise BadRequest(f"{where} holds a number beyond the range of a double", field=where) from None
+
+
+def from_text(member: Member, text: str) -> Any:
+    """Return the JSON value that a text means, in a query or on the command line; raises `BadRequest`."""
+    match member.node:
+        case inspect.IntType():
+            if not _INTEGER.fullmatch(text):
+                raise BadRequest(f"{member.name} must be an integer in decimal digits", field=member.name)
+            return int(text)
+        case inspect.FloatType():
+            if not _NUMBER.fullmatch(text):
+                raise BadRequest(f"{member.name} must be a number in decimal digits", field=member.name)
+            return float(text) if "." in text else int(text)
+        case inspect.BoolType():
+            if text not in ("true", "false"):
+                raise BadRequest(f"{member.name} must be true or false", field=member.name)
+            return text == "true"
+    return text
+
+
+# --- answers
+
+
+def json_text(value: msgspec.Struct) -> str:
+    """Return a result as JSON."""
+    return msgspec.json.encode(_shown(value)).decode()
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _shown_members(value)
+    if isinstance(value, (list, tuple)):
+        return [_shown(one) for one in value]
+    if isinstance(value, dict):
+        return {key.hex() if isinstance(key, bytes) else str(key): _shown(one) for key, one in value.items()}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _shown_members(value: msgspec.Struct) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    known = members(type(value))
+    has_data = any("data" in member.marks for member in known.values())
+    for name, member in known.items():
+        item = getattr(value, name)
+        if "data" in member.marks:
+            key, shown = data_member(name, item, getattr(value, "format", None))
+            out[key] = shown
+        elif "inlined" in member.marks:
+            out |= _shown(item)
+        elif not (has_data and name == "format"):
+            out[name] = _shown(item)
+    return out
+
+
+def data_member(name: str, data: bytes | None, form: str | None) -> tuple[str, Any]:
+    """Return name and value of stored bytes in JSON, as they are if they are JSON."""
+    if data is None:
+        return name, None
+    if form != BYTES and _is_json(data):
+        # Line breaks can only be between tokens; without them a value fits in one line.
+        return name, msgspec.Raw(data.translate(_BREAKS))
+    return f"{name}_base64", base64.b64encode(data).decode("ascii")
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+# --- schemas
+
+
+def schema(node: Node) -> Schema:
+    """Return the JSON schema of a type; structs are references to components."""
+    kind, nullable, about, marks = bare(node)
+    found = _or_null(_schema(kind, marks)) if nullable else _schema(kind, marks)
+    return {**found, "description": about} if about else found
+
+
+def _schema(kind: Node, marks: Mapping[str, Any]) -> Schema:
+    found: Schema = {}
+    match kind:
+        case inspect.BoolType():
+            found = {"type": "boolean"}
+        case inspect.IntType(ge=low, le=high):
+            found = {"type": "integer", "format": "int64", **_bounds(minimum=low, maximum=high)}
+        case inspect.FloatType(ge=low, le=high):
+            found = {"type": "number", **_bounds(minimum=low, maximum=high)}
+        case inspect.StrType(min_length=low, max_length=high, pattern=pattern):
+            found = {"type": "string", **_bounds(minLength=low, maxLength=high, pattern=pattern)}
+        case inspect.LiteralType(values=values):
+            found = {"type": "string", "enum": list(values)}
+        case inspect.BytesType():
+            found = {"type": "string", "pattern": "^[0-9a-fA-F]{40}$" if "id" in marks else "^[0-9a-f]*$"}
+        case inspect.ListType(item_type=item, min_length=low, max_length=high):
+            found = {"type": "array", "items": schema(item), **_bounds(minItems=low, maxItems=high)}
+        case inspect.DictType(value_type=item):
+            found = {"type": "object", "additionalProperties": schema(item)}
+        case inspect.StructType(cls=cls):
+            found = {"$ref": f"#/components/schemas/{cls.__name__}"}
+    return found
+
+
+def _bounds(**bounds: Any) -> Schema:
+    return {name: value for name, value in bounds.items() if value is not None}
+
+
+def _or_null(found: Schema) -> Schema:
+    if "enum" in found:
+        return {**found, "type": [found["type"], "null"], "enum": [*found["enum"], None]}
+    if "type" in found:
+        return {**found, "type": [found["type"], "null"]}
+    return found if not found else {"anyOf": [found, {"type": "null"}]}
+
+
+def request_schema(operation: Operation[Any, Any], names: Iterable[str]) -> Schema:
+    """Return the schema of a body with some of an operation's arguments."""
+    known = {name: operation.members[name] for name in names}
+    properties = _properties(known, answer=False)
+    required = [name for name, member in known.items() if member.required]
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        **({"required": required} if required else {}),
+    }
+
+
+def parameter(member: Member) -> Schema:
+    """Return the schema of an argument in a path or query."""
+    found = _schema(member.node, member.marks)
+    return found if member.default is None else {**found, "default": member.default}
+
+
+def components(kind: type[msgspec.Struct]) -> dict[str, Schema]:
+    """Return the schemas of a result and of all structs in it, by name."""
+    out: dict[str, Schema] = {}
+    waiting: list[Any] = [kind]
+    while waiting:
+        one = waiting.pop()
+        if one.__name__ in out:
+            continue
+        known = dict(_inlined(one))
+        required = [name for name, member in known.items() if "data" not in member.marks]
+        properties = _properties(known, answer=True)
+        out[one.__name__] = {"type": "object", "required": required, "properties": properties}
+        for member in known.values():
+            waiting += _structs(member.node)
+    return out
+
+
+def _inlined(kind: Any) -> Iterator[tuple[str, Member]]:
+    known = members(kind)
+    has_data = any("data" in member.marks for member in known.values())
+    for name, member in known.items():
+        if "inlined" in member.marks:
+            yield from _inlined(_struct_of(member))
+        elif not (has_data and name == "format"):
+            yield name, member
+
+
+def _struct_of(member: Member) -> Any:
+    assert isinstance(member.node, inspect.StructType)
+    return member.node.cls
+
+
+def _structs(node: Node) -> list[Any]:
+    kind = bare(node)[0]
+    match kind:
+        case inspect.StructType(cls=cls):
+            return [cls]
+        case inspect.ListType(item_type=item) | inspect.DictType(value_type=item):
+            return _structs(item)
+    return []
+
+
+def _properties(known: Mapping[str, Member], *, answer: bool) -> dict[str, Schema]:
+    has_data = any("data" in member.marks for member in known.values())
+    out: dict[str, Schema] = {}
+    for name, member in known.items():
+        about = {"description": member.about} if member.about else {}
+        if "data" in member.marks:
+            out[name] = about
+            out[f"{name}_base64"] = {"type": "string", "contentEncoding": "base64", "format": "byte"}
+        elif not (has_data and name == "format"):
+            found = _schema(member.node, member.marks)
+            missing = not answer and not member.required
+            found = _or_null(found) if member.nullable or missing else found
+            default = {"default": member.default} if missing and member.default is not None else {}
+            out[name] = {**found, **default, **about}
+    return out

@@ -1,0 +1,159 @@
+"""What a row of the table of operations has, and how arguments are decoded by it.
+
+Arguments and results are `msgspec` structs whose field types carry limits and descriptions.  The docstring of
+the arguments is the operation's text: its first line in lists, all of it in the reference.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from attrs import field, frozen
+
+from onyxq.core.shapes import Member, members
+from onyxq.operations.table.access import Access
+from onyxq.operations.table.problems import refuse
+
+
+class Args(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the arguments of operations."""
+
+
+class Result(msgspec.Struct):
+    """Base of the results of operations."""
+
+
+class Done(Result):
+    """Nothing but that it is done."""
+
+
+A = TypeVar("A", bound=Args)
+R = TypeVar("R", bound=Result)
+
+
+class Place(Enum):
+    """Where an operation runs."""
+
+    ANY_PEER = "any peer"
+    LEADER = "the leader of a partition"
+    ALL_LEADERS = "all leaders"
+
+
+@frozen(kw_only=True)
+class Http:
+    """An operation over HTTP. Arguments that the path does not name are in the query of GET and DELETE, or the body."""
+
+    verb: str
+    path: str
+    """Words in braces are arguments."""
+    id: str
+    """The operation's id in OpenAPI, for generated clients."""
+    tag: str
+    status: int = 200
+    fixed: Mapping[str, Any] = field(factory=dict)
+    """Arguments that it always has."""
+    shows: Operation[Any, Any] | None = None
+    """The operation whose answer it has afterwards, with the arguments of the same names."""
+    errors: tuple[int, ...] = ()
+    """Statuses of errors of its own."""
+
+
+@frozen(kw_only=True)
+class Verb:
+    """An operation on the command line. Needed arguments are positional, the others are options."""
+
+    name: str
+    """Noun and verb."""
+    about: str
+    """What it does, for ``--help``, in lower case."""
+    example: str = ""
+    """Arguments of an example."""
+    fields: tuple[str, ...] | None = None
+    """Arguments that it has; None: all but those that are fixed."""
+    fixed: Mapping[str, Any] = field(factory=dict)
+    positional: tuple[str, ...] = ()
+    """Arguments that are positional although they are not needed elsewhere."""
+    pairs: bool = False
+    """Whether settings are given as KEY=VALUE."""
+    shows: Operation[Any, Any] | None = None
+    """The operation whose answer it prints afterwards."""
+    columns: tuple[str, ...] = ()
+    """Columns of a list, or fields of one thing in their order; none: all."""
+    empty: str = ""
+    """What it prints for an empty list."""
+    done: str = ""
+    """What it prints if there is nothing to show."""
+
+
+@frozen(kw_only=True, eq=False)
+class Operation(Generic[A, R]):
+    """One row of the table."""
+
+    name: str
+    """The method on the wire."""
+    args: type[A]
+    result: type[R]
+    access: Access
+    place: Place = Place.ANY_PEER
+    reads: bool = False
+    """Whether it changes nothing."""
+    bounded: bool = False
+    """Whether it is refused while too many writes are in progress."""
+    large: bool = False
+    """Whether its arguments may be large: lists of tasks, or data."""
+    http: Http | None = None
+    verbs: tuple[Verb, ...] = ()
+    defaults: Mapping[str, Any] = field(factory=dict)
+    """Default of each argument that null resets, where null is a value."""
+    python: str = ""
+    """The method of `onyxq.Client`."""
+    python_names: Mapping[str, str] = field(factory=dict)
+    """Arguments that are called otherwise there."""
+    python_needed: tuple[str, ...] = ()
+    """Arguments that are needed there although they are not elsewhere."""
+    python_left_out: tuple[str, ...] = ()
+    """Arguments that other methods of the client have."""
+    example: Mapping[str, Any] = field(factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line without a full stop."""
+        return inspect.getdoc(self.args).splitlines()[0].removesuffix(".")  # type: ignore[union-attr]
+
+    @property
+    def description(self) -> str:
+        """The rest of its text, in one line."""
+        return " ".join((inspect.getdoc(self.args) or "").split("\n")[1:]).strip()
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """Its arguments by name."""
+        return members(self.args)
+
+    def reset(self, name: str) -> Any:
+        """Return the value that resets an argument: null, or its default where null is a value."""
+        return self.defaults.get(name)
+
+    def decode(self, given: Any) -> A:
+        """Return the arguments from a map as it came over the wire; raises `BadRequest` naming the field."""
+        return converted(self.args, given)
+
+
+T = TypeVar("T")
+
+
+def converted(kind: type[T], given: Any) -> T:
+    """Return a value of plain parts as a type; raises `BadRequest` naming the field."""
+    try:
+        return msgspec.convert(given, kind, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        refuse(kind, given, error)
+
+
+def plain(value: Any) -> Any:
+    """Return a struct as maps, lists and other parts that msgpack holds; other values as they are."""
+    return msgspec.to_builtins(value, builtin_types=(bytes,)) if isinstance(value, msgspec.Struct) else value

@@ -1,0 +1,118 @@
+"""The table of operations: what follows from it has the same arguments, and errors name the field."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from onyxq import AsyncClient, Client
+from onyxq.core.queue_settings import SETTINGS, Queue
+from onyxq.errors import BadRequest, TooLarge
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.parser import build
+from onyxq.operations.access.table import RULES
+from onyxq.operations.table.everything import BY_NAME, OPERATIONS
+from onyxq.operations.table.json_form import arguments, json_text
+from onyxq.operations.table.operation import Operation
+from onyxq.operations.table.queue import shown_settings
+
+IN_PYTHON = [one for one in OPERATIONS if one.python]
+VERBS = [(one, verb) for one in OPERATIONS for verb in one.verbs]
+
+
+@pytest.mark.parametrize("operation", IN_PYTHON, ids=lambda one: one.name)
+@pytest.mark.parametrize("client", [AsyncClient, Client])
+def test_the_clients_have_the_arguments_of_the_table(client: type, operation: Operation[Any, Any]) -> None:
+    """By name; those that are needed have no default, and the others the same default."""
+    had = inspect.signature(getattr(client, operation.python)).parameters
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in had.values())
+    named = {operation.python_names.get(name, name): member for name, member in operation.members.items()}
+    known = {
+        name: one for name, one in had.items() if name not in ("self", "timeout_ms") and one.kind is not one.VAR_KEYWORD
+    }
+    assert known.keys() <= named.keys()
+    for name, member in named.items():
+        if name not in known:
+            assert (open_ended or name in operation.python_left_out) and not member.required, name
+            continue
+        default = known[name].default
+        if default is not inspect.Parameter.empty:
+            assert not member.required and (default or None) == (member.default or None), name
+        else:
+            assert member.required or name in operation.python_needed, name
+
+
+@pytest.mark.parametrize(("operation", "verb"), VERBS, ids=lambda one: one.name)
+def test_each_example_of_a_command_can_be_typed(operation: Operation[Any, Any], verb: Any) -> None:
+    """And belongs to the operation."""
+    import shlex
+
+    typed = build(COMMANDS, NOUNS).parse_args([*verb.name.split(), *shlex.split(verb.example)])
+    assert typed.command.row == (operation, verb)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
+def test_each_operation_says_what_it_does(operation: Operation[Any, Any]) -> None:
+    """Its example is valid, its text is a sentence, and its access is in the table of roles."""
+    operation.decode(dict(operation.example))
+    assert operation.args.__doc__ and operation.args.__doc__.splitlines()[0].endswith(".")
+    assert RULES[operation.name] is operation.access
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "field", "said"),
+    [
+        ("queue.set", {}, "queue", "queue is missing"),
+        ("queue.set", {"queue": "a", "rat": 5}, "rat", "rat is not a known field"),
+        ("queue.set", {"queue": "a", "lease_ms": 5}, "lease_ms", "an integer from 1000 to 86400000 or null, not 5"),
+        ("queue.set", {"queue": "a", "on_dead": ["x"]}, "on_dead", "one of goes on, stops or null, not a list of 1"),
+        ("queue.set", {"queue": "a", "rate": "5"}, "rate", "a number from 0 to 1000000 or null, not '5'"),
+        ("queue.get", {"queue": "a\n"}, "queue", "without control characters, not 'a\\n'"),
+        ("queue.get", {"queue": "a", 5: 1}, None, "the request must be a map with texts as keys"),
+        ("queue.get", [], None, "the request must be a map with texts as keys, not a list of 0"),
+        ("periodic.set", {"name": "p", "data": "x"}, "data", "binary of at most 65536 bytes, not 'x'"),
+        ("periodic.set", {"name": "p", "paused": None}, "paused", "true or false, not null"),
+    ],
+)
+def test_an_error_names_the_field_and_what_was_expected(method: str, given: Any, field: str | None, said: str) -> None:
+    """In words that tell what to send instead."""
+    with pytest.raises(BadRequest) as refused:
+        BY_NAME[method].decode(given)
+    assert refused.value.field == field and said in refused.value.message
+
+
+def test_a_near_name_is_suggested() -> None:
+    """As for commands."""
+    with pytest.raises(BadRequest) as refused:
+        BY_NAME["queue.set"].decode({"queue": "a", "lease": 5})
+    assert refused.value.advice == "Did you mean lease_ms?"
+
+
+def test_data_that_is_too_large_is_refused_as_such() -> None:
+    """With the code that says so."""
+    with pytest.raises(TooLarge) as refused:
+        BY_NAME["periodic.set"].decode({"name": "p", "data": b"x" * 65_537})
+    assert refused.value.field == "data"
+
+
+def test_null_in_json_is_a_missing_member_unless_it_is_a_value() -> None:
+    """``paused`` takes no null, ``retries`` does."""
+    read = arguments(BY_NAME["periodic.set"], {"name": "p", "paused": None, "data": {"a": [1, None]}})
+    assert read == BY_NAME["periodic.set"].decode({"name": "p", "data": b'{"a":[1,null]}', "format": "json"})
+    assert arguments(BY_NAME["queue.set"], {"queue": "q", "retries": None}).retries is None
+
+
+def test_half_a_surrogate_pair_is_refused_in_json() -> None:
+    """It could not be sent any further."""
+    with pytest.raises(BadRequest) as refused:
+        arguments(BY_NAME["queue.get"], {"queue": "\ud800"})
+    assert refused.value.field == "queue"
+
+
+def test_all_settings_are_shown_and_rates_in_units() -> None:
+    """Whole numbers stay whole."""
+    shown = json_text(shown_settings(Queue(rate=2_500, key_rate=7_000)))
+    assert all(f'"{name}":' in shown for name in SETTINGS)
+    assert '"rate":2.5,' in shown and '"key_rate":7,' in shown
