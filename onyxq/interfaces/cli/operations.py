@@ -106,7 +106,7 @@ def parsed(member: Member, text: str) -> Any:
         return text.replace("-", " ").replace("_", " ")
     if isinstance(node, inspect.FloatType):
         return from_text(member, text.removesuffix("/s"))
-    if isinstance(node, inspect.IntType) and name.endswith("_ms") and whole(text) is None:
+    if isinstance(node, inspect.IntType) and "ms" in name.split("_") and whole(text) is None:
         if not is_duration(text):
             raise BadRequest(
                 f"{name} must be a whole number of milliseconds or a time like 30s, not {text!r}", field=name
