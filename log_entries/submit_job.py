@@ -15,6 +15,7 @@ from onyxq.core.entry import APPLIED, Stamp, Verdict
 from onyxq.core.jobs.allocation import allocated
 from onyxq.core.jobs.lifetime import active, digest_of, is_id, outcome_of, with_job
 from onyxq.core.jobs.slots import SCHEDULERS, SLOTS_MAX
+from onyxq.core.limits import JOB_KEEP_MS_MAX
 from onyxq.core.queues import is_name
 from onyxq.core.replica import Job, Replica, TaskLimits
 
@@ -32,7 +33,6 @@ NAMES_MAX = 64
 """Maximum of tags, and of zones, of a job."""
 TASKS_MAX = 1_024
 """Maximum of tasks, and of inputs, of a job."""
-KEEP_MS_MAX = 10 * 366 * 86_400_000
 
 
 @frozen
@@ -96,8 +96,8 @@ def problem_of(args: Args) -> str:
         return f"body must have 1 to {BODY_BYTES_MAX} bytes"
     if len(args.digest) != DIGEST_BYTES:
         return f"digest must have {DIGEST_BYTES} bytes"
-    if not 0 <= args.keep_ms <= KEEP_MS_MAX:
-        return f"keep_ms must be 0 to {KEEP_MS_MAX}"
+    if not 0 <= args.keep_ms <= JOB_KEEP_MS_MAX:
+        return f"keep_ms must be 0 to {JOB_KEEP_MS_MAX}"
     return _bad_slots(args) or _bad_names(args) or _bad_tasks(args)
 
 

@@ -12,6 +12,21 @@ from onyxq.core.errors import Overloaded, TimedOut, Unavailable
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Job
+from onyxq.operations.table.job import (
+    GET_JOB,
+    KEEP_MS,
+    KILL_JOB,
+    LIST_JOBS,
+    SEAL_INPUT,
+    SUBMIT_JOB,
+    WAIT_JOB,
+    GetJob,
+    KillJob,
+    SealInput,
+    SubmitJob,
+    WaitJob,
+)
+from onyxq.operations.table.operation import A, Operation, R
 
 WAIT_MS = 86_400_000
 ONE_WAIT_MS = 20_000
@@ -46,7 +61,7 @@ class JobOutcome:
 class Jobs:
     """The part of `AsyncClient` that is about jobs."""
 
-    async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
+    async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: int | None = None) -> dict[str, Any]:
         raise NotImplementedError
 
     async def submit_job(
@@ -60,21 +75,18 @@ class Jobs:
         submitted under the id.
         """
         check(job, importable=importable)
-        args: dict[str, Any] = {"body": encode(job)}
-        if keep_ms is not None:
-            args["keep_ms"] = keep_ms
-        answer: dict[str, Any] = await self._ask("job.submit", args, timeout_ms=timeout_ms)
+        asked = SubmitJob(body=encode(job), keep_ms=KEEP_MS if keep_ms is None else keep_ms)
+        answer = await self._do(SUBMIT_JOB, asked, timeout_ms=timeout_ms)
         return str(answer["id"])
 
     async def jobs(self, state: str | None = None) -> Sequence[dict[str, Any]]:
         """Return the jobs that the cluster remembers, of one state if given; running jobs first."""
-        found: Sequence[dict[str, Any]] = (await self._ask("job.list", {"state": state}))["jobs"]
+        found: Sequence[dict[str, Any]] = (await self._do(LIST_JOBS, LIST_JOBS.decode({"state": state})))["jobs"]
         return found
 
     async def job(self, id: str) -> dict[str, Any]:
         """Return one job: its state, its definition, and the ``progress`` its driver reports. Raises `NotFound`."""
-        found: dict[str, Any] = await self._ask("job.get", {"id": id})
-        return found
+        return await self._do(GET_JOB, GetJob(id=id))
 
     async def wait_job(self, id: str, wait_ms: int = WAIT_MS) -> JobOutcome:
         """Wait for a job to end and return how it ended.
@@ -86,7 +98,7 @@ class Jobs:
         while True:
             left_ms = max(0, int((until - anyio.current_time()) * 1000))
             try:
-                found = await self._ask("job.wait", {"id": id, "wait_ms": min(left_ms, ONE_WAIT_MS)})
+                found = await self._do(WAIT_JOB, WaitJob(id=id, wait_ms=min(left_ms, ONE_WAIT_MS)))
             except (Unavailable, Overloaded, TimedOut):
                 if found is None or anyio.current_time() >= until:
                     raise
@@ -103,10 +115,8 @@ class Jobs:
         Raises `NotFound`, `BadRequest` if the job has no such input or the input ends on its own, `Conflict` if the
         job has ended.
         """
-        found: dict[str, Any] = await self._ask("job.seal", {"id": id, "input": input})
-        return found
+        return await self._do(SEAL_INPUT, SealInput(id=id, input=input))
 
     async def kill_job(self, id: str) -> dict[str, Any]:
         """End a job and discard its uncommitted work; raise `NotFound`, or `Conflict` if it has ended."""
-        found: dict[str, Any] = await self._ask("job.kill", {"id": id})
-        return found
+        return await self._do(KILL_JOB, KillJob(id=id))

@@ -8,6 +8,26 @@ from typing import Any, TypedDict, Unpack
 from onyxq.client.options import known, takes
 from onyxq.client.values import Page, Submitted, Task, as_id
 from onyxq.core.errors import BadRequest, from_map
+from onyxq.operations.table.cluster import (
+    FORCE_PARTITION,
+    GC,
+    GET_CLUSTER,
+    GET_HEALTH,
+    GET_LOG,
+    GET_PARTITIONS,
+    GET_PEERS,
+    GET_RING,
+    LEAVE,
+    ForcePartition,
+    Gc,
+    GetCluster,
+    GetHealth,
+    GetLog,
+    GetPartitions,
+    GetPeers,
+    GetRing,
+    Leave,
+)
 from onyxq.operations.table.operation import A, Operation, R, plain
 from onyxq.operations.table.periodic import (
     GET_PERIODIC,
@@ -20,6 +40,8 @@ from onyxq.operations.table.periodic import (
     SetPeriodic,
 )
 from onyxq.operations.table.queue import GET_QUEUE, LIST_QUEUES, SET_QUEUE, GetQueue, ListQueues
+from onyxq.operations.table.task import COUNT_TASKS, LIST_DEAD, CountTasks, ListDead
+from onyxq.operations.table.timer import CANCEL_TIMER, GET_TIMER, LIST_TIMERS, SET_TIMER, CancelTimer, GetTimer
 
 PAGE_TASKS = 500
 Tasks = AsyncIterator[Task]
@@ -51,9 +73,9 @@ class Managing:
         found: dict[str, Any] = await self._ask(method, args, timeout_ms=timeout_ms)
         return found
 
-    async def _do(self, operation: Operation[A, R], args: A) -> dict[str, Any]:
+    async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: int | None = None) -> dict[str, Any]:
         """Return the result of an operation of the table, as plain values."""
-        found: dict[str, Any] = await self._ask(operation.name, plain(args))
+        found: dict[str, Any] = await self._ask(operation.name, plain(args), timeout_ms=timeout_ms)
         return found
 
     def random_name(self) -> str:
@@ -63,7 +85,7 @@ class Managing:
     # tasks
     async def count(self, queue: str | None = None) -> dict[str, dict[str, int]]:
         """Return the number of tasks by queue and state: ``{queue: {state: number}}``."""
-        counts: dict[str, dict[str, int]] = (await self._ask("count", {"queue": queue}))["counts"]
+        counts: dict[str, dict[str, int]] = (await self._do(COUNT_TASKS, CountTasks(queue=queue)))["counts"]
         return counts
 
     async def list(
@@ -118,7 +140,7 @@ class Managing:
         self, queue: str | None = None, *, where: str | None = None, after: bytes | None = None, limit: int = 100
     ) -> Page:
         """Return a page of tasks that failed for good, in id order; ``where``: a part of their error."""
-        answer = await self._ask("dead", {"queue": queue, "error": where, "after": after, "limit": limit})
+        answer = await self._do(LIST_DEAD, ListDead(queue=queue, where=where, after=after, limit=limit))
         return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
 
     async def requeue_dead(
@@ -214,47 +236,48 @@ class Managing:
         """
         callback = {"transport": transport, "uri": uri, "method": method}
         said = {"timeout": timeout_ms, "data": dict(data) if isinstance(data, Mapping) else data, "callback": callback}
-        await self._ask("timer.set", {"id": timer, "replace": replace, "request": self.random_name(), **said})
+        named = {"id": timer, "replace": replace, "request": self.random_name()}
+        await self._do(SET_TIMER, SET_TIMER.decode({**named, **said}))
 
     async def timer(self, timer: str) -> dict[str, Any]:
         """Return one timer, until it is purged even if it has fired; raise `NotFound` if it does not exist."""
-        return await self._map("timer.get", {"id": timer})
+        return await self._do(GET_TIMER, GetTimer(id=timer))
 
     async def timers(
         self, *, state: str | None = None, after: bytes | None = None, limit: int = 100
     ) -> tuple[Sequence[dict[str, Any]], bytes | None]:
         """Return a page of timers by due time, and the ``after`` for the next page; None on the last page."""
-        page = await self._map("timer.list", {"state": state, "after": after, "limit": limit})
+        page = await self._do(LIST_TIMERS, LIST_TIMERS.decode({"state": state, "after": after, "limit": limit}))
         return page["timers"], page["after"]
 
     async def cancel_timer(self, timer: str) -> None:
         """Cancel a timer; raise `NotFound` if it does not exist or has fired."""
-        await self._ask("timer.cancel", {"id": timer})
+        await self._do(CANCEL_TIMER, CancelTimer(id=timer))
 
     # the cluster
     async def cluster(self) -> dict[str, Any]:
         """Return the cluster's name, settings and condition."""
-        return await self._map("cluster")
+        return await self._do(GET_CLUSTER, GetCluster())
 
     async def ring(self) -> dict[str, Any]:
         """Return the ring: which peer watches which."""
-        return await self._map("ring")
+        return await self._do(GET_RING, GetRing())
 
     async def partitions(self) -> dict[str, Any]:
         """Return every partition's members, leader and epoch."""
-        return await self._map("partitions")
+        return await self._do(GET_PARTITIONS, GetPartitions())
 
     async def peers(self) -> dict[str, Any]:
         """Return every peer and node."""
-        return await self._map("peers")
+        return await self._do(GET_PEERS, GetPeers())
 
     async def health(self) -> dict[str, Any]:
         """Return whether the peer serves requests, and how far it lags behind the log."""
-        return await self._map("health")
+        return await self._do(GET_HEALTH, GetHealth())
 
     async def log(self, from_: int | None = None, limit: int = 100) -> dict[str, Any]:
         """Return log records from a position on, with the verdict on each entry."""
-        return await self._map("log", {"from": from_, "limit": limit})
+        return await self._do(GET_LOG, GetLog(from_=from_, limit=limit))
 
     async def submit_entry(
         self, entry: str, args: Mapping[str, Any] | Sequence[Any] | None = None, *, timeout_ms: int | None = None
@@ -275,12 +298,12 @@ class Managing:
 
     async def gc(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
         """Take a snapshot and trim the log before it; return once it is trimmed."""
-        return await self._map("gc", timeout_ms=timeout_ms)
+        return await self._do(GC, Gc(), timeout_ms=timeout_ms)
 
     async def leave(self, peer: str, *, permanent: bool = False, timeout_ms: int | None = None) -> dict[str, Any]:
         """Drain a peer; ``permanent``: its copies move away first, and the answer holds their number."""
-        return await self._map("leave", {"peer": peer, "permanent": permanent}, timeout_ms=timeout_ms)
+        return await self._do(LEAVE, Leave(peer=peer, permanent=permanent), timeout_ms=timeout_ms)
 
     async def force_partition(self, partition: int, *, by: str = "") -> dict[str, Any]:
         """Continue without a partition's lost majority of nodes: data only they hold is lost. Raise `Conflict`."""
-        return await self._map("partition.force", {"partition": partition, "by": by})
+        return await self._do(FORCE_PARTITION, ForcePartition(partition=partition, by=by))

@@ -24,7 +24,13 @@ Format: TypeAlias = Literal["bytes", "json"]
 Missed: TypeAlias = Literal["skip", "once", "all"]
 """What to do about times of a schedule at which nothing could be enqueued."""
 PERIODIC_DATA_BYTES_MAX = 64 << 10
+JOB_KEEP_MS_MAX = 10 * 366 * 86_400_000
+"""How long the outcome of a job may be kept."""
 
+ID = {"id": True}
+"""Marks the bytes of a task id."""
+TaskIdBytes: TypeAlias = Annotated[bytes, Meta(min_length=20, max_length=20, extra=ID)]
+"""The id of a task; whether its partition exists is checked by the peer that has the replica."""
 DATA = {"data": True, "too_large": True}
 """Marks bytes that in JSON are a value or, under the name with ``_base64``, bytes."""
 MOMENT = {"moment": True}

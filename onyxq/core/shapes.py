@@ -44,9 +44,10 @@ def bare(node: Node) -> tuple[Node, bool, str, dict[str, Any]]:
             about = about or (node.extra_json_schema or {}).get("description", "")
             marks = {**(node.extra or {}), **marks}
             node = node.type
-        elif isinstance(node, inspect.UnionType) and node.includes_none and len(node.types) == 2:
+        elif isinstance(node, inspect.UnionType) and node.includes_none:
             nullable = True
-            node = next(one for one in node.types if not isinstance(one, inspect.NoneType))
+            others = tuple(one for one in node.types if not isinstance(one, inspect.NoneType))
+            node = others[0] if len(others) == 1 else inspect.UnionType(others)
         else:
             return node, nullable, about, marks
 

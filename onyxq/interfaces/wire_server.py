@@ -13,9 +13,8 @@ import anyio
 
 from onyxq.access.grants import ALL, Access, Grants, digest_of
 from onyxq.core.errors import OnyxqError, Unauthorized
-from onyxq.operations.access.check import Ask, check_role, look_up, unmet
+from onyxq.operations.access.check import Ask, check_role, judged, look_up
 from onyxq.operations.table.access import Need
-from onyxq.operations.table.everything import decoded
 from onyxq.wire.bounds import OWNER
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import Dispatch, Request, Welcome
@@ -87,8 +86,7 @@ class Caller:
         if self._grants is ALL:
             self._dispatch(request)
             return
-        request.args = decoded(request.method, request.args)
-        needs = unmet(self._grants, request.method, request.args)
+        request.args, needs = judged(self._grants, request.method, request.args)
         if needs:
             self._start_soon(self._look_up, self._grants, needs, request)
         else:

@@ -38,8 +38,8 @@ URGENT = frozenset("complete fail release renew cancel".split())
 """Writes that end or extend claims."""
 ADMITTED = URGENT | frozenset(
     """
-    enqueue update transact prepare jobs.prepare jobs.commit job.submit dead.requeue requeue
-    submit taskstore.update taskstore.claim timer.set timer.cancel
+    enqueue update transact prepare jobs.prepare jobs.commit requeue
+    submit taskstore.update taskstore.claim
     """.split()
 )
 """Such writes, besides those of the table of operations; peers ask for some with ``lead.`` before the name."""

@@ -14,12 +14,27 @@ import trio
 
 from log_entries import drain_node, force_partition, leave_cluster
 from onyxq.core.entry import APPLIED
-from onyxq.core.errors import BadRequest, Conflict, NotFound, OnyxqError, TimedOut, Unavailable
+from onyxq.core.errors import Conflict, NotFound, OnyxqError, TimedOut, Unavailable
 from onyxq.core.placement import eligible_nodes
 from onyxq.core.replica import Replica
-from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.operations import cluster_views
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.cluster import (
+    FORCE_PARTITION,
+    GET_PARTITION,
+    GET_PARTITIONS,
+    LEAVE,
+    Forced,
+    ForcePartition,
+    GetPartition,
+    GetPartitions,
+    Leave,
+    Leaving,
+    PartitionNow,
+    Partitions,
+)
+from onyxq.operations.table.operation import converted
 
 LEAVE_TIMEOUT_S = 3.0
 LOOK_EVERY_S = 0.5
@@ -38,24 +53,29 @@ class Operating:
         self.retire_wanted = trio.Event()
         """Set when it is to leave once other nodes hold all its copies."""
 
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(
+            served(LEAVE, self.leave),
+            served(FORCE_PARTITION, self.force),
+            served(GET_PARTITIONS, self.partitions),
+            served(GET_PARTITION, self.partition),
+        )
+
     # --- leaving
 
-    async def leave(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def leave(self, args: Leave) -> Leaving:
         """Have a peer leave; raises `NotFound`, `Conflict`, `Unavailable`.
 
         For good: the answer comes at once and tells how many partitions are to move; the
         peer leaves when that is done.
         """
-        check.only(args, ("peer", "permanent"))
-        wanted = check.text(args.get("peer"), "peer", 100, least=1)
-        permanent = args.get("permanent", False)
-        if not isinstance(permanent, bool):
-            raise BadRequest("permanent must be true or false", field="permanent")
+        wanted, permanent = args.peer, args.permanent
         replica = self._node.replica
         found = replica.peers.get(wanted)
         if found is None:
             raise NotFound(f"there is no peer {wanted}", field="peer")
-        answer = self._terms(replica, found.node) if permanent else {}
+        answer = self._terms(replica, found.node) if permanent else Leaving()
         if found.node == self._node.node_id:
             self._told(permanent=permanent)
             return answer
@@ -80,7 +100,7 @@ class Operating:
     def _told(self, *, permanent: bool) -> None:
         (self.retire_wanted if permanent else self.leave_wanted).set()
 
-    def _terms(self, replica: Replica, node: str) -> dict[str, Any]:
+    def _terms(self, replica: Replica, node: str) -> Leaving:
         """What leaving for good means for the copies; raises `Conflict` if nobody could take them."""
         left = cluster_views.partitions_left(replica, node)
         others = [other for other in eligible_nodes(replica) if other != node]
@@ -90,10 +110,10 @@ class Operating:
                 hint="Start another peer first, or leave without --permanent: the data then stays on this disk.",
             )
         wanted = replica.settings.replicas
-        answer: dict[str, Any] = {"partitions_left": left}
+        warning = None
         if len(others) < wanted:
-            answer["warning"] = f"{len(others)} nodes stay for {wanted} copies: partitions are under-replicated then"
-        return answer
+            warning = f"{len(others)} nodes stay for {wanted} copies: partitions are under-replicated then"
+        return Leaving(partitions_left=left, warning=warning)
 
     async def move_away(self, peer: str) -> None:
         """Return once other nodes hold all that this node, whose peer is ``peer``, held; nothing is kept here."""
@@ -117,14 +137,12 @@ class Operating:
 
     # --- partitions
 
-    async def force(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def force(self, args: ForcePartition) -> Forced:
         """Have a partition go on with the nodes that live; raises `NotFound`, `Conflict`, `LogUnavailable`.
 
         What only the others held is lost, unless they come back with their disks.
         """
-        check.only(args, ("partition", "by"))
-        number = check.integer(args.get("partition"), "partition", 0, 1 << 16)
-        by = check.text(args.get("by", ""), "by", 200)
+        number, by = args.partition, args.by
         replica = self._node.replica
         before = replica.partitions.get(number)
         if before is None:
@@ -138,26 +156,25 @@ class Operating:
             )
         after = self._node.replica.partitions[number]
         lost = [node for node in before.members if node not in after.members]
-        return {"partition": number, "position": position, "members": list(after.members), "given_up": lost}
+        return Forced(partition=number, position=position, members=list(after.members), given_up=lost)
 
-    async def partitions(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Where every partition lives, and what their leaders tell of them."""
-        check.only(args, ())
+    async def partitions(self, args: GetPartitions) -> Partitions:
+        """Return where every partition is, and what the leaders report of them."""
         found = cluster_views.partitions(self._node.replica)
         told = await self._told_by_leaders()
         for one in found["partitions"]:
             one.update(told.get(one["partition"], NOTHING_TOLD))
-        return found
+        return converted(Partitions, found)
 
-    async def partition(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Where one partition lives, and what its leader tells of it."""
-        check.only(args, ("partition",))
-        number = check.integer(args.get("partition"), "partition", 0, 1 << 16)
+    async def partition(self, args: GetPartition) -> PartitionNow:
+        """Return where one partition is, and what its leader reports of it."""
+        number = args.partition
         replica = self._node.replica
         if number not in replica.partitions:
             raise NotFound(f"there is no partition {number}", field="partition")
         told = (await self._told_by_leaders()).get(number, NOTHING_TOLD)
-        return {"position": replica.position, **cluster_views.partition(replica, number), **told}
+        found = {"position": replica.position, **cluster_views.partition(replica, number), **told}
+        return converted(PartitionNow, found)
 
     async def _told_by_leaders(self) -> dict[int, dict[str, Any]]:
         """What every live node tells of partitions that it leads, where there is something; nobody is waited for

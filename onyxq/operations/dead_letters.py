@@ -8,17 +8,32 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from onyxq.core.errors import BadRequest, Unavailable
+import msgspec
+
+from onyxq.core.errors import BadRequest
 from onyxq.core.ids import PARTITIONS_MAX, TaskId
 from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map
+from onyxq.operations.handlers import Handler, served
+from onyxq.operations.handlers import merged as all_of
+from onyxq.operations.table.operation import converted
+from onyxq.operations.table.task import (
+    DISCARD_DEAD,
+    LIST_DEAD,
+    REQUEUE_DEAD,
+    DeadResults,
+    DiscardDead,
+    ListDead,
+    RequeueDead,
+    TaskPage,
+)
+from onyxq.operations.table.task import (
+    DeadLetters as NamedDeadLetters,
+)
 from onyxq.operations.task_lists import VIEW_LOOKS, Found, Listing, Place, look, merged
-from onyxq.operations.task_reads import Reading
+from onyxq.operations.task_reads import Reading, partitions_of
 
-WHERE_CHARS_MAX = 1_000
-CHANGED_MAX = 100_000
-"""Dead letters that one request requeues or discards."""
 PAGE = 1_000
 
 
@@ -31,46 +46,48 @@ class DeadLetters:
         self._reading = reading
         self._listing = listing
 
-    async def page(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A page of dead letters in id order: ``{"tasks": as get answers, "after"}``."""
-        check.only(args, ("queue", "after", "limit", "error"))
-        if args.get("error") is not None:
-            check.text(args["error"], "error", WHERE_CHARS_MAX)
-        wanted = _wanted(
-            args.get("queue"), args.get("error"), args.get("after"), args.get("limit", 100), check.LIMIT_MAX
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return all_of(
+            served(LIST_DEAD, self.page), served(REQUEUE_DEAD, self.requeue), served(DISCARD_DEAD, self.discard)
         )
-        tasks, after = await self._listing.gather("lead.dead", wanted | {"views": True}, self.look)
-        return {"tasks": tasks, "after": after}
 
-    async def requeue(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Have dead letters run again: ``{"results"}`` for ids, ``{"count"}`` for a filter."""
+    async def page(self, args: ListDead) -> TaskPage:
+        """Return a page of dead letters in id order."""
+        if args.after is not None:
+            check.task_id(args.after, "after", PARTITIONS_MAX)
+        wanted = msgspec.structs.asdict(args) | {"views": True}
+        tasks, after = await self._listing.gather("lead.dead", wanted, self.look)
+        return converted(TaskPage, {"tasks": tasks, "after": after})
+
+    async def requeue(self, args: RequeueDead) -> DeadResults:
+        """Requeue dead letters."""
         return await self._change(args, "lead.requeue", self._node.operations.dead.requeue)
 
-    async def discard(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Give dead letters up: ``{"results"}`` for ids, ``{"count"}`` for a filter."""
+    async def discard(self, args: DiscardDead) -> DeadResults:
+        """Discard dead letters."""
         return await self._change(args, "lead.discard", self._node.operations.dead.discard)
 
     async def _change(
-        self, args: dict[str, Any], method: str, local: Callable[[Sequence[TaskId]], Awaitable[list[Any]]]
-    ) -> dict[str, Any]:
-        check.only(args, ("ids", "queue", "where", "limit"))
-        if args.get("ids") is not None:
-            if any(args.get(name) is not None for name in ("queue", "where")):
+        self, args: NamedDeadLetters, method: str, local: Callable[[Sequence[TaskId]], Awaitable[list[Any]]]
+    ) -> DeadResults:
+        if args.ids is not None:
+            if args.queue is not None or args.where is not None:
                 raise BadRequest("ids, or queue and where: not both", field="ids")
-            ids = check.task_ids({"ids": args["ids"]}, self._partitions())
-            return {"results": await self._send(ids, method, local)}
-        wanted = _wanted(args.get("queue"), args.get("where"), None, args.get("limit", CHANGED_MAX), CHANGED_MAX)
-        count, left = 0, wanted["limit"]
+            ids = check.task_ids({"ids": args.ids}, partitions_of(self._node))
+            return DeadResults(results=await self._send(ids, method, local))
+        wanted: dict[str, Any] = {"queue": args.queue, "where": args.where, "after": None, "views": False}
+        count, left = 0, args.limit
         while left > 0:
-            page = wanted | {"limit": min(left, PAGE), "views": False}
-            ids, after = await self._listing.gather("lead.dead", page, self.look)
-            results = await self._send([TaskId(one) for one in ids], method, local)
+            page = wanted | {"limit": min(left, PAGE)}
+            found, after = await self._listing.gather("lead.dead", page, self.look)
+            results = await self._send([TaskId(one) for one in found], method, local)
             count += sum(one is None for one in results)
-            left -= len(ids)
+            left -= len(found)
             if after is None:
                 break
             wanted["after"] = after
-        return {"count": count}
+        return DeadResults(count=count)
 
     async def _send(
         self, ids: Sequence[TaskId], method: str, local: Callable[[Sequence[TaskId]], Awaitable[list[Any]]]
@@ -87,16 +104,17 @@ class DeadLetters:
 
     async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
         """Look for dead letters of partitions led from here: ids, or with ``views`` tasks."""
-        check.only(args, ("queue", "where", "after", "limit", "views"))
-        wanted = _wanted(args["queue"], args["where"], args["after"], args["limit"], CHANGED_MAX)
+        views = args.get("views") is True
+        asked = {name: value for name, value in args.items() if name != "views"}
+        wanted = msgspec.structs.asdict(LIST_DEAD.decode(asked))
         where, dead = wanted["where"], self._node.operations.dead
 
         def take(task_id: TaskId) -> Any:
             if where is not None and where not in dead.error_of(task_id):
                 return None
-            return self._reading.view_here(task_id) if args["views"] else task_id
+            return self._reading.view_here(task_id) if views else task_id
 
-        cheap = where is None and not args["views"]
+        cheap = where is None and not views
         return await look(
             merged(self._places, wanted, partitions), take, limit=wanted["limit"], cost=0 if cheap else VIEW_LOOKS
         )
@@ -104,18 +122,3 @@ class DeadLetters:
     def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:
         for task_id in self._node.operations.dead.find(partition, queue=wanted["queue"], after=after):
             yield task_id, True, 1
-
-    def _partitions(self) -> int:
-        if self._node.replica.cluster is None:
-            raise Unavailable("the cluster is not known here yet")
-        return self._node.replica.settings.partitions
-
-
-def _wanted(queue: Any, where: Any, after: Any, limit: Any, most: int) -> dict[str, Any]:
-    if queue is not None:
-        check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
-    if where is not None:
-        check.text(where, "where", WHERE_CHARS_MAX)
-    if after is not None:
-        check.task_id(after, "after", PARTITIONS_MAX)
-    return {"queue": queue, "where": where, "after": after, "limit": check.integer(limit, "limit", 1, most)}

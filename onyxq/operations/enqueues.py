@@ -17,9 +17,7 @@ from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map
 from onyxq.operations import guarantees
-
-IDS_MAX = 100_000
-"""Ids in one answer."""
+from onyxq.operations.table.task import Ids, MakeIds
 
 Asked = Sequence[tuple[TaskId, bytes, int | None]]
 
@@ -53,10 +51,9 @@ class Enqueueing:
         runs, wanted = check.task_runs(args, self._partitions(), copies, from_peer=True)
         return await self._node.operations.enqueue(runs, wanted)
 
-    async def ids(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Make ids for new tasks, spread over the partitions. Raises `BadRequest`."""
-        check.only(args, ("count",))
-        count = check.integer(args.get("count", 1), "count", 1, IDS_MAX)
+    async def ids(self, args: MakeIds) -> Ids:
+        """Make ids for new tasks, spread over the partitions."""
+        count = args.count
         partitions = self._partitions()
         ids: list[bytes] = []
         while count:
@@ -65,7 +62,7 @@ class Enqueueing:
             run = self._maker.run(self._partition, part)
             ids += ids_of(*run)
             count -= part
-        return {"ids": ids}
+        return Ids(ids=ids)
 
     async def _in_waves(self, runs: Asked, wanted: int | None) -> list[Any]:
         if not any(may_say(body, DEPENDS) for _, body, _ in runs):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-from onyxq.node import arguments as check
 from onyxq.node.all_leaders import AllLeaders
 from onyxq.node.jobs.driver import Driving
 from onyxq.node.node import Node
 from onyxq.operations.admission import Admission
+from onyxq.operations.table.cluster import GetHealth, GetMetrics, MetricsText
+from onyxq.operations.table.cluster import Health as HealthView
 from onyxq.operations.task_reads import Reading, named
 
 
@@ -25,9 +25,8 @@ class Health:
         self._admission = admission
         self._driver = driver
 
-    async def health(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Whether the node is live and ready, and why it is not ready."""
-        check.only(args, ())
+    async def health(self, args: GetHealth) -> HealthView:
+        """Return whether the node is live and ready, and why it is not ready."""
         node = self._node
         reasons = []
         if node.replica.cluster is None or not node.peer_id:
@@ -40,19 +39,18 @@ class Health:
             reasons.append("the log cannot be reached")
         if refusal := node.store.condition.refusal:
             reasons.append(f"the store cannot be written: {refusal}")
-        return {
-            "live": True,
-            "ready": not reasons,
-            "reasons": reasons,
-            "log_connected": node.log_connected,
-            "log_went_back": node.went_back is not None,
-            "log_lag": node.log_lag,
-            "position": node.replica.position,
-        }
+        return HealthView(
+            live=True,
+            ready=not reasons,
+            reasons=reasons,
+            log_connected=node.log_connected,
+            log_went_back=node.went_back is not None,
+            log_lag=node.log_lag,
+            position=node.replica.position,
+        )
 
-    async def metrics(self, args: dict[str, Any]) -> dict[str, str]:
-        """The metrics of the node, with gauges as of now, in Prometheus' text format."""
-        check.only(args, ())
+    async def metrics(self, args: GetMetrics) -> MetricsText:
+        """Return the metrics of the node, with gauges as of now, in Prometheus' text format."""
         node, metrics = self._node, self._node.metrics
         metrics.log_position.set(node.replica.position)
         metrics.log_lag_entries.set(node.log_lag)
@@ -75,7 +73,7 @@ class Health:
                 oldest[queue,] = max(0, node.wall_ms() - head[1]) / 1000
         metrics.queue_depth.replace(depths)
         metrics.queue_oldest_seconds.replace(oldest)
-        return {"text": metrics.text()}
+        return MetricsText(text=metrics.text())
 
     def _sync_metrics(self) -> None:
         """How much other nodes lack of the partitions that are led here."""

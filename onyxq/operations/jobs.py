@@ -32,17 +32,32 @@ from onyxq.jobs import encoding
 from onyxq.jobs.function_imports import references
 from onyxq.jobs.job_check import check as check_job
 from onyxq.jobs.model import Function, Input, Job, Join, Reduce
-from onyxq.node import arguments as check
 from onyxq.node.jobs.driver import Driving
 from onyxq.node.node import Node
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.job import (
+    GET_JOB,
+    KILL_JOB,
+    LIST_JOBS,
+    SEAL_INPUT,
+    SUBMIT_JOB,
+    WAIT_JOB,
+    GetJob,
+    JobView,
+    KillJob,
+    ListJobs,
+    SealInput,
+    SubmitJob,
+    SubmittedJob,
+    WaitJob,
+)
+from onyxq.operations.table.job import Jobs as JobList
+from onyxq.operations.table.operation import converted
 from onyxq.system.settings import did_you_mean
 
 BY_NAME = (
     "Put the functions into a module that the peers that host Spark have, or start the peers with --allow-pickled."
 )
-KEEP_MS = 7 * 86_400_000
-"""How long the outcome of a job is kept that says nothing of it."""
-ID_CHARS_MAX = 120
 TOLD_TIMEOUT_S = 1.5
 """How long a look at a job waits for what its driver tells of it."""
 CATCH_UP_S = 3.0
@@ -57,21 +72,27 @@ class Jobs:
         self._node = node
         self._driver = driver
 
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(
+            served(SUBMIT_JOB, self.submit),
+            served(KILL_JOB, self.kill),
+            served(SEAL_INPUT, self.seal),
+            served(LIST_JOBS, self.list),
+            served(GET_JOB, self.get),
+            served(WAIT_JOB, self.wait),
+        )
+
     # --- changing
 
-    async def submit(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def submit(self, args: SubmitJob) -> SubmittedJob:
         """Submit a job; its id, the digest of its bytes, and whether it was known already.
 
         ``body``: as `onyxq.jobs.encoding.encode` makes it.  Raises `BadRequest` naming the key
         at fault, `Forbidden` for a function that is not taken here, `TooLarge`, `JobConflict`
         for another job under the id, `Unavailable`.
         """
-        check.only(args, ("body", "keep_ms"))
-        body = args.get("body")
-        if not isinstance(body, bytes):
-            raise BadRequest("body must be the bytes of a job", field="body")
-        keep_ms = check.integer(args.get("keep_ms", KEEP_MS), "keep_ms", 0, submit_job.KEEP_MS_MAX)
-        job = encoding.decode(body)
+        job = encoding.decode(args.body)
         check_job(job)
         allowed = self._node.job_functions
         if not allowed.pickled:
@@ -84,33 +105,30 @@ class Jobs:
                     field=place,
                     hint="Name its module in the peers' setting job_modules.",
                 )
-        entry = entry_of(job, keep_ms=keep_ms)
+        entry = entry_of(job, keep_ms=args.keep_ms)
         position, (verdict,) = await self._node.verdicts([entry])
         if verdict == submit_job.CONFLICT:
             raise JobConflict(f"there is another job {job.id}", field="id")
         if verdict not in (APPLIED, submit_job.REPEAT):
             raise BadRequest(verdict, field=verdict.partition(" ")[0].rstrip(":"))
         repeat = verdict == submit_job.REPEAT
-        return {"id": job.id, "digest": entry.digest, "position": position, "repeat": repeat}
+        return SubmittedJob(id=job.id, digest=entry.digest, position=position, repeat=repeat)
 
-    async def kill(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def kill(self, args: KillJob) -> JobView:
         """End a job now; raises `NotFound`, `Conflict` if it has ended otherwise, `Unavailable`."""
-        check.only(args, ("id",))
-        name = _name(args)
+        name = args.id
         _, (verdict,) = await self._node.verdicts([kill_job.Args(name)])
         if verdict not in (APPLIED, lifetime.OVER):
             raise _unknown(name)
         found = self._known(name)
         if found["state"] != lifetime.KILLED:
             raise Conflict(f"job {name} has {found['state']} already", field="id", hint="Nothing is left to kill.")
-        return found
+        return converted(JobView, found)
 
-    async def seal(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def seal(self, args: SealInput) -> JobView:
         """Say that nothing more comes on an input; raises `NotFound`, `BadRequest` for an input that is none,
         `Conflict` if the job has ended, `Unavailable`."""
-        check.only(args, ("id", "input"))
-        name = _name(args)
-        wanted = check.text(args.get("input"), "input", check.QUEUE_CHARS_MAX, least=1)
+        name, wanted = args.id, args.input
         _, (verdict,) = await self._node.verdicts([seal_input.Args(name, wanted)])
         if verdict == lifetime.UNKNOWN:
             raise _unknown(name)
@@ -121,23 +139,15 @@ class Jobs:
         found = self._known(name)
         if verdict == lifetime.OVER:
             raise Conflict(f"job {name} has {found['state']} already", field="id", hint="It reads nothing any more.")
-        return found
+        return converted(JobView, found)
 
     # --- looking
 
-    async def list(self, args: dict[str, Any]) -> dict[str, Any]:
-        """All jobs that are known, those under way first, each in the order of submission.
+    async def list(self, args: ListJobs) -> JobList:
+        """Return all jobs that are known, those under way first, each in the order of submission.
 
-        With ``progress`` also what the drivers tell of the first `TOLD_MAX` that run.
+        With ``progress`` also what the drivers report of the first `TOLD_MAX` that run.
         """
-        check.only(args, ("state", "progress"))
-        state = args.get("state")
-        told = args.get("progress", False)
-        if type(told) is not bool:
-            raise BadRequest("progress must be true or false", field="progress")
-        states = (lifetime.WAITING, lifetime.RUNNING, *lifetime.ENDED)
-        if state is not None and state not in states:
-            raise BadRequest(f"state must be one of {', '.join(states)}", field="state")
         replica = self._node.replica
         found = [shown(job) for job in replica.jobs.values()]
         prefix = f"{lifetime.KIND}/"
@@ -145,34 +155,32 @@ class Jobs:
             if key.startswith(prefix):
                 found.append(shown_outcome(key.removeprefix(prefix), kept.answer))
         found.sort(key=lambda one: (one["state"] in lifetime.ENDED, one["submitted_ms"], one["id"]))
-        wanted = [one for one in found if state in (None, one["state"])]
-        if told:
+        wanted = [one for one in found if args.state in (None, one["state"])]
+        if args.progress:
             async with trio.open_nursery() as nursery:
                 for one in [one for one in wanted if one["state"] == lifetime.RUNNING][:TOLD_MAX]:
                     nursery.start_soon(self._add_told, one)
-        return {"position": replica.position, "jobs": wanted}
+        return converted(JobList, {"position": replica.position, "jobs": wanted})
 
-    async def get(self, args: dict[str, Any]) -> dict[str, Any]:
-        """One job: its state, what was submitted, and what its driver tells of it; raises `NotFound`."""
-        check.only(args, ("id",))
-        name = _name(args)
+    async def get(self, args: GetJob) -> JobView:
+        """Return one job: its state, what was submitted, and what its driver reports of it; raises `NotFound`."""
+        name = args.id
         found = await self._found(name)
         job = self._node.replica.jobs.get(name)
-        if job is None:
-            return {**found, "job": None, "progress": None}
-        return {**found, "job": described(job.body), "progress": await self._told(job)}
+        more: dict[str, Any] = {"job": None, "progress": None}
+        if job is not None:
+            more = {"job": described(job.body), "progress": await self._told(job)}
+        return converted(JobView, {**found, **more})
 
-    async def wait(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A job once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
-        check.only(args, ("id", "wait_ms"))
-        name = _name(args)
-        wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, check.WAIT_MS_MAX)
+    async def wait(self, args: WaitJob) -> JobView:
+        """Return a job once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
+        name = args.id
         found = await self._found(name)
-        with trio.move_on_after(wait_ms / 1000):
+        with trio.move_on_after(args.wait_ms / 1000):
             while found["state"] not in lifetime.ENDED:
                 await self._node.moved()
                 found = self._known(name)
-        return found
+        return converted(JobView, found)
 
     async def _found(self, name: str) -> dict[str, Any]:
         """A job as this node knows it, which first reads all that the log has if it does not."""
@@ -338,10 +346,6 @@ def _without_pickles(value: Any) -> Any:
             for key, item in value.items()
         }
     return [_without_pickles(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _name(args: dict[str, Any]) -> str:
-    return check.name(args.get("id"), "id", ID_CHARS_MAX, least=1)
 
 
 def _unknown(name: str) -> NotFound:

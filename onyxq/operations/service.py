@@ -18,6 +18,7 @@ from onyxq.core.claims import AHEAD_MS_MAX
 from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Unavailable
 from onyxq.core.ids import PARTITIONS_MAX, IdMaker, TaskId
 from onyxq.core.log.interface import LogBackend
+from onyxq.core.replica import Replica
 from onyxq.leader.cohort.member import checked_rows
 from onyxq.leader.grants.granter import Granted
 from onyxq.node import arguments as check
@@ -45,11 +46,25 @@ from onyxq.operations.job_batches import JobBatches
 from onyxq.operations.jobs import Jobs
 from onyxq.operations.settings import Settings
 from onyxq.operations.summaries import Summaries
+from onyxq.operations.table.cluster import (
+    GC,
+    GET_CLUSTER,
+    GET_HEALTH,
+    GET_METRICS,
+    GET_PEERS,
+    GET_RING,
+    GET_ROUTES,
+    Gc,
+    GcReport,
+    GetRoutes,
+    Routes,
+)
 from onyxq.operations.table.everything import BY_NAME, decoded
-from onyxq.operations.table.operation import A, Operation, R, plain
-from onyxq.operations.table.queue import LIST_QUEUES, PAGE_QUEUES
+from onyxq.operations.table.operation import A, Operation, R, converted, plain
+from onyxq.operations.table.queue import PAGE_QUEUES
+from onyxq.operations.table.task import CANCEL_TASKS, LIST_TASKS, MAKE_IDS, CancelTasks, ItemResults
 from onyxq.operations.task_lists import Listing
-from onyxq.operations.task_reads import Reading
+from onyxq.operations.task_reads import Reading, partitions_of
 from onyxq.operations.taskstore import TaskStore
 from onyxq.operations.timers import Timers
 from onyxq.operations.transactions import Transactions
@@ -63,9 +78,8 @@ log = logging.getLogger(__name__)
 
 READS = frozenset(
     """
-    backup.rows cluster count dead extension get health ids job.get job.list job.wait list log log.raw metrics origin
-    partition partitions peers rates replica ring routes
-    task_history task_log taskstore.group taskstore.groups taskstore.tasks tasks.bodies timer.get timer.list workers
+    backup.rows extension log.raw origin rates replica taskstore.group taskstore.groups
+    taskstore.tasks tasks.bodies workers
     cohort.covering cohort.hours cohort.keys cohort.leaves cohort.log cohort.pending cohort.position cohort.rows
     job.told
     lead.bodies lead.counts lead.dead lead.depended lead.head lead.list lead.outcomes lead.rates lead.rows
@@ -118,11 +132,12 @@ class Service:
             self._task_methods(),
             self._claim_methods(),
             self._transaction_methods(),
-            served(LIST_QUEUES, self._reading.queues),
+            self._reading.handlers(),
+            self._dead.handlers(),
             served(PAGE_QUEUES, self._summaries.queues),
             self._settings.handlers(),
-            self._timer_methods(),
-            self._job_methods(),
+            self.timers.handlers(),
+            self._jobs.handlers(),
             self._taskstore_methods(),
             self._log_methods(),
             self._cluster_methods(),
@@ -135,22 +150,14 @@ class Service:
     # --- the methods, by family
 
     def _task_methods(self) -> dict[str, Handler]:
-        reading, dead, summaries = self._reading, self._dead, self._summaries
         return {
             "enqueue": self._enqueueing.enqueue,
-            "ids": self._enqueueing.ids,
             "update": self._update,
-            "cancel": self._cancel,
-            "get": reading.get,
-            "list": self._listing.page,
-            "count": reading.count,
-            "workers": summaries.workers,
-            "rates": summaries.rates,
-            "task_log": reading.task_log,
-            "task_history": reading.task_history,
-            "dead": dead.page,
-            "dead.requeue": dead.requeue,
-            "dead.discard": dead.discard,
+            "workers": self._summaries.workers,
+            "rates": self._summaries.rates,
+            **served(MAKE_IDS, self._enqueueing.ids),
+            **served(CANCEL_TASKS, self._cancel),
+            **served(LIST_TASKS, self._listing.page),
         }
 
     def _claim_methods(self) -> dict[str, Handler]:
@@ -163,26 +170,6 @@ class Service:
             "tasks.bodies": self._bulk.read,
             "jobs.prepare": self._batches.prepare,
             "jobs.commit": self._batches.commit,
-        }
-
-    def _timer_methods(self) -> dict[str, Handler]:
-        timers = self.timers
-        return {
-            "timer.set": timers.set,
-            "timer.get": timers.get,
-            "timer.cancel": timers.cancel,
-            "timer.list": timers.list,
-        }
-
-    def _job_methods(self) -> dict[str, Handler]:
-        jobs = self._jobs
-        return {
-            "job.submit": jobs.submit,
-            "job.kill": jobs.kill,
-            "job.seal": jobs.seal,
-            "job.list": jobs.list,
-            "job.get": jobs.get,
-            "job.wait": jobs.wait,
         }
 
     def _taskstore_methods(self) -> dict[str, Handler]:
@@ -198,11 +185,9 @@ class Service:
 
     def _log_methods(self) -> dict[str, Handler]:
         return {
-            "log": self._reading.log,
             "log.raw": self.log_view.raw,
             "origin": self.log_view.origin,
             "replica": self.log_view.replica,
-            "gc": self._gc,
             "backup.hold": self._backing_up.hold,
             "backup.rows": self._backing_up.rows,
             "submit": self._extending.submit,
@@ -210,18 +195,16 @@ class Service:
         }
 
     def _cluster_methods(self) -> dict[str, Handler]:
-        return {
-            "routes": self._routes,
-            "cluster": self._view(cluster_views.cluster),
-            "ring": self._view(cluster_views.ring),
-            "peers": self._view(cluster_views.peers),
-            "partitions": self.operating.partitions,
-            "partition": self.operating.partition,
-            "partition.force": self.operating.force,
-            "leave": self.operating.leave,
-            "health": self._health.health,
-            "metrics": self._health.metrics,
-        }
+        return merged(
+            served(GET_ROUTES, self._routes),
+            self._view(GET_CLUSTER, cluster_views.cluster),
+            self._view(GET_RING, cluster_views.ring),
+            self._view(GET_PEERS, cluster_views.peers),
+            self.operating.handlers(),
+            served(GET_HEALTH, self._health.health),
+            served(GET_METRICS, self._health.metrics),
+            served(GC, self._gc),
+        )
 
     def _lead_task_methods(self) -> dict[str, Handler]:
         """What a node asks the leader of a partition to do to tasks."""
@@ -361,9 +344,7 @@ class Service:
             return await handler(args)
 
     def _partitions(self) -> int:
-        if self.node.replica.cluster is None:
-            raise Unavailable("the cluster is not known here yet")
-        return self.node.replica.settings.partitions
+        return partitions_of(self.node)
 
     # --- tasks
 
@@ -422,19 +403,18 @@ class Service:
     def _checked_updates(self, args: dict[str, Any]) -> tuple[list[tuple[TaskId, int, int, bytes]], int | None]:
         return check.updates(args, self._partitions(), self.node.replica.settings.replicas)
 
-    async def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
-        ids, claimed = check.cancels(args, self._partitions())
-        more = {"claimed": True} if claimed else {}  # peers of an older version do not know the word
+    async def _cancel(self, args: CancelTasks) -> ItemResults:
+        ids = check.task_ids({"ids": args.ids}, self._partitions())
         results = await self._router.each(
             [(one,) for one in ids],
             method="lead.cancel",
-            pack=lambda part: {"ids": [one[0] for one in part], **more},
+            pack=lambda part: {"ids": [one[0] for one in part], "claimed": args.claimed},
             unpack=lambda answer: list(answer),
-            local=lambda part: self.node.operations.cancel([one[0] for one in part], claimed=claimed),
+            local=lambda part: self.node.operations.cancel([one[0] for one in part], claimed=args.claimed),
             passing=passing_map,
             failed=lambda _, error: error.to_map(),
         )
-        return {"results": results}
+        return ItemResults(results=results)
 
     def _lead(self, checked: Callable[[dict[str, Any], int], Any], work: Callable[[Any], Awaitable[Any]]) -> Handler:
         async def handler(args: dict[str, Any]) -> Any:
@@ -541,31 +521,28 @@ class Service:
 
     # --- the cluster
 
-    def _view(self, view: Callable[..., dict[str, Any]]) -> Handler:
-        async def handler(args: dict[str, Any]) -> dict[str, Any]:
-            check.only(args, ())
-            return view(self.node.replica)
+    def _view(self, operation: Operation[A, R], view: Callable[[Replica], dict[str, Any]]) -> dict[str, Handler]:
+        async def look(args: A) -> R:
+            return converted(operation.result, view(self.node.replica))
 
-        return handler
+        return served(operation, look)
 
-    async def _routes(self, args: dict[str, Any]) -> dict[str, Any]:
-        check.only(args, ())
+    async def _routes(self, args: GetRoutes) -> Routes:
         replica = self.node.replica
-        return {
-            "cluster": self.node.cluster_name,
-            "cluster_id": replica.cluster.id if replica.cluster else None,
-            "partitions": self._partitions(),
-            "leaders": cluster_views.leader_addresses(replica),
-            "peers": sorted({replica.peers[peer].address for peer in replica.ring.members}),
-            "position": replica.position,
-            "now_ms": self.node.wall_ms(),
-        }
+        return Routes(
+            cluster=self.node.cluster_name,
+            cluster_id=replica.cluster.id if replica.cluster else None,
+            partitions=self._partitions(),
+            leaders=cluster_views.leader_addresses(replica),
+            peers=sorted({replica.peers[peer].address for peer in replica.ring.members}),
+            position=replica.position,
+            now_ms=self.node.wall_ms(),
+        )
 
-    async def _gc(self, args: dict[str, Any]) -> dict[str, int]:
-        check.only(args, ())
+    async def _gc(self, args: Gc) -> GcReport:
         if self.peer is None:
             raise Unavailable("this node has no peer in the ring now")
-        return await self.peer.collector.collect()
+        return converted(GcReport, await self.peer.collector.collect())
 
 
 def _claims(granted: Sequence[Granted], *, told: bool) -> dict[str, Any]:

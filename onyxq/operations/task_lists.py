@@ -11,18 +11,19 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
 import trio
 
-from onyxq.core.errors import BadRequest
 from onyxq.core.ids import PARTITIONS_MAX, TaskId, ids_of, partition_of, runs_of
 from onyxq.core.replica import claimed_bits, pieces_of
 from onyxq.node import arguments as check
 from onyxq.node.all_leaders import AllLeaders, Look
 from onyxq.node.node import Node
+from onyxq.operations.table.operation import converted
+from onyxq.operations.table.task import LIST_TASKS, ListTasks, TaskPage
 from onyxq.operations.task_reads import Reading, named
 from onyxq.store.state_lookup import last_of
 
-STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 UNFINISHED = ("scheduled", "waiting", "ready")
 PATIENCE_S = 0.25
 """A page that is not full yet is added to for so long."""
@@ -52,10 +53,12 @@ class Listing:
         self._reading = reading
         self._leaders = leaders
 
-    async def page(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A page of tasks in id order: ``{"tasks" as get answers, "after"}``, the latter None at the end."""
-        tasks, after = await self.gather("lead.list", page_args(args), self.look)
-        return {"tasks": tasks, "after": after}
+    async def page(self, args: ListTasks) -> TaskPage:
+        """Return a page of tasks in id order."""
+        if args.after is not None:
+            check.task_id(args.after, "after", PARTITIONS_MAX)
+        tasks, after = await self.gather("lead.list", msgspec.structs.asdict(args), self.look)
+        return converted(TaskPage, {"tasks": tasks, "after": after})
 
     async def gather(self, method: str, wanted: dict[str, Any], look: Look) -> tuple[list[Any], TaskId | None]:
         """What all leaders find behind ``after``, up to ``limit``, and the id up to which that is all."""
@@ -76,7 +79,7 @@ class Listing:
 
     async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
         """Look for tasks behind ``after`` in partitions led from here."""
-        wanted = page_args(args)
+        wanted = msgspec.structs.asdict(LIST_TASKS.decode(args))
 
         def take(task_id: TaskId) -> dict[str, Any] | None:
             view = self._reading.view_here(task_id)
@@ -205,17 +208,3 @@ def start_of(partition: int, after: bytes) -> bytes:
         return after
     rest = b"\xff" if partition < partition_of(after) else b"\0"
     return after[:6] + partition.to_bytes(2, "big") + rest * (len(after) - 8)
-
-
-def page_args(args: dict[str, Any]) -> dict[str, Any]:
-    """Which page of which tasks is asked for, complete."""
-    check.only(args, ("queue", "state", "after", "limit"))
-    queue, state, after = args.get("queue"), args.get("state"), args.get("after")
-    if queue is not None:
-        check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
-    if state is not None and state not in STATES:
-        raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
-    if after is not None:
-        check.task_id(after, "after", PARTITIONS_MAX)
-    limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
-    return {"queue": queue, "state": state, "after": after, "limit": limit}

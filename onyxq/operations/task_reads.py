@@ -24,7 +24,24 @@ from onyxq.node.all_leaders import READ_TIMEOUT_S, AllLeaders
 from onyxq.node.node import Node
 from onyxq.node.routing import is_passing, leader_of
 from onyxq.operations import cluster_views
-from onyxq.operations.table.queue import Depth, ListQueues, Queues, QueueView, shown_settings
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.cluster import GET_LOG, EntryView, GetLog, Log, RecordView
+from onyxq.operations.table.operation import converted
+from onyxq.operations.table.queue import LIST_QUEUES, Depth, ListQueues, Queues, QueueView, shown_settings
+from onyxq.operations.table.task import (
+    COUNT_TASKS,
+    GET_TASK,
+    GET_TASK_HISTORY,
+    GET_TASK_LOG,
+    Counts,
+    CountTasks,
+    GetTask,
+    GetTaskHistory,
+    GetTaskLog,
+    TaskHistory,
+    TaskLog,
+    TaskView,
+)
 from onyxq.operations.task_view import history_of, placed_by_keys, task_view, updates_of
 
 SEEN_TIMEOUT_S = 2.0
@@ -42,26 +59,26 @@ class Reading:
         self._node = node
         self._leaders = leaders
 
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(
+            served(GET_TASK, self.get),
+            served(GET_TASK_LOG, self.task_log),
+            served(GET_TASK_HISTORY, self.task_history),
+            served(COUNT_TASKS, self.count),
+            served(LIST_QUEUES, self.queues),
+            served(GET_LOG, self.log),
+        )
+
     # --- one task
 
-    async def get(self, args: dict[str, Any]) -> dict[str, Any]:
-        """State of one task, never older than what was seen before; raises `NotFound`, `Unavailable`.
-
-        ``seen_token``: of any claim on the task that the reader knows of; ``seen_seq``: of an update under it.
-        """
-        check.only(args, ("id", "seen_token", "seen_seq"))
-        task_id = self._task_id(args)
-        seen, seen_seq = args.get("seen_token"), args.get("seen_seq")
-        if seen is not None:
-            check.token(seen, "seen_token")
-        if seen_seq is not None:
-            check.integer(seen_seq, "seen_seq", 0, check.SEQ_MAX)
+    async def get(self, args: GetTask) -> TaskView:
+        """Return one task, never older than what was seen before; raises `NotFound`, `Unavailable`."""
+        task_id, seen, seen_seq = self._task_id(args.id), args.seen_token, args.seen_seq
         found = await self._read(task_id)
         if seen is not None or seen_seq is not None:
             found = await self._caught_up(task_id, found, seen, seen_seq)
-        if found["view"] is None:
-            raise missing(self._node.store, task_id)
-        return dict(found["view"])
+        return converted(TaskView, self._there(task_id, found))
 
     async def _caught_up(
         self, task_id: TaskId, found: dict[str, Any], seen: int | None, seen_seq: int | None
@@ -82,31 +99,27 @@ class Reading:
                 found = await self._read(task_id)
         return found
 
-    async def task_log(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Updates of one task; raises `NotFound`, `Unavailable`."""
-        check.only(args, ("id",))
-        task_id = self._task_id(args)
+    async def task_log(self, args: GetTaskLog) -> TaskLog:
+        """Return updates of one task; raises `NotFound`, `Unavailable`."""
+        task_id = self._task_id(args.id)
         found = await self._read(task_id)
+        self._there(task_id, found)
+        return converted(TaskLog, {"updates": found["updates"]})
+
+    async def task_history(self, args: GetTaskHistory) -> TaskHistory:
+        """Return all that the store has of one task; raises `NotFound`, `Unavailable`."""
+        task_id = self._task_id(args.id)
+        found = await self._read(task_id)
+        task, void_below = self._there(task_id, found), self._node.replica.void_below
+        return converted(TaskHistory, {**found, "task": task, "void_below": void_below})
+
+    def _there(self, task_id: TaskId, found: dict[str, Any]) -> dict[str, Any]:
         if found["view"] is None:
             raise missing(self._node.store, task_id)
-        return {"updates": found["updates"]}
+        return dict(found["view"])
 
-    async def task_history(self, args: dict[str, Any]) -> dict[str, Any]:
-        """All that the store says of one task; raises `NotFound`, `Unavailable`."""
-        check.only(args, ("id",))
-        task_id = self._task_id(args)
-        found = await self._read(task_id)
-        if found["view"] is None:
-            raise missing(self._node.store, task_id)
-        # A peer of an older version leads the partition and does not tell.
-        known = {"history": [], "completion": None, **found}
-        told = {name: known[name] for name in ("history", "completion", "updates")}
-        return {"task": found["view"], **told, "void_below": self._node.replica.void_below}
-
-    def _task_id(self, args: dict[str, Any]) -> TaskId:
-        if self._node.replica.cluster is None:
-            raise Unavailable("the cluster is not known here yet")
-        return check.task_id(args.get("id"), "id", self._node.replica.settings.partitions)
+    def _task_id(self, task_id: bytes) -> TaskId:
+        return check.task_id(task_id, "id", partitions_of(self._node))
 
     async def _read(self, task_id: TaskId) -> dict[str, Any]:
         leader = leader_of(self._node, partition_of(task_id))
@@ -124,7 +137,7 @@ class Reading:
 
     async def lead_view(self, args: dict[str, Any]) -> dict[str, Any]:
         """The task as this leader knows it; raises `NotLeader`."""
-        task_id = self._task_id(args)
+        task_id = self._task_id(args["id"])
         self._node.operations.leader(partition_of(task_id))
         await self._node.settled()
         return self._view(task_id, self._node.cohort.covering(task_id))
@@ -174,13 +187,12 @@ class Reading:
 
     # --- counts
 
-    async def count(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Tasks by queue and state."""
-        queue = queue_arg(args)
-        totals, _ = await self.depths(queue)
-        if queue is not None:
-            totals.setdefault(queue, [0] * len(COUNT_NAMES))
-        return {"counts": {name: named(counts) for name, counts in sorted(totals.items())}}
+    async def count(self, args: CountTasks) -> Counts:
+        """Return the number of tasks by queue and state."""
+        totals, _ = await self.depths(args.queue)
+        if args.queue is not None:
+            totals.setdefault(args.queue, [0] * len(COUNT_NAMES))
+        return Counts(counts={name: named(counts) for name, counts in sorted(totals.items())})
 
     async def queues(self, args: ListQueues) -> Queues:
         """Return every queue that has tasks or settings."""
@@ -214,8 +226,7 @@ class Reading:
 
     async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
         """Counts, and the due time of what is ready first, per queue in some of the partitions led from here."""
-        queue = queue_arg(args)
-        totals: dict[str, list[int]] = {}
+        queue, totals = COUNT_TASKS.decode(args).queue, dict[str, list[int]]()
         for partition in partitions:
             for name, counts in self.local_counts(queue, [partition]).items():
                 old = totals.get(name)
@@ -261,33 +272,29 @@ class Reading:
 
     # --- the log
 
-    async def log(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Records that this node stepped lately, with verdicts."""
-        check.only(args, ("from", "limit"))
-        limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
-        start = args.get("from")
-        recent = list(self._node.recent)
+    async def log(self, args: GetLog) -> Log:
+        """Return records that this node applied recently, with verdicts."""
+        start, recent = args.from_, list(self._node.recent)
         if start is None:
-            recent = recent[-limit:]
+            recent = recent[-args.limit :]
         else:
-            check.integer(start, "from", 0, 1 << 62)
-            recent = [one for one in recent if one.position >= start][:limit]
-        return {
-            "position": self._node.replica.position,
-            "records": [
-                {
-                    "position": record.position,
-                    "at_ms": record.at_ms,
-                    "peer": record.peer,
-                    "problem": record.problem or None,
-                    "entries": [
-                        {"entry": one.name, "args": cluster_views.plain(one.args), "verdict": one.verdict}
+            recent = [one for one in recent if one.position >= start][: args.limit]
+        return Log(
+            position=self._node.replica.position,
+            records=[
+                RecordView(
+                    position=record.position,
+                    at_ms=record.at_ms,
+                    peer=record.peer,
+                    problem=record.problem or None,
+                    entries=[
+                        EntryView(entry=one.name, args=cluster_views.plain(one.args), verdict=one.verdict)
                         for one in record.outcomes
                     ],
-                }
+                )
                 for record in recent
             ],
-        }
+        )
 
 
 def _lacking(found: dict[str, Any], seen: int | None, seen_seq: int | None) -> str:
@@ -305,11 +312,11 @@ def _lacking(found: dict[str, Any], seen: int | None, seen_seq: int | None) -> s
     return ""
 
 
-def queue_arg(args: dict[str, Any]) -> str | None:
-    """The queue that is asked for, None for all."""
-    check.only(args, ("queue",))
-    queue = args.get("queue")
-    return None if queue is None else check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
+def partitions_of(node: Node) -> int:
+    """Return the number of partitions; raises `Unavailable` until the cluster is known."""
+    if node.replica.cluster is None:
+        raise Unavailable("the cluster is not known here yet")
+    return node.replica.settings.partitions
 
 
 def named(counts: list[int]) -> dict[str, int]:

@@ -6,13 +6,29 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from onyxq.core import facts, timer_model
-from onyxq.core.errors import BadRequest, Conflict, NotFound, OnyxqError, Unavailable, from_map
+from onyxq.core.errors import Conflict, NotFound, OnyxqError, Unavailable, from_map
 from onyxq.core.ids import PARTITIONS_MAX, IdMaker, TaskId, make_id
 from onyxq.core.timer_model import QUEUE
 from onyxq.leader import timers as leading
 from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.operation import plain
+from onyxq.operations.table.task import LIST_TASKS
+from onyxq.operations.table.timer import (
+    CANCEL_TIMER,
+    GET_TIMER,
+    LIST_TIMERS,
+    SET_TIMER,
+    CancelTimer,
+    GetTimer,
+    ListTimers,
+    SetTimer,
+    TimerNamed,
+    TimerPage,
+    TimerView,
+)
 from onyxq.operations.task_lists import Listing
 from onyxq.operations.task_reads import Reading
 
@@ -34,26 +50,31 @@ class Timers:
         self.check_callback: Callable[[timer_model.Callback], Awaitable[None]] | None = None
         """Raises `BadRequest` for a callback that this node could not make; None: it makes none and takes any."""
 
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(
+            served(SET_TIMER, self.set),
+            served(GET_TIMER, self.get),
+            served(LIST_TIMERS, self.list),
+            served(CANCEL_TIMER, self.cancel),
+        )
+
     # --- as clients call them
 
-    async def set(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def set(self, args: SetTimer) -> TimerNamed:
         """Set a timer, or with ``replace`` one that is there anew.
 
         ``request`` names the request, which may then be repeated without another effect.  Raises
         `BadRequest` naming the field, `Conflict`, `NotFound`, `Unavailable`.
         """
-        check.only(args, ("id", "timeout", "data", "callback", "replace", "request"))
-        replace = args.get("replace", False)
-        if type(replace) is not bool:
-            raise BadRequest("replace must be true or false", field="replace")
-        now_ms = self._node.wall_ms()
+        replace = args.replace
         timer = timer_model.checked(
-            args.get("id"),
-            timeout=args.get("timeout"),
-            data=args.get("data"),
-            callback=args.get("callback"),
-            longest_ms=check.TIME_MS_MAX - now_ms,
-            request=args.get("request", ""),
+            args.id,
+            timeout=args.timeout,
+            data=args.data,
+            callback=plain(args.callback),
+            longest_ms=check.TIME_MS_MAX - self._node.wall_ms(),
+            request=args.request,
         )
         payload = timer_model.pack(timer)
         if self.check_callback is not None:
@@ -68,38 +89,33 @@ class Timers:
         )
         if isinstance(found, dict):
             raise from_map(found)
-        return {"id": timer.id}
+        return TimerNamed(id=timer.id)
 
-    async def get(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A timer, also one that has fired, until it is purged; raises `NotFound`, `Unavailable`."""
-        check.only(args, ("id",))
-        return shown(await self._find(timer_model.timer_id(args.get("id"))))
+    async def get(self, args: GetTimer) -> TimerView:
+        """Return a timer, even if it has fired, until it is purged; raises `NotFound`, `Unavailable`."""
+        return shown(await self._find(timer_model.timer_id(args.id)))
 
-    async def cancel(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def cancel(self, args: CancelTimer) -> TimerNamed:
         """Cancel a timer; raises `NotFound` if there is none that has not fired, `Unavailable`."""
-        check.only(args, ("id",))
-        timer = timer_model.timer_id(args.get("id"))
+        timer = timer_model.timer_id(args.id)
         for _ in range(CANCEL_TRIES):
             view = await self._find(timer)
             if view["state"] in ("completed", "failed", "cancelled"):
                 raise _gone(timer, view["state"])
             became = await self._cancel(TaskId(view["id"]))
             if became == leading.CANCELLED:
-                return {"id": timer}
+                return TimerNamed(id=timer)
             if became == leading.FINISHED:
                 raise _gone(timer, "completed")
         raise Conflict(f"timer {timer!r} is being replaced again and again", field="id")
 
-    async def list(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Timers in the order of their due times: ``{"timers", "after"}``, the latter None at the end."""
-        check.only(args, ("state", "after", "limit"))
-        state = args.get("state")
-        wanted = next((name for name, said in STATES.items() if said == state), state)
-        if state in STATES:
-            raise BadRequest(f"state {state!r} is called {STATES[state]!r} of timers", field="state")
-        page = await self._listing.page({**args, "state": wanted, "queue": QUEUE})
-        timers = [shown(view) for view in page["tasks"] if view["unique_key"] is not None]
-        return {"timers": timers, "after": page["after"]}
+    async def list(self, args: ListTimers) -> TimerPage:
+        """Return timers in the order of their due times."""
+        state = next((name for name, said in STATES.items() if said == args.state), args.state)
+        asked = LIST_TASKS.decode({"queue": QUEUE, "state": state, "after": args.after, "limit": args.limit})
+        page = await self._listing.page(asked)
+        timers = [shown(plain(task)) for task in page.tasks if task.unique_key is not None]
+        return TimerPage(timers=timers, after=page.after)
 
     # --- as nodes call each other
 
@@ -173,7 +189,7 @@ def _gone(timer: str, state: str) -> NotFound:
     return NotFound(f"timer {timer!r} {what}", field="id")
 
 
-def shown(view: dict[str, Any]) -> dict[str, Any]:
+def shown(view: dict[str, Any]) -> TimerView:
     """A timer as people are shown it, from its task."""
     said: dict[str, Any] = {"timeout": None, "data": None, "callback": None}
     try:
@@ -182,12 +198,12 @@ def shown(view: dict[str, Any]) -> dict[str, Any]:
         said = {"timeout": timer.timeout, "data": timer.data, "callback": callback}
     except OnyxqError:
         pass  # somebody else's task in this queue
-    return {
-        "id": view["unique_key"],
+    return TimerView(
+        id=view["unique_key"],
         **said,
-        "state": STATES.get(view["state"], view["state"]),
-        "at_ms": view["at_ms"],
-        "attempts": view["attempts"],
-        "error": view["error"],
-        "task": view["id"],
-    }
+        state=STATES.get(view["state"], view["state"]),
+        at_ms=view["at_ms"],
+        attempts=view["attempts"],
+        error=view["error"],
+        task=view["id"],
+    )

@@ -106,8 +106,8 @@ async def test_the_other_buttons_do_what_they_say() -> None:
         ("periodic-pause", {"name": "p/.."}, "periodic.set", {"name": "p/..", "paused": True}),
         ("periodic-resume", {"name": "p/.."}, "periodic.set", {"name": "p/..", "paused": False}),
         ("periodic-remove", {"name": "p/.."}, "periodic.remove", {"name": "p/.."}),
-        ("seal", {"job": JOB["id"], "input": "in"}, "job.seal", {"id": JOB["id"], "input": "in"}),
-        ("kill", {"job": JOB["id"]}, "job.kill", {"id": JOB["id"]}),
+        ("seal", {"id": JOB["id"], "input": "in"}, "job.seal", {"id": JOB["id"], "input": "in"}),
+        ("kill", {"id": JOB["id"]}, "job.kill", {"id": JOB["id"]}),
         ("gc", {}, "gc", {}),
         ("leave", {"peer": "p1", "permanent": "yes"}, "leave", {"peer": "p1", "permanent": True}),
     ):

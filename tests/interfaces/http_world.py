@@ -14,11 +14,13 @@ from typing import Any
 import anyio
 import httpx
 from attrs import define, field
+from msgspec import inspect
 
 from onyxq.access.grants import Access, Token
 from onyxq.core.facts import pack_task, unpack_task
 from onyxq.core.ids import IdMaker, ids_of, ms_of, partition_of
 from onyxq.core.queue_settings import DEFAULTS, Queue
+from onyxq.core.shapes import members
 from onyxq.errors import (
     AlreadyFinished,
     BadRequest,
@@ -95,7 +97,7 @@ class FakeService:
 
     async def do(self, operation: Operation[A, R], args: A) -> R:
         """As a node's service."""
-        return converted(operation.result, await self.call(operation.name, plain(args)))
+        return converted(operation.result, filled(operation.result, await self.call(operation.name, plain(args))))
 
     def asked(self, method: str) -> list[dict[str, Any]]:
         """The arguments of every call of a method so far."""
@@ -155,11 +157,11 @@ class FakeService:
         wanted = [
             view
             for view in views
-            if args["queue"] in (None, view["queue"])
-            and args["state"] in (None, view["state"])
-            and (args["after"] is None or view["id"] > args["after"])
+            if args.get("queue") in (None, view["queue"])
+            and args.get("state") in (None, view["state"])
+            and (args.get("after") is None or view["id"] > args["after"])
         ]
-        page = wanted[: args["limit"]]
+        page = wanted[: args.get("limit", 100)]
         return {"tasks": page, "after": page[-1]["id"] if len(wanted) > len(page) else None}
 
     def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +178,7 @@ class FakeService:
         return {"results": results}
 
     def _ids(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {"ids": [task_id for _ in range(args["count"]) for task_id in ids_of(*self._maker.run(3, 1))]}
+        return {"ids": [task_id for _ in range(args.get("count", 1)) for task_id in ids_of(*self._maker.run(3, 1))]}
 
     def _routes(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"partitions": PARTITIONS, "leaders": dict.fromkeys(self.led, "127.0.0.1:1"), "peers": [], "position": 1}
@@ -275,9 +277,9 @@ class FakeService:
         return {}
 
     def _dead(self, args: dict[str, Any]) -> dict[str, Any]:
-        found = self._dead_ids(args["queue"], args["error"])
-        found = [task_id for task_id in found if task_id > (args["after"] or b"")]
-        page = found[: args["limit"]]
+        found = self._dead_ids(args.get("queue"), args.get("where"))
+        found = [task_id for task_id in found if task_id > (args.get("after") or b"")]
+        page = found[: args.get("limit", 100)]
         more = page[-1] if len(found) > len(page) else None
         return {"tasks": [self._view(task_id, self.tasks[task_id]) for task_id in page], "after": more}
 
@@ -331,7 +333,7 @@ class FakeService:
         return {}
 
     def _timer_set(self, args: dict[str, Any]) -> dict[str, Any]:
-        said = {name: args[name] for name in ("id", "timeout", "data", "callback")}
+        said = {name: args.get(name) for name in ("id", "timeout", "data", "callback")}
         more = {
             "state": "scheduled",
             "at_ms": NOW_MS + said["timeout"],
@@ -406,7 +408,7 @@ class FakeService:
         entry = {"entry": "grant_claims", "args": {"runs": ((b"\x01" * 20, 3),)}, "verdict": "applied"}
         return {
             "position": 9,
-            "records": [{"position": args["from"] or 0, "at_ms": 1, "peer": "p1", "entries": [entry]}],
+            "records": [{"position": args.get("from") or 0, "at_ms": 1, "peer": "p1", "entries": [entry]}],
         }
 
     def _log_raw(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -458,6 +460,24 @@ class FakeService:
 
     def _metrics(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"text": self.metrics.text()}
+
+
+EMPTY = {
+    inspect.IntType: 0, inspect.StrType: "", inspect.BoolType: False, inspect.ListType: [], inspect.DictType: {},
+    inspect.BytesType: b"",
+}  # fmt: skip
+
+
+def filled(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer with what the small service leaves out."""
+    out = dict(found)
+    for name, member in members(kind).items():
+        if name not in out and member.required:
+            out[name] = None if member.nullable else EMPTY[type(member.node)]
+        item = getattr(member.node, "item_type", None)
+        if isinstance(item, inspect.StructType) and out.get(name):
+            out[name] = [filled(item.cls, one) for one in out[name]]
+    return out
 
 
 def on_trio(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:

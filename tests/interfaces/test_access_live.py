@@ -353,7 +353,6 @@ def requested(cluster: LocalCluster, endpoint: Endpoint, token: str | None, *, v
         "{peer}": "no-such",
         "{partition}": "1",
         "{name}": "theirs",
-        "{job}": "no-such",
         "{entry}": "no-such",
         "{extension}": "no-such",
         "{number}": str(STORED[0]),
@@ -361,6 +360,7 @@ def requested(cluster: LocalCluster, endpoint: Endpoint, token: str | None, *, v
         "{group}": THEIRS,
         "{timer}": "no-such",
     }
+    parts["{id}"] = "no-such" if endpoint.path.startswith("/v1/jobs/") else parts["{id}"]
     path = "/".join(parts.get(part, part) for part in endpoint.path.split("/"))
     if endpoint.name in ("list_tasks", "list_dead"):
         path += f"?queue={THEIRS}"

@@ -127,7 +127,7 @@ async def test_unknown_jobs_and_bad_bodies_are_named() -> None:
         check_problem(await client.post("/v1/jobs/j/seal", json={}), 400, code="bad_request", field="input")
         check_problem(await client.post("/v1/jobs/j/seal", json={"input": 5}), 400, code="bad_request", field="input")
         check_problem(await client.get("/v1/jobs/j/outcome?wait_ms=x"), 400, code="bad_request", field="wait_ms")
-        check_problem(await client.get(f"/v1/jobs/{'i' * 121}"), 400, code="bad_request", field="job")
+        check_problem(await client.get(f"/v1/jobs/{'i' * 121}"), 400, code="bad_request", field="id")
         service.broken["job.submit"] = LogUnavailable("no log")
         away = await client.post("/v1/jobs", content=json.dumps(JOB), headers={"content-type": "application/json"})
         check_problem(away, 503, code="log_unavailable")

@@ -300,7 +300,7 @@ async def test_a_stream_that_fails_midway_ends_unfinished() -> None:
     pages = service._list
 
     def failing(args: dict[str, object]) -> dict[str, object]:
-        if args["after"]:
+        if args.get("after"):
             raise Unavailable("no leader any more")
         return pages(args)
 

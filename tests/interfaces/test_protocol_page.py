@@ -64,7 +64,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "queue.set": {
         "queue": "page", "by": "me", "why": "so", **{name: getattr(DEFAULTS, name) for name in SETTINGS},
     },
-    "dead": {"queue": "page", "error": "no", "after": ID, "limit": 1},
+    "dead": {"queue": "page", "where": "no", "after": ID, "limit": 1},
     "dead.requeue": {"ids": [], "queue": "page", "where": "no", "limit": 1},
     "dead.discard": {"ids": [], "queue": "page", "where": "no", "limit": 1},
     "periodic.set": {
@@ -133,7 +133,8 @@ def declared(member: Member) -> tuple[str, bool]:
     """An argument as the page would have it."""
     kinds = {
         inspect.IntType: "integer", inspect.FloatType: "number", inspect.BoolType: "boolean",
-        inspect.StrType: "text", inspect.LiteralType: "text", inspect.BytesType: "bytes",
+        inspect.StrType: "text", inspect.LiteralType: "text", inspect.BytesType: "bytes", inspect.ListType: "list",
+        inspect.StructType: "map", inspect.DictType: "map", inspect.UnionType: "text or map",
     }  # fmt: skip
     kind = kinds[type(member.node)]
     return kind + " or nil" * member.nullable, member.required

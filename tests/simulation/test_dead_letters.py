@@ -32,7 +32,7 @@ def test_dead_letters_are_listed_by_queue_and_error() -> None:
             found = await call("dead", {"queue": "q"})
             assert [task["id"] for task in found["tasks"]] == dead and found["after"] is None
             assert {task["error"] for task in found["tasks"]} == {"broken 0", "broken 1"}
-            assert len((await call("dead", {"error": "ken 1"}))["tasks"]) == 3
+            assert len((await call("dead", {"where": "ken 1"}))["tasks"]) == 3
             assert (await call("dead", {"queue": "other"}))["tasks"] == []
             page = await call("dead", {"limit": 4})
             rest = await call("dead", {"limit": 4, "after": page["after"]})

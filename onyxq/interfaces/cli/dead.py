@@ -6,15 +6,7 @@ from typing import Any
 
 from onyxq.core.errors import BadRequest, Conflict, from_map
 from onyxq.interfaces.cli.context import Context, task_id
-from onyxq.interfaces.cli.tasks import print_task, print_tasks
-
-COLUMNS = ("id", "queue", "attempts", "at", "error", "data")
-
-
-def dead_list(context: Context) -> None:
-    """Print dead letters in id order, page after page up to the limit; with ``--all`` as a stream."""
-    args = context.args
-    print_tasks(context, "dead", {"queue": args.queue, "error": args.where}, COLUMNS, empty="no dead letters")
+from onyxq.interfaces.cli.tasks import print_task
 
 
 def dead_show(context: Context) -> None:

@@ -52,23 +52,23 @@ def job_list(context: Context) -> None:
 
 def job_show(context: Context) -> None:
     """Print one, with what its driver tells of it."""
-    _print(context, context.call("job.get", {"id": context.args.job}))
+    _print(context, context.call("job.get", {"id": context.args.id}))
 
 
 def job_wait(context: Context) -> int | None:
     """Wait for its end, and say how it was."""
     with context.client() as client:
-        return _ended(context, client.wait_job(context.args.job, *_wait_ms(context)))
+        return _ended(context, client.wait_job(context.args.id, *_wait_ms(context)))
 
 
 def job_seal(context: Context) -> None:
     """Say that nothing more comes on an input."""
-    _print(context, context.call("job.seal", {"id": context.args.job, "input": context.args.input}))
+    _print(context, context.call("job.seal", {"id": context.args.id, "input": context.args.input}))
 
 
 def job_kill(context: Context) -> None:
     """End one."""
-    _print(context, context.call("job.kill", {"id": context.args.job}))
+    _print(context, context.call("job.kill", {"id": context.args.id}))
 
 
 def _wait_ms(context: Context) -> tuple[int, ...]:

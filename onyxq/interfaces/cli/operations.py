@@ -15,12 +15,14 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.shapes import Member, members
 from onyxq.core.texts import whole
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
-from onyxq.interfaces.cli.context import Context, clock, is_duration, milliseconds
+from onyxq.interfaces.cli.context import Context, clock, is_duration, milliseconds, task_id
+from onyxq.interfaces.cli.output import cell
 from onyxq.interfaces.cli.tasks import brief, payload_given
 from onyxq.operations.table.json_form import arguments, from_text, json_text
-from onyxq.operations.table.operation import Done, Operation, Verb, converted, plain
+from onyxq.operations.table.operation import Operation, Verb, converted, plain
 from onyxq.system.settings import did_you_mean
 
+PAGE_ITEMS = 500
 NO_LIMIT = ("none", "null", "forever")
 YES, NO = ("true", "yes", "on"), ("false", "no", "off")
 
@@ -29,12 +31,48 @@ def run(context: Context) -> None:
     """Make the operation of a command and print its answer."""
     operation, verb = context.args.command.row
     args = arguments(operation, dict(_given(context, operation, verb)))
+    if verb.pages:
+        _print_pages(context, operation, verb, args)
+        return
     with context.client() as client:
         result = _called(client, operation, args)
         if verb.shows is not None:
             shown = {name: getattr(args, name) for name in verb.shows.members if name in operation.members}
             result = _called(client, verb.shows, verb.shows.args(**shown))
     _print(context, verb, args, result)
+
+
+def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, args: Any) -> None:
+    """Print items page after page up to the limit; with ``--all`` as a stream."""
+    after = task_id(context.args.after, field="after") if context.args.after else None
+    left = None if context.args.all else context.args.limit
+    name = _items(operation.result)
+    found: dict[str, Any] = {name: [], "after": None}
+    rows: list[dict[str, Any]] = []
+    with context.client() as client:
+        while left is None or left > 0:
+            size = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
+            page = _called(client, operation, msgspec.structs.replace(args, after=after, limit=size))
+            after, items = page.after, getattr(page, name)
+            for one in items:
+                shown = json.loads(json_text(one))
+                row = _row(one, shown)
+                if left is None:
+                    context.out.line(shown, "  ".join(cell(row[column]) for column in verb.columns))
+                else:
+                    found[name].append(shown)
+                    rows.append(row)
+            left = None if left is None else left - len(items)
+            if after is None:
+                break
+    if not context.args.all:
+        found["after"] = after.hex() if after else None
+        context.out.table(found, rows, verb.columns, empty=verb.empty)
+
+
+def _items(result: Any) -> str:
+    """Return the member of a result that has the items of a list."""
+    return next((name for name, one in members(result).items() if isinstance(one.node, inspect.ListType)), "")
 
 
 def _called(client: Any, operation: Operation[Any, Any], args: Any) -> Any:
@@ -119,23 +157,24 @@ def parsed(member: Member, text: str) -> Any:
 
 
 def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> None:
-    if isinstance(result, Done):
+    if verb.done:
         named = {member: getattr(args, member) for member in type(args).__struct_fields__}
         context.out.result({**named, verb.done: True}, verb.done)
         return
-    found = json.loads(json_text(result))
-    items = next(
-        (name for name, one in members(result.__class__).items() if isinstance(one.node, inspect.ListType)), None
-    )
-    if items is None:
-        context.out.fields(found if context.out.as_json else _ordered(_row(result, found), verb.columns))
+    if not verb.empty:
+        show(context, result, verb.columns)
         return
+    found = json.loads(json_text(result))
+    items = _items(result.__class__)
     rows = [_row(one, shown) for one, shown in zip(getattr(result, items), found[items], strict=True)]
     context.out.table(found, rows, verb.columns, empty=verb.empty)
 
 
-def _ordered(row: dict[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
-    return {name: row[name] for name in columns} if columns else row
+def show(context: Context, result: msgspec.Struct, columns: tuple[str, ...] = ()) -> None:
+    """Print one thing, a field per line; ``columns``: these fields in their order, without: all."""
+    found = json.loads(json_text(result))
+    row = found if context.out.as_json else _row(result, found)
+    context.out.fields({name: row[name] for name in columns} if columns and not context.out.as_json else row)
 
 
 def _row(value: msgspec.Struct, shown: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,9 @@ from onyxq.core.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.core.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
 from onyxq.core.texts import whole
 from onyxq.interfaces.cli.context import Context, clock, is_duration, milliseconds, moment, task_id
-from onyxq.interfaces.cli.output import cell
 
 if TYPE_CHECKING:
-    from onyxq.client import Client
     from onyxq.history.parquet.reader import ArchivedTask
-
-PAGE_TASKS = 500
 
 
 def task_enqueue(context: Context) -> None:
@@ -163,54 +159,6 @@ def task_log(context: Context) -> None:
     shown = [{"token": u["token"], "seq": u["seq"], **member("data", u["data"]), "at_ms": u["at_ms"]} for u in updates]
     rows = [{**one, "at": clock(one["at_ms"]), "data": brief(one)} for one in shown]
     context.out.table({"updates": shown}, rows, ("token", "seq", "at", "data"), empty="no updates")
-
-
-TASK_COLUMNS = ("id", "queue", "state", "priority", "at", "attempts", "data")
-
-
-def task_list(context: Context) -> None:
-    """Print tasks in id order, page after page up to the limit; with ``--all`` as a stream."""
-    wanted = {"queue": context.args.queue, "state": context.args.state}
-    print_tasks(context, "list", wanted, TASK_COLUMNS, empty="no tasks")
-
-
-def print_tasks(context: Context, method: str, wanted: dict[str, Any], columns: tuple[str, ...], *, empty: str) -> None:
-    """Print the tasks that a paged method gives."""
-    args = context.args
-    after = task_id(args.after) if args.after else None
-    with context.client() as client:
-        pages = _pages(client, method, wanted, after, None if args.all else args.limit)
-        if args.all:
-            for tasks, _ in pages:
-                for task in tasks:
-                    shown = presented(task)
-                    context.out.line(shown, "  ".join(cell(_row(shown).get(column)) for column in columns))
-            return
-        found: list[dict[str, Any]] = []
-        for tasks, behind in pages:
-            found += tasks
-            after = behind
-    shown_tasks = [presented(task) for task in found]
-    more = after.hex() if after else None
-    context.out.table({"tasks": shown_tasks, "after": more}, map(_row, shown_tasks), columns, empty=empty)
-
-
-def _pages(
-    client: Client, method: str, wanted: dict[str, Any], after: bytes | None, limit: int | None
-) -> Iterator[tuple[list[dict[str, Any]], bytes | None]]:
-    """Tasks, and where to go on."""
-    while limit is None or limit > 0:
-        size = PAGE_TASKS if limit is None else min(PAGE_TASKS, limit)
-        page = client.call(method, {**wanted, "after": after, "limit": size})
-        after = page["after"]
-        yield page["tasks"], after
-        if after is None:
-            return
-        limit = None if limit is None else limit - len(page["tasks"])
-
-
-def _row(task: dict[str, Any]) -> dict[str, Any]:
-    return {**task, "at": clock(task["at_ms"]), "data": brief(task)}
 
 
 def task_count(context: Context) -> None:

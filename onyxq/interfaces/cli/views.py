@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from onyxq.core.errors import NotFound
 from onyxq.interfaces.cli.context import Context
 
 
@@ -49,16 +48,6 @@ def partition_list(context: Context) -> None:
     context.out.table(found, rows, _PARTITION)
 
 
-def partition_show(context: Context) -> None:
-    """One partition; `NotFound` if the cluster has no such one."""
-    number = context.args.partition
-    for partition in context.call("partitions")["partitions"]:
-        if partition["partition"] == number:
-            context.out.fields(partition)
-            return
-    raise NotFound(f"there is no partition {number}", field="partition")
-
-
 _PARTITION = ("partition", "leader_node", "epoch", "ready", "members", "target", "under_replicated", "transfers")
 
 
@@ -67,11 +56,6 @@ def _transfer(to: dict[str, Any]) -> str:
         return f"{to['node']}: waits"
     left = "" if to["seconds_left"] is None else f", {to['seconds_left']}s"
     return f"{to['node']}: {to['rows_done']} rows, {to['bytes_done']} bytes, {to['rows_left']} rows left{left}"
-
-
-def log_gc(context: Context) -> None:
-    """Snapshot and trim; returns once the log is trimmed."""
-    context.out.fields(context.call("gc"))
 
 
 def _flat(members: list[Any]) -> list[str]:

@@ -21,7 +21,7 @@ from onyxq.interfaces.dashboard.rendering import HEADERS, link
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import PATH_FIELDS, Call, Endpoint
 from onyxq.interfaces.http.operations import OF_OPERATIONS, read_arguments
-from onyxq.interfaces.http.routes import cluster, dead, jobs, tasks, timers
+from onyxq.interfaces.http.routes import dead, tasks, timers
 from onyxq.interfaces.http.shapes import Invalid, Object
 from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.access.check import Guarded
@@ -94,7 +94,7 @@ def _dead_page(form: Form) -> str:
 
 
 def _job_page(form: Form) -> str:
-    return link("/ui/job", id=one(form, "job"))
+    return link("/ui/job", id=one(form, "id"))
 
 
 def _operation(table: Sequence[Endpoint], name: str) -> Endpoint:
@@ -120,18 +120,16 @@ ACTIONS = (
     Action("periodic-resume", _SET_PERIODIC, lambda _: {"paused": False}, back=lambda _: "/ui/periodic"),
     Action("periodic-remove", _operation(OF_OPERATIONS, "remove_periodic"), back=lambda _: "/ui/periodic"),
     Action("timer-cancel", _operation(timers.ENDPOINTS, "cancel_timer"), back=lambda _: "/ui/timers"),
-    Action(
-        "seal", _operation(jobs.ENDPOINTS, "seal_input"), lambda form: {"input": one(form, "input")}, back=_job_page
-    ),
-    Action("kill", _operation(jobs.ENDPOINTS, "kill_job"), back=_job_page),
-    Action("gc", _operation(cluster.ENDPOINTS, "gc"), back=lambda _: "/ui/settings"),
+    Action("seal", _operation(OF_OPERATIONS, "seal_input"), lambda form: {"input": one(form, "input")}, back=_job_page),
+    Action("kill", _operation(OF_OPERATIONS, "kill_job"), back=_job_page),
+    Action("gc", _operation(OF_OPERATIONS, "gc"), back=lambda _: "/ui/settings"),
     Action(
         "leave",
-        _operation(cluster.ENDPOINTS, "leave_peer"),
+        _operation(OF_OPERATIONS, "leave_peer"),
         lambda form: {"permanent": one(form, "permanent", "no") == "yes"},
         back=lambda _: "/ui/cluster",
     ),
-    Action("force", _operation(cluster.ENDPOINTS, "force_partition"), back=lambda _: "/ui/cluster"),
+    Action("force", _operation(OF_OPERATIONS, "force_partition"), back=lambda _: "/ui/cluster"),
 )
 
 

@@ -12,7 +12,7 @@ from onyxq.interfaces.http.endpoint import Call
 async def get_dead(call: Call) -> Response:
     """A page of them."""
     queue, where = call.query.get("queue") or None, call.query.get("where") or None
-    found = await call.ask("dead", queue=queue, error=where, after=call.query.get("after"), limit=ROWS)
+    found = await call.ask("dead", queue=queue, where=where, after=call.query.get("after"), limit=ROWS)
     return page(
         call,
         "dead.html",

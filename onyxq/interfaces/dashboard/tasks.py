@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import anyio.to_thread
 from starlette.responses import RedirectResponse, Response
 
@@ -11,8 +13,8 @@ from onyxq.history.explain import from_log, from_store, merged
 from onyxq.interfaces.dashboard.page import AFTER, ROWS, filter_field, shows
 from onyxq.interfaces.dashboard.rendering import HEADERS, page, rendered
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.interfaces.http.routes.tasks import STATES
 from onyxq.interfaces.http.shapes import Field, Text
+from onyxq.operations.table.task import State
 
 READ_AT_ONCE = 2_000
 """Records of a log that is so short that a task's page reads it unasked."""
@@ -23,8 +25,8 @@ async def get_tasks(call: Call) -> Response:
     if wanted := call.query.get("id", "").strip():
         return _found(wanted)
     queue, state = call.query.get("queue") or None, call.query.get("state") or None
-    if state is not None and state not in STATES:
-        raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
+    if state is not None and state not in get_args(State):
+        raise BadRequest(f"state must be one of {', '.join(get_args(State))}", field="state")
     found = await call.ask("list", queue=queue, state=state, after=call.query.get("after"), limit=ROWS)
     return page(
         call,
@@ -36,7 +38,7 @@ async def get_tasks(call: Call) -> Response:
         is_first="after" not in call.query,
         queue=queue or "",
         state=state or "",
-        states=STATES,
+        states=get_args(State),
     )
 
 

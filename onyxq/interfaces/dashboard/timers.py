@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest
 from onyxq.interfaces.dashboard.page import AFTER, ROWS, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.interfaces.http.routes.timers import STATES
 from onyxq.interfaces.http.shapes import Field, Text
+from onyxq.operations.table.timer import TimerState
 
 
 async def get_timers(call: Call) -> Response:
     """A page of them."""
     state = call.query.get("state") or None
-    if state is not None and state not in STATES:
-        raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
+    if state is not None and state not in get_args(TimerState):
+        raise BadRequest(f"state must be one of {', '.join(get_args(TimerState))}", field="state")
     found = await call.ask("timer.list", state=state, after=call.query.get("after"), limit=ROWS)
     return page(
         call,
@@ -27,7 +29,7 @@ async def get_timers(call: Call) -> Response:
         after=found["after"],
         is_first="after" not in call.query,
         state=state or "",
-        states=STATES,
+        states=get_args(TimerState),
     )
 
 

@@ -43,7 +43,7 @@ from onyxq.interfaces.http.bodies import (
 from onyxq.interfaces.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Failure, Kit
 from onyxq.interfaces.http.keys import Keys
 from onyxq.interfaces.http.openapi import openapi
-from onyxq.interfaces.http.operations import OF_OPERATIONS, read_arguments
+from onyxq.interfaces.http.operations import OF_OPERATIONS, is_streamed, read_arguments
 from onyxq.interfaces.http.problems import MethodNotAllowed, problem
 from onyxq.interfaces.http.routes import (
     claims,
@@ -323,7 +323,8 @@ class App:
             query = _checked(endpoint.query.check_query, pairs, "the query")
         raw, value = await self._body(endpoint, arrival, query)
         if operation is not None:
-            args = read_arguments(endpoint, operation, parts, pairs, value)
+            limits = query if is_streamed(arrival.headers) else None
+            args = read_arguments(endpoint, operation, parts, pairs, value, limits=limits)
         if closing is not self.kit.closing:  # tokens were read again while the body came
             closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
         OWNER.set(caller.owner)

@@ -25,11 +25,7 @@ from onyxq.operations.table.operation import A, Operation, R
 
 PATH_FIELDS: Mapping[str, Field] = {
     "id": Field(HexId(), required=True, doc="Id of the task."),
-    "queue": Field(Text(), required=True, doc="Name of the queue, percent-encoded."),
-    "peer": Field(Text(), required=True, doc="Id of the peer."),
-    "partition": Field(Text(), required=True, doc="Number of the partition."),
     "timer": Field(Text(), required=True, doc="Id of the timer, percent-encoded."),
-    "job": Field(Text(1, 120), required=True, doc="Id of the job."),
     "entry": Field(Text(), required=True, doc="Name of an extension's entry."),
     "extension": Field(Text(), required=True, doc="Name of the extension."),
     "number": Field(Digits(), required=True, doc="Id of a task of the task store."),

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest
 from onyxq.interfaces.http.endpoint import Call, Endpoint, Handler
+from onyxq.interfaces.http.streaming import NDJSON, LinesResponse, Page
 from onyxq.interfaces.http.values import answer_text
 from onyxq.operations.table.everything import OPERATIONS
 from onyxq.operations.table.json_form import arguments, from_text, json_text
 from onyxq.operations.table.operation import Http, Operation
+
+PAGE_MAX = 1_000
+STREAMED = (
+    f" With `Accept: {NDJSON}` all of them (at most limit), one a line. If that fails midway, the last line is "
+    '`{"problem": ...}` and the connection is cut.'
+)
 
 
 def endpoint_of(operation: Operation[Any, Any], http: Http) -> Endpoint:
@@ -24,11 +33,13 @@ def endpoint_of(operation: Operation[Any, Any], http: Http) -> Endpoint:
         name=http.id,
         tag=http.tag,
         summary=operation.summary,
-        doc=operation.description,
+        doc=operation.description + (STREAMED if http.pages else ""),
         handle=_handler(operation, http),
         role=operation.access.roles,
         operation=operation,
         large=operation.large,
+        waits=http.waits,
+        body_required=any(one.required for one in operation.members.values() if f"{{{one.name}}}" not in http.path),
         status=http.status,
         answer=None if http.status == 204 else {"$ref": f"#/components/schemas/{shown.result.__name__}"},
         errors=http.errors,
@@ -36,6 +47,9 @@ def endpoint_of(operation: Operation[Any, Any], http: Http) -> Endpoint:
 
 
 def _handler(operation: Operation[Any, Any], http: Http) -> Handler:
+    if http.pages:
+        return _pages_handler(operation, http.pages)
+
     async def handle(call: Call) -> Response:
         result = await call.do(operation, call.args)
         if http.shows is not None:
@@ -43,6 +57,33 @@ def _handler(operation: Operation[Any, Any], http: Http) -> Handler:
         return Response(status_code=204) if http.status == 204 else answer_text(json_text(result), status=http.status)
 
     return handle
+
+
+def _pages_handler(operation: Operation[Any, Any], name: str) -> Handler:
+    """Return what answers with a page, or with all items as a stream of lines if that is accepted."""
+
+    async def page(call: Call, args: Any, left: int | None) -> Page:
+        size = PAGE_MAX if left is None else min(left, PAGE_MAX)
+        result = await call.do(operation, msgspec.structs.replace(args, limit=size))
+        items = getattr(result, name)
+        left = None if left is None else left - len(items)
+        lines = [json_text(one) for one in items]
+        if result.after is None or left == 0:
+            return Page(lines, None)
+        return Page(lines, partial(page, call, msgspec.structs.replace(args, after=result.after), left))
+
+    async def handle(call: Call) -> Response:
+        if not is_streamed(call.headers):
+            return answer_text(json_text(await call.do(operation, call.args)))
+        first = await page(call, call.args, call.query.get("limit"))
+        return Response(media_type=NDJSON) if call.is_head else LinesResponse(first)
+
+    return handle
+
+
+def is_streamed(headers: Mapping[str, str]) -> bool:
+    """Return whether a request asks for lines."""
+    return NDJSON in headers.get("accept", "")
 
 
 def shown_arguments(operation: Operation[Any, Any], shows: Operation[Any, Any], args: Any) -> Any:
@@ -56,9 +97,14 @@ def read_arguments(
     path: Mapping[str, str],
     query: Sequence[tuple[str, str]],
     body: Mapping[str, Any],
+    *,
+    limits: dict[str, Any] | None = None,
 ) -> Any:
-    """Return the arguments of a request; raises `BadRequest` naming the field."""
-    given: dict[str, Any] = dict(path)
+    """Return the arguments of a request; raises `BadRequest` naming the field.
+
+    ``limits``: takes the limit of a stream, which may be more than a page has.
+    """
+    given: dict[str, Any] = {name: from_text(operation.members[name], text) for name, text in path.items()}
     for name, text in query:
         if name in given or endpoint.has_body:
             known = name in operation.members and not endpoint.has_body
@@ -69,6 +115,8 @@ def read_arguments(
         if name in path:
             raise BadRequest(f"{name} is not a known field", field=name, hint="It is in the path.")
     assert operation.http is not None
+    if limits is not None and type(given.get("limit")) is int and given["limit"] > PAGE_MAX:
+        limits["limit"] = given.pop("limit")
     return arguments(operation, {**given, **body}, fixed=operation.http.fixed)
 
 

@@ -47,19 +47,14 @@ class Guarded:
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
         """The result of a method; raises `Forbidden`, and `OnyxqError` as the service does."""
-        args = decoded(method, args)
-        await self._check(method, args)
+        args, needs = judged(self.grants, method, args)
+        await look_up(self.grants, needs, self.api.call)
         return await self.api.call(method, args)
 
     async def do(self, operation: Operation[A, R], args: A) -> R:
         """Return the result of an operation; raises `Forbidden`, and `OnyxqError` as the service does."""
-        await self._check(operation.name, args)
+        await look_up(self.grants, unmet(self.grants, operation.name, args), self.api.call)
         return await self.api.do(operation, args)
-
-    async def _check(self, method: str, args: Any) -> None:
-        needs = unmet(self.grants, method, args)
-        if needs:
-            await look_up(self.grants, needs, self.api.call)
 
 
 def check_size(operation: str, size: int) -> None:
@@ -73,6 +68,18 @@ def check_role(grants: Grants, operation: str) -> None:
     roles = RULES.get(operation, UNKNOWN).roles
     if roles and not any(grants.has(role) for role in roles):
         raise _forbidden(roles)
+
+
+def judged(grants: Grants, operation: str, args: Any) -> tuple[Any, list[Need]]:
+    """Return the decoded arguments of a call, and its needs that depend on queues to be looked up.
+
+    Raises `Forbidden`, `BadRequest`.
+    """
+    if RULES.get(operation, UNKNOWN).by_arguments:
+        args = decoded(operation, args)
+        return args, unmet(grants, operation, args)
+    needs = unmet(grants, operation, args)
+    return decoded(operation, args), needs
 
 
 def unmet(grants: Grants, operation: str, args: Any) -> list[Need]:

@@ -13,9 +13,8 @@ from typing import Any
 from onyxq.core.errors import BadRequest
 from onyxq.core.facts import unpack_task
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, offset_of
-from onyxq.core.timer_model import QUEUE as TIMERS
-from onyxq.operations.table.access import LOOKING, Need, Run
 from onyxq.operations.table.access import Access as Rule
+from onyxq.operations.table.access import Need, Run
 from onyxq.operations.table.everything import OPERATIONS
 
 
@@ -31,39 +30,10 @@ def _everywhere(*roles: str) -> Rule:
     return Rule(roles, lambda args: need)
 
 
-def _on_queue(*roles: str) -> Rule:
-    """What names a queue; none: all of them."""
-
-    def find(args: dict[str, Any]) -> Sequence[Need]:
-        queue = args.get("queue")
-        return (Need(roles, every=True) if queue is None else Need(roles, queues=(_text(queue, "queue"),)),)
-
-    return Rule(roles, find)
-
-
-def _on_timers(*roles: str) -> Rule:
-    need = (Need(roles, queues=(TIMERS,)),)
-    return Rule(roles, lambda args: need)
-
-
 def _on_queues(*roles: str) -> Rule:
     def find(args: dict[str, Any]) -> Sequence[Need]:
         queues = _list(args, "queues")
         return (Need(roles, queues=tuple(_text(one, "queues") for one in queues), every=not queues),)
-
-    return Rule(roles, find)
-
-
-def _on_task(*roles: str) -> Rule:
-    def find(args: dict[str, Any]) -> Sequence[Need]:
-        return (Need(roles, tasks=((_id(args.get("id"), "id"), 1),)),)
-
-    return Rule(roles, find)
-
-
-def _on_ids(*roles: str) -> Rule:
-    def find(args: dict[str, Any]) -> Sequence[Need]:
-        return (Need(roles, tasks=tuple((_id(one, "ids"), 1) for one in _list(args, "ids"))),)
 
     return Rule(roles, find)
 
@@ -89,12 +59,6 @@ def _on_new(*roles: str) -> Rule:
         return (Need(roles, queues=tuple(_new(args, "runs"))),)
 
     return Rule(roles, find)
-
-
-def _on_dead(*roles: str) -> Rule:
-    """What names dead letters by ids, or by queue."""
-    by_ids, by_queue = _on_ids(*roles), _on_queue(*roles)
-    return Rule(roles, lambda args: (by_queue if args.get("ids") is None else by_ids).find(args))
 
 
 def _transact(args: dict[str, Any]) -> Sequence[Need]:
@@ -142,48 +106,20 @@ RULES: Mapping[str, Rule] = {
     **{one.name: one.access for one in OPERATIONS},
     "backup.hold": _everywhere("admin"),
     "backup.rows": _everywhere("admin"),
-    "cancel": _on_ids("produce", "operate"),
     "claim": _on_queues("consume"),
-    "cluster": _anywhere(*LOOKING),
     "complete": _on_items("consume"),
-    "count": _on_queue("read"),
-    "dead": _on_queue("read"),
-    "dead.discard": _on_dead("operate"),
-    "dead.requeue": _on_dead("operate"),
     "enqueue": _on_new("produce"),
     "extension": _everywhere("read"),
     "fail": _on_items("consume"),
-    "gc": _everywhere("operate"),
-    "get": _on_task("read", "consume"),
-    "health": _anywhere(*LOOKING),
-    "ids": _anywhere("produce"),
-    "job.get": _everywhere("read"),
-    "job.kill": _everywhere("operate"),
-    "job.list": _everywhere("read"),
-    "job.seal": _everywhere("operate"),
-    "job.submit": _everywhere("admin"),
-    "job.wait": _everywhere("read"),
     "jobs.commit": Rule((), _batches),
     "jobs.prepare": Rule((), _batches),
-    "leave": _everywhere("admin"),
-    "list": _on_queue("read"),
-    "log": _everywhere("read"),
     "log.raw": _everywhere("read"),
-    "metrics": _everywhere("read"),
     "origin": _everywhere("read"),
-    "partition": _anywhere(*LOOKING),
-    "partition.force": _everywhere("admin"),
-    "partitions": _anywhere(*LOOKING),
-    "peers": _anywhere(*LOOKING),
     "rates": _everywhere("read"),
     "release": _on_items("consume"),
     "renew": _on_items("consume"),
     "replica": _everywhere("read"),
-    "ring": _anywhere(*LOOKING),
-    "routes": _anywhere(*LOOKING),
     "submit": _everywhere("produce"),
-    "task_history": _on_task("read"),
-    "task_log": _on_task("read", "consume"),
     "taskstore.claim": Rule(("consume",), _claim_store),
     "taskstore.group": _on_group("read", "consume"),
     "taskstore.groups": _everywhere("read"),
@@ -191,10 +127,6 @@ RULES: Mapping[str, Rule] = {
     "taskstore.tasks": _on_stored("read", "consume"),
     "taskstore.update": Rule((), _change_store),
     "tasks.bodies": _on_items("read", "consume", name="runs"),
-    "timer.cancel": _on_timers("produce", "operate"),
-    "timer.get": _on_timers("read", "produce"),
-    "timer.list": _on_timers("read"),
-    "timer.set": _on_timers("produce"),
     "transact": Rule((), _transact),
     "update": _on_updates("consume"),
     "workers": _everywhere("read"),
@@ -204,13 +136,9 @@ RULES: Mapping[str, Rule] = {
 LARGE = frozenset(
     (
         *(one.name for one in OPERATIONS if one.large),
-        "cancel",
         "complete",
-        "dead.discard",
-        "dead.requeue",
         "enqueue",
         "fail",
-        "job.submit",
         "jobs.commit",
         "jobs.prepare",
         "release",
@@ -220,7 +148,6 @@ LARGE = frozenset(
         "taskstore.claim",
         "taskstore.tasks",
         "taskstore.update",
-        "timer.set",
         "transact",
         "update",
     )

@@ -40,18 +40,20 @@ class Access:
     """A caller with one of them on every queue may make any call; none: the arguments decide."""
     find: Callable[[Any], Sequence[Need]]
     """Returns the needs of a call by its arguments; raises `BadRequest`."""
+    by_arguments: bool = True
+    """Whether the needs depend on the arguments; else they are judged before the arguments are decoded."""
 
 
 def anywhere(*roles: str) -> Access:
     """Return the access to something that belongs to no queue: a role on any queue is enough."""
     need = (Need(roles),)
-    return Access(roles, lambda args: need)
+    return Access(roles, lambda args: need, by_arguments=False)
 
 
 def everywhere(*roles: str) -> Access:
     """Return the access to something about all queues."""
     need = (Need(roles, every=True),)
-    return Access(roles, lambda args: need)
+    return Access(roles, lambda args: need, by_arguments=False)
 
 
 def on_queue(*roles: str) -> Access:

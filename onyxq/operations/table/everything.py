@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from onyxq.operations.table import periodic, queue
+from onyxq.operations.table import cluster, job, periodic, queue, task, timer
 from onyxq.operations.table.operation import Operation
 
 GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
@@ -18,6 +18,12 @@ GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
             periodic.SET_PERIODIC,
             periodic.REMOVE_PERIODIC,
         ),
+        "Tasks": task.TASKS,
+        "Dead letters": task.DEAD,
+        "Timers": timer.TIMERS,
+        "Jobs": job.JOBS,
+        "Cluster": cluster.CLUSTER,
+        "Log": cluster.LOG,
     }
 )
 """All operations by what they are about."""

@@ -53,20 +53,21 @@ def _read_members(known: Mapping[str, Member], given: Mapping[str, Any], where: 
             member = known[name.removesuffix("_base64")]
         if member is None or "data" not in member.marks:
             if value is not None or member is None or member.nullable:
-                out[name] = value if member is None else _read(member.node, value, dotted(where, name))
+                place = dotted(where, name)
+                out[name] = value if member is None else _read(member.node, member.marks, value, place)
     for name, member in known.items():
         if "data" in member.marks:
             out |= _read_data(name, given, where, with_format="format" in known)
     return out
 
 
-def _read(node: Node, value: Any, where: str) -> Any:
-    kind, _, _, marks = bare(node)
+def _read(kind: Node, marks: Mapping[str, Any], value: Any, where: str) -> Any:
     match kind, value:
         case inspect.StructType(array_like=False), dict():
             return _read_members(members(kind.cls), value, where)
         case inspect.ListType(item_type=item), list():
-            return [_read(item, one, f"{where}[{place}]") for place, one in enumerate(value)]
+            one, _, _, marks = bare(item)
+            return [_read(one, marks, part, f"{where}[{place}]") for place, part in enumerate(value)]
         case inspect.BytesType(), str() if "id" in marks:
             return _read_id(value, where)
         case _, str():
@@ -164,8 +165,11 @@ def _shown_members(value: msgspec.Struct) -> dict[str, Any]:
     has_data = any("data" in member.marks for member in known.values())
     for name, member in known.items():
         item = getattr(value, name)
+        if item is msgspec.UNSET or (value.__struct_config__.omit_defaults and item == member.default):
+            continue
         if "data" in member.marks:
-            key, shown = data_member(name, item, getattr(value, "format", None))
+            form = None if "any" in member.marks else getattr(value, "format", None)
+            key, shown = data_member(name, item, form)
             out[key] = shown
         elif "inlined" in member.marks:
             out |= _shown(item)
@@ -225,6 +229,8 @@ def _schema(kind: Node, marks: Mapping[str, Any]) -> Schema:
             found = {"type": "array", "items": schema(item), **_bounds(minItems=low, maxItems=high)}
         case inspect.DictType(value_type=item):
             found = {"type": "object", "additionalProperties": schema(item)}
+        case inspect.UnionType(types=types):
+            found = {"anyOf": [schema(one) for one in types]}
         case inspect.StructType(cls=cls):
             found = {"$ref": f"#/components/schemas/{cls.__name__}"}
     return found
@@ -239,7 +245,7 @@ def _or_null(found: Schema) -> Schema:
         return {**found, "type": [found["type"], "null"], "enum": [*found["enum"], None]}
     if "type" in found:
         return {**found, "type": [found["type"], "null"]}
-    return found if not found else {"anyOf": [found, {"type": "null"}]}
+    return found if not found else {"anyOf": [*found.get("anyOf", [found]), {"type": "null"}]}
 
 
 def request_schema(operation: Operation[Any, Any], names: Iterable[str]) -> Schema:
@@ -270,7 +276,7 @@ def components(kind: type[msgspec.Struct]) -> dict[str, Schema]:
         if one.__name__ in out:
             continue
         known = dict(_inlined(one))
-        required = [name for name, member in known.items() if "data" not in member.marks]
+        required = [name for name, member in known.items() if member.required and "data" not in member.marks]
         properties = _properties(known, answer=True)
         out[one.__name__] = {"type": "object", "required": required, "properties": properties}
         for member in known.values():

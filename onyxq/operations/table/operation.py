@@ -60,6 +60,10 @@ class Http:
     """The operation whose answer it has afterwards, with the arguments of the same names."""
     errors: tuple[int, ...] = ()
     """Statuses of errors of its own."""
+    waits: bool = False
+    """Whether the answer may wait for long."""
+    pages: str = ""
+    """Member of its answer that has the items of a page; they may also be streamed, a line each."""
 
 
 @frozen(kw_only=True)
@@ -84,9 +88,15 @@ class Verb:
     columns: tuple[str, ...] = ()
     """Columns of a list, or fields of one thing in their order; none: all."""
     empty: str = ""
-    """What it prints for an empty list."""
+    """What it prints for an empty list; its answer is one thing otherwise."""
     done: str = ""
     """What it prints if there is nothing to show."""
+    pages: bool = False
+    """Whether it prints page after page, up to a limit or all."""
+    run: str = ""
+    """``module:function`` that runs it; empty: it makes the call and prints the answer."""
+    more: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...] = ()
+    """Options that are no arguments, as argparse takes them."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -121,6 +121,8 @@ def _expected(kind: Node) -> str:
             words = f"binary{_lengths(low, high, 'bytes')}"
         case inspect.ListType(min_length=low, max_length=high):
             words = f"a list{_lengths(low, high, 'items')}"
+        case inspect.UnionType(types=types):
+            words = " or ".join(map(expected, types))
         case inspect.StructType(array_like=True, fields=fields):
             words = f"a list of {', '.join(one.encode_name for one in fields)}"
     return words

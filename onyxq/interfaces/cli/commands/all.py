@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from onyxq.interfaces.cli.commands.dead import DEAD_COMMANDS
 from onyxq.interfaces.cli.commands.history import HISTORY_COMMANDS
-from onyxq.interfaces.cli.commands.job import JOB_COMMANDS
 from onyxq.interfaces.cli.commands.operations import OPERATION_COMMANDS
+from onyxq.interfaces.cli.commands.own import OWN_COMMANDS
 from onyxq.interfaces.cli.commands.task import ARCHIVES, TASK_COMMANDS
-from onyxq.interfaces.cli.commands.timer import TIMER_COMMANDS
 from onyxq.interfaces.cli.parser import TLS_SETTINGS, Command, Option, option, setting
 from onyxq.system.settings import SECRET, SETTINGS
 
@@ -54,11 +52,6 @@ PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="partitions of the cluster, for good (default 64)"
 )
 REPLICAS = option("--replicas", type=int, default=3, metavar="N", help="copies of every task (default 3)")
-
-
-def _shown(name: str, about: str, *options: Option, example: str = "") -> Command:
-    run = f"onyxq.interfaces.cli.views:{name.replace(' ', '_')}"
-    return Command(name, run, about, f"onyxq {example or name}", options, talks=True)
 
 
 def _history(name: str, about: str, example: str, *options: Option) -> Command:
@@ -148,17 +141,6 @@ COMMANDS: tuple[Command, ...] = (
         "peer start --zookeeper zk1:2181,zk2:2181 --data /var/lib/onyxq --zone a",
         *map(setting, PEER_SETTINGS),
     ),
-    _shown("peer list", "peers and nodes of the cluster"),
-    _own(
-        "peer leave",
-        "cluster_changes:peer_leave",
-        "drain a peer: it hands its partitions over and leaves",
-        "peer leave 3fb1c0de --permanent",
-        option("peer", metavar="PEER", help="id of the peer"),
-        option("--permanent", action="store_true", help="move its copies elsewhere first, and wait until it has left"),
-        option("--no-wait", action="store_true", help="do not wait"),
-        talks=True,
-    ),
     _own(
         "cluster create",
         "clusters:create",
@@ -170,7 +152,6 @@ COMMANDS: tuple[Command, ...] = (
         REPLICAS,
         *(setting(name) for name in ("absent_after_ms", "yield_after_ms", "gc_records", "gc_bytes")),
     ),
-    _shown("cluster show", "name, settings and health of the cluster"),
     _own(
         "cluster protect",
         "clusters:protect",
@@ -254,9 +235,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     *TASK_COMMANDS,
     *OPERATION_COMMANDS,
-    *DEAD_COMMANDS,
-    *TIMER_COMMANDS,
-    *JOB_COMMANDS,
+    *OWN_COMMANDS,
     *HISTORY_COMMANDS,
     _own(
         "worker start",
@@ -273,18 +252,6 @@ COMMANDS: tuple[Command, ...] = (
         ),
         *map(setting, LOG_SETTINGS),
         runs_others=True,
-        talks=True,
-    ),
-    _shown("ring show", "members of the ring, whom each watches, and who is joining"),
-    _shown("partition list", "cohort, leader and epoch of every partition"),
-    _shown("partition show", "one partition", option("partition", type=int, metavar="P"), example="partition show 7"),
-    _own(
-        "partition force",
-        "cluster_changes:partition_force",
-        "go on without the lost majority of a partition's nodes; what only they hold is lost",
-        "partition force 7 --yes",
-        option("partition", type=int, metavar="P"),
-        option("--yes", action="store_true", help="accept the loss"),
         talks=True,
     ),
     _history(
@@ -315,7 +282,6 @@ COMMANDS: tuple[Command, ...] = (
         option("--spark", metavar="MASTER", help="replay an archive's files side by side on Spark"),
         option("--check-every", type=int, default=100, metavar="N", help="records between checks (default 100)"),
     ),
-    _shown("log gc", "snapshot the replica and trim the log behind it"),
     _history(
         "replica show",
         "the replica, now or as it was at a position",

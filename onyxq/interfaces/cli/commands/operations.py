@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import inspect
 
 from onyxq.core.shapes import Member
-from onyxq.interfaces.cli.commands.task import DATA, FILE
+from onyxq.interfaces.cli.commands.task import DATA, FILE, PAGING
 from onyxq.interfaces.cli.parser import Command, Option, option
 from onyxq.operations.table.everything import OPERATIONS
 from onyxq.operations.table.operation import Operation, Verb
@@ -21,14 +21,17 @@ def command_of(operation: Operation[Any, Any], verb: Verb) -> Command:
     if verb.pairs:
         about = f"{', '.join(setting_names(operation, verb))}; a time may be written 30s; default resets a setting"
         options.insert(1, option("settings", metavar="KEY=VALUE", nargs="+", help=about))
+    options += PAGING if verb.pages else ()
+    options += [option(*flags, **details) for flags, details in verb.more]
     example = f"onyxq {verb.name} {verb.example}".rstrip()
-    return Command(verb.name, RUN, verb.about, example, tuple(options), talks=True, row=(operation, verb))
+    return Command(verb.name, verb.run or RUN, verb.about, example, tuple(options), talks=True, row=(operation, verb))
 
 
 def offered(operation: Operation[Any, Any], verb: Verb) -> list[Member]:
     """Return the arguments that the command has, those that are positional first."""
     known = operation.members
-    names = [name for name in verb.fields or known if name not in verb.fixed]
+    paging = ("after", "limit") if verb.pages else ()
+    names = [name for name in verb.fields or known if name not in (*verb.fixed, *paging)]
     has_data = any("data" in known[name].marks for name in names)
     found = [known[name] for name in names if not (has_data and name == "format")]
     return sorted(found, key=lambda member: not is_positional(member, verb))
@@ -48,8 +51,9 @@ def _options(member: Member, verb: Verb) -> list[Option]:
     if "data" in member.marks:
         return [DATA, FILE]
     about = member.about[:1].lower() + member.about[1:].partition(". ")[0].removesuffix(".")
+    number = {"type": int} if isinstance(member.node, inspect.IntType) and "ms" not in member.name.split("_") else {}
     if is_positional(member, verb):
-        return [option(member.name, metavar=member.name.upper(), help=about or None)]
+        return [option(member.name, metavar=member.name.upper(), help=about or None, **number)]
     flag = f"--{member.name.replace('_', '-')}"
     if isinstance(member.node, inspect.BoolType):
         return [option(flag, action="store_true", default=None, help=about)]
@@ -59,7 +63,7 @@ def _options(member: Member, verb: Verb) -> list[Option]:
         about += f" (default {member.default})"
     if isinstance(member.node, inspect.LiteralType):
         return [option(flag, choices=member.node.values, help=about)]
-    return [option(flag, metavar=member.name.upper(), help=about)]
+    return [option(flag, metavar=member.name.upper(), help=about, **number)]
 
 
 OPERATION_COMMANDS: tuple[Command, ...] = tuple(command_of(one, verb) for one in OPERATIONS for verb in one.verbs)

@@ -61,15 +61,6 @@ TASK_COMMANDS: tuple[Command, ...] = (
     _task("get", "one task and its claims", f"get {SOME_ID}", ID, TASK_ARCHIVES),
     _task("log", "the updates that workers sent about a task", f"log {SOME_ID}", ID, TASK_ARCHIVES),
     _task(
-        "list",
-        "tasks in id order",
-        "list --queue mail --state ready",
-        QUEUE_FILTER,
-        option("--state", choices=STATES, metavar="STATE", help=", ".join(STATES)),
-        *PAGING,
-    ),
-    _task("count", "tasks by queue and state", "count --queue mail", QUEUE_FILTER),
-    _task(
         "claim",
         "take tasks of a queue under a lease",
         "claim mail --max 10 --lease 30s --wait 5s --json",

@@ -10,9 +10,7 @@ from starlette.responses import Response
 from onyxq.core.errors import BadRequest, from_map
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.schemas import ref
-from onyxq.interfaces.http.shapes import Array, Boolean, Field, HexId, Integer, Object, Text
-from onyxq.interfaces.http.streaming import NDJSON
-from onyxq.interfaces.http.task_lines import PAGE_DEFAULT, PAGE_MAX, answer_pages
+from onyxq.interfaces.http.shapes import Array, Boolean, Field, HexId, Object, Text
 from onyxq.interfaces.http.values import answer
 
 IDS_MAX = 10_000
@@ -21,15 +19,6 @@ WHERE_CHARS_MAX = 1_000
 _QUEUE = Field(Text(), doc="Only of this queue.")
 _WHERE = Field(Text(1, WHERE_CHARS_MAX, name=False), doc="Only with this text in the error.")
 
-DEAD_QUERY = Object(
-    "DeadQuery",
-    {
-        "queue": _QUEUE,
-        "where": _WHERE,
-        "after": Field(HexId(), doc="Give tasks behind this id."),
-        "limit": Field(Integer(1, (1 << 31) - 1), doc=f"Default {PAGE_DEFAULT}, at most {PAGE_MAX} in a page."),
-    },
-)
 CHOICE = Object(
     "DeadLetters",
     {
@@ -39,17 +28,6 @@ CHOICE = Object(
         "all": Field(Boolean(), doc="Every one there is."),
     },
 )
-
-
-async def list_dead(call: Call) -> Response:
-    """One page, or all of them as a stream of lines."""
-
-    async def read(after: bytes | None, limit: int) -> dict[str, Any]:
-        wanted = {"queue": call.query.get("queue"), "error": call.query.get("where")}
-        found: dict[str, Any] = await call.ask("dead", **wanted, after=after, limit=limit)
-        return found
-
-    return await answer_pages(call, read)
 
 
 def _changes(method: str) -> Callable[[Call], Awaitable[Response]]:
@@ -96,17 +74,6 @@ def _change(verb: str, summary: str, doc: str) -> Endpoint:
 
 
 ENDPOINTS = (
-    Endpoint(
-        method="GET",
-        path="/v1/dead",
-        name="list_dead",
-        tag="dead letters",
-        summary="Tasks that failed for good, in the order of their ids",
-        doc=f"With `Accept: {NDJSON}` all of them (at most limit), one task a line.",
-        handle=list_dead,
-        query=DEAD_QUERY,
-        answer=ref("TaskPage"),
-    ),
     _change("requeue", "Have dead letters run again", "They are due at once, with all their retries."),
     _change("discard", "Give dead letters up", "They are cancelled; an ordering key that they stopped goes on."),
 )

@@ -1,17 +1,18 @@
-"""Endpoints for jobs: submit, list, look, wait, seal, kill."""
+"""The endpoint that submits a job: over HTTP a job is JSON."""
 
 from __future__ import annotations
 
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest
-from onyxq.core.jobs import lifetime
+from onyxq.core.limits import JOB_KEEP_MS_MAX
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.schemas import ref
-from onyxq.interfaces.http.shapes import AnyValue, Choice, Field, Integer, Object, Text
-from onyxq.interfaces.http.values import answer
+from onyxq.interfaces.http.shapes import AnyValue, Field, Integer, Object
+from onyxq.interfaces.http.values import answer_text
 from onyxq.jobs.encoding import encode_map, from_map, pickles_in, to_map
-from onyxq.node.arguments import WAIT_MS_MAX
+from onyxq.operations.table.job import KEEP_MS, SUBMIT_JOB, SubmitJob
+from onyxq.operations.table.json_form import json_text
 
 _DOCS = {
     "id": "Letters, digits, `.`, `_` and `-`; a random one without, and then a repeated request is another job.",
@@ -40,13 +41,11 @@ JOB = Object(
     "NewJob",
     {
         **{name: Field(AnyValue(), doc=text) for name, text in _DOCS.items()},
-        "keep_ms": Field(Integer(), doc="How long the outcome is kept once the job has ended; default a week."),
+        "keep_ms": Field(
+            Integer(0, JOB_KEEP_MS_MAX), doc="How long the outcome is kept once the job has ended; default a week."
+        ),
     },
 )
-SEAL = Object("Seal", {"input": Field(Text(), required=True, doc="Name of the input.")})
-STATES = (lifetime.WAITING, lifetime.RUNNING, *lifetime.ENDED)
-LIST = Object("ListJobs", {"state": Field(Choice(STATES), doc="Only jobs of this state.")})
-WAIT = Object("WaitForJob", {"wait_ms": Field(Integer(0, WAIT_MS_MAX), default=30_000, doc="Answer by then as it is.")})
 
 
 async def submit_job(call: Call) -> Response:
@@ -59,34 +58,8 @@ async def submit_job(call: Call) -> Response:
             hint='Give {"import": "package.module:name"}, or submit from Python.',
         )
     job = from_map(said)
-    more = {"keep_ms": call.body["keep_ms"]} if "keep_ms" in call.body else {}
-    found = await call.ask("job.submit", body=encode_map(to_map(job)), **more)
-    return answer(found, status=201)
-
-
-async def list_jobs(call: Call) -> Response:
-    """All that are known."""
-    return answer(await call.ask("job.list", state=call.query.get("state")))
-
-
-async def get_job(call: Call) -> Response:
-    """One of them."""
-    return answer(await call.ask("job.get", id=call.path["job"]))
-
-
-async def wait_for_job(call: Call) -> Response:
-    """One of them, once it has ended."""
-    return answer(await call.ask("job.wait", id=call.path["job"], wait_ms=call.query["wait_ms"]))
-
-
-async def seal_input(call: Call) -> Response:
-    """Say that nothing more comes on an input."""
-    return answer(await call.ask("job.seal", id=call.path["job"], input=call.body["input"]))
-
-
-async def kill_job(call: Call) -> Response:
-    """End a job."""
-    return answer(await call.ask("job.kill", id=call.path["job"]))
+    args = SubmitJob(body=encode_map(to_map(job)), keep_ms=call.body.get("keep_ms", KEEP_MS))
+    return answer_text(json_text(await call.do(SUBMIT_JOB, args)), status=201)
 
 
 ENDPOINTS = (
@@ -105,62 +78,5 @@ ENDPOINTS = (
         status=201,
         answer=ref("SubmittedJob"),
         errors=(409,),
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs",
-        name="list_jobs",
-        tag="jobs",
-        summary="The jobs that are known",
-        handle=list_jobs,
-        query=LIST,
-        answer=ref("Jobs"),
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}",
-        name="get_job",
-        tag="jobs",
-        summary="One job and its progress",
-        handle=get_job,
-        answer=ref("Job"),
-        errors=(404,),
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/outcome",
-        name="wait_for_job",
-        tag="jobs",
-        summary="Wait for the end of a job",
-        doc="Answers once the job has ended, or after `wait_ms` with the job as it is then.",
-        handle=wait_for_job,
-        query=WAIT,
-        answer=ref("Job"),
-        errors=(404,),
-        waits=True,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/jobs/{job}/seal",
-        name="seal_input",
-        tag="jobs",
-        summary="Say that nothing more comes on an input",
-        handle=seal_input,
-        role="operate",
-        body=SEAL,
-        answer=ref("Job"),
-        errors=(404, 409),
-    ),
-    Endpoint(
-        method="DELETE",
-        path="/v1/jobs/{job}",
-        name="kill_job",
-        tag="jobs",
-        summary="Kill a job",
-        doc="What it has not committed by then never counts. Killing it again changes nothing.",
-        handle=kill_job,
-        role="operate",
-        answer=ref("Job"),
-        errors=(404, 409),
     ),
 )

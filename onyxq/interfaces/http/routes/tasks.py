@@ -39,13 +39,11 @@ from onyxq.interfaces.http.shapes import (
     Object,
     Text,
 )
-from onyxq.interfaces.http.streaming import NDJSON
-from onyxq.interfaces.http.task_lines import PAGE_DEFAULT, PAGE_MAX, answer_pages
-from onyxq.interfaces.http.values import answer, answer_text, task_json, update_json
+from onyxq.interfaces.http.values import answer
 from onyxq.operations.table.queue import GET_QUEUE, GetQueue
+from onyxq.operations.table.task import CANCEL_TASKS, MAKE_IDS, CancelTasks, MakeIds
 from onyxq.system import tracing
 
-STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 IDS_MAX = 10_000
 DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
 BACKOFF_MAX_MS = 24 * 3_600_000
@@ -116,25 +114,9 @@ IDS_QUERY = Object(
         "key": Field(Text(), doc="The tasks' ordering key, else their unique key: the ids lie in its partition."),
     },
 )
-GET_QUERY = Object(
-    "TaskQuery",
-    {
-        "seen_token": Field(Integer(), doc="Never answer with a state older than this token."),
-        "seen_seq": Field(Integer(), doc="Never answer with a state older than this update of seen_token."),
-    },
-)
 CANCEL_QUERY = Object(
     "CancelQuery",
     {"claimed": Field(Boolean(), default=False, doc="Cancel the task even if it is claimed; its worker is told.")},
-)
-LIST_QUERY = Object(
-    "TasksQuery",
-    {
-        "queue": Field(Text()),
-        "state": Field(Choice(STATES)),
-        "after": Field(HexId(), doc="Give tasks behind this id."),
-        "limit": Field(Integer(1, (1 << 31) - 1), doc=f"Default {PAGE_DEFAULT}, at most {PAGE_MAX} in a page."),
-    },
 )
 _KEY_DOC = "A repeat with the same key and body makes the same tasks: for 24 hours, at this peer."
 _KEY = Field(Text(maximum=255), doc=_KEY_DOC)
@@ -147,7 +129,7 @@ async def get_ids(call: Call) -> Response:
     due_ms = due_ms_of(call.query, kit.now_ms())
     there = await _keys_partition(call)
     if not due_ms and there is None:
-        return answer(await call.ask("ids", count=count))
+        return answer({"ids": (await call.do(MAKE_IDS, MakeIds(count=count))).ids})
     ids: list[bytes] = []
     open_partitions = await _open_partitions(call) if there is None else [there]
     while len(ids) < count:
@@ -301,36 +283,13 @@ def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]
     return problem(first, {**said, "copies": min(copies)} if copies else said)
 
 
-async def get_task(call: Call) -> Response:
-    """One task."""
-    seen = {"seen_token": call.query.get("seen_token"), "seen_seq": call.query.get("seen_seq")}
-    return answer_text(task_json(await call.ask("get", id=call.path["id"], **seen)))
-
-
-async def get_task_log(call: Call) -> Response:
-    """The updates of one task."""
-    found = await call.ask("task_log", id=call.path["id"])
-    return answer_text('{"updates":[' + ",".join(map(update_json, found["updates"])) + "]}")
-
-
 async def delete_task(call: Call) -> Response:
     """Cancel one task; one that is cancelled stays so."""
-    more = {"claimed": True} if call.query["claimed"] else {}
-    result = await call.ask("cancel", ids=[call.path["id"]], **more)
-    if result["results"][0] is not None:
-        raise from_map(result["results"][0])
+    asked = CancelTasks(ids=[call.path["id"]], claimed=call.query["claimed"])
+    (refused,) = (await call.do(CANCEL_TASKS, asked)).results
+    if refused is not None:
+        raise from_map(refused)
     return Response(status_code=204)
-
-
-async def list_tasks(call: Call) -> Response:
-    """One page, or all of them as a stream of lines."""
-
-    async def read(after: bytes | None, limit: int) -> dict[str, Any]:
-        wanted = {"queue": call.query.get("queue"), "state": call.query.get("state")}
-        found: dict[str, Any] = await call.ask("list", **wanted, after=after, limit=limit)
-        return found
-
-    return await answer_pages(call, read)
 
 
 ENDPOINTS = (
@@ -368,30 +327,6 @@ ENDPOINTS = (
         errors=(409,),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/tasks",
-        name="list_tasks",
-        tag="tasks",
-        summary="Tasks in the order of their ids",
-        doc=f"With `Accept: {NDJSON}` all of them (at most limit), one task a line. "
-        'If that fails midway, the last line is `{"problem": ...}` and the connection is cut.',
-        handle=list_tasks,
-        query=LIST_QUERY,
-        answer=ref("TaskPage"),
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/tasks/{id}",
-        name="get_task",
-        role=("read", "consume"),
-        tag="tasks",
-        summary="One task",
-        handle=get_task,
-        query=GET_QUERY,
-        answer=ref("Task"),
-        errors=(404,),
-    ),
-    Endpoint(
         method="DELETE",
         path="/v1/tasks/{id}",
         name="cancel_task",
@@ -404,16 +339,5 @@ ENDPOINTS = (
         role=("produce", "operate"),
         status=204,
         errors=(404, 409),
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/tasks/{id}/log",
-        name="get_task_log",
-        role=("read", "consume"),
-        tag="tasks",
-        summary="The updates of a task, without gaps",
-        handle=get_task_log,
-        answer=ref("TaskLog"),
-        errors=(404,),
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -20,13 +20,13 @@ from onyxq.interfaces.http.endpoint import Call, Endpoint, Failure
 from onyxq.interfaces.http.problems import problem
 from onyxq.interfaces.http.schemas import ref
 from onyxq.interfaces.http.shapes import MS_MAX, Choice, Field, HexId, Integer, Invalid, Object, Schema, Text, kind_of
-from onyxq.interfaces.http.task_lines import PAGE_DEFAULT, PAGE_MAX
 from onyxq.interfaces.http.values import answer
+from onyxq.operations.table.timer import TimerState
 
 PATH = "/timer"
+PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 ID_HEADER, REASON_HEADER, REQUEST_HEADER = "x-timer-id", "x-skyring-reason", "idempotency-key"
 REASON_CHARS_MAX = 500
-STATES = ("scheduled", "ready", "claimed", "fired", "failed", "cancelled")
 
 
 class _Data:
@@ -66,7 +66,7 @@ TIMER = Object(
 LIST_QUERY = Object(
     "TimersQuery",
     {
-        "state": Field(Choice(STATES), doc="Only in this state."),
+        "state": Field(Choice(get_args(TimerState)), doc="Only in this state."),
         "after": Field(HexId(), doc="Give timers behind this `after` of a page."),
         "limit": Field(Integer(1, PAGE_MAX), doc=f"Default {PAGE_DEFAULT}."),
     },
@@ -190,7 +190,7 @@ ENDPOINTS = (
         doc="Fired, failed and cancelled ones too, until they are purged.",
         handle=list_timers,
         query=LIST_QUERY,
-        answer=ref("Timers"),
+        answer=ref("TimerPage"),
     ),
     Endpoint(
         method="GET",
@@ -201,7 +201,7 @@ ENDPOINTS = (
         summary="One timer",
         handle=get_timer,
         role=("read", "produce"),
-        answer=ref("Timer"),
+        answer=ref("TimerView"),
         errors=(404,),
     ),
     Endpoint(

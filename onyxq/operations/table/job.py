@@ -1,0 +1,216 @@
+"""Operations on jobs, which are data pipelines on Spark."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, UnsetType
+
+from onyxq.core.limits import JOB_KEEP_MS_MAX, MOMENT, PLAIN, Name
+from onyxq.operations.table.access import everywhere
+from onyxq.operations.table.operation import Args, Http, Operation, Result, Verb
+
+ID_CHARS_MAX = 120
+KEEP_MS = 7 * 86_400_000
+WAIT_MS_MAX = 600_000
+JobState: TypeAlias = Literal["waiting", "running", "completed", "killed", "failed"]
+JobId: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern=PLAIN, description="Id of the job.")
+]
+
+
+class JobView(Result):
+    """A job. Of one that ended long ago only the outcome is known."""
+
+    id: str
+    state: JobState
+    why: Annotated[str, Meta(description="What a waiting job waits for.")]
+    error: Annotated[str, Meta(description="What it failed with: the task, the segment, the traceback.")]
+    batch: Annotated[int | None, Meta(description="The last batch that was committed.")]
+    digest: Annotated[bytes, Meta(description="Digest of what was submitted, in hex.")]
+    submitted_ms: Annotated[int, Meta(extra=MOMENT)]
+    ended_ms: Annotated[int | None, Meta(extra=MOMENT)]
+    driver: Annotated[str | UnsetType | None, Meta(description="The peer that drives it.")] = UNSET
+    ready: Annotated[bool | UnsetType, Meta(description="Whether its query runs there.")] = UNSET
+    slots: int | UnsetType = UNSET
+    task_slots: dict[str, int] | UnsetType = UNSET
+    scheduler: str | UnsetType = UNSET
+    percentage: int | UnsetType = UNSET
+    min_slots: int | UnsetType = UNSET
+    max_slots: int | UnsetType | None = UNSET
+    tags: list[str] | UnsetType = UNSET
+    zones: list[str] | UnsetType = UNSET
+    beside: str | UnsetType | None = UNSET
+    own_host: bool | UnsetType = UNSET
+    inputs: Annotated[list[str] | UnsetType, Meta(description="Inputs that can be sealed.")] = UNSET
+    sealed: list[str] | UnsetType = UNSET
+    version: Annotated[int | UnsetType | None, Meta(description="The fencing token of its driver.")] = UNSET
+    job: Annotated[
+        dict[str, Any] | UnsetType | None,
+        Meta(description="What was submitted; null once only the outcome is kept."),
+    ] = UNSET
+    progress: Annotated[
+        dict[str, Any] | UnsetType | None, Meta(description="What its driver reports; null if it does not answer.")
+    ] = UNSET
+
+
+class Jobs(Result):
+    """Jobs, those under way first."""
+
+    position: Annotated[int, Meta(description="Position of the replica in the log.")]
+    jobs: list[JobView]
+
+
+class SubmittedJob(Result):
+    """A job that was submitted."""
+
+    id: str
+    digest: bytes
+    position: int
+    repeat: Annotated[bool, Meta(description="Whether it was submitted before.")]
+
+
+class SubmitJob(Args):
+    """Submit a job.
+
+    The same job under the same id again is no second job. Another job under the id is refused.
+    """
+
+    body: Annotated[bytes, Meta(description="The job, as `onyxq.jobs.encoding` makes it.")]
+    keep_ms: Annotated[
+        int, Meta(ge=0, le=JOB_KEEP_MS_MAX, description="How long the outcome is kept after the job has ended.")
+    ] = KEEP_MS
+
+
+class ListJobs(Args):
+    """Return the jobs that are known, those under way first."""
+
+    state: Annotated[JobState | None, Meta(description="Only jobs of this state.")] = None
+    progress: Annotated[bool, Meta(description="With what the drivers report of running jobs.")] = False
+
+
+class GetJob(Args):
+    """Return one job and its progress."""
+
+    id: JobId
+
+
+class WaitJob(Args):
+    """Wait for the end of a job.
+
+    The answer comes once the job has ended, or after ``wait_ms`` with the job as it is then.
+    """
+
+    id: JobId
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX, description="Longest wait.")] = 30_000
+
+
+class SealInput(Args):
+    """Seal an input of a job: it gets no more data."""
+
+    id: JobId
+    input: Annotated[Name, Meta(description="Name of the input.")]
+
+
+class KillJob(Args):
+    """Kill a job.
+
+    What it has not committed by then never counts. Killing it again changes nothing.
+    """
+
+    id: JobId
+
+
+_PATH, _TAG, _RUN = "/v1/jobs/{id}", "jobs", "onyxq.interfaces.cli.jobs"
+
+SUBMIT_JOB = Operation(
+    name="job.submit",
+    args=SubmitJob,
+    result=SubmittedJob,
+    access=everywhere("admin"),
+    bounded=True,
+    large=True,
+    example={"body": b"..."},
+)
+LIST_JOBS = Operation(
+    name="job.list",
+    args=ListJobs,
+    result=Jobs,
+    access=everywhere("read"),
+    reads=True,
+    http=Http(verb="GET", path="/v1/jobs", id="list_jobs", tag=_TAG, fixed={"progress": False}),
+    verbs=(
+        Verb(
+            name="job list",
+            about="jobs, those under way first",
+            example="--state running",
+            fields=("state",),
+            run=f"{_RUN}:job_list",
+        ),
+    ),
+    python="jobs",
+    python_left_out=("progress",),
+    example={"state": "running"},
+)
+GET_JOB = Operation(
+    name="job.get",
+    args=GetJob,
+    result=JobView,
+    access=everywhere("read"),
+    reads=True,
+    http=Http(verb="GET", path=_PATH, id="get_job", tag=_TAG, errors=(404,)),
+    verbs=(
+        Verb(
+            name="job show",
+            about="one job: its state, slots, and progress",
+            example="words --json",
+            run=f"{_RUN}:job_show",
+        ),
+    ),
+    python="job",
+    example={"id": "words"},
+)
+WAIT_JOB = Operation(
+    name="job.wait",
+    args=WaitJob,
+    result=JobView,
+    access=everywhere("read"),
+    reads=True,
+    http=Http(verb="GET", path=f"{_PATH}/outcome", id="wait_for_job", tag=_TAG, errors=(404,), waits=True),
+    example={"id": "words", "wait_ms": 60_000},
+)
+SEAL_INPUT = Operation(
+    name="job.seal",
+    args=SealInput,
+    result=JobView,
+    access=everywhere("operate"),
+    http=Http(verb="POST", path=f"{_PATH}/seal", id="seal_input", tag=_TAG, errors=(404, 409)),
+    verbs=(
+        Verb(
+            name="job seal",
+            about="seal an input: it gets no more data",
+            example="words in",
+            run=f"{_RUN}:job_seal",
+        ),
+    ),
+    python="seal_job",
+    example={"id": "words", "input": "in"},
+)
+KILL_JOB = Operation(
+    name="job.kill",
+    args=KillJob,
+    result=JobView,
+    access=everywhere("operate"),
+    http=Http(verb="DELETE", path=_PATH, id="kill_job", tag=_TAG, errors=(404, 409)),
+    verbs=(
+        Verb(
+            name="job kill",
+            about="end a job; its uncommitted work never counts",
+            example="words",
+            run=f"{_RUN}:job_kill",
+        ),
+    ),
+    python="kill_job",
+    example={"id": "words"},
+)
+JOBS = (SUBMIT_JOB, LIST_JOBS, GET_JOB, WAIT_JOB, SEAL_INPUT, KILL_JOB)

@@ -1,0 +1,373 @@
+"""Operations that read tasks, cancel them and decide about dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta
+
+from onyxq.core.limits import DATA, MOMENT, Name, TaskIdBytes
+from onyxq.operations.table.access import Access, Need, on_queue
+from onyxq.operations.table.operation import Args, Http, Operation, Place, Result, Verb
+
+State: TypeAlias = Literal["scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled"]
+IDS_MAX = 20_000
+FRESH_IDS_MAX = 10_000
+CHANGED_MAX = 100_000
+"""Dead letters that one request requeues or discards."""
+Where: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1_000, description="Only with this text in the error.")]
+OfQueue: TypeAlias = Annotated[Name | None, Meta(description="Only of this queue.")]
+After: TypeAlias = Annotated[TaskIdBytes | None, Meta(description="Continue after this id.")]
+Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1_000, description="Most tasks of a page.")]
+
+
+class ClaimOfTask(Result):
+    """A claim in a task's history."""
+
+    token: int
+    worker: str
+    start_ms: Annotated[int | None, Meta(extra=MOMENT)]
+    end_ms: Annotated[int | None, Meta(extra=MOMENT)]
+    outcome: str | None
+
+
+class TaskView(Result):
+    """A task."""
+
+    id: TaskIdBytes
+    queue: str
+    data: Annotated[bytes, Meta(extra=DATA)]
+    format: str
+    priority: int
+    ordering_key: str | None
+    unique_key: str | None
+    state: State
+    at_ms: Annotated[int, Meta(description="When it is due.", extra=MOMENT)]
+    expires_ms: Annotated[int | None, Meta(extra=MOMENT)]
+    retries: Annotated[
+        int | None,
+        Meta(
+            description="As the task or its queue sets it; null: until an attempt succeeds.", extra={"null": "no limit"}
+        ),
+    ]
+    depends: list[TaskIdBytes]
+    attempts: int
+    claims: list[ClaimOfTask]
+    updates: int
+    result: Annotated[bytes | None, Meta(extra={"data": True, "any": True})]
+    error: str | None
+
+
+class TaskPage(Result):
+    """A page of tasks in id order."""
+
+    tasks: list[TaskView]
+    after: Annotated[
+        TaskIdBytes | None,
+        Meta(description="Where the next page begins; null: this is the last one. A page that is short need not be."),
+    ]
+
+
+class Update(Result):
+    """An update of a task."""
+
+    token: int
+    seq: int
+    at_ms: Annotated[int, Meta(extra=MOMENT)]
+    data: Annotated[bytes, Meta(extra={"data": True, "any": True})]
+
+
+class TaskLog(Result):
+    """Updates of a task."""
+
+    updates: list[Update]
+
+
+class TaskHistory(Result):
+    """All that the store has of a task."""
+
+    task: TaskView
+    history: list[dict[str, Any]]
+    completion: dict[str, Any] | None
+    updates: list[Update]
+    void_below: int
+
+
+class Counts(Result):
+    """Number of tasks by queue and state."""
+
+    counts: dict[str, dict[str, int]]
+
+
+class Ids(Result):
+    """Fresh ids."""
+
+    ids: list[TaskIdBytes]
+
+
+class ItemResults(Result):
+    """For each id null, or the error with which it was refused."""
+
+    results: list[dict[str, Any] | None]
+
+
+class DeadResults(Result, omit_defaults=True):
+    """The number of changed dead letters, or of each id null or its error."""
+
+    count: int | None = None
+    results: list[dict[str, Any] | None] | None = None
+
+
+class GetTask(Args):
+    """Return one task."""
+
+    id: Annotated[TaskIdBytes, Meta(description="Id of the task.")]
+    seen_token: Annotated[
+        Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None,
+        Meta(description="The answer is not older than this claim."),
+    ] = None
+    seen_seq: Annotated[
+        Annotated[int, Meta(ge=0, le=1 << 31)] | None,
+        Meta(description="The answer is not older than this update of seen_token."),
+    ] = None
+
+
+class GetTaskLog(Args):
+    """Return the updates of a task, without gaps."""
+
+    id: Annotated[TaskIdBytes, Meta(description="Id of the task.")]
+
+
+class GetTaskHistory(Args):
+    """Return the log's entries about a task's claims, its completion and its updates."""
+
+    id: TaskIdBytes
+
+
+class ListTasks(Args):
+    """Return tasks in the order of their ids."""
+
+    queue: OfQueue = None
+    state: Annotated[State | None, Meta(description="Only in this state.")] = None
+    after: After = None
+    limit: Limit = 100
+
+
+class CountTasks(Args):
+    """Return the number of tasks by queue and state."""
+
+    queue: OfQueue = None
+
+
+class MakeIds(Args):
+    """Return fresh ids to enqueue under, so that a repeat is the same task."""
+
+    count: Annotated[int, Meta(ge=1, le=FRESH_IDS_MAX)] = 1
+
+
+class CancelTasks(Args):
+    """Cancel tasks that are not finished.
+
+    Claimed tasks are cancelled only if that is asked for. A repeat is answered like the first.
+    """
+
+    ids: Annotated[list[TaskIdBytes], Meta(max_length=IDS_MAX)]
+    claimed: Annotated[bool, Meta(description="Cancel claimed tasks too; their workers are told.")] = False
+
+
+class ListDead(Args):
+    """Return dead letters in the order of their ids.
+
+    A dead letter is a task that failed for good.
+    """
+
+    queue: OfQueue = None
+    where: Where | None = None
+    after: After = None
+    limit: Limit = 100
+
+
+class DeadLetters(Args):
+    """Base of the arguments that name dead letters by ids, or by queue and error."""
+
+    ids: Annotated[
+        Annotated[list[TaskIdBytes], Meta(max_length=IDS_MAX)] | None,
+        Meta(description="These; else all that queue and where find."),
+    ] = None
+    queue: OfQueue = None
+    where: Where | None = None
+    limit: Annotated[int, Meta(ge=1, le=CHANGED_MAX, description="Most dead letters to change.")] = CHANGED_MAX
+
+
+class RequeueDead(DeadLetters):
+    """Requeue dead letters.
+
+    They are due at once, with all their retries. With ids each has a result of its own.
+    """
+
+
+class DiscardDead(DeadLetters):
+    """Discard dead letters.
+
+    They are cancelled, and an ordering key that they stopped continues. With ids each has a result of its own.
+    """
+
+
+def _on_task(*roles: str) -> Access:
+    return Access(roles, lambda args: (Need(roles, tasks=((args.id, 1),)),))
+
+
+def _on_ids(*roles: str) -> Access:
+    return Access(roles, lambda args: (Need(roles, tasks=tuple((one, 1) for one in args.ids)),))
+
+
+def _on_dead(*roles: str) -> Access:
+    """Return the access to dead letters that are named by ids, or by queue."""
+    by_ids, by_queue = _on_ids(*roles), on_queue(*roles)
+
+    def find(args: DeadLetters) -> Sequence[Need]:
+        return (by_queue if args.ids is None else by_ids).find(args)
+
+    return Access(roles, find)
+
+
+_TASKS = "onyxq.interfaces.cli.tasks"
+_SOME_ID = "0196f0c5a1b20007d4c3b2a19080706000000000"
+_SOME = {"id": bytes.fromhex(_SOME_ID)}
+
+GET_TASK = Operation(
+    name="get",
+    args=GetTask,
+    result=TaskView,
+    access=_on_task("read", "consume"),
+    place=Place.LEADER,
+    reads=True,
+    http=Http(verb="GET", path="/v1/tasks/{id}", id="get_task", tag="tasks", errors=(404,)),
+    example=_SOME,
+)
+GET_TASK_LOG = Operation(
+    name="task_log",
+    args=GetTaskLog,
+    result=TaskLog,
+    access=_on_task("read", "consume"),
+    place=Place.LEADER,
+    reads=True,
+    http=Http(verb="GET", path="/v1/tasks/{id}/log", id="get_task_log", tag="tasks", errors=(404,)),
+    example=_SOME,
+)
+GET_TASK_HISTORY = Operation(
+    name="task_history",
+    args=GetTaskHistory,
+    result=TaskHistory,
+    access=_on_task("read"),
+    place=Place.LEADER,
+    reads=True,
+    example=_SOME,
+)
+LIST_TASKS = Operation(
+    name="list",
+    args=ListTasks,
+    result=TaskPage,
+    access=on_queue("read"),
+    place=Place.ALL_LEADERS,
+    reads=True,
+    http=Http(verb="GET", path="/v1/tasks", id="list_tasks", tag="tasks", pages="tasks"),
+    verbs=(
+        Verb(
+            name="task list",
+            about="tasks in id order",
+            example="--queue mail --state ready",
+            columns=("id", "queue", "state", "priority", "at", "attempts", "data"),
+            empty="no tasks",
+            pages=True,
+        ),
+    ),
+    python="list",
+    example={"queue": "mail", "state": "ready"},
+)
+COUNT_TASKS = Operation(
+    name="count",
+    args=CountTasks,
+    result=Counts,
+    access=on_queue("read"),
+    place=Place.ALL_LEADERS,
+    reads=True,
+    verbs=(
+        Verb(name="task count", about="tasks by queue and state", example="--queue mail", run=f"{_TASKS}:task_count"),
+    ),
+    python="count",
+    example={"queue": "mail"},
+)
+MAKE_IDS = Operation(
+    name="ids",
+    args=MakeIds,
+    result=Ids,
+    access=Access(("produce",), lambda args: (Need(("produce",)),)),
+    reads=True,
+    example={"count": 2},
+)
+CANCEL_TASKS = Operation(
+    name="cancel",
+    args=CancelTasks,
+    result=ItemResults,
+    access=_on_ids("produce", "operate"),
+    place=Place.LEADER,
+    bounded=True,
+    large=True,
+    example={"ids": [_SOME["id"]]},
+)
+LIST_DEAD = Operation(
+    name="dead",
+    args=ListDead,
+    result=TaskPage,
+    access=on_queue("read"),
+    place=Place.ALL_LEADERS,
+    reads=True,
+    http=Http(verb="GET", path="/v1/dead", id="list_dead", tag="dead letters", pages="tasks"),
+    verbs=(
+        Verb(
+            name="dead list",
+            about="dead letters in id order",
+            example="--queue mail --where 'no such host'",
+            columns=("id", "queue", "attempts", "at", "error", "data"),
+            empty="no dead letters",
+            pages=True,
+        ),
+    ),
+    python="dead",
+    example={"queue": "mail", "where": "no such host"},
+)
+REQUEUE_DEAD = Operation(
+    name="dead.requeue",
+    args=RequeueDead,
+    result=DeadResults,
+    access=_on_dead("operate"),
+    place=Place.LEADER,
+    bounded=True,
+    large=True,
+    python="requeue_dead",
+    python_left_out=("limit",),
+    example={"queue": "mail", "where": "no such host"},
+)
+DISCARD_DEAD = Operation(
+    name="dead.discard",
+    args=DiscardDead,
+    result=DeadResults,
+    access=_on_dead("operate"),
+    place=Place.LEADER,
+    large=True,
+    python="discard_dead",
+    python_left_out=("limit",),
+    example={"queue": "mail", "where": "no such user"},
+)
+TASKS = (
+    GET_TASK,
+    GET_TASK_LOG,
+    GET_TASK_HISTORY,
+    LIST_TASKS,
+    COUNT_TASKS,
+    MAKE_IDS,
+    CANCEL_TASKS,
+)
+DEAD = (LIST_DEAD, REQUEUE_DEAD, DISCARD_DEAD)
