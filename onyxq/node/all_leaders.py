@@ -21,6 +21,7 @@ from onyxq.core.errors import BadRequest, OnyxqError, Unavailable, Unknown
 from onyxq.core.ids import PARTITIONS_MAX
 from onyxq.core.placement import holders
 from onyxq.core.replica import Replica, majority
+from onyxq.leader.cohort.member import EPOCHS
 from onyxq.node.node import Node
 from onyxq.node.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, is_passing
 
@@ -32,7 +33,6 @@ It starts again when another partition was answered for.
 READ_TIMEOUT_S = 5.0
 LANDED_TIMEOUT_S = 1.0
 """Longest wait of a read until acknowledged rows are on disk, in seconds."""
-EPOCHS = 1 << 62
 
 Cohort: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 """Members and target."""

@@ -15,7 +15,6 @@ from log_entries.hold_transactions import HOLD_MS_MAX, OTHER, TEXT_CHARACTERS_MA
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest, Conflict, NotLeader, Unavailable
 from onyxq.core.ids import PARTITIONS_MAX
-from onyxq.core.step import NOT_ENABLED
 from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import CALL_TIMEOUT_S, insist, leader_of
@@ -46,8 +45,6 @@ class BackingUp:
             return {"position": position}
         if verdict.startswith(OTHER):
             raise Conflict(f"transactions are {verdict}", field="name", hint="Wait until that is over.")
-        if verdict == NOT_ENABLED:
-            raise Conflict("a peer of an older version is in the ring", hint="Upgrade every peer first.")
         raise Conflict(f"transactions are not held: {verdict}", field="name")
 
     async def rows(self, args: dict[str, Any]) -> dict[str, Any]:
