@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from attrs import evolve
 
-from onyxq.core.replica import Partition, Queue, Replica, majority
+from onyxq.core.queue_settings import Queue
+from onyxq.core.replica import Partition, Replica, majority
 from onyxq.leader.cohort.member import Cohort
 from onyxq.leader.cohort.replication import Sender
 from onyxq.leader.grants.grantable import Available
