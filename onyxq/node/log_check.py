@@ -131,6 +131,8 @@ class Testimony(NamedTuple):
 
     position: int
     """Position of the last record that the node has read."""
+    digest: bytes
+    """The digest of the log up to there."""
     step: bytes | None
     """The node's `step_of` the position that it was asked for."""
     record: bytes | None
@@ -139,8 +141,9 @@ class Testimony(NamedTuple):
 
 def testimony(node: Reader, position: int) -> Testimony:
     """Return what a node has read; ``position``: how far the node that asks has read."""
-    newest = node.records.newest
-    return Testimony(node.replica.position, step_of(node.replica, position), _digest(newest) if newest else None)
+    replica, newest = node.replica, node.records.newest
+    record = _digest(newest) if newest else None
+    return Testimony(replica.position, replica.digest, step_of(replica, position), record)
 
 
 async def testimony_of(node: Reader, other: str, position: int) -> Testimony:
@@ -195,9 +198,21 @@ class Witnesses:
         replica = self._node.replica
         if told.position <= replica.position or told.step not in (None, step_of(replica, replica.position)):
             return
-        found = await session.look(told.position)
-        if found is None or (isinstance(found, Record) and told.record not in (None, _digest(found))):
+        if not await _holds(session, told):
             raise LogWentBack(f"the log lacks the record at position {told.position}, which node {other} has read")
+
+
+async def _holds(session: LogSession, told: Testimony) -> bool:
+    """Return whether the log holds what another node read last, as far as the log still shows it."""
+    found = await session.look(told.position)
+    if isinstance(found, Record):
+        return told.record in (None, _digest(found))
+    origin = await session.origin() if found is not None else None
+    if origin is None:
+        return False
+    snapshot = await unpacked(origin.data)
+    mark = ReadMark(told.position, told.digest)
+    return told.position < snapshot.void_below or mark.contradicted_by(snapshot.trail, snapshot.milestones) is None
 
 
 async def watch(node: Reader, session: LogSession, look: Look, witnesses: Witnesses) -> None:

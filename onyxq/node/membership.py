@@ -348,6 +348,7 @@ class Peer:
 
     async def _take_snapshot(self, session: LogSession) -> None:
         """Continue from the log's snapshot if it is after this node's replica; raises `LogWentBack`."""
+        await self._witnesses.ask(session)  # A replica that is replaced shows no more what the others have read since.
         before = self.node.replica
         origin = await session.origin()
         if origin is None or origin.position < before.position:
