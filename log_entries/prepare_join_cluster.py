@@ -8,7 +8,9 @@ entry, because a node has at most one peer.
 
 The request names the node's latest peer, which the joiner's data directory must know. So two
 directories with one node id (a copy, or a directory restored from an older copy) cannot take turns:
-the second request names a peer that is not the latest any more, and is refused. A peer is also
+the second request names a peer that is not the latest any more, and is refused. It also names the
+directory's store: if that is not the one that the node had, the node's copies are void from the
+moment at which the peer joins, and are made anew. A peer is also
 refused if it does not know an enabled entry, or not in the enabled version: it is older than the
 cluster.
 """
@@ -20,6 +22,7 @@ from pyrsistent import PMap
 
 from onyxq.core import ring
 from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.placement import LOST
 from onyxq.core.replica import Peer, Replica
 
 VERSION = 1
@@ -34,6 +37,7 @@ class Args:
     """``address``, ``http``: HOST:PORT; ``versions``: entry name -> highest version that the peer knows.
 
     ``previous``: the node's latest peer before this one (`onyxq.core.ring.latest_peer`), empty if it had none.
+    ``store``: random id of the peer's store.
     """
 
     peer: str
@@ -45,6 +49,7 @@ class Args:
     tags: tuple[str, ...]
     versions: PMap[str, int]
     previous: str
+    store: str
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
@@ -68,7 +73,10 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 def _refused(replica: Replica, args: Args) -> Verdict:
     """Return what is wrong with the peer; empty if nothing is."""
-    if not 0 < len(args.peer) <= NAME_CHARACTERS_MAX or not 0 < len(args.node) <= NAME_CHARACTERS_MAX:
+    names = (args.peer, args.node)
+    if not all(0 < len(name) <= NAME_CHARACTERS_MAX for name in names) or len(args.store) > NAME_CHARACTERS_MAX:
+        return "bad name"
+    if LOST in args.node:
         return "bad name"
     if not 0 <= args.slots <= SLOTS_MAX:
         return "bad slots"
@@ -88,4 +96,5 @@ def _peer(args: Args) -> Peer:
         slots=args.slots,
         tags=args.tags,
         versions=args.versions,
+        store=args.store,
     )

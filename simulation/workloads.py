@@ -21,6 +21,7 @@ from simulation.scenes.batches import BATCH_SCENES
 from simulation.scenes.cancelling import CANCELLING_SCENES
 from simulation.scenes.copies import COPY_SCENES
 from simulation.scenes.looks import LOOK_SCENES
+from simulation.scenes.lost_disks import LOST_DISK_SCENES
 from simulation.scenes.recovery import RECOVERY_SCENES
 from simulation.scenes.retention import RETENTION_SCENES
 from simulation.scenes.rules import RULE_SCENES
@@ -343,6 +344,7 @@ def _plain_mix(draw: Draw) -> Mix:
 _SCENES: tuple[Scene, ...] = (
     *SCENES.values(),
     *COPY_SCENES.values(),
+    *LOST_DISK_SCENES.values(),
     *RULE_SCENES.values(),
     *CANCELLING_SCENES.values(),
     *WITHDRAWN_SCENES.values(),

@@ -62,6 +62,27 @@ def settled(replica: Replica, number: int) -> Replica:
     return evolve(replica, partitions=partitions.set(number, new))
 
 
+LOST = "~"
+"""Stands between node and store in the name of a lost copy."""
+
+
+def voided(replica: Replica, node: str, store: str) -> Replica:
+    """Return the replica after a node lost its store: its copies count no more, and are made anew.
+
+    In the members, the lost copy takes the node's place under a name that no node has.  So it counts
+    towards the size of a majority, but is never part of one.  The node stays in the targets, and is a
+    member again once the partition settles.  All its partitions get another epoch, because the node
+    does not know any more which epochs it had promised.
+    """
+    lost = f"{node}{LOST}{store}"
+    partitions = replica.partitions.evolver()
+    for number, found in sorted(replica.partitions.items()):
+        if node in holders(found):
+            members = tuple(sorted(lost if one == node else one for one in found.members))
+            partitions[number] = evolve(found, members=members, epoch=found.epoch + 1, ready=False)
+    return evolve(replica, partitions=partitions.persistent())
+
+
 def yielded(replica: Replica, found: Partition) -> Partition:
     """Return ``found`` led by the next live candidate after its leader, at the next epoch.
 
@@ -76,7 +97,7 @@ def yielded(replica: Replica, found: Partition) -> Partition:
 
 def holders(partition: Partition) -> tuple[str, ...]:
     """Return the sorted ids of the nodes that hold, or will hold, a copy."""
-    return tuple(sorted({*partition.members, *partition.target}))
+    return tuple(sorted(node for node in {*partition.members, *partition.target} if LOST not in node))
 
 
 def eligible_nodes(replica: Replica) -> tuple[str, ...]:

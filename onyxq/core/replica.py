@@ -53,6 +53,8 @@ class Peer:
     """Position of the record that made the peer a member; -1 while it joins."""
     clock_skew_ms: int = 0
     """How far the peer's wall clock is ahead of ``Replica.clock_ms``, according to its last record."""
+    store: str = ""
+    """Random id of the store with which it joined."""
 
 
 @frozen
@@ -70,6 +72,8 @@ class Node:
     """Whether placement gives the node no copies until one of its peers joins again."""
     latest_peer: str = ""
     """The node's latest member peer, kept while the node is absent."""
+    store: str = ""
+    """Id of the store that its latest member peer had. A node that loses its store gets another one."""
 
 
 @frozen
@@ -94,6 +98,7 @@ class Partition:
     """The cohort and the leader of one partition. Cohorts are sorted node ids."""
 
     members: tuple[str, ...] = ()
+    """Node ids. ``NODE~STORE`` is a copy that was lost with that store: see `onyxq.core.placement.voided`."""
     target: tuple[str, ...] = ()
     leader: str = ""
     """Peer id of the leader; empty while no peer can lead."""

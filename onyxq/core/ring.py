@@ -200,8 +200,8 @@ def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
     """Return the replica with another ring and all its consequences.
 
     Peers that left the ring are removed and their nodes marked absent.  New
-    members are stamped and their nodes marked present.  If membership changed,
-    partitions are placed and jobs allocated anew.
+    members are stamped and their nodes marked present.  The copies of a node that comes with another
+    store are void.  If membership changed, partitions are placed and jobs allocated anew.
     """
     before = replica.ring
     peers, nodes = replica.peers, replica.nodes
@@ -210,11 +210,17 @@ def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
         if node is not None and node.peer == gone:
             nodes = nodes.set(node.id, evolve(node, peer="", absent_since_ms=stamp.log_time_ms))
         peers = peers.remove(gone)
+    lost = []
     for new in sorted(peer for peer in ring.members if peer not in before.members):
         peer = evolve(peers[new], joined_position=stamp.position)
         peers = peers.set(new, peer)
-        nodes = nodes.set(peer.node, Node(id=peer.node, zone=peer.zone, peer=new, latest_peer=new))
+        known = nodes.get(peer.node)
+        if known is not None and known.store != peer.store:
+            lost.append(known)
+        nodes = nodes.set(peer.node, Node(peer.node, peer.zone, peer=new, latest_peer=new, store=peer.store))
     moved = evolve(replica, ring=ring, peers=peers, nodes=nodes)
+    for node in lost:
+        moved = placement.voided(moved, node.id, node.store)
     if sorted(ring.members) == sorted(before.members):
         return moved
     return allocated(placement.reconcile(moved), stamp.position)

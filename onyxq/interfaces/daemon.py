@@ -53,7 +53,7 @@ from onyxq.node.record_archive import Archiver
 from onyxq.node.world import World
 from onyxq.operations.service import Service
 from onyxq.store.integrity.lmdb_check import fatal_signals_noted
-from onyxq.store.interface import Batch, Store
+from onyxq.store.interface import NODE_META, STORE_META, Batch, Store
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.system.clock import Clock, RingClock, SystemClock, WallClock
 from onyxq.system.extensions import installed
@@ -230,12 +230,14 @@ class RunningNode:
             app.answer_waiting()
 
     async def _node_id(self, store: Store) -> str:
-        stored = store.meta("node_id")
-        if stored is not None:
+        """Return the node's id. A new store gets an id of its own, and one for the node unless that is known."""
+        stored = store.meta(NODE_META)
+        if stored is not None and store.meta(STORE_META) is not None:
             return stored.decode()
-        node_id = f"{self._random.getrandbits(48):012x}"
-        await store.write(Batch(meta=(("node_id", node_id.encode()),)))
-        return node_id
+        node_id, store_id = (f"{self._random.getrandbits(48):012x}".encode() for _ in range(2))
+        node_id = stored or node_id
+        await store.write(Batch(meta=((NODE_META, node_id), (STORE_META, store_id))))
+        return node_id.decode()
 
     async def _serve_wire(
         self, node: Node, service: Service, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED

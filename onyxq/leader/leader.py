@@ -21,6 +21,7 @@ from onyxq.core.errors import NotLeader, OnyxqError, Purged, StaleEpoch, StoreFa
 from onyxq.core.facts import Mark, Row
 from onyxq.core.ids import TaskId
 from onyxq.core.log.digest import trail_at
+from onyxq.core.placement import holders
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.core.replica import Partition, Replica, majority
 from onyxq.leader.cohort import pending_facts
@@ -228,8 +229,7 @@ class PartitionLeader:
 
     def holders(self) -> list[str]:
         """Nodes of members and target, sorted."""
-        placed = self.placed
-        return sorted({*placed.members, *placed.target, self._host.node_id})
+        return sorted({*holders(self.placed), self._host.node_id})
 
     def has_majority(self) -> bool:
         """Whether a majority of the members is in the ring and answers, as far as is known."""

@@ -50,7 +50,7 @@ from onyxq.node.log_check import (
 from onyxq.node.node import Node
 from onyxq.node.periodic_duty import fire
 from onyxq.node.record_archive import archive_copy
-from onyxq.store.interface import PEERS_META, Batch, Store
+from onyxq.store.interface import CLUSTER_META, PEERS_META, Batch, Store
 
 TICK_S = 0.5
 QUIET_MAX_MS = 1_900
@@ -182,7 +182,7 @@ class Peer:
                 self._check_versions()
                 outbox.cluster_id = node.replica.cluster.id if node.replica.cluster else ""
                 if node.store.meta("cluster_id") is None:
-                    await node.store.write(Batch(meta=(("cluster_id", outbox.cluster_id.encode()),)))
+                    await node.store.write(Batch(meta=((CLUSTER_META, outbox.cluster_id.encode()),)))
                 await self._note_attempt()
                 await session.set_pulse(self.id, self._joiner.address.encode())
                 node.peer_id, node.outbox = self.id, outbox
@@ -324,6 +324,7 @@ class Peer:
             tags=self._joiner.tags,
             versions=self.node.entries.versions,
             previous=latest_peer(self.node.replica, self.node.node_id),
+            store=self.node.admission.store_id,
         )
 
     # --- the log

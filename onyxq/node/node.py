@@ -47,6 +47,7 @@ from onyxq.node.links import Link
 from onyxq.node.liveness import Probing
 from onyxq.node.moved_copies import MovedAway
 from onyxq.node.recent_records import RecentRecords
+from onyxq.node.store_admission import Admission
 from onyxq.node.world import NodeSettings, RecordKeeper, World
 from onyxq.store.interface import Batch, Piece, Written
 from onyxq.system import failures
@@ -110,6 +111,8 @@ class Node:
         self.replica: Replica = EMPTY
         self._log_clock = LogClock()
         self.epochs = store.epochs()
+        self.admission = Admission(store, node_id=self.node_id, epochs=self.epochs, start_soon=nursery.start_soon)
+        self.admitted = self.admission.admitted
         self.leaders: dict[int, PartitionLeader] = {}
         self.metrics = Metrics(version=__version__)
         self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
@@ -170,6 +173,7 @@ class Node:
     def advance(self, before: Replica, step: Step, record: Record) -> None:
         """Take over the replica after a step of the log, and keep the record."""
         self.replica = after = step.replica
+        self.admission.note(self.replica)
         self._note_log_time()
         if before.partitions is not after.partitions:
             self.deleting.note(before, after)
@@ -197,6 +201,7 @@ class Node:
     def replace(self, replica: Replica, snapshot: bytes) -> None:
         """Take over a replica that was read from the origin, and keep its bytes."""
         before, self.replica = self.replica, replica
+        self.admission.note(self.replica)
         self._note_log_time()
         self.deleting.note(EMPTY, replica)
         self.granter.moved(before, replica)
@@ -211,6 +216,11 @@ class Node:
             self.granter.restart_windows(number)
         self._moved.set()
         self._moved = trio.Event()
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether other nodes may rely on the copies in this store, as far as this node has read the log."""
+        return self.admission.is_known(self.replica)
 
     def _note_log_time(self) -> None:
         self._log_clock.read(self.replica.position, self.replica.log_time_ms, self.clock.own.monotonic_ns())

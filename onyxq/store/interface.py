@@ -157,6 +157,12 @@ LEAVES = 256
 """Number of leaves of an hour bucket. A row's leaf depends on its stretch only."""
 MILESTONES_META = "log_milestones"
 """Key of `Store.meta`: msgpack of `Replica.milestones`, as of `Store.log_position`."""
+NODE_META = "node_id"
+CLUSTER_META = "cluster_id"
+STORE_META = "store_id"
+"""Key of `Store.meta`: random id of the store, by which the log recognises that a node lost its store."""
+ADMITTED_META = "admitted"
+"""Key of `Store.meta`: the store's id, once a peer of the node is in the log with it, and epochs are promised."""
 PEERS_META = "peers"
 """Key of `Store.meta`: space-separated ids of the peers that ran on this directory since the node's latest."""
 

@@ -33,11 +33,13 @@ import lmdb
 import trio
 
 from onyxq.core.errors import Corrupt, OnyxqError, StoreDamaged, StoreFailed
+from onyxq.core.facts import seal
+from onyxq.store import identity
 from onyxq.store.environment import Failure, cannot_open, judge, open_file
 from onyxq.store.index.applier import Applier, PreparedBatch, prepare_batch
 from onyxq.store.index.purge import watermarks_in
 from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, set_aside, write_metas_again
-from onyxq.store.interface import Batch, Rider, Written
+from onyxq.store.interface import NODE_META, Batch, Rider, Written
 from onyxq.store.read_view import StoreReads
 from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES, CheckedTables, Tables
 from onyxq.system.directories import PRIVATE, PRIVATE_FILE
@@ -251,6 +253,7 @@ class LmdbStore(StoreReads):
         try:
             env = open_file(directory, map_size=min(map_bytes, _limit(map_bytes_max)), **_OPTIONS)
             _check_format(env, directory)
+            _take_identity(env, directory)
             now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
             store = cls(env, lock, now_ms=now_ms, map_bytes_max=map_bytes_max)
             store.check_promises()
@@ -349,7 +352,17 @@ class LmdbStore(StoreReads):
                 txn.abort()
             self._not_written(error)
         else:
-            self._do(txn.commit, self._committed)
+            known = identity.kept_in(entry for ticket in self._group for entry in ticket.prepared.batch.meta)
+            self._do(partial(self._commit, txn, known) if known else txn.commit, self._committed)
+
+    def _commit(self, txn: lmdb.Transaction, known: dict[str, str]) -> None:
+        """Commit values that the identity file keeps, in the writer thread."""
+        try:
+            identity.write(self._directory, known)
+        except OSError:
+            txn.abort()
+            raise
+        txn.commit()
 
     def _do(self, work: Callable[[], None], done: _Done) -> None:
         """Run ``work`` in the writer thread, then call ``done`` in the event loop with the failure or None."""
@@ -551,6 +564,15 @@ def _wake(ticket: _Ticket, result: Written | OnyxqError) -> None:
 def _limit(map_bytes_max: int) -> int:
     """Return the map size, in bytes, that batches without drops may reach."""
     return map_bytes_max - min(RESERVE_BYTES_MAX, map_bytes_max // 16)
+
+
+def _take_identity(env: lmdb.Environment, directory: Path) -> None:
+    """Give a new store the identity of the node whose directory it is in."""
+    meta = env.open_db(b"meta")
+    with env.begin(write=True) as txn:
+        if txn.get(NODE_META.encode(), db=meta) is None:
+            for name, value in identity.read(directory).items():
+                txn.put(name.encode(), seal(name.encode(), value.encode()), db=meta)
 
 
 def _check_format(env: lmdb.Environment, directory: Path) -> None:

@@ -14,6 +14,7 @@ from attrs import define, field
 
 from onyxq.core.facts import COMPLETED, COMPLETION, TASK, sealed
 from onyxq.core.ids import TaskId, mask_of, partition_of, stretch_of
+from onyxq.core.placement import LOST
 from onyxq.core.replica import Partition, Replica
 from onyxq.core.step import Step
 from onyxq.leader.cohort.pending_facts import key_in
@@ -76,15 +77,16 @@ class EnoughCopies(Checker):
         """Compare the members' disks with what was acknowledged about tasks of their partition."""
         disks = self.disks()
         members = [DiskReads(disks[node]) for node in placed.members if node in disks]
+        lost = sum(LOST in node for node in placed.members)  # they had it, and count until the partition settles
         for task_id in task_ids:
             if task_id in self.purged:
                 continue
             stretch, bit = stretch_of(task_id), mask_of(task_id, 1)
             pending = {id(disk) for disk in members if self._is_pending(replica, disk, task_id)}
-            known = sum(bool(disk.known_bits(stretch) & bit) or id(disk) in pending for disk in members)
+            known = lost + sum(bool(disk.known_bits(stretch) & bit) or id(disk) in pending for disk in members)
             if task_id in self.history.enqueued and 2 * known <= len(placed.members):
                 raise self.broken(f"task {task_id.hex()} is on {known} of {len(placed.members)} members' disks")
-            done = sum(bool(disk.finished_bits(stretch) & bit) or id(disk) in pending for disk in members)
+            done = lost + sum(bool(disk.finished_bits(stretch) & bit) or id(disk) in pending for disk in members)
             if task_id in self.history.completed and 2 * done <= len(placed.members):
                 raise self.broken(
                     f"the completion of {task_id.hex()} is on {done} of {len(placed.members)} members' disks"

@@ -12,6 +12,7 @@ from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_leaders import LEADER_BUGS
 from simulation.planted.bugs_log import LOG_BUGS
 from simulation.planted.bugs_looks import LOOK_BUGS
+from simulation.planted.bugs_lost_disks import LOST_DISK_BUGS
 from simulation.planted.bugs_recovery import RECOVERY_BUGS
 from simulation.planted.bugs_restored_log import RESTORED_LOG_BUGS
 from simulation.planted.bugs_retention import RETENTION_BUGS
@@ -33,6 +34,7 @@ PLANTED: tuple[Planted, ...] = (
     *AHEAD_BUGS,
     *COPY_BUGS,
     *DISK_BUGS,
+    *LOST_DISK_BUGS,
     *RULE_BUGS,
     *CANCELLING_BUGS,
     *RETENTION_BUGS,

@@ -275,7 +275,8 @@ class Peer:
 def joining(peer: Peer) -> prepare_join_cluster.Args:
     """The arguments with which a peer asks to join."""
     addresses, latest = (f"{peer.id}:7400", f"{peer.id}:7480"), latest_peer(peer.replica, peer.node)
-    return prepare_join_cluster.Args(peer.id, peer.node, *addresses, peer.zone, 4, (), peer.entries.versions, latest)
+    versions = peer.entries.versions
+    return prepare_join_cluster.Args(peer.id, peer.node, *addresses, peer.zone, 4, (), versions, latest, store="")
 
 
 ABSENT = "its pulse is gone"

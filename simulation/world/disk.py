@@ -12,6 +12,7 @@ import trio
 
 from onyxq.core.errors import StoreFailed
 from onyxq.core.facts import sealed
+from onyxq.store import identity
 from onyxq.store.memory import MemoryTable, MemoryTables
 from onyxq.store.tables import DERIVED_TABLES
 
@@ -38,7 +39,11 @@ class SimulatedDisk:
         """Begin a run of a store; a store of an earlier run writes no more."""
         self._run += 1
         if self.damaged:
+            kept = [(name.encode(), self.tables.meta.get(name.encode())) for name in identity.NAMES]
             self.tables, self.damaged = MemoryTables(), False
+            for name, value in kept:
+                if value is not None:
+                    self.tables.meta.put(name, value)
         return self._run
 
     def refuse(self, *, times: int, lands: bool) -> None:

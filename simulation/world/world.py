@@ -280,8 +280,6 @@ class World:
         self.nursery.start_soon(self._run, node, node.running)
 
     def _open_store(self, node: SimulatedNode, clock: WallClock) -> MemoryStore:
-        if node.disk.damaged:
-            node.known_id = ""
         node.store = MemoryStore(node.disk, now_ms=clock.wall_ms)
         return node.store
 

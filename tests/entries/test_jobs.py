@@ -278,7 +278,7 @@ def test_a_peer_that_comes_gives_slots_to_who_waits(world: World) -> None:
 def test_tags_zones_and_company(world: World) -> None:
     """A job is driven where all that it asks for is."""
     plain = joining("d", zone="z2")
-    fields = (plain.peer, plain.node, plain.address, plain.http, plain.zone, 4, ("gpu", "big"), VERSIONS, "")
+    fields = (plain.peer, plain.node, plain.address, plain.http, plain.zone, 4, ("gpu", "big"), VERSIONS, "", "")
     world.submit("d", prepare_join_cluster.Args(*fields))
     world.settle("a", "b", "c", "d")
     done(world, job("gpu", tags=("gpu",)), job("far", zones=("z2", "z3")), job("near", beside="gpu"))

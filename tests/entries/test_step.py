@@ -278,5 +278,5 @@ def test_stepping_the_same_log_again_gives_equal_replicas() -> None:
 
 
 SMALL = created("a", "b")
-SMALL.submit("s", prepare_join_cluster.Args("s", "node-s", "", "", "z2", 0, ("big",), pmap(), ""))
+SMALL.submit("s", prepare_join_cluster.Args("s", "node-s", "", "", "z2", 0, ("big",), pmap(), "", ""))
 SMALL.submit("q", joining("q"))

@@ -31,10 +31,12 @@ def creation(*, partitions: int = 4, enabled: PMap[str, int] = VERSIONS) -> crea
     return create_cluster.Args("main", CLUSTER_ID, partitions, 3, 6_000, 60_000, 5_000, enabled)
 
 
-def joining(peer: str, node: str = "", zone: str = "z1", *, previous: str = "") -> prepare_join_cluster.Args:
+def joining(
+    peer: str, node: str = "", zone: str = "z1", *, previous: str = "", store: str = ""
+) -> prepare_join_cluster.Args:
     """Arguments with which a peer asks to join; its node is named after it unless given."""
     node = node or f"node-{peer}"
-    return prepare_join_cluster.Args(peer, node, f"{peer}:7400", f"{peer}:7480", zone, 4, (), VERSIONS, previous)
+    return prepare_join_cluster.Args(peer, node, f"{peer}:7400", f"{peer}:7480", zone, 4, (), VERSIONS, previous, store)
 
 
 @define

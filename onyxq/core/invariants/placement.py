@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from onyxq.core.claims import LEASE_MS_MAX, merged
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, ms_of, offset_of, partition_of
-from onyxq.core.placement import holders
+from onyxq.core.placement import LOST, holders
 from onyxq.core.purged import KEPT_MAX, is_purged
 from onyxq.core.replica import HELD_MS, ClaimPiece, Partition, Replica
 
@@ -34,7 +34,8 @@ def _of_partition(replica: Replica, found: Partition) -> Iterator[str]:
         if list(cohort) != sorted(set(cohort)):
             yield f"{name} {cohort} are not sorted or repeat"
         for node in cohort:
-            if node not in replica.nodes:
+            known, _, lost = node.partition(LOST)
+            if known not in replica.nodes or (lost and (name == "target" or lost == replica.nodes[known].store)):
                 yield f"{name} name the unknown node {node}"
     if len(found.target) > replica.settings.replicas:
         yield f"target {found.target} has more than {replica.settings.replicas} copies"

@@ -30,7 +30,7 @@ from onyxq.history.backup.file import Backup
 from onyxq.history.claim_rows import history_rows, returned_runs
 from onyxq.history.replay import steps
 from onyxq.log.first_record import begin_log
-from onyxq.store.interface import PEERS_META, Batch, Store
+from onyxq.store.interface import ADMITTED_META, CLUSTER_META, NODE_META, PEERS_META, STORE_META, Batch, Store
 from onyxq.system.clock import SystemClock, WallClock
 
 WRITER = "restore"
@@ -78,7 +78,9 @@ async def restore(
     async with new_stores(backup.nodes) as stores:
         for node, store in stores.items():
             peers = " ".join(dict.fromkeys((replica.nodes[node].latest_peer, latest_peer(replica, node))))
-            meta = {"node_id": node, "cluster_id": cluster_id, PEERS_META: peers}
+            store_id = replica.nodes[node].store
+            meta = {NODE_META: node, CLUSTER_META: cluster_id, PEERS_META: peers}
+            meta |= {STORE_META: store_id, ADMITTED_META: store_id}
             await store.write(Batch(meta=tuple((key, value.encode()) for key, value in meta.items())))
         rows = 0
         for partition, page in backup.pages():

@@ -21,7 +21,7 @@ from onyxq.core.replica import EMPTY, Replica, majority
 from onyxq.core.step import step
 from onyxq.history.file_format import NODE, Block, HistoryFileWriter, Kind, damaged, open_file
 from onyxq.history.recovery.new_replica import expected_nodes
-from onyxq.store.interface import Store
+from onyxq.store.interface import CLUSTER_META, NODE_META, Store
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.system.extensions import installed
 
@@ -99,7 +99,7 @@ def found_in(store: Store, source: str) -> Found:
 
     Raises `NotFound` if its node never joined a cluster, and `Corrupt`.
     """
-    node, cluster_id = store.meta("node_id"), store.meta("cluster_id")
+    node, cluster_id = store.meta(NODE_META), store.meta(CLUSTER_META)
     if node is None or cluster_id is None:
         raise NotFound(f"the node of {source} never joined a cluster", field="data", hint="Leave it out.")
     kept = store.kept_log()

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from onyxq.core.errors import BadRequest, Behind, OnyxqError, StaleEpoch
+import trio
+
+from onyxq.core.errors import BadRequest, Behind, OnyxqError, StaleEpoch, Unavailable
 from onyxq.core.facts import KINDS, Row, check_key, partition_of_key, sealed
 from onyxq.core.ids import PARTITIONS_MAX
 from onyxq.leader.cohort.pending_facts import page, wire_rows
@@ -21,6 +23,8 @@ from onyxq.store.row_checks import Prepared, prepare
 ROWS_PAGE_BYTES = 1024 * 1024
 EPOCHS = 1 << 62
 HOURS = 1 << 32
+ADMISSION_S = 1.0
+"""Longest wait until the log knows the store of a node that is asked to promise an epoch, in seconds."""
 
 
 class Host(Protocol):
@@ -29,6 +33,13 @@ class Host(Protocol):
     store: Store
     epochs: dict[int, int]
     floating: Floating
+    admitted: trio.Event
+    """Set once the log knows this node's store."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether other nodes may rely on the copies in this node's store."""
+        ...
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
         """New pieces are in the store."""
@@ -67,9 +78,20 @@ class Cohort:
     def __init__(self, host: Host) -> None:
         self._host = host
 
+    def check_known(self) -> None:
+        """Raise `Unavailable` while the log does not know this node's store.
+
+        Until then other nodes may count on the copies, and on the promises, of a store that was lost.
+        """
+        if not self._host.is_known:
+            raise Unavailable("this node has not joined with its present store yet")
+
     async def reach(self, partition: int, epoch: int) -> None:
         """Promise durably never to take a write below ``epoch``; raises `StaleEpoch`."""
         host = self._host
+        with trio.move_on_after(ADMISSION_S):
+            await host.admitted.wait()
+        self.check_known()
         _number(partition, "partition", PARTITIONS_MAX)
         reached = host.epochs.get(partition, 0)
         if _number(epoch, "epoch", EPOCHS) < reached:
@@ -84,6 +106,7 @@ class Cohort:
 
     def check(self, partition: int, epoch: int) -> None:
         """Raise `StaleEpoch` or `Behind` unless ``epoch`` is the one reached."""
+        self.check_known()
         reached = self._host.epochs.get(_number(partition, "partition", PARTITIONS_MAX), 0)
         if _number(epoch, "epoch", EPOCHS) < reached:
             raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
@@ -124,21 +147,25 @@ class Cohort:
 
     def pending(self, partition: int, known: Sequence[str], want: str | None) -> dict[str, Any]:
         """Return what transactions have pending here that the asker lacks; see `onyxq.leader.cohort.pending_facts`."""
+        self.check_known()
         return page(self._host.store, _number(partition, "partition", PARTITIONS_MAX), known=known, want=want)
 
     def hours(self, partition: int) -> dict[int, list[int]]:
         """Digest per hour, as ``[rows, total]``."""
+        self.check_known()
         _number(partition, "partition", PARTITIONS_MAX)
         return {hour: list(digest) for hour, digest in self._host.store.hours(partition).items()}
 
     def leaves(self, partition: int, hour: int) -> dict[int, list[int]]:
         """Digest per leaf of an hour."""
+        self.check_known()
         _number(partition, "partition", PARTITIONS_MAX)
         _number(hour, "hour", HOURS)
         return {leaf: list(digest) for leaf, digest in self._host.store.leaves(partition, hour).items()}
 
     def keys(self, partition: int, hour: int, leaves: Sequence[int]) -> list[list[bytes]]:
         """Row keys of some leaves, each with the checksum of its value."""
+        self.check_known()
         _number(partition, "partition", PARTITIONS_MAX)
         _number(hour, "hour", HOURS)
         for leaf in leaves:
@@ -147,6 +174,7 @@ class Cohort:
 
     def rows(self, keys: Sequence[bytes]) -> list[list[bytes]]:
         """Sound rows by key, as many as fit a page; at least one of those that exist."""
+        self.check_known()
         out: list[list[bytes]] = []
         size = 0
         for key in keys:

@@ -7,7 +7,7 @@ after damage was met in it, after a fatal signal, or after the deaths of two pro
 So damage that kills processes is found after one or two of them.
 
 A store with inconsistent pages is renamed as a whole.  It does not show any more what this node
-had promised.  So the machine begins anew, as another node, and its data comes from the cohort.
+had promised.  So the node begins with an empty store, and its data comes from the cohort.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def set_aside(directory: Path, why: str) -> Path:
         (directory / name).unlink(missing_ok=True)
     _empty(directory / CRASHED)
     _log.error(
-        "The store in %s is damaged (%s). It was set aside as %s. This machine begins anew, as another node, and its "
-        "data comes from the other nodes. If no other node has a copy, the partitions stay not_ready: restore a "
-        "backup, or accept the loss with `onyxq partition force`. Check the disk.",
+        "The store in %s is damaged (%s). It was set aside as %s. The node begins with an empty one, and its data "
+        "comes from the other nodes. If no other node has a copy, the partitions stay not_ready: restore a backup, or "
+        "accept the loss with `onyxq partition force`. Check the disk.",
         directory,
         why,
         kept.name,

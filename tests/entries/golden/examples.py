@@ -66,7 +66,16 @@ RUNS = (Run(FIRST, 3), Run(id_at(FIRST, 10), 1))
 EXAMPLES: Mapping[str, Any] = {
     "create_cluster": creation(partitions=64, enabled=pmap({"gc": 1, "create_cluster": 2})),
     "prepare_join_cluster": prepare_join_cluster.Args(
-        "p1", "n1", "10.0.0.1:7400", "10.0.0.1:7480", "zone-ü", 4, ("gpu", "big"), pmap({"gc": 1, "accept": 300}), "p0"
+        "p1",
+        "n1",
+        "10.0.0.1:7400",
+        "10.0.0.1:7480",
+        "zone-ü",
+        4,
+        ("gpu", "big"),
+        pmap({"gc": 1, "accept": 300}),
+        "p0",
+        "s1",
     ),
     "notify_join_cluster": notify_join_cluster.Args("p1"),
     "accept_join_cluster": accept_join_cluster.Args("p1"),
@@ -226,7 +235,7 @@ def _membership(world: World) -> None:
     world.submit("d", abort_join_cluster.Args("d"), abort_join_cluster.Args("d"))
     world.settle("a", "b", "c", "e")
     old = joining("f")
-    world.submit("f", type(old)(*[old.peer, old.node, old.address, old.http, "", 1, (), pmap({"gc": 1}), ""]))
+    world.submit("f", type(old)(*[old.peer, old.node, old.address, old.http, "", 1, (), pmap({"gc": 1}), "", ""]))
     world.submit("b", drain_node.Args("node-b", False), drain_node.Args("nowhere", False))
     _ready(world)
     world.submit("c", leave_cluster.Args("b", "its pulse is gone"), leave_cluster.Args("b", "again"))
