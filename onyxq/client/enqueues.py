@@ -19,7 +19,7 @@ from onyxq.client.pool import RETRYABLE, Backoff, Pool
 from onyxq.client.single import Single, Singles, about, named_by_caller, refusals, time_for, told
 from onyxq.client.values import as_id
 from onyxq.core.errors import BadRequest, OnyxqError, TooLarge, Unavailable
-from onyxq.core.facts import RUN_BYTES_MAX, TASK_BYTES_MAX, pack_task, partition_of_keys
+from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.core.ids import (
     RUN_TASKS_MAX,
     STRETCH_TASKS,
@@ -33,6 +33,7 @@ from onyxq.core.ids import (
     partition_of,
     with_counter,
 )
+from onyxq.core.limits import RUN_BYTES_MAX
 from onyxq.wire.background import Spawner
 
 SHIPMENT_BYTES = 1024 * 1024

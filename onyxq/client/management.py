@@ -40,7 +40,7 @@ from onyxq.operations.table.periodic import (
     SetPeriodic,
 )
 from onyxq.operations.table.queue import GET_QUEUE, LIST_QUEUES, SET_QUEUE, GetQueue, ListQueues
-from onyxq.operations.table.task import COUNT_TASKS, LIST_DEAD, CountTasks, ListDead
+from onyxq.operations.table.task import COUNT_TASKS, LIST_DEAD, CountTasks
 from onyxq.operations.table.timer import CANCEL_TIMER, GET_TIMER, LIST_TIMERS, SET_TIMER, CancelTimer, GetTimer
 
 PAGE_TASKS = 500
@@ -140,7 +140,9 @@ class Managing:
         self, queue: str | None = None, *, where: str | None = None, after: bytes | None = None, limit: int = 100
     ) -> Page:
         """Return a page of tasks that failed for good, in id order; ``where``: a part of their error."""
-        answer = await self._do(LIST_DEAD, ListDead(queue=queue, where=where, after=after, limit=limit))
+        answer = await self._do(
+            LIST_DEAD, LIST_DEAD.decode({"queue": queue, "where": where, "after": after, "limit": limit})
+        )
         return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
 
     async def requeue_dead(

@@ -37,14 +37,13 @@ import msgpack
 
 from onyxq.core.errors import BadRequest, Corrupt, TooLarge
 from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, TaskId
+from onyxq.core.limits import RUN_BYTES_MAX
 
 TASK, COMPLETION, UPDATE, HISTORY, RESOLUTION, DATA = b"T", b"C", b"U", b"H", b"R", b"D"
 KINDS = (COMPLETION, DATA, HISTORY, RESOLUTION, TASK, UPDATE)
 KEY_BYTES = (23, 35)
 """Length of a task row's key, and of any other row's key, in bytes."""
 
-RUN_BYTES_MAX = 256 * 1024
-"""Most payload bytes in a run of more than one task."""
 TASK_BYTES_MAX = 16 * 1024 * 1024
 """Most payload bytes of a single task."""
 

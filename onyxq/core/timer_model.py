@@ -10,12 +10,10 @@ import msgpack
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest, TooLarge
+from onyxq.core.limits import TIMER_URI_CHARS_MAX as URI_CHARS_MAX
 
-QUEUE = "onyxq.timers"
-"""The queue of all timers. Its settings apply to them: retries, back-off, retention, pauses."""
 ID_CHARS_MAX = 200
 WORD_CHARS_MAX = 200
-URI_CHARS_MAX = 8_000
 DATA_BYTES_MAX = 1 << 20
 CALLBACK = ("transport", "uri", "method")
 

@@ -55,7 +55,7 @@ class Completing:
         self.freeing = Freeing(host)
 
     async def complete(
-        self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]
+        self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None] | None]]
     ) -> list[list[Refused]]:
         """Write completions for ``(first, count, token, seq, results)`` items of any partitions."""
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))

@@ -7,7 +7,7 @@ again from what another node passed on, so no malformed value reaches an entry o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -26,18 +26,24 @@ from onyxq.core.ids import (
     partition_of,
     stretch_of,
 )
+from onyxq.operations.table.claim import (
+    Complete,
+    Completion,
+    Fail,
+    NewUpdate,
+    Release,
+    Renew,
+    UpdateTasks,
+)
 from onyxq.system.tracing import is_traceparent
 
 QUEUE_CHARS_MAX = 200
 WORKER_CHARS_MAX = 200
-ERROR_CHARS_MAX = 64 * 1024
 CLAIM_TASKS_MAX = 1_000
 LEASE_MS = (1_000, 86_400_000)
 WAIT_MS_MAX = 600_000
-LIMIT_MAX = 1_000
 ITEMS_MAX = 20_000
 PRIORITY = (-(1 << 31), (1 << 31) - 1)
-RETRY_MS_MAX = 366 * 86_400_000
 RESULT_BYTES_MAX = 16 * 1024 * 1024
 TOKEN_MAX = (1 << 63) - 1
 W_MAX = 9
@@ -266,66 +272,34 @@ def task_runs(
     return [task_run(item, place, partitions, from_peer=from_peer) for place, item in enumerate(found)], wanted
 
 
-def completions(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, int | None, list[bytes | None]]]:
-    """Return the items of ``complete``: first, count, token, seq, results."""
-    work = []
-    for place, item in enumerate(items(args, 5)):
-        field = f"items[{place}]"
-        seq = item[3] if item[3] is None else integer(item[3], f"{field}.seq", 0, SEQ_MAX)
-        first, count, number = _held(item, field, partitions)
-        work.append((first, count, number, seq, results(item[4], f"{field}.result", count)))
-    return work
+def runs_exist(items: Sequence[tuple[Any, ...]], partitions: int) -> None:
+    """Raise `BadRequest` for an item whose id names no partition, or whose run crosses the border of a stretch."""
+    for place, item in enumerate(items):
+        if partition_of(item[0]) >= partitions or offset_of(item[0]) + item[1] > STRETCH_TASKS:
+            run([item[0], item[1]], f"items[{place}]", partitions)
 
 
-def failures(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, str, int | None]]:
-    """Return the items of ``fail``: first, count, token, error, retry_in_ms."""
-    work = []
-    for place, item in enumerate(items(args, 5)):
-        field = f"items[{place}]"
-        error = text(item[3], f"{field}.error", ERROR_CHARS_MAX)
-        retry = item[4] if item[4] is None else integer(item[4], f"{field}.retry_in_ms", 0, RETRY_MS_MAX)
-        work.append((*_held(item, field, partitions), error, retry))
-    return work
+def completions(asked: Complete, partitions: int) -> list[Completion]:
+    """Return the items of ``complete`` whose results fit; raises `BadRequest`, `TooLarge`."""
+    runs_exist(asked.items, partitions)
+    for place, item in enumerate(asked.items):
+        if found := item[4]:
+            if len(found) != 1 or item[1] != 1 or len(found[0] or b"") > RESULT_BYTES_MAX:
+                results(found, f"items[{place}].result", item[1])
+    return asked.items
 
 
-def renewals(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, int]]:
-    """Return the items of ``renew``: first, count, token, lease_ms."""
-    work = []
-    for place, item in enumerate(items(args, 4)):
-        field = f"items[{place}]"
-        work.append((*_held(item, field, partitions), integer(item[3], f"{field}.lease_ms", *LEASE_MS)))
-    return work
+def held(asked: Fail | Renew | Release, partitions: int) -> Sequence[Any]:
+    """Return the items of an operation on claimed tasks; raises `BadRequest`."""
+    runs_exist(asked.items, partitions)
+    return asked.items
 
 
-def releases(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int]]:
-    """Return the items of ``release``: first, count, token."""
-    return [_held(item, f"items[{place}]", partitions) for place, item in enumerate(items(args, 3))]
-
-
-def _held(item: list[Any], field: str, partitions: int) -> tuple[TaskId, int, int]:
-    first, count = run(item, field, partitions)
-    return first, count, token(item[2], f"{field}.token")
-
-
-def updates(
-    args: dict[str, Any], partitions: int, copies: int
-) -> tuple[list[tuple[TaskId, int, int, bytes]], int | None]:
-    """Return the items of ``update`` (id, token, seq, data), and how many nodes must have them.
-
-    See `write_level`.
-    """
-    only(args, ("items", "w"))
-    wanted = write_level(args, copies)
-    work = []
-    for place, item in enumerate(items({"items": args.get("items")}, 4)):
-        field = f"items[{place}]"
-        found = task_id(item[0], f"{field}.id", partitions)
-        number = token(item[1], f"{field}.token")
-        seq = integer(item[2], f"{field}.seq", 0, SEQ_MAX)
-        if not isinstance(item[3], bytes) or len(item[3]) > facts.RUN_BYTES_MAX:
-            raise BadRequest(f"{field}.data must be at most {facts.RUN_BYTES_MAX} bytes", field=f"{field}.data")
-        work.append((found, number, seq, item[3]))
-    return work, wanted
+def updates(asked: UpdateTasks, partitions: int, copies: int) -> tuple[list[NewUpdate], int | None]:
+    """Return the items of ``update``, and how many nodes must have them; see `write_level`."""
+    for place, item in enumerate(asked.items):
+        task_id(item.id, f"items[{place}].id", partitions)
+    return asked.items, write_level({"w": asked.w}, copies)
 
 
 def outcomes(args: dict[str, Any], partitions: int) -> tuple[list[TaskId], str]:

@@ -38,7 +38,7 @@ URGENT = frozenset("complete fail release renew cancel".split())
 """Writes that end or extend claims."""
 ADMITTED = URGENT | frozenset(
     """
-    enqueue update transact prepare jobs.prepare jobs.commit requeue
+    enqueue transact prepare jobs.prepare jobs.commit requeue
     submit taskstore.update taskstore.claim
     """.split()
 )

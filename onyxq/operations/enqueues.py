@@ -55,7 +55,7 @@ class Enqueueing:
         """Make ids for new tasks, spread over the partitions."""
         count = args.count
         partitions = self._partitions()
-        ids: list[bytes] = []
+        ids: list[TaskId] = []
         while count:
             part = min(count, 1024)
             self._partition = (self._partition + 1) % partitions

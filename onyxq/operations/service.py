@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
 from onyxq.core.claims import AHEAD_MS_MAX
 from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Unavailable
-from onyxq.core.ids import PARTITIONS_MAX, IdMaker, TaskId
+from onyxq.core.ids import PARTITIONS_MAX, IdMaker
 from onyxq.core.log.interface import LogBackend
 from onyxq.core.replica import Replica
 from onyxq.leader.cohort.member import checked_rows
@@ -46,6 +46,21 @@ from onyxq.operations.job_batches import JobBatches
 from onyxq.operations.jobs import Jobs
 from onyxq.operations.settings import Settings
 from onyxq.operations.summaries import Summaries
+from onyxq.operations.table.claim import (
+    COMPLETE,
+    FAIL,
+    RELEASE,
+    RENEW,
+    UPDATE,
+    Complete,
+    Fail,
+    NewUpdate,
+    Release,
+    Renew,
+    Settled,
+    Updated,
+    UpdateTasks,
+)
 from onyxq.operations.table.cluster import (
     GC,
     GET_CLUSTER,
@@ -73,6 +88,7 @@ from onyxq.wire.bounds import OWNER
 from onyxq.wire.server import Request
 
 HEAD_TIMEOUT_MS_MAX = 10_000
+H = TypeVar("H", Fail, Renew, Release)
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +168,6 @@ class Service:
     def _task_methods(self) -> dict[str, Handler]:
         return {
             "enqueue": self._enqueueing.enqueue,
-            "update": self._update,
             "workers": self._summaries.workers,
             "rates": self._summaries.rates,
             **served(MAKE_IDS, self._enqueueing.ids),
@@ -162,7 +177,14 @@ class Service:
 
     def _claim_methods(self) -> dict[str, Handler]:
         """Methods of claimed tasks; ``claim`` itself is not in a table, because its answer may wait."""
-        return {"complete": self._complete, "fail": self._fail, "renew": self._renew, "release": self._release}
+        operations = self.node.operations
+        return merged(
+            served(COMPLETE, self._complete),
+            self._settles(FAIL, operations.fail),
+            self._settles(RENEW, operations.renew),
+            self._settles(RELEASE, operations.release),
+            served(UPDATE, self._update),
+        )
 
     def _transaction_methods(self) -> dict[str, Handler]:
         return {
@@ -231,10 +253,10 @@ class Service:
         return {
             "lead.claim": self._lead_claim,
             "lead.head": self._lead_head,
-            "lead.complete": self._lead(check.completions, operations.complete),
-            "lead.fail": self._lead(check.failures, operations.fail),
-            "lead.renew": self._lead(check.renewals, operations.renew),
-            "lead.release": self._lead(check.releases, operations.release),
+            "lead.complete": self._lead(_decoded(COMPLETE, check.completions), operations.complete),
+            "lead.fail": self._lead(_decoded(FAIL, check.held), operations.fail),
+            "lead.renew": self._lead(_decoded(RENEW, check.held), operations.renew),
+            "lead.release": self._lead(_decoded(RELEASE, check.held), operations.release),
         }
 
     def _lead_view_methods(self) -> dict[str, Handler]:
@@ -350,7 +372,7 @@ class Service:
 
     async def _items(
         self, method: str, work: Sequence[Any], local: Callable[[list[Any]], Awaitable[list[Any]]]
-    ) -> dict[str, Any]:
+    ) -> Settled:
         refused = await self._router.each(
             work,
             method=f"lead.{method}",
@@ -360,25 +382,21 @@ class Service:
             passing=passing_parts,
             failed=lambda item, error: [[item[0], item[1], error.to_map()]],
         )
-        return {"results": refused}
+        return Settled(results=refused)
 
-    async def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _complete(self, args: Complete) -> Settled:
         work = check.completions(args, self._partitions())
         return await self._items("complete", work, self.node.operations.complete)
 
-    async def _fail(self, args: dict[str, Any]) -> dict[str, Any]:
-        work = check.failures(args, self._partitions())
-        return await self._items("fail", work, self.node.operations.fail)
+    def _settles(
+        self, operation: Operation[H, Settled], local: Callable[[Any], Awaitable[list[Any]]]
+    ) -> dict[str, Handler]:
+        async def settle(args: H) -> Settled:
+            return await self._items(operation.name, check.held(args, self._partitions()), local)
 
-    async def _renew(self, args: dict[str, Any]) -> dict[str, Any]:
-        work = check.renewals(args, self._partitions())
-        return await self._items("renew", work, self.node.operations.renew)
+        return served(operation, settle)
 
-    async def _release(self, args: dict[str, Any]) -> dict[str, Any]:
-        work = check.releases(args, self._partitions())
-        return await self._items("release", work, self.node.operations.release)
-
-    async def _update(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _update(self, args: UpdateTasks) -> Updated:
         work, wanted = self._checked_updates(args)
         acks = await self._router.each(
             work,
@@ -389,18 +407,17 @@ class Service:
             passing=passing_map,
             failed=lambda _, error: error.to_map(),
         )
-        answer: dict[str, Any] = {"results": [ack if isinstance(ack, dict) else None for ack in acks]}
+        answer = Updated(results=[ack if isinstance(ack, dict) else None for ack in acks])
         if wanted is not None:
-            answer["acks"] = [0 if isinstance(ack, dict) else ack for ack in acks]
+            answer.acks = [0 if isinstance(ack, dict) else ack for ack in acks]
             stored = ((item[0], ack) for item, ack in zip(work, acks, strict=True))
-            if lacking := guarantees.few(self.node.replica, stored):
-                answer["guarantee"] = lacking
+            answer.guarantee = guarantees.few(self.node.replica, stored) or None
         return answer
 
     async def _lead_update(self, args: dict[str, Any]) -> Any:
-        return await self.node.operations.update(*self._checked_updates(args))
+        return await self.node.operations.update(*self._checked_updates(UPDATE.decode(args)))
 
-    def _checked_updates(self, args: dict[str, Any]) -> tuple[list[tuple[TaskId, int, int, bytes]], int | None]:
+    def _checked_updates(self, args: UpdateTasks) -> tuple[list[NewUpdate], int | None]:
         return check.updates(args, self._partitions(), self.node.replica.settings.replicas)
 
     async def _cancel(self, args: CancelTasks) -> ItemResults:
@@ -480,7 +497,7 @@ class Service:
 
         async def release() -> None:
             try:
-                await self._release({"items": work})
+                await self.call("release", {"items": work})
             except OnyxqError as error:
                 log.info("claims that nobody waited for expire instead: %s", error.message)
 
@@ -551,6 +568,10 @@ def _claims(granted: Sequence[Granted], *, told: bool) -> dict[str, Any]:
     if any(one.due_in_ms for one in granted):
         answer["due_in_ms"] = [one.due_in_ms for one in granted]
     return {**answer, "leases": [one.lease_ms for one in granted]} if told else answer
+
+
+def _decoded(operation: Operation[A, R], checked: Callable[[A, int], Any]) -> Callable[[dict[str, Any], int], Any]:
+    return lambda args, partitions: checked(operation.decode(args), partitions)
 
 
 def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:

@@ -8,7 +8,7 @@ from typing import Any
 from onyxq.core import facts, timer_model
 from onyxq.core.errors import Conflict, NotFound, OnyxqError, Unavailable, from_map
 from onyxq.core.ids import PARTITIONS_MAX, IdMaker, TaskId, make_id
-from onyxq.core.timer_model import QUEUE
+from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from onyxq.leader import timers as leading
 from onyxq.node import arguments as check
 from onyxq.node.node import Node

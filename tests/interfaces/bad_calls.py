@@ -150,7 +150,7 @@ BAD_ITEMS: list[tuple[str, Any, str, str | None]] = [
     (*one("complete", ID, 1, 1, -1, None), "bad_request", "items[0].seq"),
     (*one("complete", ID, 1, 1, None, b"x"), "bad_request", "items[0].result"),
     (*one("complete", ID, 1, 1, None, [b"x", b"y"]), "bad_request", "items[0].result"),
-    (*one("complete", ID, 1, 1, None, ["text"]), "bad_request", "items[0].result"),
+    (*one("complete", ID, 1, 1, None, ["text"]), "bad_request", "items[0].result[0]"),
     (*one("complete", ID, 1, 1, None, [b"x" * (16 * 1024 * 1024 + 1)]), "too_large", "items[0].result"),
     (*one("fail", ID, 1, 1, None, None), "bad_request", "items[0].error"),
     (*one("fail", ID, 1, 1, b"bytes", None), "bad_request", "items[0].error"),

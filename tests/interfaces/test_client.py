@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from onyxq.client import Claim, Client
 from onyxq.client.enqueues import cut_payloads, cut_with_ids
 from onyxq.client.pool import ROUTES_EVERY_S
-from onyxq.core.facts import RUN_BYTES_MAX, task_header, unpack_task
+from onyxq.core.facts import task_header, unpack_task
 from onyxq.core.ids import RUN_TASKS_MAX, ids_of, make_id, partition_of
+from onyxq.core.limits import RUN_BYTES_MAX
 from onyxq.errors import (
     BadRequest,
     Corrupt,

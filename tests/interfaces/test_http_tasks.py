@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 import httpx
 
-from onyxq.core.facts import RUN_BYTES_MAX, unpack_task
+from onyxq.core.facts import unpack_task
 from onyxq.core.ids import make_id, ms_of, offset_of, partition_of, with_counter
+from onyxq.core.limits import RUN_BYTES_MAX
 from onyxq.errors import Overloaded, Unavailable, Unknown
 from onyxq.interfaces.http.app import create_app
 from onyxq.interfaces.http.keys import KEY_AGE_MAX_MS, KEYS_MAX, Keys

@@ -18,7 +18,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from onyxq.core.timer_model import QUEUE
+from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from tests.processes.cluster import Cluster, bounded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]

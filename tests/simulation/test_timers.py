@@ -9,7 +9,8 @@ import pytest
 import trio
 from attrs import define, evolve, field
 
-from onyxq.core.timer_model import QUEUE, unpack
+from onyxq.core.limits import TIMERS_QUEUE as QUEUE
+from onyxq.core.timer_model import unpack
 from onyxq.errors import Conflict, NotFound, OnyxqError
 from onyxq.operations.timers import Timers
 from simulation.scenes.base import leader_of

@@ -18,7 +18,8 @@ import trio
 import trustme
 
 from onyxq import AsyncClient, Client
-from onyxq.core.timer_model import QUEUE, Callback, Timer, pack
+from onyxq.core.limits import TIMERS_QUEUE as QUEUE
+from onyxq.core.timer_model import Callback, Timer, pack
 from onyxq.errors import Conflict
 from onyxq.interfaces.callbacks import http_callback
 from onyxq.interfaces.callbacks.delivery import AHEAD_MAX, LANE_RUNS_MAX

@@ -21,7 +21,8 @@ from onyxq.core import facts
 from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.core.facts import unpack_task
 from onyxq.core.ids import TaskId, ids_of, mask_of, ms_of, partition_of, stretch_of
-from onyxq.core.timer_model import QUEUE, Delivery, Timer, as_json, unpack
+from onyxq.core.limits import TIMERS_QUEUE as QUEUE
+from onyxq.core.timer_model import Delivery, Timer, as_json, unpack
 from onyxq.interfaces.callbacks.addresses import Failed
 from onyxq.interfaces.callbacks.reports import Reporting
 from onyxq.interfaces.callbacks.targets import targets

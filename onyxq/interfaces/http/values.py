@@ -134,12 +134,6 @@ def task_json(task: Mapping[str, Any]) -> str:
     return with_members(shown, [member("data", task.get("data"), stored), member("result", task.get("result"))])
 
 
-def update_json(update: Mapping[str, Any]) -> str:
-    """An update, as the method ``task_log`` gives it, for an answer."""
-    shown = {key: item for key, item in update.items() if key != "data"}
-    return with_members(shown, [member("data", update["data"])])
-
-
 def answer(value: Any, *, status: int = 200) -> Response:
     """An answer of plain values."""
     return answer_text(dumps(value), status=status)

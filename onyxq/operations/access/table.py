@@ -18,12 +18,6 @@ from onyxq.operations.table.access import Need, Run
 from onyxq.operations.table.everything import OPERATIONS
 
 
-def _anywhere(*roles: str) -> Rule:
-    """What tells nothing about queues: the role on whatever queues is enough."""
-    need = (Need(roles),)
-    return Rule(roles, lambda args: need)
-
-
 def _everywhere(*roles: str) -> Rule:
     """What is about all queues."""
     need = (Need(roles, every=True),)
@@ -43,13 +37,6 @@ def _on_items(*roles: str, name: str = "items") -> Rule:
 
     def find(args: dict[str, Any]) -> Sequence[Need]:
         return (Need(roles, tasks=tuple(_runs(args, name))),)
-
-    return Rule(roles, find)
-
-
-def _on_updates(*roles: str) -> Rule:
-    def find(args: dict[str, Any]) -> Sequence[Need]:
-        return (Need(roles, tasks=tuple(_singles(args, "items"))),)
 
     return Rule(roles, find)
 
@@ -107,17 +94,13 @@ RULES: Mapping[str, Rule] = {
     "backup.hold": _everywhere("admin"),
     "backup.rows": _everywhere("admin"),
     "claim": _on_queues("consume"),
-    "complete": _on_items("consume"),
     "enqueue": _on_new("produce"),
     "extension": _everywhere("read"),
-    "fail": _on_items("consume"),
     "jobs.commit": Rule((), _batches),
     "jobs.prepare": Rule((), _batches),
     "log.raw": _everywhere("read"),
     "origin": _everywhere("read"),
     "rates": _everywhere("read"),
-    "release": _on_items("consume"),
-    "renew": _on_items("consume"),
     "replica": _everywhere("read"),
     "submit": _everywhere("produce"),
     "taskstore.claim": Rule(("consume",), _claim_store),
@@ -128,7 +111,6 @@ RULES: Mapping[str, Rule] = {
     "taskstore.update": Rule((), _change_store),
     "tasks.bodies": _on_items("read", "consume", name="runs"),
     "transact": Rule((), _transact),
-    "update": _on_updates("consume"),
     "workers": _everywhere("read"),
 }
 """What every operation needs; any role that is higher has these too (`onyxq.access.grants`)."""
@@ -136,20 +118,15 @@ RULES: Mapping[str, Rule] = {
 LARGE = frozenset(
     (
         *(one.name for one in OPERATIONS if one.large),
-        "complete",
         "enqueue",
-        "fail",
         "jobs.commit",
         "jobs.prepare",
-        "release",
-        "renew",
         "submit",
         "tasks.bodies",
         "taskstore.claim",
         "taskstore.tasks",
         "taskstore.update",
         "transact",
-        "update",
     )
 )
 """Operations whose arguments may have more than `ARGUMENTS_BYTES_MAX`: lists of tasks, and data."""

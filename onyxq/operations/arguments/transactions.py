@@ -10,9 +10,10 @@ import msgpack
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest, TooLarge
-from onyxq.core.facts import RUN_BYTES_MAX, task_header
+from onyxq.core.facts import task_header
 from onyxq.core.ids import TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.jobs.batch_names import Share, share_of
+from onyxq.core.limits import RUN_BYTES_MAX
 from onyxq.core.transactions import KEEP_MS, KEEP_MS_MAX, NAME_CHARACTERS_MAX
 from onyxq.leader.transaction_parts import Asked, HeldClaim
 from onyxq.node import arguments as check

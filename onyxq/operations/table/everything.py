@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from onyxq.operations.table import cluster, job, periodic, queue, task, timer
+from onyxq.operations.table import claim, cluster, job, periodic, queue, task, timer
 from onyxq.operations.table.operation import Operation
 
 GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
@@ -19,6 +19,7 @@ GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
             periodic.REMOVE_PERIODIC,
         ),
         "Tasks": task.TASKS,
+        "Claims": claim.CLAIMS,
         "Dead letters": task.DEAD,
         "Timers": timer.TIMERS,
         "Jobs": job.JOBS,

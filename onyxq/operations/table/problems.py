@@ -80,7 +80,7 @@ def _item(kind: Node, index: str) -> tuple[str, Node]:
     """Return the type of an item, and its name if the list is a struct without names on the wire."""
     place = int(index) if index.isdigit() else -1
     match kind:
-        case inspect.StructType(fields=fields) if 0 <= place < len(fields):
+        case inspect.StructType(fields=fields) | inspect.NamedTupleType(fields=fields) if 0 <= place < len(fields):
             return fields[place].encode_name, fields[place].type
         case inspect.TupleType(item_types=items) if 0 <= place < len(items):
             return "", items[place]
@@ -111,7 +111,7 @@ def _expected(kind: Node) -> str:
             words = "true or false"
         case inspect.IntType(ge=low, le=high) | inspect.FloatType(ge=low, le=high):
             number = "an integer" if isinstance(kind, inspect.IntType) else "a number"
-            words = f"{number} from {low:.0f} to {high:.0f}" if low is not None and high is not None else number
+            words = f"{number} from {_whole(low)} to {_whole(high)}" if None not in (low, high) else number
         case inspect.LiteralType(values=values):
             words = f"one of {', '.join(map(str, values))}"
         case inspect.StrType(min_length=low, max_length=high, pattern=pattern):
@@ -119,13 +119,19 @@ def _expected(kind: Node) -> str:
             words = f"a string{_lengths(low, high, 'characters')}{plain}"
         case inspect.BytesType(min_length=low, max_length=high):
             words = f"binary{_lengths(low, high, 'bytes')}"
-        case inspect.ListType(min_length=low, max_length=high):
-            words = f"a list{_lengths(low, high, 'items')}"
+        case inspect.ListType(item_type=item, min_length=low, max_length=high):
+            each = f", each {expected(item)}" if isinstance(bare(item)[0], inspect.NamedTupleType) else ""
+            words = f"a list{_lengths(low, high, 'items')}{each}"
         case inspect.UnionType(types=types):
             words = " or ".join(map(expected, types))
-        case inspect.StructType(array_like=True, fields=fields):
+        case inspect.StructType(array_like=True, fields=fields) | inspect.NamedTupleType(fields=fields):
             words = f"a list of {', '.join(one.encode_name for one in fields)}"
     return words
+
+
+def _whole(number: float | None) -> float | None:
+    """Return a bound as it is written: without a fraction if it has none."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _lengths(low: int | None, high: int | None, what: str) -> str:

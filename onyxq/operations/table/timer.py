@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from onyxq.core.limits import MOMENT, Name, TaskIdBytes
-from onyxq.core.timer_model import QUEUE, URI_CHARS_MAX
+from onyxq.core.limits import MOMENT, TIMER_URI_CHARS_MAX, TIMERS_QUEUE, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need
 from onyxq.operations.table.operation import Args, Operation, Place, Result, Verb
 from onyxq.operations.table.task import After, Limit
@@ -23,7 +22,9 @@ class TimerCallback(Args):
     uri: Annotated[
         str,
         Meta(
-            min_length=1, max_length=URI_CHARS_MAX, description="An address of HTTP or HTTPS; for tcp tcp://HOST:PORT."
+            min_length=1,
+            max_length=TIMER_URI_CHARS_MAX,
+            description="An address of HTTP or HTTPS; for tcp tcp://HOST:PORT.",
         ),
     ]
     method: Annotated[Name, Meta(description="Method of HTTP; for tcp `plain` sends the data alone.")]
@@ -93,7 +94,7 @@ class ListTimers(Args):
 
 
 def _on_timers(*roles: str) -> Access:
-    need = (Need(roles, queues=(QUEUE,)),)
+    need = (Need(roles, queues=(TIMERS_QUEUE,)),)
     return Access(roles, lambda args: need, by_arguments=False)
 
 

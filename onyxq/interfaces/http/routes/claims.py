@@ -15,21 +15,22 @@ from attrs import define, field
 from starlette.responses import Response
 
 from onyxq.core.errors import Corrupt, NotFound, OnyxqError, from_map
-from onyxq.core.facts import RUN_BYTES_MAX, unpack_task
+from onyxq.core.facts import unpack_task
 from onyxq.core.ids import RUN_TASKS_MAX, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
+from onyxq.core.limits import RUN_BYTES_MAX
 from onyxq.interfaces.http.bodies import Disconnected
 from onyxq.interfaces.http.endpoint import Call, Endpoint, W
 from onyxq.interfaces.http.problems import Stopping, renamed
 from onyxq.interfaces.http.schemas import ref
 from onyxq.interfaces.http.shapes import AnyValue, Array, Base64, Field, HexId, Integer, Invalid, Object, Text
 from onyxq.interfaces.http.values import answer, answer_text, dumps, payload_of, task_json
+from onyxq.operations.table.claim import ERROR_CHARS_MAX
 
 LEASE_MIN_MS, LEASE_MAX_MS, LEASE_DEFAULT_MS = 1_000, 86_400_000, 30_000
 WAIT_MAX_MS = 600_000
 CLAIMS_MAX = 1_000
 QUEUES_MAX = 100
 SEQ_MAX = 1 << 31
-ERROR_CHARS_MAX = 64 * 1024
 CLAIMS_ANSWERED_MAX = 10_000
 RELEASE_TIME_MAX_S = 5.0
 

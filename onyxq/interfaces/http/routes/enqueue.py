@@ -15,8 +15,9 @@ import anyio
 from attrs import define, field
 
 from onyxq.core.errors import BadRequest
-from onyxq.core.facts import RUN_BYTES_MAX, pack_task, partition_of_keys
+from onyxq.core.facts import pack_task, partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
+from onyxq.core.limits import RUN_BYTES_MAX
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.http.shapes import MS_MAX, Invalid
 from onyxq.interfaces.http.values import JSON, encode_value, payload_of

@@ -15,7 +15,8 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from onyxq.core.errors import OnyxqError
-from onyxq.core.timer_model import ID_CHARS_MAX, URI_CHARS_MAX
+from onyxq.core.limits import TIMER_URI_CHARS_MAX as URI_CHARS_MAX
+from onyxq.core.timer_model import ID_CHARS_MAX
 from onyxq.interfaces.http.endpoint import Call, Endpoint, Failure
 from onyxq.interfaces.http.problems import problem
 from onyxq.interfaces.http.schemas import ref
