@@ -17,9 +17,9 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 from onyxq import api, errors
+from onyxq.core.limits import Member, members
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.core.queue_settings import SETTINGS as QUEUE_SETTINGS
-from onyxq.core.shapes import Member, members
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import Command
 from onyxq.interfaces.http.app import ENDPOINTS

@@ -1,10 +1,19 @@
-"""Limits of what users send, each written once: types that carry their bounds, for arguments and for entries."""
+"""Limits of what users send, each written once: types that carry their bounds, and what a class of them declares.
+
+Pure.  Arguments and results of operations and the settings of queues are classes with such types (`msgspec`
+structs and attrs classes).  Checks, schemas and help follow from a declaration, and read it with `members`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta
+import msgspec
+from attrs import frozen
+from msgspec import Meta, inspect
 
 from onyxq.core.ids import ID_BYTES, TaskId
 
@@ -46,3 +55,57 @@ AGE = {"age": True}
 """Marks an age in milliseconds."""
 CALLER = {"caller": True}
 """Marks a name of the caller, which the command line knows."""
+
+# --- what a class declares
+
+Node = inspect.Type
+"""A type as `msgspec.inspect` describes it."""
+
+
+@frozen
+class Member:
+    """A field of a class."""
+
+    name: str
+    node: Node
+    """Its type, without ``None`` and without marks."""
+    required: bool
+    default: Any
+    """None also if there is no default."""
+    nullable: bool
+    about: str
+    """Its description; empty if it has none."""
+    marks: Mapping[str, Any]
+    """The ``extra`` of its annotations."""
+
+
+def bare(node: Node) -> tuple[Node, bool, str, dict[str, Any]]:
+    """Return a type without ``None`` and annotations, whether ``None`` fits, the description and the marks."""
+    about, marks, nullable = "", dict[str, Any](), False
+    while True:
+        if isinstance(node, inspect.Metadata):
+            about = about or (node.extra_json_schema or {}).get("description", "")
+            marks = {**(node.extra or {}), **marks}
+            node = node.type
+        elif isinstance(node, inspect.UnionType) and node.includes_none:
+            nullable = True
+            others = tuple(one for one in node.types if not isinstance(one, inspect.NoneType))
+            node = others[0] if len(others) == 1 else inspect.UnionType(others)
+        else:
+            return node, nullable, about, marks
+
+
+@cache
+def members(kind: Any) -> Mapping[str, Member]:
+    """Return the members of a class by name, in their order."""
+    node = inspect.type_info(kind)
+    assert isinstance(node, (inspect.StructType, inspect.DataclassType))
+    return MappingProxyType({one.encode_name: _member(one) for one in node.fields})
+
+
+def _member(field: inspect.Field) -> Member:
+    node, nullable, about, marks = bare(field.type)
+    default = field.default
+    if default is msgspec.NODEFAULT:
+        default = None if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return Member(field.encode_name, node, field.required, default, nullable, about, marks)

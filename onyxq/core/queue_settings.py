@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 from attrs import frozen
 from msgspec import Meta, inspect
 
-from onyxq.core.shapes import Member, members
+from onyxq.core.limits import Member, members
 
 NO_LIMIT = -1
 """The number that means ``None`` (no limit) in entries, which hold no null."""

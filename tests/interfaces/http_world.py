@@ -19,8 +19,8 @@ from msgspec import inspect
 from onyxq.access.grants import Access, Token
 from onyxq.core.facts import pack_task, unpack_task
 from onyxq.core.ids import IdMaker, ids_of, ms_of, partition_of
+from onyxq.core.limits import members
 from onyxq.core.queue_settings import DEFAULTS, Queue
-from onyxq.core.shapes import members
 from onyxq.errors import (
     AlreadyFinished,
     BadRequest,

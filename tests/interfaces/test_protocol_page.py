@@ -13,9 +13,8 @@ from attrs import fields_dict
 from msgspec import inspect
 
 from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
-from onyxq.core.limits import RUN_BYTES_MAX
+from onyxq.core.limits import RUN_BYTES_MAX, Member
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS
-from onyxq.core.shapes import Member
 from onyxq.node import arguments
 from onyxq.operations.table.everything import BY_NAME, OPERATIONS
 from onyxq.wire import protocol, server

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from onyxq.core.errors import BadRequest
-from onyxq.core.shapes import Member, members
+from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
 from onyxq.interfaces.cli.context import Context, clock, is_duration, milliseconds, task_id

@@ -6,8 +6,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from onyxq.core.limits import members
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS
-from onyxq.core.shapes import members
 from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, ROWS, filter_field, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from onyxq.core.errors import BadRequest
-from onyxq.core.shapes import Member, Node, bare, members
+from onyxq.core.limits import Member, Node, bare, members
 from onyxq.operations.table.operation import A, Operation
 from onyxq.operations.table.problems import clip, dotted
 

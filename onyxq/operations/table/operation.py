@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from attrs import field, frozen
 
-from onyxq.core.shapes import Member, members
+from onyxq.core.limits import Member, members
 from onyxq.operations.table.access import Access
 from onyxq.operations.table.problems import refuse
 

@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 from msgspec import ValidationError, inspect
 
 from onyxq.core.errors import BadRequest, TooLarge
-from onyxq.core.limits import PLAIN
-from onyxq.core.shapes import Node, bare, members
+from onyxq.core.limits import PLAIN, Node, bare, members
 
 SHOWN_MAX = 80
 """Most characters of a value or name that an error repeats."""

@@ -10,9 +10,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import AGE, CALLER, Name, Remark
+from onyxq.core.limits import AGE, CALLER, Name, Remark, members
 from onyxq.core.queue_settings import NO_LIMIT, SETTINGS, Queue
-from onyxq.core.shapes import members
 from onyxq.operations.table.access import LOOKING, everywhere, on_queue
 from onyxq.operations.table.operation import Args, Done, Http, Operation, Place, Result, Verb
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from onyxq.core.shapes import Member
+from onyxq.core.limits import Member
 from onyxq.interfaces.cli.commands.task import DATA, FILE, PAGING
 from onyxq.interfaces.cli.parser import Command, Option, option
 from onyxq.operations.table.everything import OPERATIONS
