@@ -13,7 +13,8 @@ from typing import Any
 
 from attrs import asdict
 
-from simulation.runs import Child, Result
+from simulation.results import Result
+from simulation.runs import Child
 
 SEEDS_OF_TASK_MAX = 16
 """Seeds that one process plays before its results are sent."""

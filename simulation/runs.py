@@ -1,9 +1,8 @@
-"""Many runs, side by side: child processes play seeds, one JSON line each (design: simulation).
+"""Many runs side by side in child processes.
 
-A child is ``python -m simulation.runs WORKLOAD SECONDS [BUG]``: it reads seeds from its input, a line
-each, and answers each with a `Result`.  Children run with a fixed hash seed, so that a
-seed does the same in every process.  How long a run may take is counted in processor time:
-the clock on the wall goes on while processes are stopped, and while others use the machine.
+A child is ``python -m simulation.runs WORKLOAD SECONDS [BUG]``: it reads a seed per line and writes a `Result` as a JSON line.
+Children have a fixed hash seed, so a seed gives the same run in every process. The limit of a run counts processor
+time, so it does not matter if processes are stopped or the machine is busy.
 """
 
 from __future__ import annotations
@@ -20,109 +19,50 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, evolve
+
+from simulation.results import Result
 
 ROOT = Path(__file__).resolve().parents[1]
-"""Where the packages of this tree are."""
+"""Directory of the packages."""
 RUN_CPU_S_MAX = 300.0
-"""Seconds of a child's processor time after which its run counts as hung."""
+"""Processor time after which a run counts as hung, in seconds."""
 LOOK_S = 0.5
-"""Real seconds from one look at a child that has not answered to the next."""
+"""Real time between two checks of a child that has not answered, in seconds."""
 ASLEEP_LOOKS_MAX = 600
-"""Looks in a row that find a child asleep, after which its run counts as hung: it never needs to wait for long."""
+"""Number of checks in a row that find a child asleep, after which its run counts as hung."""
 WHAT_CHARS_MAX = 2_000
 COLLECT_AFTER_OBJECTS = 20_000
-
-
-@frozen
-class Result:
-    """What became of one seed. ``checker`` is empty where nothing broke."""
-
-    workload: str
-    seed: int
-    checker: str = ""
-    what: str = ""
-    """What broke, in words."""
-    simulated_s: float = 0.0
-    cpu_s: float = 0.0
-    records: int = 0
-    applied: int = 0
-    probes: Mapping[str, int] = field(factory=dict)
-
-    @property
-    def replay(self) -> str:
-        """The command that plays this very run again."""
-        return f"onyxq simulate --workload {self.workload} --seed {self.seed}"
-
-
-@define
-class Totals:
-    """Sums over runs."""
-
-    runs: int = 0
-    simulated_s: float = 0.0
-    cpu_s: float = 0.0
-    records: int = 0
-    applied: int = 0
-    probes: dict[str, int] = field(factory=dict)
-    broken: list[Result] = field(factory=list)
-
-    def add(self, result: Result) -> None:
-        """Count one more run."""
-        self.runs += 1
-        self.simulated_s += result.simulated_s
-        self.cpu_s += result.cpu_s
-        self.records += result.records
-        self.applied += result.applied
-        for name, count in result.probes.items():
-            self.probes[name] = self.probes.get(name, 0) + count
-        if result.checker:
-            self.broken.append(result)
-
-    @property
-    def speed(self) -> float:
-        """Simulated seconds per real second of one core."""
-        return self.simulated_s / self.cpu_s if self.cpu_s else 0.0
-
-    @property
-    def applied_per_s(self) -> float:
-        """Applied entries per real second of one core."""
-        return self.applied / self.cpu_s if self.cpu_s else 0.0
 
 
 # --- in the child -----------------------------------------------------------------------------
 
 
 def play(workload: str, seed: int) -> Result:
-    """Play one seed of a workload here and now."""
+    """Play one seed of a workload in this process."""
     from simulation.workloads import WORKLOADS
 
     began_s = time.process_time()
     try:
         done = WORKLOADS[workload].play(seed)
-    except Exception as error:  # whatever it was, it is a finding
+    except Exception as error:  # any error of a run is a finding
         checker, what = blame(error)
-        return Result(workload, seed, checker, what[:WHAT_CHARS_MAX], cpu_s=time.process_time() - began_s)
-    cpu_s = time.process_time() - began_s
-    return Result(workload, seed, "", "", done.simulated_s, cpu_s, done.records, done.applied, done.probes)
+        done = Result(workload, seed, checker, what[:WHAT_CHARS_MAX])
+    return evolve(done, workload=workload, cpu_s=time.process_time() - began_s)
 
 
 def blame(error: BaseException) -> tuple[str, str]:
-    """Which checker an error of a run is of, and what it says."""
+    """Return the checker that raised an error of a run, and its text."""
     from simulation.checkers import Broken
-    from simulation.search.checks import Broken as PureBroken
 
     leaves = list(_leaves(error))
     for leaf in leaves:
-        if isinstance(leaf, PureBroken):
-            return leaf.check, str(leaf)
-    for leaf in leaves:
         if isinstance(leaf, Broken):
-            return str(leaf).split(":", 1)[0], str(leaf)
+            return leaf.check, str(leaf)
     for leaf in leaves:
         if type(leaf) in (AssertionError, TimeoutError) or type(leaf).__name__ == "TooSlowError":
             return "liveness", str(leaf) or type(leaf).__name__
@@ -139,9 +79,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def child(workload: str, run_cpu_s: float, bug: str = "") -> None:
-    """Answer seeds until the input ends, with a planted bug if one is named.
+    """Play seeds until the input ends, with a planted bug if one is named.
 
-    A run that takes too much time says where it is, and the process ends.
+    A run that takes too long prints its stack, and the process ends.
     """
     logging.disable(logging.CRITICAL)
     from simulation import workloads
@@ -159,11 +99,11 @@ def _planted(bug: str) -> AbstractContextManager[None]:
 
 
 def _answer(workload: str, run_cpu_s: float) -> None:
-    # The cyclic collector need not walk what was loaded again and again, run after run.
+    # The cyclic collector need not walk the loaded modules in every run.
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, 10, 10)
-    faulthandler.register(signal.SIGPROF, all_threads=False, chain=True)  # behind it: the end, as without a handler
+    faulthandler.register(signal.SIGPROF, all_threads=False, chain=True)  # then the process ends
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, run_cpu_s)
@@ -201,7 +141,7 @@ class Child:
         self._ready = False
 
     def play(self, seed: int) -> Result:
-        """Have it play one seed; a process that dies or hangs is a broken property of its own."""
+        """Play one seed; a process that dies or hangs gives a broken result."""
         assert self._process.stdin is not None
         try:
             if not self._ready:
@@ -217,7 +157,7 @@ class Child:
         return Result(**answer)
 
     def _line(self) -> str:
-        """What it says next; raises `EOFError`, and `TimeoutError` for a process that waits for something for ever."""
+        """Return its next line; raises `EOFError`, and `TimeoutError` if the process sleeps for too long."""
         assert self._process.stdout is not None
         looks = 0
         while not select.select([self._process.stdout], [], [], LOOK_S)[0]:
@@ -230,7 +170,7 @@ class Child:
         return line
 
     def _end(self) -> tuple[str, str]:
-        """Why a process that went away did so, and what it last said."""
+        """Kill the process; return the checker and the text that describe its end."""
         self._process.kill()
         code = self._process.wait()
         said = self._process.stderr.read() if self._process.stderr is not None else ""
@@ -242,11 +182,11 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it can play another seed."""
+        """Whether the process can play another seed."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -258,7 +198,7 @@ class Child:
 
 
 def _asleep(pid: int) -> bool:
-    """Whether a process waits for something: neither runs, nor was stopped, nor waits for a processor."""
+    """Return whether a process sleeps: it does not run, is not stopped, and does not wait for a processor."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
     except OSError:  # there is no such file, or no such process any more
@@ -266,7 +206,7 @@ def _asleep(pid: int) -> bool:
 
 
 def run_many(workload: str, seeds: Iterable[int], *, jobs: int, root: Path = ROOT) -> Iterator[Result]:
-    """Play seeds in ``jobs`` processes; results as they come. Closing the iterator ends the processes."""
+    """Play seeds in ``jobs`` processes; yield results as they arrive. Closing the iterator ends the processes."""
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()
     wanted: Sequence[int] = list(seeds)
     for seed in wanted:

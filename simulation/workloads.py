@@ -1,22 +1,22 @@
-"""What is simulated: every workload and every choice of faults is one documented value (design: simulation).
+"""All workloads and faults, each as a documented value.
 
-A workload turns a seed into a run: the seed draws the cluster's size and delays, the load
-and the faults within the bounds that the workload's values give.  ``onyxq simulate
---workload NAME`` runs them; another one is another value in `WORKLOADS`.
+A workload turns a seed into a run: the seed draws the size and delays of the cluster, the load and the faults, within
+the bounds of the workload's values. ``onyxq simulate --workload NAME`` plays them. A new workload is a new value in
+`WORKLOADS`.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
-from simulation.explorer import under_load
+from simulation.results import Result
 from simulation.scenes.ahead import AHEAD_SCENES
 from simulation.scenes.backup import BACKUP_SCENES
-from simulation.scenes.base import SCENES, Scene
+from simulation.scenes.base import SCENES, Draw, Workload
 from simulation.scenes.batches import BATCH_SCENES
 from simulation.scenes.cancelling import CANCELLING_SCENES
 from simulation.scenes.copies import COPY_SCENES
@@ -32,70 +32,57 @@ from simulation.scenes.tokens import TOKEN_SCENES
 from simulation.scenes.transactions import TRANSACTION_SCENES
 from simulation.scenes.withdrawn import WITHDRAWN_SCENES
 from simulation.scenes.workers import WORKER_SCENES
+from simulation.search.jobs_search import JobSearch
+from simulation.search.search import Search
 from simulation.world.failing_disks import failing_disks
 from simulation.world.faults import EPISODES, storm
-from simulation.world.load import Mix
+from simulation.world.load import Mix, under_load
 from simulation.world.load_rules import RulesMix
 from simulation.world.moves import MovesMix, under_moves
 from simulation.world.restored_log import restored_log
-from simulation.world.world import Options, World, simulate
-
-Draw = random.Random
+from simulation.world.world import Options, Script, World
 
 
-@frozen
-class Played:
-    """A run that broke nothing."""
-
-    simulated_s: float
-    """0 for what has no clock."""
-    records: int
-    applied: int
-    """Entries of the log that changed something."""
-    probes: Mapping[str, int] = field(factory=dict)
-    """How often rare branches were reached."""
-
-
-class Workload(Protocol):
-    """Something that a seed can be played in."""
+class Playable(Protocol):
+    """A workload in which a seed can be played."""
 
     @property
     def name(self) -> str:
-        """What ``--workload`` calls it."""
+        """The name that ``--workload`` takes."""
         ...
 
     @property
     def about(self) -> str:
-        """In a line."""
+        """One line about it."""
         ...
 
-    def play(self, seed: int) -> Played:
-        """Play one seed; raises what broke."""
+    def play(self, seed: int) -> Result:
+        """Play one seed; raise what broke."""
         ...
 
 
 @frozen
 class Faults:
-    """Which faults befall a cluster: ``rounds`` times up to ``at_once`` of the episodes together."""
+    """Faults of a cluster: ``rounds`` times, up to ``at_once`` of the episodes at the same time."""
 
     name: str
     about: str
     episodes: tuple[str, ...]
-    """Names in `simulation.world.faults.EPISODES`; one that stands twice is drawn twice as often."""
+    """Names in `simulation.world.faults.EPISODES`; a name that is here twice is drawn twice as often."""
     rounds: int = 4
     at_once: int = 2
     rest_s: float = 5.0
-    """Longest time between two rounds."""
+    """Longest time between two rounds, in simulated seconds."""
 
     async def befall(self, world: World) -> None:
-        """Let them happen; afterwards nothing is broken."""
+        """Cause the faults, and undo them all."""
         if self.episodes:
             await storm(world, names=self.episodes, rounds=self.rounds, at_once=self.at_once, rest_s=self.rest_s)
 
 
 @frozen
 class FailingDisks(Faults):
-    """Machine after machine has a disk that fails; see `simulation.world.failing_disks`."""
+    """The disk of one machine after the other fails; see `simulation.world.failing_disks`."""
 
     async def befall(self, world: World) -> None:
         """See `Faults.befall`."""
@@ -160,125 +147,95 @@ FAULTS: Mapping[str, Faults] = {
 }
 
 
-@frozen
-class LoadWorkload:
-    """A cluster under load while faults befall it; then it must recover and work everything off."""
+def loaded(
+    name: str, about: str, faults: Faults, options: Callable[[Draw], Options], mix: Callable[[Draw], Mix]
+) -> Workload:
+    """Return a workload with a cluster under load and faults; afterwards it must recover and complete everything."""
 
-    name: str
-    about: str
-    faults: Faults
-    options: Callable[[Draw], Options]
-    mix: Callable[[Draw], Mix]
+    def drawn(draw: Draw) -> tuple[Script, Options]:
+        found = mix(draw)
+        return partial(under_load, faults=faults.befall, mix=found), options(draw)
 
-    def play(self, seed: int) -> Played:
-        """See `Workload.play`."""
-        draw = Draw(f"{self.name} {seed}")
-        mix = self.mix(draw)
-
-        async def script(world: World) -> None:
-            await under_load(world, self.faults.befall, mix)
-
-        return played(simulate(script, seed=seed, options=self.options(draw)))
+    return Workload(name, about, drawn)
 
 
-@frozen
-class MovesWorkload:
-    """Inputs become outputs by transactions while faults befall the cluster; each must count once."""
+def moving(name: str, about: str, faults: Faults, options: Callable[[Draw], Options]) -> Workload:
+    """Return a workload in which transactions turn inputs into outputs under faults; each must count once."""
 
-    name: str
-    about: str
-    faults: Faults
-    options: Callable[[Draw], Options]
-
-    def play(self, seed: int) -> Played:
-        """See `Workload.play`."""
-        draw = Draw(f"{self.name} {seed}")
+    def drawn(draw: Draw) -> tuple[Script, Options]:
         mix = MovesMix(mappers=draw.choice((2, 3)), pause_s=draw.choice((1.0, 4.0)), near=draw.choice((0.05, 0.3)))
+        return partial(under_moves, faults=faults.befall, mix=mix), options(draw)
 
-        async def script(world: World) -> None:
-            await under_moves(world, self.faults.befall, mix)
-
-        return played(simulate(script, seed=seed, options=self.options(draw)))
+    return Workload(name, about, drawn)
 
 
-@frozen
-class SceneWorkload:
-    """Scenes in turn, each the shortest way to a fault that storms rarely meet; the seed draws which and how."""
-
-    name: str
-    about: str
-    scenes: tuple[Scene, ...]
-
-    def play(self, seed: int) -> Played:
-        """See `Workload.play`."""
-        scene = self.scenes[seed % len(self.scenes)]
-        return played(simulate(scene.script, seed=seed, options=scene.options(Draw(f"{scene.name} {seed}"))))
+def _restored_log(draw: Draw) -> tuple[Script, Options]:
+    options = evolve(_three(draw), gc_records=draw.choice((60, 20_000)))
+    return partial(restored_log, draw=draw), options
 
 
-@frozen
-class RestoredLogWorkload:
-    """The log is set back, wiped or overtaken under a cluster; see `simulation.world.restored_log`."""
-
-    name: str
-    about: str
-
-    def play(self, seed: int) -> Played:
-        """See `Workload.play`."""
-        draw = Draw(f"{self.name} {seed}")
-        options = evolve(_three(draw), gc_records=draw.choice((60, 20_000)))
-
-        async def script(world: World) -> None:
-            await restored_log(world, draw)
-
-        return played(simulate(script, seed=seed, options=options))
+def _explored(draw: Draw) -> tuple[Script, Options]:
+    mix = Mix(
+        producers=draw.choice((1, 1, 2)),
+        workers=draw.choice((2, 3, 4)),
+        batch_max=draw.choice((1, 8, 8, 40)),
+        claim_max=draw.choice((1, 8, 8, 60)),
+        pause_s=draw.choice((0.5, 1.0, 2.0)),
+        forget=draw.choice((0.0, 0.04, 0.15)),
+        late=draw.choice((0.0, 0.04, 0.15)),
+        renew=draw.choice((0.1, 0.1, 0.5)),
+    )
+    options = Options(
+        nodes=draw.choice((1, 2, 3, 3, 3, 3, 5)),
+        partitions=draw.choice((1, 4, 8, 8, 16)),
+        replicas=draw.choice((1, 2, 3, 3, 3)),
+        absent_after_ms=draw.choice((8_000, 60_000)),
+        append_delay_ms=draw.choice(((1, 4), (1, 4), (5, 80))),
+        read_delay_ms=draw.choice(((0, 3), (0, 3), (5, 200))),
+        disk_delay_ms=draw.choice(((0, 2), (0, 2), (5, 60))),
+        network_delay_ms=draw.choice((1, 1, 1, 25)),
+        clock_offset_ms=draw.choice((0, 200, 2_000)),
+        client_clock_ms=draw.choice(((0,), (0,), (-4_000, 0, 4_000), (-600_000, 600_000))),
+        zones=draw.choice((0, 0, 2, 3)),
+    )
+    return partial(under_load, faults=EVERYTHING.befall, mix=mix), options
 
 
 @frozen
-class JobsWorkload:
-    """Jobs of the pure cluster under a seeded search; see `simulation.search.jobs_search`."""
+class InTurn:
+    """Other workloads in turn, one per seed."""
 
     name: str
     about: str
+    workloads: tuple[Workload, ...]
 
-    def play(self, seed: int) -> Played:
-        """See `Workload.play`."""
-        from simulation.search.jobs_search import JobSearch
-
-        run = JobSearch(seed).run()
-        if run.broken is not None:
-            raise run.broken
-        return Played(0.0, run.checks.records, run.checks.applied, dict(run.checks.jobs.probes.counts))
+    def play(self, seed: int) -> Result:
+        """Play one seed; raise what broke."""
+        return self.workloads[seed % len(self.workloads)].play(seed)
 
 
 @frozen
-class ExplorerWorkload:
-    """The pure cluster under a seeded search; see `simulation.search.search`."""
+class SearchWorkload:
+    """A seeded search of the pure cluster."""
 
     name: str
     about: str
-    steps: int = 3_000
+    search: Callable[[int], Search]
 
-    def play(self, seed: int) -> Played:
-        """See `Workload.play`."""
-        from simulation.search.search import Search
-
-        run = Search(seed).run(self.steps)
+    def play(self, seed: int) -> Result:
+        """Play one seed; raise what broke."""
+        run = self.search(seed).run()
         if run.broken is not None:
             raise run.broken
         checks = run.checks
-        return Played(0.0, checks.records, checks.applied, dict(run.cluster.probes.counts))
-
-
-def played(world: World) -> Played:
-    """What a world that has ended comes to."""
-    return Played(world.ended_s, len(world.audit.records), world.audit.applied, dict(world.probes.counts))
+        return Result(self.name, seed, records=checks.records, applied=checks.applied, probes=dict(run.probes.counts))
 
 
 # --- the values -------------------------------------------------------------------------------
 
 
 def _five(draw: Draw) -> Options:
-    """Five nodes, three copies, delays of a good or a busy data centre."""
+    """Return five nodes, three copies, and the delays of a good or a busy data centre."""
     return Options(
         nodes=5,
         partitions=draw.choice((4, 8)),
@@ -297,7 +254,7 @@ def _three(draw: Draw) -> Options:
 
 
 def _some(draw: Draw) -> Options:
-    """Three to five nodes with room to move, which are not waited for long."""
+    """Three to five nodes with room to move, whose copies are soon given up."""
     return evolve(
         _five(draw), nodes=draw.choice((3, 4, 5)), partitions=draw.choice((2, 4)), absent_after_ms=8_000, zones=0
     )
@@ -341,66 +298,68 @@ def _plain_mix(draw: Draw) -> Mix:
     return Mix(workers=draw.choice((2, 3)), pause_s=draw.choice((1.0, 3.0)), update=0.3)
 
 
-_SCENES: tuple[Scene, ...] = (
-    *SCENES.values(),
-    *COPY_SCENES.values(),
-    *LOST_DISK_SCENES.values(),
-    *RULE_SCENES.values(),
-    *CANCELLING_SCENES.values(),
-    *WITHDRAWN_SCENES.values(),
-    *AHEAD_SCENES.values(),
-    *TRANSACTION_SCENES.values(),
-    *BATCH_SCENES.values(),
-    *RETENTION_SCENES.values(),
-    *WORKER_SCENES.values(),
-    *TASKSTORE_SCENES.values(),
-    *BACKUP_SCENES.values(),
-    *RECOVERY_SCENES.values(),
-    *LOOK_SCENES.values(),
-    *TIMER_SCENES.values(),
-    *TOKEN_SCENES.values(),
-    *SHARE_SCENES.values(),
+_SCENES = tuple(
+    scene.workload
+    for scene in (
+        *SCENES.values(),
+        *COPY_SCENES.values(),
+        *LOST_DISK_SCENES.values(),
+        *RULE_SCENES.values(),
+        *CANCELLING_SCENES.values(),
+        *WITHDRAWN_SCENES.values(),
+        *AHEAD_SCENES.values(),
+        *TRANSACTION_SCENES.values(),
+        *BATCH_SCENES.values(),
+        *RETENTION_SCENES.values(),
+        *WORKER_SCENES.values(),
+        *TASKSTORE_SCENES.values(),
+        *BACKUP_SCENES.values(),
+        *RECOVERY_SCENES.values(),
+        *LOOK_SCENES.values(),
+        *TIMER_SCENES.values(),
+        *TOKEN_SCENES.values(),
+        *SHARE_SCENES.values(),
+    )
 )
 
-_ALL: tuple[Workload, ...] = (
-    LoadWorkload(
+_ALL: tuple[Playable, ...] = (
+    loaded(
         "standard",
         "five peers, churn, message faults, leases near their end",
         CHURN_AND_MESSAGES,
         _five,
         _standard_mix,
     ),
-    LoadWorkload(
+    loaded(
         "retries", "tasks fail, are given back and forgotten until they are dead letters", CHURN, _three, _retries_mix
     ),
-    LoadWorkload(
+    loaded(
         "leases",
         "claims are renewed, completed and forgotten around their deadlines",
         MESSAGES,
         _three,
         _leases_mix,
     ),
-    LoadWorkload("membership", "machines come and go, partitions move", MEMBERSHIP, _some, _plain_mix),
-    LoadWorkload("clocks", "every clock is wrong at some time", CLOCKS, _three, _leases_mix),
-    LoadWorkload("disks", "bit rot, full and slow disks, crashes", DISKS, _three, _plain_mix),
-    LoadWorkload(
+    loaded("membership", "machines come and go, partitions move", MEMBERSHIP, _some, _plain_mix),
+    loaded("clocks", "every clock is wrong at some time", CLOCKS, _three, _leases_mix),
+    loaded("disks", "bit rot, full and slow disks, crashes", DISKS, _three, _plain_mix),
+    loaded(
         "failing_disk",
         "writes that are refused and may have landed, pages that are damaged, disks that take nothing",
         FailingDisks("failing disks", "one machine's disk after the other fails", ()),
         _some,
         _plain_mix,
     ),
-    LoadWorkload("log", "outages, lost sessions, collections under slow readers", LOG, _three, _plain_mix),
-    LoadWorkload("everything", "any fault at any time", EVERYTHING, _five, _standard_mix),
-    MovesWorkload("transactions", "moves by transactions, churn and message faults", CHURN_AND_MESSAGES, _five),
-    MovesWorkload("transactions_everything", "moves by transactions, any fault at any time", EVERYTHING, _three),
-    RestoredLogWorkload("restored_log", "the log is set back, wiped or overtaken by others; every node says so"),
-    SceneWorkload("scenes", "known bad situations, one after the other", _SCENES),
-    *(SceneWorkload(scene.name, scene.about, (scene,)) for scene in _SCENES),
-    JobsWorkload("jobs", "twenty jobs under each scheduler, while peers come, go, and offer other slots"),
-    ExplorerWorkload("explorer", "a search through interleavings of the pure cluster"),
+    loaded("log", "outages, lost sessions, collections under slow readers", LOG, _three, _plain_mix),
+    loaded("everything", "any fault at any time", EVERYTHING, _five, _standard_mix),
+    Workload("exploration", "any cluster, any load, any fault", _explored),
+    moving("transactions", "moves by transactions, churn and message faults", CHURN_AND_MESSAGES, _five),
+    moving("transactions_everything", "moves by transactions, any fault at any time", EVERYTHING, _three),
+    Workload("restored_log", "the log is set back, wiped or overtaken by others; every node says so", _restored_log),
+    InTurn("scenes", "known bad situations, one after the other", _SCENES),
+    *_SCENES,
+    SearchWorkload("jobs", "twenty jobs under each scheduler, while peers come, go, and offer other slots", JobSearch),
+    SearchWorkload("explorer", "a search through interleavings of the pure cluster", Search),
 )
-WORKLOADS: Mapping[str, Workload] = {one.name: one for one in _ALL}
+WORKLOADS: Mapping[str, Playable] = {one.name: one for one in _ALL}
 """Every workload by name."""
-
-__all__ = ["FAULTS", "WORKLOADS", "Faults", "Played", "Workload"]

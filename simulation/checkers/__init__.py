@@ -23,7 +23,12 @@ GRANTS = (grant_claims.Args, grant_limited_claims.Args)
 
 
 class Broken(AssertionError):
-    """A property does not hold."""
+    """A property does not hold; the text begins with the name of the check and a colon."""
+
+    @property
+    def check(self) -> str:
+        """The name of the check."""
+        return str(self).partition(":")[0]
 
 
 @define(eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
 
 import trio
 
@@ -11,7 +10,7 @@ from onyxq.client.claims import Claim
 from onyxq.core.ids import ms_of
 from onyxq.core.replica import claim_of
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene
+from simulation.scenes.base import Scene, by_name
 from simulation.scenes.rules import finished
 from simulation.world.clients import RecordingClient
 from simulation.world.world import Options, World
@@ -32,10 +31,10 @@ async def ahead_of_time(world: World) -> None:
     draw = world.random
     async with world.client() as client:
         await client.client.set_queue(LIMITED, concurrency=5)
-        over = False
+        over = trio.Event()
         async with trio.open_nursery() as nursery:
             for number in range(WORKERS):
-                nursery.start_soon(_worker, world, number, lambda: over)
+                nursery.start_soon(_worker, world, number, over)
             for number in range(TASKS):
                 await client.enqueue(
                     draw.choice(QUEUES),
@@ -47,12 +46,12 @@ async def ahead_of_time(world: World) -> None:
                 await trio.sleep(draw.uniform(0, 0.1))
             for queue in QUEUES:
                 await finished(client, queue=queue)
-            over = True
+            over.set()
 
 
-async def _worker(world: World, number: int, over: Callable[[], bool]) -> None:
+async def _worker(world: World, number: int, over: trio.Event) -> None:
     async with world.client() as client, trio.open_nursery() as nursery:
-        while not over():
+        while not over.is_set():
             claims = await client.claim(
                 QUEUES, maximum=4, lease_ms=LEASE_MS, wait_ms=500, ahead_ms=AHEAD_MS if number else 0
             )
@@ -95,7 +94,4 @@ def _calm(draw: random.Random) -> Options:
     return Options(partitions=draw.choice((2, 4)), clock_offset_ms=0)
 
 
-AHEAD_SCENES: Mapping[str, Scene] = {
-    scene.name: scene
-    for scene in (Scene("ahead_of_time", "tasks are claimed a moment before they are due", ahead_of_time, _calm),)
-}
+AHEAD_SCENES = by_name(Scene("ahead_of_time", "tasks are claimed a moment before they are due", ahead_of_time, _calm))

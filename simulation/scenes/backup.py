@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from onyxq.core.transactions import on_hold
 from onyxq.history.backup.capture import HOLD_MS, take
 from onyxq.history.backup.file import read
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene, leader_of
-from simulation.world.clients import RecordingClient
+from simulation.scenes.base import Scene, by_name, leader_of
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.faults import collection
 from simulation.world.load import Load, Mix
 from simulation.world.moves import Moves, MovesMix
@@ -179,10 +180,7 @@ async def hold_ended(world: World, asking: Asking) -> None:
     """Somebody ends the hold."""
     await asking.due()
     async with world.client() as client:
-        try:
-            await client.client.call("backup.hold", {"name": asking.hold, "why": "", "for_ms": 0})
-        except OnyxqError:
-            pass  # it was over, or had not begun
+        await tried(client.client.call("backup.hold", {"name": asking.hold, "why": "", "for_ms": 0}))
 
 
 async def unheard(world: World, asking: Asking) -> None:
@@ -310,11 +308,9 @@ async def _try(world: World, file: Path, fault: Act, *, hold_ms: int = HOLD_MS) 
 
 def _check_refused(file: Path) -> None:
     """Raise `Broken` if what a failed backup left would be restored."""
-    try:
+    with suppress(OnyxqError):
         read(file)
-    except OnyxqError:
-        return
-    raise Broken(f"backup: {file.name!r} failed, and would be restored")
+        raise Broken(f"backup: {file.name!r} failed, and would be restored")
 
 
 def _options(draw: random.Random) -> Options:
@@ -328,12 +324,12 @@ def _options(draw: random.Random) -> Options:
     )
 
 
-BACKUP_SCENES: Mapping[str, Scene] = {
-    "backups": Scene(
+BACKUP_SCENES = by_name(
+    Scene(
         "backups",
         "a cluster is backed up while it is used and broken, and restored elsewhere",
         backup_restored,
         _options,
-    )
-}
+    ),
+)
 """Scenes about backups, by name."""

@@ -1,39 +1,82 @@
-"""Scenes: the shortest way into a situation in which something once broke, or might (design: simulation).
+"""Scenes: each is the shortest way into a situation in which something broke, or might break.
 
-A scene is a documented value.  Its script runs in a world that serves; what it does not
-judge itself the checkers do.  Storms of faults (`simulation.world.faults`) meet the same
-situations, but seldom.
+A scene is a documented value. Its script runs in a cluster that serves, and the checkers judge the run. Storms of
+faults (`simulation.world.faults`) reach the same situations, but seldom.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from onyxq.client.claims import Claim
 from onyxq.core.errors import OnyxqError
 from onyxq.core.remembered import PEER_MS
 from simulation.checkers import Broken
-from simulation.world.clients import RecordingClient
+from simulation.results import Result
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.faults import collection
-from simulation.world.world import Options, SimulatedNode, World
+from simulation.world.world import Options, Script, SimulatedNode, World, simulate
 
 ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 PROMPT_S = 0.5
 """A waiting claimer of a cluster without faults is answered within this time of the enqueue."""
 
 
+Draw = random.Random
+"""Generator of what a seed decides before its run."""
+
+
 @frozen
-class Scene:
-    """One situation; ``options`` makes the cluster that it needs."""
+class Workload:
+    """A script in a cluster; ``drawn`` makes both from a generator that depends on the name and the seed."""
 
     name: str
     about: str
-    script: Callable[[World], Awaitable[None]]
-    options: Callable[[random.Random], Options] = lambda draw: ONE
+    drawn: Callable[[Draw], tuple[Script, Options]]
+
+    def play(self, seed: int) -> Result:
+        """Play one seed; raise what broke."""
+        script, options = self.drawn(Draw(f"{self.name} {seed}"))
+        world = simulate(script, seed=seed, options=options)
+        records, applied = len(world.audit.records), world.audit.applied
+        return Result(
+            self.name,
+            seed,
+            simulated_s=world.ended_s,
+            records=records,
+            applied=applied,
+            probes=dict(world.probes.counts),
+        )
+
+
+def always(options: Options) -> Callable[[Draw], Options]:
+    """Return what gives every seed the same options."""
+    return lambda draw: options
+
+
+@frozen
+class Scene:
+    """One situation; ``options`` draws the cluster that it needs."""
+
+    name: str
+    about: str
+    script: Script
+    options: Callable[[Draw], Options] = lambda draw: ONE
+
+    @property
+    def workload(self) -> Workload:
+        """The workload that plays it."""
+        return Workload(self.name, self.about, lambda draw: (self.script, self.options(draw)))
+
+
+def by_name(*scenes: Scene) -> Mapping[str, Scene]:
+    """Return scenes by name."""
+    return {scene.name: scene for scene in scenes}
 
 
 def leader_of(world: World, number: int = 0) -> SimulatedNode:
@@ -79,11 +122,9 @@ async def try_to_complete(client: RecordingClient, claims: Sequence[Claim]) -> l
     """Complete what can be completed at the nodes that the client knows; what was acknowledged."""
     done: list[bytes] = []
     for claim in claims:
-        try:
+        with suppress(OnyxqError):
             await client.complete(claim, b"done", timeout_ms=1_500)
-        except OnyxqError:
-            continue
-        done.append(claim.id)
+            done.append(claim.id)
     return done
 
 
@@ -91,10 +132,7 @@ async def take_the_rest(client: RecordingClient, *, wait_ms: int = 10_000) -> No
     """Claim and complete what can be had, as long as there is something."""
     while claims := await client.claim("q", maximum=20, wait_ms=wait_ms, lease_ms=60_000):
         for claim in claims:
-            try:
-                await client.complete(claim, b"again")
-            except OnyxqError:
-                pass  # noted by the client
+            await tried(client.complete(claim, b"again"))
 
 
 def payloads(count: int) -> list[bytes]:
@@ -161,10 +199,7 @@ async def successors_claims(world: World) -> None:
         async with world.client(nodes=[old]) as misled, world.client(nodes=[new]) as served:
             claims = list(await served.claim("q", maximum=3, lease_ms=60_000, wait_ms=10_000))
             for claim in claims:
-                try:
-                    await misled.renew(claim, 60_000, timeout_ms=1_500)
-                except OnyxqError:
-                    pass  # noted by the client
+                await tried(misled.renew(claim, 60_000, timeout_ms=1_500))
             await try_to_complete(served, claims)
         await back(world, old)
         await take_the_rest(client)
@@ -172,10 +207,7 @@ async def successors_claims(world: World) -> None:
 
 async def _enqueue_some(client: RecordingClient) -> None:
     for number in range(6):
-        try:
-            await client.enqueue("q", [b"more %d" % number], timeout_ms=1_000)
-        except OnyxqError:
-            continue
+        await tried(client.enqueue("q", [b"more %d" % number], timeout_ms=1_000))
 
 
 async def successor_knew_nothing(world: World) -> None:
@@ -260,10 +292,7 @@ def _tokens(world: World) -> set[int]:
 
 async def _grab(client: RecordingClient) -> None:
     for _ in range(3):
-        try:
-            await client.claim("q", maximum=3, lease_ms=1_500, wait_ms=3_000)
-        except OnyxqError:
-            continue
+        await tried(client.claim("q", maximum=3, lease_ms=1_500, wait_ms=3_000))
 
 
 async def prompt_answers(world: World) -> None:
@@ -368,10 +397,7 @@ async def _complete_and_ask(world: World, client: RecordingClient, claim: Claim)
     """Complete, and a little later see what there is: nothing that was completed."""
     await try_to_complete(client, [claim])
     await trio.sleep(world.random.uniform(0.1, 0.6))
-    try:
-        await client.claim("q", maximum=2, lease_ms=60_000)
-    except OnyxqError:
-        pass  # noted by the client
+    await tried(client.claim("q", maximum=2, lease_ms=60_000))
 
 
 async def history_survives(world: World) -> None:
@@ -381,10 +407,7 @@ async def history_survives(world: World) -> None:
         for _ in range(5):
             claims = list(await client.claim("q", maximum=8, lease_ms=20_000, wait_ms=8_000))
             for claim in claims:
-                try:
-                    await client.fail(claim, "did not work", retry_in_ms=0, timeout_ms=5_000)
-                except OnyxqError:
-                    pass  # noted by the client
+                await tried(client.fail(claim, "did not work", retry_in_ms=0, timeout_ms=5_000))
             node = world.random.choice(world.nodes)
             if node.running is not None:
                 await world.crash_node(node)
@@ -399,10 +422,7 @@ async def lost_answers(world: World) -> None:
     async with world.client() as client, trio.open_nursery() as nursery:
         nursery.start_soon(_cut_now_and_then, world)
         for number in range(40):
-            try:
-                await client.enqueue("q", [b"task %d" % number], timeout_ms=8_000)
-            except OnyxqError:
-                continue
+            await tried(client.enqueue("q", [b"task %d" % number], timeout_ms=8_000))
         nursery.cancel_scope.cancel()
     async with world.client() as client:
         await take_the_rest(client, wait_ms=2_000)
@@ -414,52 +434,25 @@ async def _cut_now_and_then(world: World) -> None:
         world.network.cut(world.random.choice(world.nodes).name)
 
 
-def _slow_log(draw: random.Random) -> Options:
-    return Options(partitions=1, clock_offset_ms=0, append_delay_ms=(5, 120), read_delay_ms=(0, 30))
+_BUSY = always(Options(partitions=2, clock_offset_ms=0, network_delay_ms=3, disk_delay_ms=(0, 6)))
+_SLOW_LOG = always(Options(partitions=1, clock_offset_ms=0, append_delay_ms=(5, 120), read_delay_ms=(0, 30)))
+_SLOW_READS = always(Options(partitions=1, clock_offset_ms=0, read_delay_ms=(5, 30)))
+_FAR_APART = always(evolve(ONE, network_delay_ms=60))
+_SLOW_DISKS = always(evolve(ONE, disk_delay_ms=(0, 120)))
+_FIVE = always(evolve(ONE, nodes=5, absent_after_ms=8_000, yield_after_ms=600_000, network_delay_ms=60))
 
-
-def _slow_reads(draw: random.Random) -> Options:
-    return Options(partitions=1, clock_offset_ms=0, read_delay_ms=(5, 30))
-
-
-def _far_apart(draw: random.Random) -> Options:
-    return Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000, network_delay_ms=60)
-
-
-def _five(draw: random.Random) -> Options:
-    return Options(
-        nodes=5,
-        partitions=1,
-        clock_offset_ms=0,
-        absent_after_ms=8_000,
-        yield_after_ms=600_000,
-        network_delay_ms=60,
-    )
-
-
-def _slow_disks(draw: random.Random) -> Options:
-    return Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000, disk_delay_ms=(0, 120))
-
-
-def _busy(draw: random.Random) -> Options:
-    return Options(partitions=2, clock_offset_ms=0, network_delay_ms=3, disk_delay_ms=(0, 6))
-
-
-SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("promises", "a promised epoch outlives the process that promised", promise_kept),
-        Scene("misled", "a deposed leader goes on being asked", misled_clients),
-        Scene("unheard", "a deposed leader is asked about its successor's claims", successors_claims),
-        Scene("behind", "the next leader missed what was acknowledged", successor_knew_nothing, _far_apart),
-        Scene("moved", "a holder goes for good while another is behind", moved_away, _five),
-        Scene("late", "completions come just when tasks are granted again", late_completions, _slow_log),
-        Scene("prompt", "waiting claims are answered at once", prompt_answers, _busy),
-        Scene("trimmed", "a reader behind a trim finds duties", leads_behind_a_trim, _busy),
-        Scene("overtaken", "a joiner that was put out finds nothing of itself", overtaken_joiner, _slow_reads),
-        Scene("own_disk", "a leader's own disk takes nothing, or its time", leader_cannot_write),
-        Scene("attempts", "crashes between the log and the store", history_survives, _slow_disks),
-        Scene("answers", "enqueues are repeated", lost_answers, _busy),
-    )
-}
+SCENES = by_name(
+    Scene("promises", "a promised epoch outlives the process that promised", promise_kept),
+    Scene("misled", "a deposed leader goes on being asked", misled_clients),
+    Scene("unheard", "a deposed leader is asked about its successor's claims", successors_claims),
+    Scene("behind", "the next leader missed what was acknowledged", successor_knew_nothing, _FAR_APART),
+    Scene("moved", "a holder goes for good while another is behind", moved_away, _FIVE),
+    Scene("late", "completions come just when tasks are granted again", late_completions, _SLOW_LOG),
+    Scene("prompt", "waiting claims are answered at once", prompt_answers, _BUSY),
+    Scene("trimmed", "a reader behind a trim finds duties", leads_behind_a_trim, _BUSY),
+    Scene("overtaken", "a joiner that was put out finds nothing of itself", overtaken_joiner, _SLOW_READS),
+    Scene("own_disk", "a leader's own disk takes nothing, or its time", leader_cannot_write),
+    Scene("attempts", "crashes between the log and the store", history_survives, _SLOW_DISKS),
+    Scene("answers", "enqueues are repeated", lost_answers, _BUSY),
+)
 """Every scene by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import trio
@@ -11,8 +11,8 @@ import trio
 from log_entries import set_slots, submit_job
 from onyxq.core.errors import OnyxqError
 from onyxq.core.replica import Job
-from simulation.scenes.base import Scene
-from simulation.world.clients import RecordingClient
+from simulation.scenes.base import Scene, by_name
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.drivers import INPUT, JOB, Driver, image, row_payload
 from simulation.world.world import Options, SimulatedNode, World
 
@@ -200,9 +200,7 @@ async def _claim_inputs(world: World, nodes: Sequence[SimulatedNode]) -> None:
     """Somebody else takes inputs as they come free, and does nothing with them."""
     async with world.client(nodes=nodes) as client:
         while True:
-            try:
-                await client.claim(INPUT, maximum=20, lease_ms=1_500, wait_ms=1_500)
-            except OnyxqError:
+            if await tried(client.claim(INPUT, maximum=20, lease_ms=1_500, wait_ms=1_500)) is None:
                 await trio.sleep(0.2)
 
 
@@ -218,12 +216,9 @@ def _some(draw: random.Random) -> Options:
     )
 
 
-BATCH_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("replaced_drivers", "drivers of a job die, and go on although replaced", replaced_drivers, _some),
-        Scene("batches_under_fire", "the same while nodes die and the log goes away", batches_under_fire, _some),
-        Scene("late_batches", "a batch's commit is written when its time is over", late_batches, _some),
-    )
-}
+BATCH_SCENES = by_name(
+    Scene("replaced_drivers", "drivers of a job die, and go on although replaced", replaced_drivers, _some),
+    Scene("batches_under_fire", "the same while nodes die and the log goes away", batches_under_fire, _some),
+    Scene("late_batches", "a batch's commit is written when its time is over", late_batches, _some),
+)
 """Scenes about batches, by name."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
 import trio
+from attrs import evolve
 
-from onyxq.core.errors import NotFound, OnyxqError
+from onyxq.core.errors import NotFound
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id, mask_of, stretch_of
 from onyxq.core.replica import claim_of
@@ -20,7 +20,9 @@ from simulation.checkers.enough_copies import DiskReads
 from simulation.scenes.base import (
     ONE,
     Scene,
+    always,
     back,
+    by_name,
     cut_off,
     leader_of,
     payloads,
@@ -28,8 +30,8 @@ from simulation.scenes.base import (
     take_the_rest,
     try_to_complete,
 )
-from simulation.world.clients import RecordingClient
-from simulation.world.world import Options, SimulatedNode, World
+from simulation.world.clients import RecordingClient, tried
+from simulation.world.world import SimulatedNode, World
 
 COPIED_S = 1.0
 """An acknowledged task is on a majority; so long after it every live holder has it."""
@@ -61,10 +63,7 @@ async def half_written(world: World) -> None:
         (claim,) = await client.claim("q", maximum=1, lease_ms=2_500, wait_ms=5_000)
         assert claim.id == task_id
         world.isolate(old)
-        try:
-            await client.complete(claim, b"done", timeout_ms=1_500)
-        except OnyxqError:
-            pass  # noted by the client
+        await tried(client.complete(claim, b"done", timeout_ms=1_500))
         await world.crash_node(old)
         world.network.heal()
         await world.until(lambda: claim_of(world.audit.replica, task_id) is None, "its claim expires")
@@ -98,9 +97,7 @@ def _leader(world: World) -> str:
 
 async def _take_one(client: RecordingClient) -> None:
     while True:
-        try:
-            await client.claim("q", maximum=1, lease_ms=3_000, wait_ms=5_000, timeout_ms=6_000)
-        except OnyxqError:
+        if await tried(client.claim("q", maximum=1, lease_ms=3_000, wait_ms=5_000, timeout_ms=6_000)) is None:
             await trio.sleep(0.1)
 
 
@@ -410,37 +407,22 @@ async def _is_there(client: RecordingClient, task_id: TaskId) -> bool:
 # --- the table --------------------------------------------------------------------------------------
 
 
-def _four(draw: random.Random) -> Options:
-    return Options(nodes=4, partitions=12, clock_offset_ms=0, absent_after_ms=600_000)
+_FOUR = always(evolve(ONE, nodes=4, partitions=12))
+_ONE_SPARE = always(evolve(ONE, nodes=4, session_timeout_ms=30_000))
+_SPREAD = always(evolve(ONE, partitions=4))
 
 
-def _one_spare(draw: random.Random) -> Options:
-    return Options(nodes=4, partitions=1, clock_offset_ms=0, session_timeout_ms=30_000, absent_after_ms=600_000)
-
-
-def _spread(draw: random.Random) -> Options:
-    return Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
-
-
-COPY_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("half_written", "a completion that only its leader has", half_written, lambda draw: ONE),
-        Scene("crossed", "a leader and its successor both complete what they have", crossed, lambda draw: ONE),
-        Scene("turned_up", "completions that were refused turn up on a disk", turned_up, lambda draw: ONE),
-        Scene("retired", "a node leaves for good, and its copies go to a slow one", retired, _four),
-        Scene("unread", "a node is given a copy by records that it has not read", unread, _one_spare),
-        Scene("under_way", "a copy moves while writes to a slow disk are under way", under_way, _one_spare),
-        Scene("missed", "a node that could not be heard for long is back", missed, _spread),
-        Scene("unanswered", "a leader is cut off while it has nothing to write", unanswered, lambda draw: ONE),
-        Scene(
-            "strict_beside_early",
-            "all machines stop, one of two queues is strict",
-            strict_beside_early,
-            lambda draw: ONE,
-        ),
-        Scene("early_and_deposed", "a new leader asks for rows that no disk has", early_and_deposed, lambda draw: ONE),
-        Scene("stopped_at_once", "all machines stop while answers are given early", stopped_at_once, _spread),
-    )
-}
+COPY_SCENES = by_name(
+    Scene("half_written", "a completion that only its leader has", half_written),
+    Scene("crossed", "a leader and its successor both complete what they have", crossed),
+    Scene("turned_up", "completions that were refused turn up on a disk", turned_up),
+    Scene("retired", "a node leaves for good, and its copies go to a slow one", retired, _FOUR),
+    Scene("unread", "a node is given a copy by records that it has not read", unread, _ONE_SPARE),
+    Scene("under_way", "a copy moves while writes to a slow disk are under way", under_way, _ONE_SPARE),
+    Scene("missed", "a node that could not be heard for long is back", missed, _SPREAD),
+    Scene("unanswered", "a leader is cut off while it has nothing to write", unanswered),
+    Scene("strict_beside_early", "all machines stop, one of two queues is strict", strict_beside_early),
+    Scene("early_and_deposed", "a new leader asks for rows that no disk has", early_and_deposed),
+    Scene("stopped_at_once", "all machines stop while answers are given early", stopped_at_once, _SPREAD),
+)
 """Scenes about copies, by name."""

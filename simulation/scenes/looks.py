@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -11,9 +11,9 @@ import trio
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene, cut_off, successor
+from simulation.scenes.base import Scene, by_name, cut_off, successor
 from simulation.scenes.copies import retire
-from simulation.world.clients import RecordingClient
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.faults import storm
 from simulation.world.world import Options, SimulatedNode, World
 
@@ -80,9 +80,7 @@ async def look_again(world: World) -> None:
 async def enqueue_again(client: RecordingClient) -> None:
     """Enqueue until cancelled."""
     for number in range(100_000):
-        try:
-            await client.enqueue(QUEUE, [b"%d, %d" % (number, place) for place in range(3)])
-        except OnyxqError:
+        if await tried(client.enqueue(QUEUE, [b"%d, %d" % (number, place) for place in range(3)])) is None:
             await trio.sleep(0.5)
         await trio.sleep(0.1)
 
@@ -157,15 +155,8 @@ def _moving(draw: random.Random) -> Options:
     )
 
 
-def _alone(draw: random.Random) -> Options:
-    return Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
-
-
-LOOK_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("looked_at", "counts and lists are asked for while partitions move", looked_at, _moving),
-        Scene("behind_the_times", "a deposed leader is asked for counts and lists", behind_the_times, _alone),
-    )
-}
+LOOK_SCENES = by_name(
+    Scene("looked_at", "counts and lists are asked for while partitions move", looked_at, _moving),
+    Scene("behind_the_times", "a deposed leader is asked for counts and lists", behind_the_times),
+)
 """Scenes about looks at everything, by name."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 import trio
 
-from simulation.scenes.base import Scene
+from simulation.scenes.base import Scene, by_name
 from simulation.world.load import Load, Mix
 from simulation.world.moves import Moves, MovesMix
 from simulation.world.recovered import knowledge, recover
@@ -66,12 +65,12 @@ def _options(draw: random.Random) -> Options:
     )
 
 
-RECOVERY_SCENES: Mapping[str, Scene] = {
-    "recovery": Scene(
+RECOVERY_SCENES = by_name(
+    Scene(
         "recovery",
         "the log is lost while the cluster is used, and the cluster is recovered from its nodes' disks",
         log_recovered,
         _options,
-    )
-}
+    ),
+)
 """Scenes about recovery, by name."""

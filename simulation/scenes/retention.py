@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from functools import partial
 
 import trio
 
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId
-from simulation.scenes.base import Scene
-from simulation.scenes.rules import _Until, finished, lead_elsewhere, work
-from simulation.world.clients import RecordingClient
+from simulation.scenes.base import Scene, by_name
+from simulation.scenes.rules import finished, hired, lead_elsewhere
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.faults import bit_rot, collection
 from simulation.world.world import Options, World
 
@@ -24,11 +24,11 @@ KEYS = ("a", "b", "c")
 async def purged_under_fire(world: World) -> None:
     """Tasks come, end and are purged after seconds while nodes are away with old rows, die in the midst of deleting
     and lead in turns; what was sent long ago is sent again."""
-    draw, over, sent = world.random, _Until(), dict[bytes, TaskId]()
+    draw, over, sent = world.random, trio.Event(), dict[bytes, TaskId]()
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", retention_ms=draw.choice((0, 3_000, 15_000)), backoff_ms=0)
         await client.client.set_queue("later", retention_ms=0, backoff_ms=0)
-        nursery.start_soon(_worker, world, over)
+        nursery.start_soon(partial(hired, world, over, fail=0.15))
         nursery.start_soon(_watch, world, over)
         nursery.start_soon(_send_again, world, sent, over)
         async with trio.open_nursery() as others:
@@ -36,15 +36,15 @@ async def purged_under_fire(world: World) -> None:
             for _ in range(3):
                 await draw.choice((_away, _die, _rot, lead_elsewhere))(world)
         await world.settle()
-        nursery.start_soon(_worker, world, over, "later")
+        nursery.start_soon(partial(hired, world, over, fail=0.15, queue="later"))
         await finished(client)
         await trio.sleep(PASSED_S)
-        over.over = True
+        over.set()
 
 
 async def failed_and_waited_for(world: World) -> None:
     """Tasks depend on ones that fail and are purged soon; whoever leads what waits is deaf, or gone, for a while."""
-    draw, over = world.random, _Until()
+    draw, over = world.random, trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", retention_ms=0, backoff_ms=0)
         failing = [one for n in range(6) for one in await client.enqueue("q", [b"first %d" % n], retries=0)]
@@ -56,17 +56,17 @@ async def failed_and_waited_for(world: World) -> None:
         assert deaf.running is not None and deaf.running.node is not None
         deaf.running.node.operations.dependencies.hint = lambda ids: None  # type: ignore[method-assign]
         deaf.running.node.operations.dependencies._resolve = _nothing  # type: ignore
-        nursery.start_soon(_failing, world, over)
+        nursery.start_soon(partial(hired, world, over, fail=1.0, pause_s=0.5))
         await trio.sleep(PASSED_S)
         await world.restart_node(deaf, after_s=draw.uniform(0, 8))
         await world.settle()
         await finished(client)
         await trio.sleep(PASSED_S)
-        over.over = True
+        over.set()
 
 
-async def _watch(world: World, over: _Until) -> None:
-    while not over():
+async def _watch(world: World, over: trio.Event) -> None:
+    while not over.is_set():
         for node in world.nodes:
             if node.replica is not None:
                 world.audit.purged.watch(node.name, node.replica, node.disk.tables)
@@ -81,11 +81,11 @@ async def back_behind_a_trim(world: World) -> None:
         away = world.random.choice(world.nodes)
         await trio.sleep(1)
         await world.crash_node(away)
-        over = _Until()
+        over = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_worker, world, over)
+            nursery.start_soon(partial(hired, world, over, fail=0.15))
             await finished(client)
-            over.over = True
+            over.set()
         await trio.sleep(PASSED_S)
         await collection(world)
         await world.bring_back(away)
@@ -93,17 +93,6 @@ async def back_behind_a_trim(world: World) -> None:
 
 async def _nothing(*_: object) -> None:
     """In place of what is not to happen."""
-
-
-async def _failing(world: World, over: _Until) -> None:
-    async with world.client() as client:
-        await work(client, over, fail=lambda claim: True, pause_s=0.5)
-
-
-async def _worker(world: World, over: _Until, queue: str = "q") -> None:
-    draw = world.random.random
-    async with world.client() as client:
-        await work(client, over, queue=queue, fail=lambda claim: draw() < 0.15, pause_s=0.3)
 
 
 async def _enqueue_some(world: World, client: RecordingClient, sent: dict[bytes, TaskId]) -> None:
@@ -119,22 +108,19 @@ async def _enqueue_some(world: World, client: RecordingClient, sent: dict[bytes,
         elif kind < 0.5:
             said["delay_ms"] = 4_000
         queue = "later" if kind > 0.8 else "q"
-        try:
-            ids = await client.enqueue(queue, [data], timeout_ms=10_000, **said)  # type: ignore[arg-type]
-        except OnyxqError:
-            continue  # noted by the client
-        if queue == "later":
-            continue  # nobody works on these before the end
+        ids = await tried(client.enqueue(queue, [data], timeout_ms=10_000, **said))  # type: ignore[arg-type]
+        if ids is None or queue == "later":
+            continue  # tasks of "later" are completed at the end
         recent = [*recent[-8:], *ids]
         if not said.keys() & {"unique_key", "depends", "delay_ms"}:
             sent[data] = ids[0]
         await trio.sleep(draw.uniform(0, 2))
 
 
-async def _send_again(world: World, sent: dict[bytes, TaskId], over: _Until) -> None:
+async def _send_again(world: World, sent: dict[bytes, TaskId], over: trio.Event) -> None:
     """Somebody who does not know that his tasks were taken sends them again under their ids, however old."""
     async with world.client() as client:
-        while not over():
+        while not over.is_set():
             await trio.sleep(world.random.uniform(0.5, 3))
             if not sent:
                 continue
@@ -184,12 +170,9 @@ def _short(draw: random.Random) -> Options:
     )
 
 
-RETENTION_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("purged_under_fire", "tasks are purged while nodes are away, die and rot", purged_under_fire, _short),
-        Scene("back_behind_a_trim", "a node misses a purge and the log of it", back_behind_a_trim, _short),
-        Scene("failed_and_waited_for", "failed tasks are purged that others wait for", failed_and_waited_for, _short),
-    )
-}
+RETENTION_SCENES = by_name(
+    Scene("purged_under_fire", "tasks are purged while nodes are away, die and rot", purged_under_fire, _short),
+    Scene("back_behind_a_trim", "a node misses a purge and the log of it", back_behind_a_trim, _short),
+    Scene("failed_and_waited_for", "failed tasks are purged that others wait for", failed_and_waited_for, _short),
+)
 """Scenes about retention, by name."""

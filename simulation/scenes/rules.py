@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import trio
+from attrs import evolve
 
 from onyxq.client.claims import Claim
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId, partition_of
 from onyxq.core.periodic import task_id
-from simulation.scenes.base import ONE, Scene, leader_of
-from simulation.world.clients import RecordingClient
+from simulation.scenes.base import ONE, Scene, always, by_name, leader_of
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.world import Options, SimulatedNode, World
 
 SHORT_MS, LONG_MS = 1_500, 60_000
@@ -46,7 +48,7 @@ async def lead_without_log(world: World) -> None:
 
 async def work(
     client: RecordingClient,
-    until: Callable[[], bool],
+    over: trio.Event,
     *,
     queue: str = "q",
     fail: Callable[[Claim], bool] = lambda claim: False,
@@ -54,15 +56,13 @@ async def work(
     lease_ms: int = LONG_MS,
 ) -> None:
     """Ask again and again, without waiting, and complete, or fail, what is given."""
-    while not until():
-        try:
+    while not over.is_set():
+        with suppress(OnyxqError):  # noted by the client
             for claim in await client.claim(queue, maximum=4, lease_ms=lease_ms, timeout_ms=2_000):
                 if fail(claim):
                     await client.fail(claim, "did not work", retry_in_ms=0, timeout_ms=5_000)
                 else:
                     await client.complete(claim, b"done", timeout_ms=5_000)
-        except OnyxqError:
-            pass  # noted by the client
         await trio.sleep(pause_s)
 
 
@@ -72,25 +72,41 @@ async def finished(
     """Return once every task is finished; `TooSlowError` if that takes too long. ``discard``: have dead letters go."""
     with trio.fail_after(within_s):
         while True:
-            try:
+            with suppress(OnyxqError):
                 for task in (await client.client.dead("q")).tasks if discard else ():
                     await client.discard(task.id)
                 counts = (await client.client.count(queue)).get(queue)
                 if counts is None or counts["total"] == counts["completed"] + counts["failed"] + counts["cancelled"]:
                     return
-            except OnyxqError:
-                pass
             await trio.sleep(0.5)
 
 
-class _Until:
-    """Work that goes on until a script says that it is over."""
+@asynccontextmanager
+async def working(client: RecordingClient, *, queue: str = "q", pause_s: float = 0.05) -> AsyncIterator[None]:
+    """Have a client complete tasks until the block ends."""
+    over = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(work, client, over, queue=queue, pause_s=pause_s))
+        yield
+        over.set()
 
-    def __init__(self) -> None:
-        self.over = False
 
-    def __call__(self) -> bool:
-        return self.over
+async def hired(
+    world: World,
+    over: trio.Event,
+    *,
+    fail: float = 0.0,
+    queue: str = "q",
+    pause_s: float = 0.3,
+    lease_ms: int = LONG_MS,
+) -> None:
+    """Work with a client of its own; ``fail`` is the share of tasks that fail."""
+
+    def fails(claim: Claim) -> bool:
+        return fail >= 1 or (fail > 0 and world.random.random() < fail)
+
+    async with world.client() as client:
+        await work(client, over, queue=queue, fail=fails, pause_s=pause_s, lease_ms=lease_ms)
 
 
 # --- keys -------------------------------------------------------------------------------------
@@ -98,10 +114,10 @@ class _Until:
 
 async def keys_handed_over(world: World) -> None:
     """Tasks of two keys come in while leaders whose clocks differ take turns, some due later, some dying."""
-    over, buried = _Until(), _Until()
+    over, buried = trio.Event(), trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", on_dead=world.random.choice(("stops", "goes on")), backoff_ms=0)
-        nursery.start_soon(_keyed_worker, world, over)
+        nursery.start_soon(partial(hired, world, over, fail=0.2, pause_s=0.2, lease_ms=SHORT_MS))
         async with trio.open_nursery() as others:
             others.start_soon(_bury_all, world, buried)
             others.start_soon(_enqueue_keyed, world, client)
@@ -109,22 +125,16 @@ async def keys_handed_over(world: World) -> None:
                 await trio.sleep(world.random.uniform(0.5, 4))
                 await lead_elsewhere(world, kill=0.2)
             await finished(client)
-            buried.over = True
+            buried.set()
         await finished(client, discard=True)
-        over.over = True
-
-
-async def _keyed_worker(world: World, over: _Until) -> None:
-    draw = world.random.random
-    async with world.client() as client:
-        await work(client, over, fail=lambda claim: draw() < 0.2, pause_s=0.2, lease_ms=SHORT_MS)
+        over.set()
 
 
 async def _enqueue_keyed(world: World, client: RecordingClient) -> None:
     for number in range(40):
         delay_ms = world.random.choice((0, 0, 300, 1_500))
-        try:
-            await client.enqueue(
+        await tried(
+            client.enqueue(
                 "q",
                 [b"task %d" % number],
                 ordering_key=world.random.choice("ab"),
@@ -133,14 +143,13 @@ async def _enqueue_keyed(world: World, client: RecordingClient) -> None:
                 delay_ms=delay_ms,
                 timeout_ms=10_000,
             )
-        except OnyxqError:
-            pass  # noted by the client
+        )
         await trio.sleep(world.random.uniform(0, 0.5))
 
 
 async def overtaken_in_a_key(world: World) -> None:
     """Dead letters that a key had gone on without come in again before the one that somebody has, which fails too."""
-    over, opened = _Until(), _Until()
+    over, opened = trio.Event(), trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", on_dead="goes on", backoff_ms=0)
         for number in range(12):
@@ -151,44 +160,40 @@ async def overtaken_in_a_key(world: World) -> None:
             await trio.sleep(world.random.uniform(1, 8))
             await lead_elsewhere(world)
             await finished(client)
-            opened.over = True
+            opened.set()
         await finished(client)
-        over.over = True
+        over.set()
 
 
-async def _slow_at_keys(world: World, over: _Until) -> None:
+async def _slow_at_keys(world: World, over: trio.Event) -> None:
     """Take one at a time, for a while, and have half of them fail."""
     draw = world.random
     async with world.client() as client:
-        while not over():
-            try:
+        while not over.is_set():
+            with suppress(OnyxqError):  # noted by the client
                 for claim in await client.claim("q", lease_ms=LONG_MS, wait_ms=200, timeout_ms=2_000):
                     await trio.sleep(draw.uniform(0, 0.6))
                     if draw.random() < 0.5:
                         await client.fail(claim, "did not work", retry_in_ms=0, timeout_ms=5_000)
                     else:
                         await client.complete(claim, b"done", timeout_ms=5_000)
-            except OnyxqError:
-                pass  # noted by the client
 
 
-async def _bury_all(world: World, over: _Until, *, discard: bool = True) -> None:
+async def _bury_all(world: World, over: trio.Event, *, discard: bool = True) -> None:
     async with world.client() as client:
-        while not over():
+        while not over.is_set():
             await trio.sleep(1.0)
-            try:
+            with suppress(OnyxqError):  # noted by the client
                 for task in (await client.client.dead("q")).tasks:
                     act = world.random.choice((client.requeue, client.discard)) if discard else client.requeue
                     await act(task.id)
-            except OnyxqError:
-                pass  # noted by the client
 
 
 async def same_again(world: World) -> None:
     """Enqueues of a few unique keys are repeated by several clients while leaders change and workers take the tasks."""
-    over = _Until()
+    over = trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
-        nursery.start_soon(_plain_worker, world, over)
+        nursery.start_soon(hired, world, over)
         async with trio.open_nursery() as enqueuers:
             for name in range(3):
                 enqueuers.start_soon(_enqueue_unique, world, name)
@@ -196,27 +201,21 @@ async def same_again(world: World) -> None:
                 await trio.sleep(world.random.uniform(0.5, 3))
                 await lead_elsewhere(world)
         await finished(client)
-        over.over = True
-
-
-async def _plain_worker(world: World, over: _Until) -> None:
-    async with world.client() as client:
-        await work(client, over, pause_s=0.3)
+        over.set()
 
 
 async def _enqueue_unique(world: World, name: int) -> None:
     async with world.client() as client:
         for number in range(24):
-            try:
-                await client.enqueue(
+            await tried(
+                client.enqueue(
                     "q",
                     [b"task %d of %d" % (number, name)],
                     unique_key=f"u{number // 4}",
                     delay_ms=world.random.choice((0, 500)),
                     timeout_ms=10_000,
                 )
-            except OnyxqError:
-                pass  # noted by the client
+            )
             await trio.sleep(world.random.uniform(0, 0.6))
 
 
@@ -225,7 +224,7 @@ async def _enqueue_unique(world: World, name: int) -> None:
 
 async def due_at_a_takeover(world: World) -> None:
     """Tasks expire while their partition has no leader, or as it gets one; who asks all the time gets none of them."""
-    over = _Until()
+    over = trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
         for number in range(30):
             expires_ms = world.audit.true_ms() + world.random.randint(1_000, 14_000)
@@ -234,36 +233,34 @@ async def due_at_a_takeover(world: World) -> None:
         for _ in range(2):
             await lead_elsewhere(world)
         await finished(client)
-        over.over = True
+        over.set()
 
 
-async def _slow_worker(world: World, over: _Until) -> None:
+async def _slow_worker(world: World, over: trio.Event) -> None:
     draw = world.random.random
     async with world.client() as client:
-        while not over():
-            try:
+        while not over.is_set():
+            with suppress(OnyxqError):  # noted by the client
                 claims = await client.claim("q", maximum=1, lease_ms=SHORT_MS, timeout_ms=1_000)
                 for claim in claims:
                     if draw() < 0.4:
                         await client.fail(claim, "did not work", retry_in_ms=2_000, timeout_ms=4_000)
                     elif draw() < 0.7:
                         await client.complete(claim, timeout_ms=4_000)
-            except OnyxqError:
-                pass  # noted by the client
             await trio.sleep(0.1)
 
 
 async def after_others(world: World) -> None:
     """Chains of tasks over all partitions, some of which fail or are cancelled, while leaders change."""
-    over = _Until()
+    over = trio.Event()
     draw = world.random
     async with world.client() as client, trio.open_nursery() as nursery:
-        nursery.start_soon(_failing_worker, world, over)
+        nursery.start_soon(partial(hired, world, over, fail=0.15))
         ids: list[TaskId] = []
         for number in range(40):
             depends = sorted({draw.choice(ids) for _ in range(draw.randint(0, 3))}) if ids else []
             fate = draw.choice(("fail", "cancel", "run"))
-            try:
+            with suppress(OnyxqError):  # noted by the client
                 ids += await client.enqueue(
                     "q",
                     [b"task %d" % number],
@@ -274,25 +271,23 @@ async def after_others(world: World) -> None:
                 )
                 if draw.random() < 0.1:
                     await client.cancel(draw.choice(ids))
-            except OnyxqError:
-                pass  # noted by the client
             if number % 15 == 10:
                 nursery.start_soon(lead_elsewhere, world)
             await trio.sleep(draw.uniform(0, 0.6))
         await world.settle()
         await finished(client)
-        over.over = True
+        over.set()
 
 
 async def after_their_own(world: World) -> None:
     """Tasks of a few keys depend on others of their key, due earlier and later, while leaders' clocks differ."""
-    over, draw = _Until(), world.random
+    over, draw = trio.Event(), world.random
     async with world.client() as client, trio.open_nursery() as nursery:
-        nursery.start_soon(_plain_worker, world, over)
+        nursery.start_soon(hired, world, over)
         ids: dict[str, list[TaskId]] = {"a": [], "b": []}
         for number in range(30):
             key = draw.choice("ab")
-            try:
+            with suppress(OnyxqError):  # noted by the client
                 ids[key] += await client.enqueue(
                     "q",
                     [b"task %d" % number],
@@ -301,20 +296,12 @@ async def after_their_own(world: World) -> None:
                     delay_ms=draw.choice((0, 0, 500, 4_000)),
                     timeout_ms=10_000,
                 )
-            except OnyxqError:
-                pass  # noted by the client
             if number % 12 == 8:
                 nursery.start_soon(lead_elsewhere, world)
             await trio.sleep(draw.uniform(0, 0.5))
         await world.settle()
         await finished(client)
-        over.over = True
-
-
-async def _failing_worker(world: World, over: _Until) -> None:
-    draw = world.random.random
-    async with world.client() as client:
-        await work(client, over, fail=lambda claim: draw() < 0.15, pause_s=0.3)
+        over.set()
 
 
 # --- limits and pauses ----------------------------------------------------------------------------
@@ -322,7 +309,7 @@ async def _failing_worker(world: World, over: _Until) -> None:
 
 async def limits_under_fire(world: World) -> None:
     """Many ask for tasks of a queue with limits in several partitions; some forget what they have, leaders change."""
-    over = _Until()
+    over = trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", concurrency=3, rate=world.random.choice((0, 5)))
         for number in range(60):
@@ -337,13 +324,13 @@ async def limits_under_fire(world: World) -> None:
             if number % 4 == 3 and world.random.random() < 0.5:
                 await lead_elsewhere(world)
         await finished(client, within_s=240)
-        over.over = True
+        over.set()
 
 
-async def _forgetful_worker(world: World, over: _Until) -> None:
+async def _forgetful_worker(world: World, over: trio.Event) -> None:
     draw = world.random.random
     async with world.client() as client:
-        while not over():
+        while not over.is_set():
             try:
                 claims = await client.claim("q", maximum=2, lease_ms=SHORT_MS, wait_ms=500, timeout_ms=2_000)
                 for claim in claims:
@@ -371,23 +358,17 @@ async def opened_again(world: World) -> None:
                 await trio.sleep(draw.uniform(0, 0.1))
                 await draw.choice((lead_elsewhere, lead_without_log))(world)
             await world.settle()
-        over = _Until()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(work, client, over)
+        async with working(client):
             await finished(client)
             await _open_some(world, client)
             await finished(client)
-            over.over = True
 
 
 async def _fail_all(client: RecordingClient) -> None:
     """Have every task that can be had fail until it is a dead letter."""
     for _ in range(4):
         for claim in await client.claim("q", maximum=20, lease_ms=LONG_MS, wait_ms=300):
-            try:
-                await client.fail(claim, "did not work", timeout_ms=5_000)
-            except OnyxqError:
-                pass  # noted by the client
+            await tried(client.fail(claim, "did not work", timeout_ms=5_000))
 
 
 async def _open_some(world: World, client: RecordingClient) -> None:
@@ -396,10 +377,7 @@ async def _open_some(world: World, client: RecordingClient) -> None:
     with trio.fail_after(PATIENCE_S):
         while left:
             for task_id in sorted(left):
-                try:
-                    await client.requeue(task_id)
-                except OnyxqError:
-                    pass  # noted by the client
+                await tried(client.requeue(task_id))
             await trio.sleep(0.5)
             left &= {task.id for task in (await client.client.dead("q")).tasks}
 
@@ -412,12 +390,10 @@ async def _bury_some(world: World, client: RecordingClient) -> None:
 
 async def _bury(world: World, client: RecordingClient, task_id: TaskId) -> None:
     await trio.sleep(world.random.uniform(0, BURY_S))
-    try:
+    with suppress(OnyxqError):  # noted by the client
         await world.random.choice((client.requeue, client.requeue, client.discard))(task_id)
         if world.random.random() < 0.3:
             await client.cancel(task_id)
-    except OnyxqError:
-        pass  # noted by the client
 
 
 # --- periodic tasks -----------------------------------------------------------------------------------
@@ -441,11 +417,8 @@ async def ticking(world: World) -> None:
                 world.network.heal()
             await world.settle()
         await client.client.remove_periodic("tick")
-        over = _Until()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(work, client, over)
+        async with working(client):
             await finished(client)
-            over.over = True
 
 
 def _of_tick(world: World) -> SimulatedNode:
@@ -457,43 +430,24 @@ def _of_tick(world: World) -> SimulatedNode:
 # --- the table ----------------------------------------------------------------------------------------
 
 
-def _apart(draw: random.Random) -> Options:
-    """One partition; clocks differ by up to two seconds."""
-    return Options(partitions=1, clock_offset_ms=2_000, absent_after_ms=600_000)
-
-
-def _lagging(draw: random.Random) -> Options:
-    """Nodes read the log late, so that they grant in ignorance of each other."""
-    return Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000, read_delay_ms=(5, 200))
-
-
-def _patient(draw: random.Random) -> Options:
-    """Those who are gone are missed late."""
-    return Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000, session_timeout_ms=20_000)
+_APART = always(evolve(ONE, clock_offset_ms=2_000))
+_LAGGING = always(evolve(ONE, partitions=4, read_delay_ms=(5, 200)))  # so nodes grant without knowledge of each other
+_PATIENT = always(evolve(ONE, partitions=4, session_timeout_ms=20_000))
 
 
 def _spread(draw: random.Random) -> Options:
-    """Some partitions, in step."""
-    return Options(partitions=draw.choice((2, 4)), clock_offset_ms=0, absent_after_ms=600_000, append_delay_ms=(2, 30))
+    return evolve(ONE, partitions=draw.choice((2, 4)), append_delay_ms=(2, 30))
 
 
-RULE_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("keys_handed_over", "leaders whose clocks differ take turns with a key", keys_handed_over, _apart),
-        Scene(
-            "overtaken_in_a_key",
-            "dead letters come back before the claimed one of their key",
-            overtaken_in_a_key,
-            lambda draw: ONE,
-        ),
-        Scene("same_again", "unique keys are enqueued again and again", same_again, _spread),
-        Scene("due_at_a_takeover", "tasks expire while nobody leads", due_at_a_takeover, lambda draw: ONE),
-        Scene("after_others", "dependencies finish while leaders change", after_others, _spread),
-        Scene("after_their_own", "dependencies within a key, whatever is due when", after_their_own, _apart),
-        Scene("limits_under_fire", "limits and pauses, forgotten claims, new leaders", limits_under_fire, _lagging),
-        Scene("opened_again", "dead letters are requeued and discarded", opened_again, lambda draw: ONE),
-        Scene("ticking", "a periodic task, and who fires it dies", ticking, _patient),
-    )
-}
+RULE_SCENES = by_name(
+    Scene("keys_handed_over", "leaders whose clocks differ take turns with a key", keys_handed_over, _APART),
+    Scene("overtaken_in_a_key", "dead letters come back before the claimed one of their key", overtaken_in_a_key),
+    Scene("same_again", "unique keys are enqueued again and again", same_again, _spread),
+    Scene("due_at_a_takeover", "tasks expire while nobody leads", due_at_a_takeover),
+    Scene("after_others", "dependencies finish while leaders change", after_others, _spread),
+    Scene("after_their_own", "dependencies within a key, whatever is due when", after_their_own, _APART),
+    Scene("limits_under_fire", "limits and pauses, forgotten claims, new leaders", limits_under_fire, _LAGGING),
+    Scene("opened_again", "dead letters are requeued and discarded", opened_again),
+    Scene("ticking", "a periodic task, and who fires it dies", ticking, _PATIENT),
+)
 """Scenes about what tasks may say of themselves, by name."""

@@ -10,7 +10,7 @@ import trio
 from onyxq.client.claims import Claim
 from onyxq.core.ids import TaskId, ms_of
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene
+from simulation.scenes.base import Scene, by_name
 from simulation.world.clients import RecordingClient
 from simulation.world.world import Options, World
 
@@ -84,7 +84,6 @@ def _several(draw: random.Random) -> Options:
     return Options(nodes=3, partitions=draw.choice((3, 6)), clock_offset_ms=0, absent_after_ms=600_000)
 
 
-SHARE_SCENES: Mapping[str, Scene] = {
-    scene.name: scene
-    for scene in (Scene("shared_claims", "claims of many over partitions of several nodes", shared_claims, _several),)
-}
+SHARE_SCENES = by_name(
+    Scene("shared_claims", "claims of many over partitions of several nodes", shared_claims, _several)
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import trio
@@ -15,7 +14,7 @@ from onyxq.core.extensions import state_of
 from onyxq.core.replica import EMPTY
 from onyxq.system.extensions import SHIPPED, with_extensions
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene
+from simulation.scenes.base import Scene, by_name
 from simulation.world.faults import collection
 from simulation.world.stored import Truth, as_answered
 from simulation.world.world import Options, World
@@ -144,9 +143,9 @@ def _shipped(draw: random.Random) -> Options:
     )  # fmt: skip
 
 
-TASKSTORE_SCENES: Mapping[str, Scene] = {
-    "stored_tasks": Scene(
+TASKSTORE_SCENES = by_name(
+    Scene(
         "stored_tasks", "the task store is used while peers die and the log is collected", store_under_faults, _shipped
-    )
-}
+    ),
+)
 """Scenes about the task store, by name."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import trio
-from attrs import define
+from attrs import define, evolve
 
 from onyxq.core.timer_model import Delivery
 from onyxq.interfaces.callbacks.delivery import LANE_RUNS_MAX
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene
+from simulation.scenes.base import ONE, Scene, always, by_name
 from simulation.world.clients import RecordingClient
 from simulation.world.receiver import CALLBACK, Callback
 from simulation.world.world import Options, World
@@ -108,19 +107,11 @@ def check_alone(callbacks: Sequence[Callback]) -> None:
             raise Broken(f"one callback at a time: {one.timer}, attempts {one.attempt} and {following.attempt}")
 
 
-def _called(draw: random.Random) -> Options:
-    return Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000, callbacks=True)
+_CALLED = always(evolve(ONE, callbacks=True))
+_CALLED_SLOWLY = always(Options(partitions=1, clock_offset_ms=0, callbacks=True, timer_timeout_ms=TIMEOUT_MS))
 
-
-def _called_slowly(draw: random.Random) -> Options:
-    return Options(partitions=1, clock_offset_ms=0, callbacks=True, timer_timeout_ms=TIMEOUT_MS)
-
-
-TIMER_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("timers_changed", "timers are replaced and cancelled while they wait", changed_while_waiting, _called),
-        Scene("timers_late", "a callback waits until half of its lease is over", waited_for_long, _called_slowly),
-    )
-}
+TIMER_SCENES = by_name(
+    Scene("timers_changed", "timers are replaced and cancelled while they wait", changed_while_waiting, _CALLED),
+    Scene("timers_late", "a callback waits until half of its lease is over", waited_for_long, _CALLED_SLOWLY),
+)
 """Scenes about timers, by name."""

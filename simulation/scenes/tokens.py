@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
 import trio
 
@@ -12,9 +12,9 @@ from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId
 from onyxq.core.replica import claim_of
 from simulation.checkers import Broken
-from simulation.scenes.base import ONE, Scene, leader_of, payloads, take_the_rest, try_to_complete
-from simulation.world.clients import RecordingClient
-from simulation.world.world import Options, SimulatedNode, World
+from simulation.scenes.base import Scene, by_name, leader_of, payloads, take_the_rest, try_to_complete
+from simulation.world.clients import RecordingClient, tried
+from simulation.world.world import SimulatedNode, World
 
 TASKS = 4
 SHORT_MS = 1_000
@@ -37,14 +37,6 @@ def held(world: World, claims: Sequence[Claim]) -> list[TaskId]:
     return [one.id for one in claims if claim_of(world.audit.replica, one.id) is not None]
 
 
-async def claim_in_vain(client: RecordingClient, lease_ms: int = SHORT_MS) -> None:
-    """Ask for claims; the answer may get lost."""
-    try:
-        await client.claim("q", maximum=TASKS, lease_ms=lease_ms, wait_ms=5_000, timeout_ms=6_000)
-    except OnyxqError:
-        pass  # noted by the client
-
-
 def cut_from_the_log(world: World, node: SimulatedNode) -> None:
     """End the node's session for good: it gets no new one."""
     node.log.reachable = False
@@ -63,7 +55,8 @@ async def granted_unheard(world: World) -> None:
         assert session is not None
         async with world.client(nodes=[old]) as misled, trio.open_nursery() as nursery:
             session.paused = True
-            nursery.start_soon(claim_in_vain, misled, 20_000)
+            asked = misled.claim("q", maximum=TASKS, lease_ms=20_000, wait_ms=5_000, timeout_ms=6_000)
+            nursery.start_soon(tried, asked)
             await world.until(lambda: bool(held(world, lapsed)), "the log has the grants")
             world.log_down()
             cut_from_the_log(world, old)
@@ -96,7 +89,7 @@ async def history_is_late(world: World) -> None:
             claims = await client.claim("q", maximum=TASKS, lease_ms=SHORT_MS, wait_ms=5_000)
             newer = {claim.id for claim in claims}
             if world.random.random() < 0.7:
-                nursery.start_soon(_give_back, client, claims)
+                nursery.start_soon(tried, client.release(claims, timeout_ms=2_000))
             while held(world, lapsed):
                 await trio.sleep(0.002)
             cut_from_the_log(world, old)
@@ -118,53 +111,23 @@ async def history_is_late(world: World) -> None:
         await take_the_rest(client, wait_ms=25_000)
 
 
-async def _give_back(client: RecordingClient, claims: Sequence[Claim]) -> None:
-    try:
-        await client.release(claims, timeout_ms=2_000)
-    except OnyxqError:
-        pass  # noted by the client
-
-
 async def _insist(client: RecordingClient, claim: Claim, done: list[bytes]) -> None:
     """Complete a task as soon as the partition has a leader."""
-    try:
+    with suppress(OnyxqError):  # noted by the client
         await client.complete(claim, b"done", timeout_ms=15_000)
         done.append(claim.id)
-    except OnyxqError:
-        pass  # noted by the client
 
 
 async def _write_others(client: RecordingClient) -> None:
     async with trio.open_nursery() as nursery:
         for number in range(400):
-            nursery.start_soon(_enqueue, client, b"other %d" % number)
-            nursery.start_soon(_claim_other, client)
+            nursery.start_soon(tried, client.enqueue("other", [b"other %d" % number], timeout_ms=2_000))
+            nursery.start_soon(tried, client.claim("other", lease_ms=3_600_000, timeout_ms=2_000))
             await trio.sleep(0.1)
 
 
-async def _claim_other(client: RecordingClient) -> None:
-    try:
-        await client.claim("other", lease_ms=3_600_000, timeout_ms=2_000)
-    except OnyxqError:
-        pass  # noted by the client
-
-
-async def _enqueue(client: RecordingClient, data: bytes) -> None:
-    try:
-        await client.enqueue("other", [data], timeout_ms=2_000)
-    except OnyxqError:
-        pass  # noted by the client
-
-
-def _one(draw: random.Random) -> Options:
-    return ONE
-
-
-TOKEN_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("granted_unheard", "a leader loses the log before it reads its own grants", granted_unheard, _one),
-        Scene("history_is_late", "a new leader's store lacks the history of the newest claims", history_is_late, _one),
-    )
-}
+TOKEN_SCENES = by_name(
+    Scene("granted_unheard", "a leader loses the log before it reads its own grants", granted_unheard),
+    Scene("history_is_late", "a new leader's store lacks the history of the newest claims", history_is_late),
+)
 """Scenes about fencing tokens, by name."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 import trio
 
 from log_entries import commit_transaction
 from onyxq.client.claims import Claim
-from onyxq.core.errors import OnyxqError
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
 from onyxq.core.transactions import Part
 from onyxq.leader.transaction_parts import Asked
-from simulation.scenes.base import ONE, PROMPT_S, Scene, leader_of
-from simulation.scenes.rules import finished, work
-from simulation.world.clients import RecordingClient
+from simulation.scenes.base import PROMPT_S, Scene, by_name, leader_of
+from simulation.scenes.rules import finished, working
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.history import Transacted
 from simulation.world.world import Options, SimulatedNode, World
 
@@ -37,16 +35,15 @@ async def try_to_move(
 ) -> bool:
     """Complete claims and enqueue what they become; whether that was told to have happened."""
     said = b"by move %d" % number
-    try:
-        await client.transact(
+    moved = await tried(
+        client.transact(
             complete=[(claim, said) for claim in claims],
             enqueue=[("out", b"%s, %d" % (said, place)) for place in range(3)],
             timeout_ms=timeout_ms,
             insist=world.random.random() < 0.5,
         )
-    except OnyxqError:
-        return False  # noted by the client
-    return True
+    )
+    return moved is not None
 
 
 async def move_all(world: World, client: RecordingClient, *, number: int = 1_000_000) -> None:
@@ -207,15 +204,14 @@ async def late_commits(world: World) -> None:
 
 async def _move_requiring(client: RecordingClient, claims: list[Claim], required: list[Claim], number: int) -> None:
     said = b"by move %d" % number
-    try:
-        await client.transact(
+    await tried(
+        client.transact(
             complete=[(claim, said) for claim in claims],
             enqueue=[("out", b"%s, 0" % said)],
             require=required,
             timeout_ms=3_000,
         )
-    except OnyxqError:
-        pass  # noted by the client
+    )
 
 
 async def asked_twice(world: World) -> None:
@@ -252,10 +248,7 @@ def _new_tasks(world: World, client: RecordingClient, number: int) -> dict[str, 
 
 
 async def _send(client: RecordingClient, args: dict[str, object]) -> None:
-    try:
-        await client.client.call("transact", args, timeout_ms=12_000)
-    except OnyxqError:
-        pass
+    await tried(client.client.call("transact", args, timeout_ms=12_000))
 
 
 async def slow_to_see(world: World) -> None:
@@ -284,10 +277,7 @@ async def _inputs_of(client: RecordingClient, number: int) -> list[Claim]:
 
 async def _ask_for_inputs(client: RecordingClient) -> None:
     for _ in range(6):
-        try:
-            await client.claim("in", maximum=1, lease_ms=1_500, wait_ms=1_500)
-        except OnyxqError:
-            continue
+        await tried(client.claim("in", maximum=1, lease_ms=1_500, wait_ms=1_500))
 
 
 # --- copies -----------------------------------------------------------------------------------
@@ -345,23 +335,18 @@ async def given_back_meanwhile(world: World) -> None:
 
 
 async def _give_back_meanwhile(world: World, client: RecordingClient, other: RecordingClient, number: int) -> None:
-    claims, over = await _inputs(client, INPUTS), False
+    claims = await _inputs(client, INPUTS)
 
     async def give_back(claim: Claim) -> None:
         await trio.sleep(world.random.uniform(0, GIVE_BACK_S))
-        try:
-            await client.release(claim, timeout_ms=5_000)
-        except OnyxqError:
-            pass  # noted by the client
+        await tried(client.release(claim, timeout_ms=5_000))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: work(other, lambda: over, queue="in", pause_s=0.005))
+    async with working(other, queue="in", pause_s=0.005):
         async with trio.open_nursery() as holders:
             for place, claim in enumerate(claims):
                 holders.start_soon(try_to_move, world, client, [claim], INPUTS * number + place)
                 holders.start_soon(give_back, claim)
         await finished(client, SOON_S, queue="in")
-        over = True
 
 
 # --- the table --------------------------------------------------------------------------------
@@ -383,18 +368,15 @@ def _five(draw: random.Random) -> Options:
     return Options(nodes=5, partitions=1, clock_offset_ms=0, absent_after_ms=4_000, network_delay_ms=2)
 
 
-TRANSACTION_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("dying", "processes die in the middle of transactions", dying, _some),
-        Scene("dead_leaders", "leaders die before what was committed can be seen", dead_leaders, _some),
-        Scene("log_away", "the log goes between prepare and commit", log_away, _some),
-        Scene("lagging", "who coordinates has not read the log for long", lagging, lambda draw: ONE),
-        Scene("late_commits", "a commit is written when its claims have run out", late_commits, lambda draw: ONE),
-        Scene("asked_twice", "a transaction is coordinated by two nodes", asked_twice, _some),
-        Scene("slow_to_see", "what is committed cannot be seen before the leases end", slow_to_see, lambda draw: ONE),
-        Scene("given_back_meanwhile", "what a transaction completes is given back", given_back_meanwhile, _some),
-        Scene("handed_over", "a partition's nodes go between prepare and commit", handed_over, _five),
-    )
-}
+TRANSACTION_SCENES = by_name(
+    Scene("dying", "processes die in the middle of transactions", dying, _some),
+    Scene("dead_leaders", "leaders die before what was committed can be seen", dead_leaders, _some),
+    Scene("log_away", "the log goes between prepare and commit", log_away, _some),
+    Scene("lagging", "who coordinates has not read the log for long", lagging),
+    Scene("late_commits", "a commit is written when its claims have run out", late_commits),
+    Scene("asked_twice", "a transaction is coordinated by two nodes", asked_twice, _some),
+    Scene("slow_to_see", "what is committed cannot be seen before the leases end", slow_to_see),
+    Scene("given_back_meanwhile", "what a transaction completes is given back", given_back_meanwhile, _some),
+    Scene("handed_over", "a partition's nodes go between prepare and commit", handed_over, _five),
+)
 """Scenes about transactions, by name."""

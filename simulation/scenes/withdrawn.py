@@ -6,18 +6,18 @@ What they asked for is on its way to slow disks meanwhile.  What they hear in th
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable
 
 import trio
+from attrs import evolve
 
 from onyxq.client.claims import Claim
 from onyxq.core.errors import Conflict, OnyxqError
 from onyxq.core.ids import TaskId
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene
-from simulation.scenes.rules import finished, work
-from simulation.world.clients import RecordingClient
+from simulation.scenes.base import ONE, Scene, by_name
+from simulation.scenes.rules import finished, working
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.world import Options, World
 
 ROUNDS = 6
@@ -45,11 +45,8 @@ async def impatient(world: World) -> None:
                 for claim in claims:
                     nursery.start_soon(_end, world, client, other, claim)
                 nursery.start_soon(_enqueue, world, client, other, f"u{number}")
-        over = False
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: work(other, lambda: over))
+        async with working(other):
             await finished(client)
-            over = True
 
 
 async def _end(world: World, client: RecordingClient, other: RecordingClient, claim: Claim) -> None:
@@ -71,16 +68,9 @@ async def _enqueue(world: World, client: RecordingClient, other: RecordingClient
 async def _insist(world: World, ask: Callable[[], Awaitable[object]]) -> None:
     """Ask, for a short time, and then until there is an answer."""
     with trio.move_on_after(world.random.uniform(0, PATIENCE_S)):
-        await _asked(ask)
+        await tried(ask())
         return
-    await _asked(ask)
-
-
-async def _asked(ask: Callable[[], Awaitable[object]]) -> None:
-    try:
-        await ask()
-    except OnyxqError:
-        pass  # noted by the client
+    await tried(ask())
 
 
 async def requeued_twice(world: World) -> None:
@@ -90,7 +80,7 @@ async def requeued_twice(world: World) -> None:
             await client.enqueue("q", [b"task %d of %d" % (place, number) for place in range(TASKS)], retries=0)
             claims = await client.claim("q", maximum=TASKS, lease_ms=LEASE_MS, wait_ms=5_000)
             for claim in claims:
-                await _asked(partial(client.fail, claim, "did not work"))
+                await tried(client.fail(claim, "did not work"))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cut, world)
                 for claim in claims:
@@ -101,17 +91,14 @@ async def requeued_twice(world: World) -> None:
 
 
 async def _work_off(worker: RecordingClient, client: RecordingClient) -> None:
-    over = False
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: work(worker, lambda: over))
+    async with working(worker):
         await finished(client)
-        over = True
 
 
 async def _requeue(world: World, client: RecordingClient, task_id: TaskId) -> None:
     """Ask, for a short time, and then again: it was a dead letter, and nobody else has asked."""
     with trio.move_on_after(world.random.uniform(0, PATIENCE_S)):
-        await _asked(partial(client.requeue, task_id))
+        await tried(client.requeue(task_id))
     try:
         await client.requeue(task_id)
     except Conflict as error:
@@ -129,14 +116,11 @@ async def _cut(world: World) -> None:
 
 
 def _slow_disks(draw: random.Random) -> Options:
-    return Options(partitions=draw.choice((1, 3)), clock_offset_ms=0, absent_after_ms=600_000, disk_delay_ms=(0, 150))
+    return evolve(ONE, partitions=draw.choice((1, 3)), disk_delay_ms=(0, 150))
 
 
-WITHDRAWN_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("impatient", "what nobody waits for any more is asked for again", impatient, _slow_disks),
-        Scene("requeued_twice", "dead letters are requeued again by who was not answered", requeued_twice, _slow_disks),
-    )
-}
+WITHDRAWN_SCENES = by_name(
+    Scene("impatient", "what nobody waits for any more is asked for again", impatient, _slow_disks),
+    Scene("requeued_twice", "dead letters are requeued again by who was not answered", requeued_twice, _slow_disks),
+)
 """By name."""

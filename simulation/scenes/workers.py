@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from contextlib import suppress
 
 import trio
+from attrs import evolve
 
 from onyxq.core.errors import OnyxqError
-from simulation.scenes.base import Scene
+from simulation.scenes.base import ONE, Scene, by_name
 from simulation.scenes.rules import finished, lead_elsewhere
+from simulation.world.clients import tried
 from simulation.world.workers import Habits, SimulatedWorker, watch
 from simulation.world.world import Options, World
 
@@ -48,10 +50,7 @@ async def _enqueue(world: World, count: int) -> None:
     async with world.client() as client:
         for number in range(count):
             tasks = [b"task %d of %d" % (one, number) for one in range(world.random.randint(1, 8))]
-            try:
-                await client.enqueue("q", tasks, retries=None, backoff_ms=0, timeout_ms=10_000)
-            except OnyxqError:
-                pass  # noted by the client
+            await tried(client.enqueue("q", tasks, retries=None, backoff_ms=0, timeout_ms=10_000))
             await trio.sleep(world.random.uniform(0, 0.5))
 
 
@@ -98,8 +97,7 @@ async def staff_cut_off(world: World) -> None:
 
 
 def _quick(draw: random.Random) -> Options:
-    """Some partitions, in step; nodes that are gone are missed late."""
-    return Options(partitions=draw.choice((1, 4)), clock_offset_ms=0, absent_after_ms=600_000)
+    return evolve(ONE, partitions=draw.choice((1, 4)))
 
 
 async def renewed_unheard(world: World) -> None:
@@ -118,15 +116,13 @@ async def _renew_late(world: World, until_s: float) -> None:
     draw = world.random
     async with world.client() as client:
         while claims := await client.claim("q", maximum=2, lease_ms=1_000, wait_ms=5_000):
-            try:
+            with suppress(OnyxqError):  # noted by the client
                 while trio.current_time() < until_s:
                     late_s = claims[0].expires - trio.current_time() + draw.uniform(0.5, 1.5)
                     await trio.sleep(max(0.0, late_s))
                     await client.renew(claims, 1_000, timeout_ms=draw.choice((80, 150, 300)))
                 for claim in claims:
                     await client.complete(claim)
-            except OnyxqError:
-                pass  # noted by the client
 
 
 def _slow_log(draw: random.Random) -> Options:
@@ -134,12 +130,9 @@ def _slow_log(draw: random.Random) -> Options:
     return Options(partitions=1, clock_offset_ms=0, append_delay_ms=(100, draw.choice((300, 600))))
 
 
-WORKER_SCENES: Mapping[str, Scene] = {
-    one.name: one
-    for one in (
-        Scene("staff_changes", "workers stop, are killed, and are replaced", staff_changes, _quick),
-        Scene("staff_cut_off", "workers lose the cluster for longer than their leases", staff_cut_off, _quick),
-        Scene("renewed_unheard", "claims are renewed as they are found lapsed", renewed_unheard, _slow_log),
-    )
-}
+WORKER_SCENES = by_name(
+    Scene("staff_changes", "workers stop, are killed, and are replaced", staff_changes, _quick),
+    Scene("staff_cut_off", "workers lose the cluster for longer than their leases", staff_cut_off, _quick),
+    Scene("renewed_unheard", "claims are renewed as they are found lapsed", renewed_unheard, _slow_log),
+)
 """Scenes about workers, by name."""

@@ -52,7 +52,7 @@ class Checks:
     """True time since the log's start."""
     claims: ClaimsModel = field(init=False)
     tally: TallyModel = field(init=False)
-    jobs: JobsModel = field(factory=JobsModel)
+    jobs: JobsModel = field(init=False)
     numbers: dict[str, int] = field(factory=dict)
     """Number of each peer's last record that counted; nothing is ever forgotten here."""
     records: int = 0
@@ -68,6 +68,7 @@ class Checks:
     def __attrs_post_init__(self) -> None:
         self.claims = ClaimsModel(self.probes)
         self.tally = TallyModel(self.probes)
+        self.jobs = JobsModel(self.probes)
 
     def __call__(self, record: Record, before: Replica, done: Step) -> None:
         """Judge a record that landed."""

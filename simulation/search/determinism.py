@@ -20,7 +20,7 @@ from onyxq.core import snapshot
 from onyxq.core.log.interface import Record
 from onyxq.core.replica import Replica
 from onyxq.core.step import Step
-from simulation.search.search import STEPS, Search
+from simulation.search.search import Search
 
 TIMEOUT_S = 300.0
 
@@ -38,7 +38,7 @@ class Mark:
         return f"{self.position} {self.record} {self.replica}"
 
 
-def marks(seed: int, steps: int = STEPS) -> list[Mark]:
+def marks(seed: int, steps: int = Search.steps) -> list[Mark]:
     """A run's marks, one for each record that landed."""
     search = Search(seed)
     checks, out = search.made.checks, []
@@ -56,7 +56,7 @@ def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=12).hexdigest()
 
 
-def elsewhere(seed: int, steps: int = STEPS, *, hash_seed: int = 1) -> list[Mark]:
+def elsewhere(seed: int, steps: int = Search.steps, *, hash_seed: int = 1) -> list[Mark]:
     """The same run's marks from another interpreter, whose strings hash differently."""
     command = [
         sys.executable,
@@ -92,7 +92,7 @@ def difference(here: Sequence[Mark], there: Sequence[Mark]) -> str:
     return ""
 
 
-def compare(seed: int, steps: int = STEPS, *, hash_seed: int = 1) -> str:
+def compare(seed: int, steps: int = Search.steps, *, hash_seed: int = 1) -> str:
     """Carry a run out here and elsewhere; the first difference, or empty."""
     return difference(marks(seed, steps), elsewhere(seed, steps, hash_seed=hash_seed))
 
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="first seed")
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=STEPS, help="moves per run")
+    parser.add_argument("--steps", type=int, default=Search.steps, help="moves per run")
     parser.add_argument("--emit", action="store_true", help="print one run's marks instead of comparing")
     asked = parser.parse_args(arguments)
     if asked.emit:

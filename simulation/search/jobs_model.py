@@ -76,7 +76,7 @@ class Known:
 class JobsModel:
     """See the module's first paragraph."""
 
-    probes: Probes = field(factory=lambda: Probes(PROBES))
+    probes: Probes
     known: dict[str, Known] = field(factory=dict)
     outcomes: dict[str, tuple[bytes, str, int]] = field(factory=dict)
     """Of jobs that a collection took: digest, how it ended, until when that is remembered."""

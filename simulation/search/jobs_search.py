@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import ClassVar
 
 from attrs import evolve
 
 from simulation.search.jobs import INPUTS, NOBODY, driven
 from simulation.search.peer import Peer
 from simulation.search.plan import Plan, plan_of
-from simulation.search.search import Run, Search
+from simulation.search.search import Search
 
 JOBS = tuple(f"j{number}" for number in range(20))
-STEPS = 4_000
 KINDS = (("balanced",), ("greedy",), ("percentage",), ("balanced", "greedy", "percentage"))
 """Schedulers of a run's jobs: each alone, then all together."""
 ODDS = {"submit": 20, "drive": 45, "seal": 4, "end": 4, "kill-job": 2, "slots": 10, "drain": 1.5, "gc": 3, "idle": 3}
@@ -42,15 +42,13 @@ def job_plan_of(seed: int) -> Plan:
 class JobSearch(Search):
     """The search from one seed."""
 
+    steps: ClassVar[int] = 4_000
+
     def __init__(self, seed: int) -> None:
         super().__init__(seed, job_plan_of(seed))
         self.kinds = KINDS[seed % len(KINDS)]
         self.left = list(reversed(JOBS))
         """Jobs that nobody has submitted yet."""
-
-    def run(self, steps: int = STEPS) -> Run:
-        """See `Search.run`."""
-        return super().run(steps)
 
     def _special(self, move: str) -> Callable[[], None] | None:
         own = {

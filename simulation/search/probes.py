@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulation.probes import Probes
+from simulation.search import jobs_model
 
 PROBES = (
     # joins
@@ -89,8 +90,10 @@ PROBES = (
     "the log's clock leapt",
     "a claim was held across a segment's end",
 )
+PROBES_RUNS = 500
+"""Number of runs that must have reached all of them."""
 
 
 def pure_probes() -> Probes:
-    """All of them at zero."""
-    return Probes(PROBES)
+    """Return all of them, and those of jobs, at zero."""
+    return Probes((*PROBES, *jobs_model.PROBES))

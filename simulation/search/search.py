@@ -1,17 +1,16 @@
-"""A seeded search through interleavings of the pure cluster (design: simulation).
+"""A seeded search through interleavings of the pure cluster.
 
-``python -m simulation.search --seed 7`` plays one run: a seed draws the cluster's size, how
-likely each kind of move is, and every move.  What is checked is told in `pure_checks` and
-`pure_calm`.  A run that breaks a property is cut down to the few actions that still break
-it and printed as a scenario file.
+A seed draws the size of the cluster, how likely each kind of move is, and every move. ``onyxq simulate --workload
+explorer --seed 7`` plays one run; ``python -m simulation.search --seed 7`` cuts a run that breaks a property down to a
+scenario file with the few actions that still break it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import ClassVar
 
 from attrs import define, field
 
@@ -24,10 +23,7 @@ from simulation.search.cluster import TASKS, Action, Cluster, task
 from simulation.search.extension import ADD, CLEAR
 from simulation.search.peer import Peer
 from simulation.search.plan import LEASES_MS, NAMES, QUEUES, Plan, plan_of
-from simulation.search.probes import pure_probes
-from simulation.search.run import finish, new_cluster, perform, replay, shrink, trace
-
-STEPS = 3_000
+from simulation.search.run import finish, new_cluster, perform
 
 
 @define(eq=False)
@@ -39,13 +35,19 @@ class Run:
     cluster: Cluster
     checks: Checks
     actions: list[Action] = field(factory=list)
-    seconds: float = 0.0
-    """Of processor time."""
     broken: Broken | None = None
+
+    @property
+    def probes(self) -> Probes:
+        """How often each rare branch was reached."""
+        return self.cluster.probes
 
 
 class Search:
     """The search from one seed."""
+
+    steps: ClassVar[int] = 3_000
+    """Moves of a run."""
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         self.seed = seed
@@ -58,22 +60,20 @@ class Search:
         """A peer that is slow: others are drawn instead."""
         self._random = self.draw.random
 
-    def run(self, steps: int = STEPS) -> Run:
-        """Make ``steps`` moves, then let the faults stop; what broke is in the run."""
+    def run(self, steps: int | None = None) -> Run:
+        """Make moves, then stop the faults; the run holds what broke. ``steps``: another number of moves."""
         made, moves = self.made, list(self.plan.odds)
         weights = list(self.plan.odds.values())
-        started = time.process_time()
         try:
             for node, program in zip(self.plan.nodes, self.plan.programs, strict=True):
                 self._do("install", node, program)
             for node in self.plan.nodes[: 1 + self._below(len(self.plan.nodes))]:
                 self._do("start", node, node)
-            for move in self.draw.choices(moves, weights, k=steps):
+            for move in self.draw.choices(moves, weights, k=self.steps if steps is None else steps):
                 self._move(move)
             finish(made.cluster, made.checks)
         except Broken as broken:
             made.broken = broken
-        made.seconds = time.process_time() - started
         return made
 
     # --- drawing
@@ -494,57 +494,3 @@ _MOVES: dict[str, Callable[[Search], None]] = {
     "force": Search._force,
     "purge": Search._purge,
 }
-
-
-# --- the command ------------------------------------------------------------------------------
-
-
-@define
-class Totals:
-    """Sums over runs."""
-
-    runs: int = 0
-    records: int = 0
-    entries: int = 0
-    applied: int = 0
-    seconds: float = 0.0
-    probes: Probes = field(factory=pure_probes)
-    failed: list[Run] = field(factory=list)
-
-    def add(self, run: Run) -> None:
-        """Count one more run."""
-        self.runs += 1
-        self.records += run.checks.records
-        self.entries += run.checks.entries
-        self.applied += run.checks.applied
-        self.seconds += run.seconds
-        self.probes.add(run.cluster.probes)
-        if run.broken is not None:
-            self.failed.append(run)
-
-    def rates(self) -> str:
-        """Figures in one line."""
-        seconds = max(self.seconds, 1e-9)
-        return (
-            f"{self.runs} runs, {self.records:,} records, {self.entries:,} entries, {self.applied:,} of them applied, "
-            f"{self.seconds:.1f} s: {self.applied / seconds:,.0f} applied entries/s, "
-            f"{self.records / seconds:,.0f} records/s on one core"
-        )
-
-
-def search_many(first_seed: int, runs: int, steps: int, *, stop_at: int = 1) -> Totals:
-    """Runs from consecutive seeds until ``stop_at`` of them failed."""
-    totals = Totals()
-    for seed in range(first_seed, first_seed + runs):
-        totals.add(Search(seed).run(steps))
-        if len(totals.failed) >= stop_at:
-            break
-    return totals
-
-
-def report(run: Run, *, tries: int = 2_000) -> str:
-    """A failed run, cut down, as a scenario file."""
-    assert run.broken is not None
-    options = run.plan.options
-    kept = shrink(options, run.actions, run.broken.check, tries=tries)
-    return trace(options, kept, replay(options, kept) or run.broken)

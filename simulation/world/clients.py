@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, Unpack
 
 import trio
@@ -42,6 +43,13 @@ Answer = TypeVar("Answer")
 
 REFUSALS = (StaleToken, AlreadyFinished, Conflict, NotFound)
 """Answers that promise that nothing was done; after any other error it may have been, or be still."""
+
+
+async def tried(call: Awaitable[Answer]) -> Answer | None:
+    """Await a call of a recording client; return None if it fails, which the client has noted."""
+    with suppress(OnyxqError):
+        return await call
+    return None
 
 
 class RecordingClient:

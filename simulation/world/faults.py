@@ -8,12 +8,13 @@ recover by itself.  `storm` runs several at once.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import trio
 
 from log_entries import yield_partition
 from onyxq.core.errors import OnyxqError
+from simulation.world.clients import tried
 from simulation.world.world import SimulatedNode, World
 
 Episode = Callable[[World], Awaitable[None]]
@@ -249,10 +250,7 @@ async def late_appends(world: World) -> None:
 async def collection(world: World) -> None:
     """Somebody asks for a garbage collection."""
     async with world.client() as client:
-        try:
-            await client.client.gc(timeout_ms=20_000)
-        except OnyxqError:
-            pass  # it may well not be possible now
+        await tried(client.client.gc(timeout_ms=20_000))
 
 
 async def behind_a_trim(world: World) -> None:
@@ -302,10 +300,8 @@ async def giving_up(world: World) -> None:
         if inner is not None:
             led = [number for number, placed in inner.replica.partitions.items() if placed.leader == inner.peer_id]
             for number in sorted(led):
-                try:
+                with suppress(OnyxqError):  # it cannot write now
                     inner.outbox_now().submit([yield_partition.Args(number, inner.replica.partitions[number].epoch)])
-                except OnyxqError:
-                    pass  # it cannot write now
         await _some_time(world, 0, 1)
 
 

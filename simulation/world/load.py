@@ -11,8 +11,8 @@ count, and would open a task behind the last one.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Protocol
 
 import trio
 from attrs import frozen
@@ -20,7 +20,7 @@ from attrs import frozen
 from onyxq.client.claims import Claim
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId
-from simulation.world.clients import RecordingClient
+from simulation.world.clients import RecordingClient, tried
 from simulation.world.load_rules import LIMITED, STOPS, TICKS, RulesMix
 from simulation.world.load_rules import draw as draw_rules
 from simulation.world.operators import Operator
@@ -28,6 +28,8 @@ from simulation.world.world import World
 
 STUCK_S = 45.0
 """Simulated seconds without any progress after which a cluster without faults counts as stuck."""
+WARM_UP_S = 2.0
+"""Time before the first fault, in simulated seconds."""
 CALL_TIMEOUT_MS = 15_000
 AHEAD_MS = 500
 """How long before they are due every second worker claims tasks."""
@@ -167,10 +169,7 @@ class Load:
                     await trio.sleep(0.2)
                     continue
                 for claim in claims:
-                    try:
-                        await self._handle(client, claim, lease_ms)
-                    except OnyxqError:
-                        pass  # noted by the client
+                    await tried(self._handle(client, claim, lease_ms))
                 if not claims:
                     await trio.sleep(0.05 if self._draining else self._random.uniform(0.05, self.mix.idle_s))
 
@@ -240,28 +239,66 @@ class Load:
         self._stopped = True
 
     async def _drained(self) -> None:
-        left: int | OnyxqError = -1
-        seen, seen_s = -1, trio.current_time()
-        async with self.world.client() as client:
-            while left != 0:
-                await trio.sleep(0.5)
-                try:
-                    left = await self._left(client)
-                except OnyxqError as error:
-                    left = error
-                else:
-                    if left != seen:
-                        seen, seen_s = left, trio.current_time()
-                if trio.current_time() - seen_s > STUCK_S:
-                    raise AssertionError(f"nothing is worked off for {STUCK_S} s: {left}; {self.world.describe()}")
+        async def left(client: RecordingClient) -> int:
+            replica = self.world.audit.replica
+            return await open_tasks(client, self._queues) + len(replica.periodic) + len(replica.transactions)
 
-    async def _left(self, client: RecordingClient) -> int:
-        """How many tasks are not finished, or would come soon."""
-        counts = await client.client.count()
-        left = sum(
-            counts[queue]["total"] - sum(counts[queue][state] for state in ("completed", "failed", "cancelled"))
-            for queue in self._queues
-            if queue in counts
-        )
-        replica = self.world.audit.replica
-        return left + len(replica.periodic) + len(replica.transactions)
+        await worked_off(self.world, left)
+
+
+async def open_tasks(client: RecordingClient, queues: Collection[str]) -> int:
+    """Return the number of unfinished tasks in some queues; raises `OnyxqError`."""
+    counts = await client.client.count()
+    return sum(
+        one["total"] - one["completed"] - one["failed"] - one["cancelled"]
+        for queue, one in counts.items()
+        if queue in queues
+    )
+
+
+async def worked_off(world: World, left: Callable[[RecordingClient], Awaitable[int]]) -> None:
+    """Return when ``left(client)`` is 0; `AssertionError` if it stays the same for `STUCK_S` seconds."""
+    number: int | OnyxqError = -1
+    seen, seen_s = -1, trio.current_time()
+    async with world.client() as client:
+        while number != 0:
+            await trio.sleep(0.5)
+            try:
+                number = await left(client)
+            except OnyxqError as error:
+                number = error
+            else:
+                if number != seen:
+                    seen, seen_s = number, trio.current_time()
+            if trio.current_time() - seen_s > STUCK_S:
+                raise AssertionError(f"nothing is worked off for {STUCK_S} s: {number}; {world.describe()}")
+
+
+class Drained(Protocol):
+    """Clients that start in a nursery, and in the end complete everything."""
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Start the clients; the nursery ends them."""
+        ...
+
+    async def drain(self) -> None:
+        """Stop enqueuing and complete everything; `AssertionError` if that makes no progress."""
+        ...
+
+
+async def under_faults(world: World, load: Drained, faults: Callable[[World], Awaitable[object]]) -> None:
+    """Cause faults while clients work; then the cluster must recover and complete everything."""
+    async with trio.open_nursery() as nursery:
+        load.start(nursery)
+        await trio.sleep(WARM_UP_S)
+        await faults(world)
+        await world.settle()
+        await load.drain()
+        nursery.cancel_scope.cancel()
+
+
+async def under_load(world: World, faults: Callable[[World], Awaitable[object]], mix: Mix | None = None) -> Load:
+    """Cause faults while a load works; then the cluster must recover and complete everything."""
+    load = Load(world, mix)
+    await under_faults(world, load, faults)
+    return load

@@ -16,8 +16,8 @@ from attrs import frozen
 
 from onyxq.client import AsyncTransaction, Claim
 from onyxq.core.errors import OnyxqError
-from simulation.world.clients import RecordingClient
-from simulation.world.load import CALL_TIMEOUT_MS, STUCK_S
+from simulation.world.clients import RecordingClient, tried
+from simulation.world.load import CALL_TIMEOUT_MS, open_tasks, under_faults, worked_off
 from simulation.world.world import World
 
 IN, MID, OUT = "in", "mid", "out"
@@ -106,10 +106,7 @@ class Moves:
                 if not claims:
                     await trio.sleep(0.05)
                     continue
-                try:
-                    await self._handle(client, claims, target)
-                except OnyxqError:
-                    pass  # noted by the client; the leases run out
+                await tried(self._handle(client, claims, target))
 
     async def _handle(self, client: RecordingClient, claims: list[Claim], target: str) -> None:
         mix, draw = self.mix, self._random
@@ -159,25 +156,7 @@ class Moves:
     async def drain(self) -> None:
         """Have everything worked off; `AssertionError` if there is no progress for too long, or rubbish is left."""
         self._draining = True
-        seen, seen_s = -1, trio.current_time()
-        async with self.world.client() as client:
-            left = -1
-            while left != 0:
-                await trio.sleep(0.5)
-                try:
-                    counts = await client.client.count()
-                except OnyxqError:
-                    counts = {}
-                open_tasks = [
-                    one["total"] - one["completed"] - one["failed"] - one["cancelled"]
-                    for queue, one in counts.items()
-                    if queue in (IN, MID)
-                ]
-                left = sum(open_tasks) if counts else seen
-                if left != seen:
-                    seen, seen_s = left, trio.current_time()
-                if trio.current_time() - seen_s > STUCK_S:
-                    raise AssertionError(f"nothing is moved for {STUCK_S} s: {left}; {self.world.describe()}")
+        await worked_off(self.world, lambda client: open_tasks(client, (IN, MID)))
         self._stopped = True
         await self.world.until(lambda: not self.world.audit.replica.transactions, "what was committed is visible")
         await self.world.until(lambda: not self._rubbish(), "no pending fact is left", within_s=CLEAN_S)
@@ -196,14 +175,8 @@ class Moves:
         return found
 
 
-async def under_moves(world: World, faults: Callable[[World], Awaitable[None]], mix: MovesMix | None = None) -> Moves:
-    """Let faults happen to a cluster that moves; then it must recover and work everything off."""
+async def under_moves(world: World, faults: Callable[[World], Awaitable[object]], mix: MovesMix | None = None) -> Moves:
+    """Cause faults while inputs are moved; then the cluster must recover and complete everything."""
     moves = Moves(world, mix)
-    async with trio.open_nursery() as nursery:
-        moves.start(nursery)
-        await trio.sleep(2.0)
-        await faults(world)
-        await world.settle()
-        await moves.drain()
-        nursery.cancel_scope.cancel()
+    await under_faults(world, moves, faults)
     return moves

@@ -9,7 +9,7 @@ import trio
 
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId
-from simulation.world.clients import REFUSALS, RecordingClient
+from simulation.world.clients import REFUSALS, RecordingClient, tried
 from simulation.world.load_rules import CONCURRENCY, LIMITED, RATES, STOPS, TICK_S, TICKS, RulesMix
 from simulation.world.world import World
 
@@ -46,10 +46,9 @@ class Operator:
         async with self._world.client() as client:
             while not stopped():
                 await trio.sleep(self._random.uniform(0, self._mix.operate_s))
-                try:
-                    await self._random.choice((self._pause, self._limit, self._bury, self._bury, self._cancel))(client)
-                except OnyxqError:
-                    pass  # noted by the client
+                await tried(
+                    self._random.choice((self._pause, self._limit, self._bury, self._bury, self._cancel))(client)
+                )
 
     async def wind_up(self, done: Callable[[], bool]) -> None:
         """Resume what is paused, end what is periodic; then see to dead letters until all is done, and it is known

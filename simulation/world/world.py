@@ -523,6 +523,10 @@ async def _in_place(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
+Script = Callable[[World], Awaitable[object]]
+"""What happens in a world."""
+
+
 class _Spinning(trio.abc.Instrument):
     """Stops a run in which tasks wake each other for ever without time passing."""
 
@@ -547,7 +551,7 @@ class _Spinning(trio.abc.Instrument):
 
 
 def simulate(
-    workload: Callable[[World], Awaitable[None]],
+    workload: Script,
     *,
     seed: int,
     options: Options | None = None,

@@ -8,7 +8,8 @@ import pytest
 from attrs import evolve
 
 from onyxq.interfaces.cli.main import run
-from simulation.runs import Result, Totals, blame, play
+from simulation.results import Result, Totals
+from simulation.runs import blame, play
 from simulation.workloads import FAULTS, WORKLOADS
 from simulation.world.faults import EPISODES
 

@@ -6,10 +6,9 @@ import pytest
 import trio
 
 from onyxq.errors import ClockWrong
-from simulation.explorer import under_load
 from simulation.workloads import WORKLOADS
 from simulation.world.faults import late_appends, log_clock_flaps, log_clock_jump, node_clock_jump, wrong_clock
-from simulation.world.load import Mix
+from simulation.world.load import Mix, under_load
 from simulation.world.world import Options, World, simulate
 
 JUMPS_MS = (-3_600_000, -120_000, -4_000, 1_000, 3_000, 4_900, 5_100, 120_000, 3_600_000)

@@ -11,7 +11,7 @@ import trio
 from onyxq.core.log.interface import SEQUENCE_BITS
 from onyxq.core.log.record import decode_record
 from onyxq.core.replica import first_peer
-from simulation.explorer import under_load
+from simulation.world.load import under_load
 from simulation.world.log import MemorySession
 from simulation.world.world import Options, SimulatedNode, World, simulate
 

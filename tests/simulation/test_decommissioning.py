@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from onyxq.errors import Conflict, Unavailable
-from simulation.explorer import under_load
 from simulation.scenes.copies import COPIED_S, full_until_it_ended, retire, thin
 from simulation.world.clients import RecordingClient
+from simulation.world.load import under_load
 from simulation.world.world import Options, World, simulate
 
 FOUR = Options(nodes=4, partitions=12, clock_offset_ms=0, absent_after_ms=600_000)

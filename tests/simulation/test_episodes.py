@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.explorer import under_load
 from simulation.world.faults import EPISODES
+from simulation.world.load import under_load
 from simulation.world.world import World, simulate
 
 pytestmark = pytest.mark.long

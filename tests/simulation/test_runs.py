@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from simulation.runs import Child, Result
+from simulation.results import Result
+from simulation.runs import Child
 
 BOUND_S = 5.0
 """Several times what a run of ``late`` takes."""

@@ -12,13 +12,14 @@ from onyxq.core import ring, step
 from onyxq.core.replica import Ring
 from simulation.probes import Probes
 from simulation.scenario import ScenarioError, play
-from simulation.search import search
+from simulation.search.__main__ import report
 from simulation.search.checks import Broken
 from simulation.search.cluster import ACTIONS, Cluster, Options, parameters
 from simulation.search.plan import plan_of
-from simulation.search.probes import PROBES
+from simulation.search.probes import PROBES, pure_probes
 from simulation.search.run import new_cluster, perform, replay, shrink, trace
-from simulation.search.search import Search, search_many
+from simulation.search.search import Search
+from tests.simulation.searching import broken_run, searched
 
 OPTIONS = Options(partitions=1, replicas=1)
 
@@ -34,17 +35,18 @@ def played(*lines: str) -> Cluster:
 
 @pytest.mark.long
 def test_no_interleaving_breaks_a_property() -> None:
-    """Runs from fixed seeds; ``python -m simulation.search --seed N --steps 1500`` plays one of them again."""
-    totals = search_many(1, 20, 1_500)
-    assert not totals.failed, search.report(totals.failed[0])
-    assert totals.applied > 10_000, "the search hardly did anything"
+    """Runs from fixed seeds; ``python -m simulation.search --seed N --steps 1500`` cuts a broken one down."""
+    runs = list(searched(1, 20, 1_500))
+    assert runs[-1].broken is None, report(runs[-1])
+    assert sum(run.checks.applied for run in runs) > 10_000, "the search hardly did anything"
 
 
 def test_the_rare_branches_of_the_ring_are_reached() -> None:
     """What the probes of joins name happens within a few dozen short runs; the long search asks for all of them."""
-    totals = search_many(100, 30, 500)
-    reached = [name for name, count in totals.probes.counts.items() if count]
-    assert len(reached) > 0.8 * len(PROBES), totals.probes.table()
+    probes = pure_probes()
+    for run in searched(100, 30, 500):
+        probes.add(run.probes)
+    assert len({*probes.unreached()} & {*PROBES}) < 0.2 * len(PROBES), probes.table()
 
 
 def test_the_same_seed_makes_the_same_run() -> None:
@@ -77,8 +79,7 @@ def _patched_remove(now: Ring, peer: str, position: int) -> Ring:
 def test_a_broken_ring_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a watch that is not moved when a peer leaves, few actions are left, as a scenario that breaks again."""
     monkeypatch.setattr(ring, "remove", _patched_remove)
-    totals = search_many(1, 10, 1_000)
-    (run,) = totals.failed
+    run = broken_run(1, 10, 1_000)
     assert run.broken is not None
     kept = shrink(run.plan.options, run.actions, run.broken.check, tries=400)
     assert len(kept) < 25 < len(run.actions)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.probes import Probes
 from simulation.search.jobs_model import PROBES
 from simulation.search.jobs_search import JOBS, KINDS, JobSearch
+from simulation.search.probes import pure_probes
 from simulation.workloads import WORKLOADS
 
 
@@ -24,10 +24,10 @@ def test_twenty_jobs_keep_their_promises_under_churn(kind: int) -> None:
 
 def test_the_rare_branches_are_reached() -> None:
     """Nearly all within a few runs; a hundred must come by all of them."""
-    probes = Probes(PROBES)
+    probes = pure_probes()
     for seed in range(1, 7):
-        probes.add(JobSearch(seed).run(3_000).checks.jobs.probes)
-    assert len(probes.unreached()) <= 3, probes.table()
+        probes.add(JobSearch(seed).run(3_000).probes)
+    assert len({*probes.unreached()} & {*PROBES}) <= 3, probes.table()
 
 
 def test_the_same_seed_makes_the_same_run() -> None:
@@ -41,4 +41,4 @@ def test_it_is_a_workload() -> None:
     """Which tells what it reached."""
     found = WORKLOADS["jobs"]
     assert "scheduler" in found.about
-    assert set(found.play(3).probes) == set(PROBES)
+    assert set(found.play(3).probes) >= set(PROBES)

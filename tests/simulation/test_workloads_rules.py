@@ -6,11 +6,10 @@ import random
 
 import pytest
 
-from simulation.explorer import under_load
 from simulation.runs import play
 from simulation.scenes.rules import RULE_SCENES
 from simulation.workloads import NO_FAULTS
-from simulation.world.load import Mix
+from simulation.world.load import Mix, under_load
 from simulation.world.load_rules import LIMITED, STOPS, TICKS, RulesMix, draw
 from simulation.world.world import Options, World, simulate
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from simulation.explorer import under_load
 from simulation.world.faults import crash
+from simulation.world.load import under_load
 from simulation.world.world import Options, World, simulate
 
 OPTIONS = Options(nodes=6, zones=3, partitions=12, absent_after_ms=8_000)

@@ -11,7 +11,8 @@ from attrs import evolve
 from onyxq.spark.analysis.replays import on_spark, pieces, replayed, summed
 from simulation import on_spark as on_spark_module
 from simulation.on_spark import run_on_spark
-from simulation.runs import Result, play
+from simulation.results import Result
+from simulation.runs import play
 from tests.entries.generated import generated_world
 from tests.interfaces.test_replay_archive import whole
 

@@ -14,7 +14,7 @@ from onyxq.system.settings import did_you_mean
 
 if TYPE_CHECKING:
     from simulation.planted.suite import Verdict
-    from simulation.runs import Result, Totals
+    from simulation.results import Result, Totals
 
 EXIT_BROKEN = 1
 SEEDS_MAX = 1 << 32
@@ -37,7 +37,7 @@ def simulate(context: Context) -> int:
         return _list(context)
     runs = _within("runs", args.runs, 1, RUNS_MAX)
 
-    from simulation.runs import Totals
+    from simulation.results import Totals
     from simulation.workloads import WORKLOADS
 
     if workload not in WORKLOADS:
@@ -104,11 +104,12 @@ def _broken(context: Context, result: Result) -> None:
 
 def _unreached(context: Context, totals: Totals, workload: str) -> list[str]:
     """Probes that a run of this length must have reached and has not."""
-    from simulation.search import jobs_model
+    from simulation.search import jobs_model, probes
     from simulation.world import world_probes
 
     wanted = {
         "standard": (world_probes.STANDARD, world_probes.STANDARD_RUNS),
+        "explorer": (probes.PROBES, probes.PROBES_RUNS),
         "jobs": (jobs_model.PROBES, jobs_model.PROBES_RUNS),
     }
     names, runs = wanted.get(workload, ((), 0))
