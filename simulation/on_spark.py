@@ -1,7 +1,7 @@
 """Many runs on a Spark cluster: executors play seeds as the processes of `simulation.runs` do.
 
 A seed does the same wherever it is played, so what Spark repeats after it lost an executor
-is no other run.  Only values travel: a workload's name and seeds one way, results the other.
+is the same run.  Only values travel: a workload's name and seeds one way, results the other.
 """
 
 from __future__ import annotations

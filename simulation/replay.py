@@ -1,7 +1,6 @@
-"""Replaying a dumped log of a real cluster with the simulation's checkers (design: simulation).
+"""Replay of a log that was dumped from a real cluster, with the checkers that need only the log.
 
-``python -m simulation.replay FILE [--until N]`` steps every record of a dump and has the
-checkers that need nothing but the log judge each step, beside the invariants.
+``python -m simulation.replay FILE [--until N]`` steps every record of a dump and judges each step.
 """
 
 from __future__ import annotations
@@ -16,46 +15,47 @@ from onyxq.core.replica import Replica
 from onyxq.core.step import Step
 from onyxq.history.dump import Dump, read
 from onyxq.history.replay import replay as replay_steps
-from simulation.checkers import Broken, Checker
+from simulation.checkers import Broken, Course, LogChecker
 from simulation.checkers.attempts_counted import AttemptsCounted
 from simulation.checkers.counted_once import CountedOnce
-from simulation.checkers.invariants_hold import InvariantsHold
+from simulation.checkers.invariants_hold import InvariantsHold, SnapshotsEqual
 from simulation.checkers.leaders_only import LeadersOnly
+from simulation.checkers.log_time import LogTime
 from simulation.checkers.one_claim import OneClaim
+from simulation.checkers.ring_watched import RingWatched
 from simulation.checkers.tokens_increase import TokensIncrease
 from simulation.world.history import History
 
 
-def checkers_from(start: Replica) -> tuple[Checker, ...]:
-    """Checkers of what comes behind a replica; they take what went before from it."""
-    history = History()
-    claims = OneClaim(history)
-    tokens = TokensIncrease(history)
+def checkers_from(start: Replica) -> tuple[LogChecker, ...]:
+    """Return checkers of the records after a replica, which holds what they need of the records before."""
+    claims = OneClaim(History())
+    tokens = TokensIncrease()
     for stretches in start.claims.values():
         for stretch, pieces in stretches.items():
             for offset, count, token, _, deadline_ms in pieces:
                 for task_id in ids_of(*Run(id_at(stretch, offset), count)):
                     claims.holders[task_id] = tokens.last[task_id] = token
                     claims.deadlines[task_id] = deadline_ms
-    checkers: tuple[Checker, ...] = (
-        CountedOnce(history, dict(start.outbox)),
-        InvariantsHold(history),
-        LeadersOnly(history),
+    checkers: tuple[LogChecker, ...] = (
+        CountedOnce(dict(start.outbox)),
+        InvariantsHold(),
+        SnapshotsEqual(),
+        RingWatched(),
+        LeadersOnly(),
+        LogTime(grown=start.grown_records),
         claims,
         tokens,
     )
-    # How often tasks were tried before an origin only the stores know.
-    return (*checkers, AttemptsCounted(history)) if start.cluster is None else checkers
+    # Only the stores hold how often tasks were tried before an origin.
+    return (*checkers, AttemptsCounted(claims.history, claims)) if start.cluster is None else checkers
 
 
 def replay(dump: Dump, until: int | None = None) -> Iterator[Step]:
-    """The steps of a dump, each judged; raises `Broken`, `Corrupt`, `OlderThanCluster`."""
-    checkers = checkers_from(dump.start)
-    before = dump.start
+    """Yield the steps of a dump, each judged; raises `Broken`, `Corrupt`, `OlderThanCluster`."""
+    course = Course(replica=dump.start, checkers=checkers_from(dump.start))
     for step in replay_steps(dump, until):
-        for checker in checkers:
-            checker.step(before, step)
-        before = step.replica
+        course.judge(step)
         yield step
 
 

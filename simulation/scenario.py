@@ -4,7 +4,7 @@ A line is a command; indented lines below it are what it printed, and belong to 
 every record that landed with its verdicts, and the ring wherever it changed.  Comments
 start with ``#``.  `play` runs a file and writes it anew; a test compares both, and
 ``python -m simulation.scenario --regenerate`` replaces what was printed, to be read in
-review.  The commands are told in ``docs/scenarios.rst``.
+review.  ``docs/scenarios.rst`` describes the commands.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from typing import Any
 
 from attrs import define, field
 
-from onyxq.core.log.interface import Record
 from onyxq.core.replica import Replica
 from onyxq.core.step import Step
+from simulation.checkers import Broken, LogChecker
 from simulation.scenarios.expect import EXPECTATIONS, ScenarioError, Unmet
 from simulation.scenarios.words import claims_words, job_words, partition_words, record_words, ring_words
 from simulation.search.calm import calm, lead
-from simulation.search.checks import Broken
 from simulation.search.cluster import ACTIONS, Cluster, Options, parameters
 from simulation.search.run import new_cluster, perform
 
@@ -50,19 +49,15 @@ class Scenario:
 
     def _make(self, options: Options) -> None:
         self.last, self.shown = None, []
-        self.cluster, self.checks = new_cluster(options)
-        self.cluster.log.listener = self._landed
+        self.cluster = new_cluster(options)
+        course = self.cluster.log.course
+        course.checkers = (_Printer(self), *course.checkers)
 
-    checks: Callable[[Record, Replica, Step], None] = field(init=False)
-
-    def _landed(self, record: Record, before: Replica, done: Step) -> None:
+    def landed(self, done: Step) -> None:
+        """Print a record that landed, and the ring if it changed."""
         self.last = done
         self.printed += record_words(done)
-        self._ring(done.replica)
-        self.checks(record, before, done)
-
-    def _ring(self, replica: Replica) -> None:
-        lines = ring_words(replica)
+        lines = ring_words(done.replica)
         if lines != self.shown:
             self.printed += lines
             self.shown = lines
@@ -83,7 +78,7 @@ class Scenario:
         elif word in OWN:
             self._own(word, args)
         elif word in ACTIONS:
-            if not perform(self.cluster, self.checks, (word, *_values(word, args))):  # type: ignore[arg-type]
+            if not perform(self.cluster, (word, *_values(word, args))):
                 self.printed.append("nothing happens")
         else:
             raise Unmet(f"no such command: {word}{_meant(word)}")
@@ -111,7 +106,7 @@ class Scenario:
         OWN[word](self, *args)
 
     def _do(self, *action: int | str) -> bool:
-        return perform(self.cluster, self.checks, action)  # type: ignore[arg-type]
+        return perform(self.cluster, action)
 
     def join(self, node: str) -> None:
         """A new peer of a node asks to join, and that lands; the first one founds the cluster before."""
@@ -126,7 +121,7 @@ class Scenario:
         self._do("flush", peer.id)
 
     def crowd(self, node: str, count: str) -> None:
-        """So many nodes, named after ``node``, start at the same time."""
+        """Start ``count`` nodes, named after ``node``, at the same time."""
         for number in range(int(count)):
             self.join(f"{node}{number + 1:02}")
 
@@ -163,6 +158,15 @@ class Scenario:
         if what not in views:
             raise Unmet(f"show {', '.join(views)}")
         self.printed += views[what](now)
+
+
+@define(eq=False)
+class _Printer(LogChecker):
+    scenario: Scenario
+
+    def step(self, before: Replica, step: Step) -> None:
+        """Print a record before it is judged."""
+        self.scenario.landed(step)
 
 
 OWN: dict[str, Callable[..., None]] = {

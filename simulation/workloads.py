@@ -227,8 +227,8 @@ class SearchWorkload:
         run = self.search(seed).run()
         if run.broken is not None:
             raise run.broken
-        checks = run.checks
-        return Result(self.name, seed, records=checks.records, applied=checks.applied, probes=dict(run.probes.counts))
+        records, applied = len(run.course.records), run.course.applied
+        return Result(self.name, seed, records=records, applied=applied, probes=dict(run.probes.counts))
 
 
 # --- the values -------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from onyxq.core.errors import BadRequest
 from onyxq.system.extensions import installed
 from onyxq.testing.asyncio_host import AsyncioHost
 from onyxq.testing.clients import AwaitedClient, BlockingClient, Losses, Machine
-from onyxq.testing.cuts import Cuts
 from onyxq.testing.found_tasks import FoundTask
 from onyxq.testing.loop import BlockingThread, Loop
 from onyxq.testing.workers import Plan, Run, RunningWorker, current_worker
@@ -26,7 +25,6 @@ from simulation.world.clock import EPOCH_MS
 from simulation.world.world import Options, SimulatedNode, World
 
 BACKENDS = ("asyncio", "trio")
-PARTITIONS = 4
 LEAP_MARGIN_S = 1.0
 """Distance that a jump of time keeps from the next known event, in simulated seconds."""
 LAST_ANSWERS_S = 0.2
@@ -68,20 +66,15 @@ class Base:
             entries=installed(),
         )
         self.world = World(seed=self.seed, options=options, nursery=nursery)
-        self.cuts = Cuts(self.world.network)
         self.loop.starting = self._thread_starts
         self.host = AsyncioHost(nursery)
         nursery.start_soon(self.host.run)
-        nursery.start_soon(self.world.audit.run, self.world.replicas)
-        for node in self.world.nodes:
-            self.world.start_node(node)
-        await self.world.settle()
+        await self.world.serve()
         self.eye = self.machine("eye")
 
     def finish(self) -> None:
         """Prepare for the end of the test: from now on a peer that ends is not an error."""
-        for node in self.world.nodes:
-            node.killed = True
+        self.world.end()
         for app in self.apps:
             app._client = None
 
@@ -92,7 +85,6 @@ class Base:
         losses = Losses() if kind == "eye" else self.losses
         machine = Machine(self.world, self.nursery, losses, name=f"{kind}-{len(self.machines)}")
         self.machines.append(machine)
-        self.cuts.welcome(machine.name)
         return machine
 
     def awaited_client(self, machine: Machine) -> AwaitedClient:
@@ -148,7 +140,8 @@ class Base:
     def kill(self, worker: RunningWorker) -> None:
         """Kill a worker now and start another one in its place."""
         worker.alive = False
-        self.cuts.bury(worker.machine.name, tuple(self.peer_names()))
+        self.world.network.part([worker.machine.name], self.peer_names(), lasting=True)
+        self.world.network.cut(worker.machine.name)
         worker.scope.cancel()
         self.loop.end_threads(worker.threads)
         if isinstance(worker.source, App) and not worker.stopping:
@@ -220,7 +213,7 @@ class Base:
         """Return whether the cluster only waits: no claim, no fault, every partition is served."""
         return (
             not self.log_frozen
-            and not self.cuts.any
+            and not self.parted
             and not self.world.audit.replica.claims
             and not (self.backend == "trio" and self.test_task is not None and self.test_task.child_nurseries)
             and not any(worker.held or not worker.worker.set_up for worker in self.working())
@@ -229,6 +222,11 @@ class Base:
             and all(node.running is not None for node in self.world.nodes)
             and self.world.serving()
         )
+
+    @property
+    def parted(self) -> bool:
+        """Whether a living machine is cut off."""
+        return any(not cut.lasting for cut in self.world.network.cuts)
 
     def extensions_work(self) -> bool:
         """Return whether a peer has a duty of an extension, which may take simulated time."""

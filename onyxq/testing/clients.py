@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.core.errors import OnyxqError, ProtocolError
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Decoder
-from simulation.world.clock import SimulatedClock
 from simulation.world.world import World
 
 T = TypeVar("T")
@@ -121,16 +119,7 @@ class Machine:
         self.calls = 0
         """Number of calls of the user that wait for an answer."""
         self._named = 0
-        addresses = [node.address for node in world.nodes]
-        world.random.shuffle(addresses)
-        generator = random.Random(world.random.getrandbits(64))
-        self._make = functools.partial(
-            AsyncClient,
-            addresses,
-            network=_LossyNetwork(world.network.host(name), losses),
-            now_ms=SimulatedClock().wall_ms,
-            random_64=lambda: generator.getrandbits(64),
-        )
+        self._make = world.client_maker(_LossyNetwork(world.network.host(name), losses))
 
     async def client(self) -> AsyncClient:
         """Return the client; open it first if needed."""

@@ -87,7 +87,7 @@ class Core(Base):
         chosen = [self.node(name, running=False) for name in names]
         others = [name for name in self.peer_names() if name not in names]
         others += [machine.name for machine in self.machines] if clients else []
-        self.cuts.add(tuple(names), tuple(others), newcomers=clients)
+        self.world.network.part(names, others, newcomers=clients)
         for node in chosen if log else ():
             self.world.disconnect_log(node)
 
@@ -96,7 +96,7 @@ class Core(Base):
         for node in self.world.nodes:
             if not node.log.reachable:
                 self.world.reconnect_log(node)
-        self.cuts.heal()
+        self.world.network.heal()
 
     async def lose_answers(self, times: int = 1, *, method: str | None = None) -> None:
         """Lose the answers to the next ``times`` requests: each takes effect, then the connection breaks.
@@ -110,13 +110,13 @@ class Core(Base):
     async def expire_leases(self) -> None:
         """Cut all workers off until every claim has expired, then connect them again."""
         workers = self.working()
-        cut = self.cuts.add(tuple(worker.machine.name for worker in workers), tuple(self.peer_names()))
+        cut = self.world.network.part([worker.machine.name for worker in workers], self.peer_names())
         while self.world.audit.replica.claims:
             await trio.sleep(1.0)
         with trio.move_on_after(NOTICED_S_MAX):
             while any(worker.held for worker in workers):
                 await trio.sleep(1.0)
-        self.cuts.heal(cut)
+        self.world.network.heal(cut)
 
     async def kill_worker(self, *, during: Any = None, after: Any = None) -> None:
         """Kill a worker now, or at the next run of a task; another one replaces it.

@@ -198,7 +198,7 @@ class _Drain:
         said = []
         if core.log_frozen:
             said.append("the log is frozen")
-        if core.cuts.any:
+        if core.parted:
             said.append("the network is parted")
         down = [node.name for node in core.world.nodes if node.running is None]
         if down:

@@ -23,14 +23,12 @@ import outcome
 import trio
 
 from simulation.world.clock import mock_clock
-from simulation.world.scheduling import StartThread, seeded_scheduling, state_of_run, threads_started_by
+from simulation.world.scheduling import Spinning, StartThread, seeded_scheduling, state_of_run, threads_started_by
 
 T = TypeVar("T")
 
 BLOCKED_S_MAX = 30.0
 """Longest real time for which a blocking handler may keep everything waiting, in seconds."""
-STEPS_MAX = 200_000
-"""Number of passes of the run at one instant after which it counts as spinning."""
 
 
 class Ended(BaseException):
@@ -76,11 +74,9 @@ class Loop:
         self._running = False
         self._outcome: outcome.Outcome[None] | None = None
         self._threads: dict[BlockingThread, None] = {}
-        self._failure: HandlerBlocked | None = None
+        self._failure: AssertionError | None = None
         self._nursery: trio.Nursery
         self._state: dict[str, Any] = {}
-        self._now = 0.0
-        self._steps = 0
         self.clock = mock_clock()
         self.starting: Callable[[BlockingThread], None] = lambda _: None
         """Called with every thread when it starts, in the task that waits for it."""
@@ -112,6 +108,7 @@ class Loop:
             raise
 
     async def _main(self, main: Callable[[trio.Nursery], Awaitable[None]], started: list[None]) -> None:
+        trio.lowlevel.add_instrument(Spinning(self._spins))
         async with trio.open_nursery() as self._nursery:
             await main(self._nursery)
             started.append(None)
@@ -154,21 +151,15 @@ class Loop:
                 if self._outcome is not None:
                     break
                 self._due.popleft()()
-                self._watch()
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
                     raise failure
 
-    def _watch(self) -> None:
-        now = self.clock.current_time()
-        self._steps = self._steps + 1 if now == self._now else 0
-        self._now = now
-        if self._steps > STEPS_MAX:
-            self._steps = 0
-            raise AssertionError(
-                "the simulated clock stands still although the run does not: something, perhaps a handler, "
-                "waits in a loop without sleeping"
-            )
+    def _spins(self) -> None:
+        self._failure = AssertionError(
+            "the simulated clock stands still although the run does not: something, perhaps a handler, "
+            "waits in a loop without sleeping"
+        )
 
     # --- calls
 

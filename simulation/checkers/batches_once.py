@@ -33,9 +33,9 @@ class BatchesOnce(Checker):
     """The highest version that a job was driven under so far."""
     last: dict[str, int] = field(factory=dict)
     verdicts: Counter[str] = field(factory=Counter)
-    """What became of batches in the log; of a stale token without which."""
+    """Verdicts of batches in the log, without the stale token that a verdict names."""
     repeats: int = 0
-    """How often a driver was told that a batch had been committed before."""
+    """How often the answer to a driver was that the batch had been committed before."""
 
     def step(self, before: Replica, step: Step) -> None:
         """Judge the batches of one record."""

@@ -1,4 +1,4 @@
-"""What an attempt was told that it had logged, the attempts behind it find, in that order."""
+"""Later attempts find the updates that were acknowledged to an attempt, in their order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CheckpointsFound(Checker):
         return [(*place, unpack(data)) for place, data in sorted(known.items()) if place[0] < token]
 
     def found(self, task_id: TaskId, known: Sequence[tuple[int, int, Any]], found: Sequence[LogEntry]) -> None:
-        """An attempt was given this, and had asked when ``known`` was known; there may be what nobody was told of."""
+        """Judge what an attempt found that asked when ``known`` was acknowledged; it may find more."""
         given = [(one.token, one.seq, one.value) for one in found]
         missing = [one for one in known if one not in given]
         if missing or given != sorted(given, key=lambda one: one[:2]):

@@ -1,4 +1,4 @@
-"""A worker's code ends with its lease: of no task two runs go on at the same time."""
+"""A worker's code ends with its lease: two runs of a task never overlap."""
 
 from __future__ import annotations
 

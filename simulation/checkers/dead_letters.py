@@ -1,4 +1,4 @@
-"""A dead letter that is requeued runs again, with all its retries; one that is discarded never does.
+"""A requeued dead letter runs again, with all its retries; a discarded one never does.
 
 Nothing that happened in its earlier life finishes a task that was opened again.
 """

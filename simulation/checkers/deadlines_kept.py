@@ -26,7 +26,7 @@ class DeadlinesKept(Checker):
     slowest_ms: Callable[[], int]
     true_ms: Callable[[], int]
     behind_ms: int = 0
-    """The most that a node's clock was seen to be behind."""
+    """Largest lag of a node's clock that was seen, in milliseconds."""
 
     def heard(self, task_id: TaskId, expires_ms: int, token: int, waited_ms: int) -> None:
         """A worker was given a task for which it had asked ``waited_ms`` ago."""
@@ -39,7 +39,7 @@ class DeadlinesKept(Checker):
             raise self.broken(f"{task_id.hex()} was granted first to who asked {late_ms} ms after it had expired")
 
     def finish(self) -> None:
-        """Judge what became of those that nobody ran."""
+        """Judge the tasks that never ran."""
         for task in self.ledger.read.values():
             if task.expires_ms is None:
                 continue

@@ -58,7 +58,7 @@ class DependenciesFirst(Checker):
         return any(call.kind == COMPLETE and call.outcome != REFUSED and call.invoked_s < until_s for call in calls)
 
     def _unrun(self, task: Task, fate: str) -> None:
-        """Raise unless there is a reason for what became of a task that never ran."""
+        """Raise unless there is a reason for the state of a task that never ran."""
         asked = {call.kind for call in self.history.operations.get(task.id, ()) if call.outcome != REFUSED}
         if task.state == "cancelled" and asked & GIVING_UP:
             return

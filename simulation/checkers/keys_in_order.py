@@ -1,9 +1,9 @@
 """Tasks of an ordering key run one after the other, in the order of due time and then of enqueueing.
 
-While a run goes on, workers must not believe that they hold two tasks of a key at a time.
+During a run, workers must not believe that they hold two tasks of a key at a time.
 At its end the order of the grants is compared with the order that the rows say, and, for
 tasks due at once, with the order in which clients had them acknowledged.  A task that was
-not acknowledged yet when one behind it was granted may come later, and so may a dead letter
+not acknowledged yet when a later one was granted may come later, and so may a dead letter
 that was opened again.  Where dead letters stop their keys, only a task that is done, or given
 up, lets the next one go.
 """
@@ -38,7 +38,7 @@ class KeysInOrder(Checker):
     """Tasks of each key that workers were given."""
 
     def heard(self, key: Key, task_id: TaskId, token: int, now_s: float) -> None:
-        """A worker was told that it holds a task of a key."""
+        """Judge a grant of a task of a key that a worker heard of."""
         members = self.members.setdefault(key, [])
         if task_id not in members:
             members.append(task_id)
@@ -78,7 +78,7 @@ class KeysInOrder(Checker):
         return self.ledger.seen_s(earlier) < sent.invoked_s and later.unique_key is None
 
     def _in_turn(self, key: Key, earlier: Task, later: Task, what: str) -> None:
-        """Raise if the task that comes first was granted behind the other one without an excuse."""
+        """Raise if the task that comes first was granted after the other one without an excuse."""
         grants = self.ledger.grants
         behind = grants.get(later.id)
         if not behind or self.ledger.seen_s(earlier) >= behind[0].landed_s:

@@ -1,7 +1,6 @@
-"""Claims are changed by the leader that serves a partition, under the epoch it leads with, and by nobody else.
+"""A partition is led by one peer per epoch, and only that peer changes its claims, serves, settles or yields it.
 
-The checker follows leaders and epochs through the log by what entries were applied to,
-and does not ask the entries that change claims.
+The checker follows leaders and epochs through the log by the verdicts of entries, without the entries' own code.
 """
 
 from __future__ import annotations
@@ -10,32 +9,92 @@ from typing import ClassVar
 
 from attrs import define
 
-from log_entries import expire_claims, release_claims, renew_claims, reopen_tasks
+from log_entries import (
+    expire_claims,
+    force_partition,
+    ready_partition,
+    release_claims,
+    renew_claims,
+    reopen_tasks,
+    settle_partition,
+    yield_partition,
+)
 from onyxq.core.entry import APPLIED
 from onyxq.core.replica import Replica
-from onyxq.core.step import Step
-from simulation.checkers import GRANTS, Checker
+from onyxq.core.step import Outcome, Step
+from simulation.checkers import GRANTS, LogChecker
 
 CLAIM_ENTRIES = (*GRANTS, renew_claims.Args, release_claims.Args, expire_claims.Args, reopen_tasks.Args)
+LEADER_ENTRIES = (ready_partition.Args, settle_partition.Args, yield_partition.Args)
+WITHOUT_LEADERS = frozenset(
+    "grant_claims grant_limited_claims renew_claims release_claims expire_claims reopen_tasks purge commit_transaction "
+    "commit_batch settle_transaction set_queue set_periodic pause_periodic remove_periodic fire_periodic "
+    "submit_job driver_ready seal_input kill_job complete_job fail_job".split()
+)
+"""Entries that do not change which peer leads a partition."""
 
 
 @define(eq=False)
-class LeadersOnly(Checker):
+class LeadersOnly(LogChecker):
     """See the module's first paragraph."""
 
     name: ClassVar[str] = "leaders only"
 
     def step(self, before: Replica, step: Step) -> None:
-        """Compare the entries about claims with who led before the record, or leads after it."""
+        """Compare entries with the leaders before the record and after it."""
+        for outcome in step.outcomes:
+            if outcome.verdict == APPLIED and isinstance(outcome.args, CLAIM_ENTRIES):
+                self._claims(before, step, outcome)
+        self._leads(before, step)
+        self._forced(before, step)
+        self._epochs(before, step.replica)
+
+    def _claims(self, before: Replica, step: Step, outcome: Outcome) -> None:
+        args = outcome.args
+        placed = [one.partitions[args.partition] for one in (before, step.replica) if args.partition in one.partitions]
+        if not any((one.leader, one.epoch, one.ready) == (step.peer, args.epoch, True) for one in placed):
+            raise self.broken(
+                f"{outcome.name} of {step.peer} for partition {args.partition} under {args.epoch} was applied "
+                f"at position {step.replica.position}, where {placed[-1].leader} leads under {placed[-1].epoch}"
+            )
+
+    def _leads(self, before: Replica, step: Step) -> None:
+        """Raise unless the leader of the present epoch serves, settles and yields, and settles only what it serves."""
+        ready: set[int] = set()
         for outcome in step.outcomes:
             args = outcome.args
-            if outcome.verdict != APPLIED or not isinstance(args, CLAIM_ENTRIES):
+            if outcome.verdict != APPLIED or outcome.name in WITHOUT_LEADERS:
                 continue
-            placed = [
-                one.partitions[args.partition] for one in (before, step.replica) if args.partition in one.partitions
-            ]
-            if not any((one.leader, one.epoch, one.ready) == (step.peer, args.epoch, True) for one in placed):
-                raise self.broken(
-                    f"{outcome.name} of {step.peer} for partition {args.partition} under {args.epoch} was applied "
-                    f"at position {step.replica.position}, where {placed[-1].leader} leads under {placed[-1].epoch}"
-                )
+            if not isinstance(args, LEADER_ENTRIES):
+                return  # the leader may have changed within the record
+            found = before.partitions[args.partition]
+            if found.epoch != args.epoch or found.leader != step.peer:
+                raise self.broken(f"{outcome.name} of {step.peer} at epoch {args.epoch} applied to {found}")
+            if isinstance(args, settle_partition.Args) and not (found.ready or found.epoch in ready):
+                raise self.broken(f"{step.peer} settled {found}")
+            if not isinstance(args, ready_partition.Args):
+                return
+            ready.add(found.epoch)
+
+    def _forced(self, before: Replica, step: Step) -> None:
+        """Raise unless a partition is forced if, and only if, most of its members are gone and a holder is left."""
+        outcome = step.outcomes[0] if step.outcomes else None
+        if outcome is None or not isinstance(outcome.args, force_partition.Args):
+            return
+        found = before.partitions.get(outcome.args.partition)
+        if found is not None:
+            lives = {name for name, node in before.nodes.items() if node.peer}
+            lost = 2 * len(lives & set(found.members)) <= len(found.members)
+            if (lost and bool(lives & {*found.members, *found.target})) != (outcome.verdict == APPLIED):
+                raise self.broken(f"forced: {outcome.verdict!r} for {found} while {sorted(lives)} live")
+
+    def _epochs(self, before: Replica, after: Replica) -> None:
+        """Raise if an epoch falls, or stays the same while the leader or the target changes."""
+        if after.partitions is before.partitions:
+            return
+        for number, new in after.partitions.items():
+            old = before.partitions.get(number)
+            if old is not None and old is not new:
+                moved = (new.leader, new.target) != (old.leader, old.target)
+                if new.epoch < old.epoch + moved:
+                    raise self.broken(f"epochs: partition {number} went from {old} to {new}")

@@ -11,11 +11,12 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from log_entries import expire_claims, grant_claims, grant_limited_claims, release_claims
-from log_entries.commit_batch import committed_by
-from onyxq.core.ids import Run, TaskId, ids_of
+from log_entries import grant_claims, grant_limited_claims
+from onyxq.core.ids import TaskId
+from onyxq.core.replica import Replica
 from onyxq.core.step import Outcome, Step
 from simulation.checkers import granted_by
+from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.queues_followed import NEVER_S, QueuesFollowed
 
 SLACK = 1e-6
@@ -36,6 +37,7 @@ class LimitsKept(QueuesFollowed):
     """See the module's first paragraph."""
 
     name: ClassVar[str] = "limits kept"
+    claims: OneClaim = field(kw_only=True)
     held: dict[str, set[tuple[TaskId, int]]] = field(factory=dict)
     """Claims of limited grants that stand, by queue."""
     queue_of: dict[tuple[TaskId, int], str] = field(factory=dict)
@@ -45,22 +47,21 @@ class LimitsKept(QueuesFollowed):
     believed: dict[str, set[TaskId]] = field(factory=dict)
     """Tasks of limited queues that workers were given."""
 
+    def step(self, before: Replica, step: Step) -> None:
+        """Count the claims that a record ended, and those that it began."""
+        for ended in self.claims.ended:
+            queue = self.queue_of.pop((ended.task_id, ended.token), None)
+            if queue is not None:
+                self.held[queue].discard((ended.task_id, ended.token))
+        super().step(before, step)
+
     def applied(self, outcome: Outcome, step: Step) -> None:
-        """Count what one entry granted and ended."""
+        """Count the grants of one entry."""
         args = outcome.args
         if isinstance(args, grant_limited_claims.Args):
             self._grant(args, step)
         elif isinstance(args, grant_claims.Args):
             self.plain |= {(one, step.replica.position) for one in granted_by(args)}
-        elif isinstance(args, release_claims.Args):
-            for release in args.releases:
-                self._end(release.runs, release.token)
-        elif isinstance(args, expire_claims.Args):
-            for expiry in args.expirations:
-                self._end(expiry.runs, expiry.token)
-        for committed in committed_by(args):
-            for claim in committed.claims:
-                self._end(claim.runs, claim.token)
 
     def _grant(self, args: grant_limited_claims.Args, step: Step) -> None:
         new = {(one, step.replica.position) for one in granted_by(args)}
@@ -83,12 +84,6 @@ class LimitsKept(QueuesFollowed):
         bucket.at_ms = now_ms
         if bucket.level < -SLACK:
             raise self.broken(f"{count} tasks of {queue} were granted at {step.replica.position}, too soon for {rate}")
-
-    def _end(self, runs: tuple[Run, ...], token: int) -> None:
-        for task_id in (one for run in runs for one in ids_of(*run)):
-            queue = self.queue_of.pop((task_id, token), None)
-            if queue is not None:
-                self.held[queue].discard((task_id, token))
 
     def heard(self, queue: str, task_id: TaskId, token: int, *, sent_s: float, now_s: float) -> None:
         """A worker was given a task for which it had asked then; the log is caught up with."""

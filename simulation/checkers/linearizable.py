@@ -1,4 +1,4 @@
-"""What clients were told about each task is what one simple task, used by one client at a time, could have said.
+"""The answers to clients about each task are answers that one simple task, used by one client at a time, could give.
 
 The model of a task is a few values: the last token granted, whether that claim is held,
 until when its lease surely runs, and who finished the task.  For every task there must be
@@ -126,9 +126,9 @@ def _told(calls: Iterable[Operation]) -> str:
 
 
 def _surely_valid(refused: Operation, calls: Sequence[Operation]) -> bool:
-    """Whether nothing that was going on can have ended the claim under which a call was refused.
+    """Return whether no other call can have ended the claim under which a call was refused.
 
-    Giving a claim up ends it at the first attempt; only a repeat that the client makes by itself is refused.
+    Giving a claim up ends it at the first attempt; only an automatic repeat of the client is refused.
     """
     if refused.kind in (FAIL, RELEASE):
         return False

@@ -1,7 +1,7 @@
 """A count, or a list, has every acknowledged task exactly once, wherever it is asked for, or it is an error.
 
 What was acknowledged before somebody began to look must be in what is found; what is being sent meanwhile
-may be.  Lists are judged whole: all pages, each asked for behind the one before.
+may be.  Lists are judged whole: all pages, each asked for after the one before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LooksWhole(Checker):
     purged: Container[TaskId] = ()
 
     def counted(self, queue: str, total: int, *, began_s: float) -> None:
-        """Somebody who began to count a queue then was told so."""
+        """Judge the count of a queue that began at ``began_s``."""
         least = sum(1 for _ in self._acknowledged(queue, began_s))
         most = sum(self.history.payloads[data] for data, sent in self.history.sent.items() if sent.queue == queue)
         if not least <= total <= most:

@@ -1,6 +1,6 @@
 """However often an enqueue is repeated on its way, it makes one task; and no task comes from nowhere.
 
-Every payload that a run sends is different, so tasks are told apart by what they hold.
+Every payload that a run sends is different, so the payload identifies the task.
 """
 
 from __future__ import annotations

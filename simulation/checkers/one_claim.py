@@ -1,12 +1,12 @@
-"""Never two valid claims on a task at once, as the log says and as workers believe.
+"""Never two valid claims on a task at once, by the log and by what workers believe.
 
-The log's side keeps its own table of claims from the verdicts alone, without asking the
-replica.  The workers' side trusts nothing but what workers heard and their own clocks.
+The log's side keeps its own table of claims from the verdicts alone, without the replica; other checkers read from it
+which claims a record began and ended. The workers' side uses only what workers heard, and their own clocks.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from attrs import define, field
 
@@ -14,11 +14,32 @@ from log_entries import commit_transaction, expire_claims, release_claims, renew
 from log_entries.commit_batch import committed_by
 from onyxq.core.claims import lapsed
 from onyxq.core.entry import APPLIED
+from onyxq.core.facts import RETRIED
 from onyxq.core.ids import Run, TaskId, ids_of
 from onyxq.core.replica import Replica
 from onyxq.core.step import Step
 from onyxq.core.transactions import Prepared
 from simulation.checkers import GRANTS, Checker
+
+RELEASED, FAILED, EXPIRED, COMMITTED = "released", "failed", "expired", "committed"
+
+
+class Begun(NamedTuple):
+    """A claim that was granted or renewed."""
+
+    task_id: TaskId
+    token: int
+    lease_ms: int
+
+
+class Ended(NamedTuple):
+    """A claim that ended."""
+
+    task_id: TaskId
+    token: int
+    how: str
+    attempts: int = 0
+    """Number of attempts so far, as the entry says, if the attempt failed or expired."""
 
 
 @define(eq=False)
@@ -29,21 +50,26 @@ class OneClaim(Checker):
     holders: dict[TaskId, int] = field(factory=dict)
     """Token under which each task is claimed."""
     deadlines: dict[TaskId, int] = field(factory=dict)
-    """Log time, in ms, until which who holds a task has it, by what granted or renewed it last."""
+    """Log time, in ms, until which each claim is valid, by its grant or last renewal."""
     granted: set[tuple[TaskId, int]] = field(factory=set)
     transactions: dict[str, dict[int, list[TaskId]]] = field(factory=dict)
     """Tasks that committed transactions hold, by name and partition."""
+    begun: list[Begun] = field(factory=list)
+    """Claims that the last record granted or renewed."""
+    ended: list[Ended] = field(factory=list)
+    """Claims that the last record ended."""
 
     def step(self, before: Replica, step: Step) -> None:
         """Follow the claims of one record."""
         replica = step.replica
+        self.begun, self.ended = [], []
         for outcome in step.outcomes:
             args = outcome.args
             if outcome.verdict != APPLIED:
                 continue
             if isinstance(args, GRANTS):
                 for grant in args.grants:
-                    self._grant(grant.runs, replica.position, replica.log_time_ms + grant.lease_ms)
+                    self._grant(grant.runs, replica.position, grant.lease_ms, replica.log_time_ms)
             else:
                 self._move_or_end(args, replica.log_time_ms)
             for committed in committed_by(args):
@@ -53,28 +79,35 @@ class OneClaim(Checker):
                     del self.holders[task_id]
 
     def _move_or_end(self, args: Any, log_time_ms: int) -> None:
-        """Renew or end claims; an entry may name more: what was renewed, or ended by an entry before it."""
+        """Renew or end claims; an entry may name claims that an earlier one has renewed or ended."""
         if isinstance(args, renew_claims.Args):
             for renewal in args.renewals:
                 for task_id in self._held(renewal.runs, renewal.token):
                     self.deadlines[task_id] = log_time_ms + renewal.lease_ms
+                    self.begun.append(Begun(task_id, renewal.token, renewal.lease_ms))
         elif isinstance(args, release_claims.Args):
             for release in args.releases:
+                how = FAILED if release.event == RETRIED else RELEASED
                 for task_id in self._held(release.runs, release.token):
-                    del self.holders[task_id]
+                    self._end(Ended(task_id, release.token, how, release.attempts))
         elif isinstance(args, expire_claims.Args):
             for expiry in args.expirations:
                 for task_id in self._held(expiry.runs, expiry.token):
                     if lapsed(self.deadlines[task_id], log_time_ms):
-                        del self.holders[task_id]
+                        self._end(Ended(task_id, expiry.token, EXPIRED, expiry.attempts))
 
-    def _grant(self, runs: tuple[Run, ...], token: int, deadline_ms: int) -> None:
+    def _end(self, ended: Ended) -> None:
+        del self.holders[ended.task_id]
+        self.ended.append(ended)
+
+    def _grant(self, runs: tuple[Run, ...], token: int, lease_ms: int, log_time_ms: int) -> None:
         for task_id in (one for run in runs for one in ids_of(*run)):
             if task_id in self.holders:
                 raise self.broken(f"{task_id.hex()} was granted under {token} while held under {self.holders[task_id]}")
             self.holders[task_id] = token
-            self.deadlines[task_id] = deadline_ms
+            self.deadlines[task_id] = log_time_ms + lease_ms
             self.granted.add((task_id, token))
+            self.begun.append(Begun(task_id, token, lease_ms))
 
     def _commit(self, args: commit_transaction.Args | Prepared, position: int) -> None:
         for claim in (*args.claims, *args.require):
@@ -86,15 +119,16 @@ class OneClaim(Checker):
         held = self.transactions.setdefault(args.name, {})
         for claim in args.claims:
             for task_id in (one for run in claim.runs for one in ids_of(*run)):
+                self._end(Ended(task_id, claim.token, COMMITTED))
                 self.holders[task_id] = position
                 held.setdefault(claim.partition, []).append(task_id)
 
     def _held(self, runs: tuple[Run, ...], token: int) -> list[TaskId]:
-        """Those of the runs' tasks that are held under the token."""
+        """Return the tasks of the runs that are held under the token."""
         return [task_id for run in runs for task_id in ids_of(*run) if self.holders.get(task_id) == token]
 
     def heard(self, task_id: TaskId, token: int, now_s: float) -> None:
-        """A worker was told that it holds a task."""
+        """Judge a grant that a worker heard of."""
         others = [(other, grant) for other, grant in self.history.holders(task_id, now_s) if other != token]
         if others and self.history.heard[task_id][token].valid_until_s > now_s:
             other, grant = others[0]
@@ -104,11 +138,11 @@ class OneClaim(Checker):
             )
 
     def superseded(self, task_id: TaskId, token: int) -> bool:
-        """Whether somebody has been given the task under a newer token; its holder may do nothing more."""
+        """Return whether a worker heard of a newer claim on the task; then this one is void."""
         return max(self.history.heard.get(task_id, {}), default=-1) > token
 
     def finish(self) -> None:
-        """Whatever workers were given was granted by the log."""
+        """Raise if the log never granted what a worker heard."""
         heard = [(task_id, token) for task_id, grants in self.history.heard.items() for token in grants]
         for task_id, token in heard:
             if (task_id, token) not in self.granted:

@@ -1,6 +1,6 @@
-"""Each planned time of a periodic task is run exactly once, whoever fires it and whatever befalls them.
+"""Each planned time of a periodic task is run exactly once, under any faults of the peers that fire it.
 
-Judged of periodic tasks that run every so many seconds and miss no time (``missed="all"``).
+Judged of periodic tasks with an interval in seconds that miss no time (``missed="all"``).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from simulation.checkers.enough_copies import DiskReads
 from simulation.probes import Probes
 
 CLOCKS_APART_MS = 6_000
-"""By how much a leader's clock may be ahead of true time, that of whoever noted the completion being behind."""
+"""Largest difference between the clock of a leader and that of the peer that noted the completion."""
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ from onyxq.core.step import Step
 from simulation.checkers import Checker
 
 COMPARED_EVERY = 4
-"""Positions: what once differs goes on to, and comparing costs more than stepping."""
+"""Positions between comparisons: a difference stays, and comparing costs more than stepping."""
 KEPT = 4_000
 """Positions for which the replica is remembered."""
 

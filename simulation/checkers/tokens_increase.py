@@ -9,11 +9,11 @@ from attrs import define, field
 from onyxq.core.ids import TaskId
 from onyxq.core.replica import Replica
 from onyxq.core.step import Step
-from simulation.checkers import Checker, granted_in
+from simulation.checkers import LogChecker, granted_in
 
 
 @define(eq=False)
-class TokensIncrease(Checker):
+class TokensIncrease(LogChecker):
     """See the module's first paragraph."""
 
     name: ClassVar[str] = "tokens increase"

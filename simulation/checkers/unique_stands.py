@@ -1,4 +1,4 @@
-"""One task stands for a unique key, whoever enqueues how often, and runs with the data of its first grant.
+"""A unique key has one task, however often it is enqueued, and that task runs with the data of its first grant.
 
 Until it is granted a repeat replaces its data; afterwards nothing does.
 """
@@ -27,7 +27,7 @@ class UniqueStands(Checker):
     name: ClassVar[str] = "unique stands"
     ledger: Ledger
     standing: dict[Key, TaskId] = field(factory=dict)
-    """The task of each key, as the first who was told of one heard."""
+    """The task of each key, as the first answer named it."""
     purged: Container[TaskId] = ()
     """Tasks whose keys are free again."""
     sent_s: dict[TaskId, dict[int, float]] = field(factory=dict)

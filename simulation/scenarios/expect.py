@@ -1,7 +1,7 @@
 """What scenario files can expect (design: simulation).
 
 Each expectation is a function of the cluster, what the last record did, and the words
-behind its name; it raises `Unmet` with what is there instead.
+after its name; it raises `Unmet` with what is there instead.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ def ready(cluster: Cluster, last: Step | None, words: list[str]) -> None:
 
 
 def records(cluster: Cluster, last: Step | None, words: list[str]) -> None:
-    """``records 12``: so many have landed."""
+    """``records 12``: the number of records that have landed."""
     (count,) = _args(words, "COUNT")
     _same(str(cluster.log.end), count)
 
 
 def trimmed(cluster: Cluster, last: Step | None, words: list[str]) -> None:
-    """``trimmed 5``: so many records are gone, and an origin covers them."""
+    """``trimmed 5``: the number of trimmed records; an origin covers them."""
     (count,) = _args(words, "COUNT")
     _same(str(cluster.log.trimmed), count)
     if cluster.log.trimmed and (cluster.log.origin is None or cluster.log.origin.place < cluster.log.trimmed):
@@ -130,7 +130,7 @@ def trimmed(cluster: Cluster, last: Step | None, words: list[str]) -> None:
 
 
 def claims(cluster: Cluster, last: Step | None, words: list[str]) -> None:
-    """``claims 3``: so many tasks are claimed."""
+    """``claims 3``: the number of claimed tasks."""
     (count,) = _args(words, "COUNT")
     stretches = [pieces for by_stretch in cluster.log.now.claims.values() for pieces in by_stretch.values()]
     _same(str(sum(piece[1] for pieces in stretches for piece in pieces)), count)

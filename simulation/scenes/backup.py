@@ -1,6 +1,6 @@
 """Backups of a cluster that is in use while something goes wrong, and what is restored of them (design: simulation).
 
-Each try to take one meets another fault.  One that fails must leave nothing behind: no file under the name that was
+Each try to take one meets another fault.  A failed one must leave no trace: no file under the name that was
 given, nothing that a restore would take, and no transactions that wait.  The first that does not fail is restored.
 """
 
@@ -22,7 +22,7 @@ from onyxq.core.transactions import on_hold
 from onyxq.history.backup.capture import HOLD_MS, take
 from onyxq.history.backup.file import read
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene, by_name, leader_of
+from simulation.scenes.base import Scene, by_name, leader_of, soon
 from simulation.world.clients import RecordingClient, tried
 from simulation.world.faults import collection
 from simulation.world.load import Load, Mix
@@ -42,7 +42,7 @@ QUESTIONS = 8
 MISLED = 0.9
 """How often a page is asked of who does not know that it was deposed."""
 OVER_S = 60.0
-"""In which they go on, behind that time."""
+"""Time after the end of a hold in which transactions continue, in simulated seconds."""
 
 
 class Died(BaseException):
@@ -68,7 +68,7 @@ class Asking:
         self._due = trio.Event()
 
     async def __call__(self, method: str, args: dict[str, Any]) -> Any:
-        """A question, behind a pause; raises what the answer is, and `Died`."""
+        """Ask after a pause; raises the error of the answer, and `Died`."""
         draw = self.world.random
         await trio.sleep(draw.uniform(0, PAUSE_S))
         self._left -= 1
@@ -147,9 +147,7 @@ async def leader_deposed(world: World, asking: Asking) -> None:
 
 async def commit_interrupted(world: World, asking: Asking) -> None:
     """A leader is killed just when something was committed that it has not made visible, and the backup begins."""
-    with trio.move_on_after(AWAY_S):
-        while not world.audit.replica.transactions:
-            await trio.sleep(0.001)
+    await soon(lambda: bool(world.audit.replica.transactions), within_s=AWAY_S)
     parts = [number for one in world.audit.replica.transactions.values() for number in one.parts]
     node = leader_of(world, world.random.choice(sorted(parts) or [0]))
     asking.begin.set()
@@ -169,7 +167,7 @@ async def all_killed(world: World, asking: Asking) -> None:
 
 
 async def asked_killed(world: World, asking: Asking) -> None:
-    """Peers are killed one after the other, so the one that is asked as well."""
+    """Peers are killed one after the other, also the peer that takes the requests."""
     await asking.due()
     for node in world.random.sample(world.nodes, len(world.nodes)):
         await world.restart_node(node, after_s=world.random.uniform(0, 3))
@@ -230,7 +228,7 @@ FAULTS: tuple[Act, ...] = (
 )
 """One that stands several times is drawn as often."""
 BEFORE = (leader_deposed, commit_interrupted)
-"""Those behind whose beginning the backup begins."""
+"""Faults that begin before the backup."""
 
 
 def _some_leader(world: World) -> SimulatedNode:
@@ -283,7 +281,7 @@ async def _taken(world: World, place: Path) -> TakenBackup:
 
 
 async def _try(world: World, file: Path, fault: Act, *, hold_ms: int = HOLD_MS) -> TakenBackup | None:
-    """Take a backup while one fault happens; None if it fails, and left nothing behind."""
+    """Take a backup while one fault happens; return None if it fails and leaves no trace."""
     world.episodes.append((trio.current_time(), fault.__name__))
     taken: TakenBackup | None = None
     async with world.client() as client, trio.open_nursery() as nursery:

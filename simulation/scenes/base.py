@@ -129,14 +129,21 @@ async def try_to_complete(client: RecordingClient, claims: Sequence[Claim]) -> l
 
 
 async def take_the_rest(client: RecordingClient, *, wait_ms: int = 10_000) -> None:
-    """Claim and complete what can be had, as long as there is something."""
+    """Claim and complete tasks until there are none."""
     while claims := await client.claim("q", maximum=20, wait_ms=wait_ms, lease_ms=60_000):
         for claim in claims:
             await tried(client.complete(claim, b"again"))
 
 
+async def soon(condition: Callable[[], bool], *, within_s: float = 3.0, every_s: float = 0.001) -> None:
+    """Return when the condition holds, or when the time is over."""
+    with trio.move_on_after(within_s):
+        while not condition():
+            await trio.sleep(every_s)
+
+
 def payloads(count: int) -> list[bytes]:
-    """So many different ones."""
+    """Return different payloads."""
     return [b"task %d" % number for number in range(count)]
 
 

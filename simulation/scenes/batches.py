@@ -24,7 +24,7 @@ LEFT_S = 30.0
 
 
 class Drivers:
-    """The drivers of a scene, of which only the last knows that it is."""
+    """The drivers of a scene; only the last one is the driver of the job."""
 
     def __init__(self, world: World, nursery: trio.Nursery) -> None:
         self.world = world
@@ -32,7 +32,7 @@ class Drivers:
         self._running: list[tuple[Driver, trio.CancelScope]] = []
 
     async def start(self, *, zombies: bool) -> None:
-        """Have a driver of the job's present version; those before it go on, or are gone."""
+        """Start a driver of the job's present version; earlier drivers continue if they are ``zombies``."""
         if not zombies:
             self.stop()
         job = await running_job(self.world)
@@ -54,8 +54,7 @@ class Drivers:
 async def append(world: World, *entries: Any, nodes: Sequence[SimulatedNode] = ()) -> list[str]:
     """Append entries by way of some node, as often as it takes."""
     while entries:
-        running = [node.running.node for node in nodes or world.nodes if node.running is not None]
-        found = [node for node in running if node is not None]
+        found = [node.inner for node in nodes or world.nodes if node.inner is not None]
         try:
             return list((await world.random.choice(found).verdicts(list(entries)))[1])
         except (OnyxqError, IndexError):
@@ -108,13 +107,8 @@ async def finished(world: World, client: RecordingClient) -> None:
 
 async def nothing_left(world: World) -> None:
     """Return once no node keeps anything that was prepared: nobody is going to commit it."""
-    partitions = range(world.options.partitions)
     with trio.fail_after(LEFT_S):
-        while True:
-            nodes = [one.running.node for one in world.nodes if one.running is not None]
-            stores = [node.store for node in nodes if node is not None]
-            if not any(store.pending_transactions(number) for store in stores for number in partitions):
-                return
+        while world.pending():
             await trio.sleep(0.5)
 
 
@@ -151,7 +145,7 @@ async def _node_dies(world: World) -> None:
 
 
 async def replaced_drivers(world: World) -> None:
-    """Drivers die and are replaced while those before them go on."""
+    """Drivers die and are replaced, and earlier ones continue."""
     await _driven(world, faults=8, nodes=False)
 
 

@@ -26,6 +26,7 @@ from simulation.scenes.base import (
     cut_off,
     leader_of,
     payloads,
+    soon,
     successor,
     take_the_rest,
     try_to_complete,
@@ -75,9 +76,7 @@ async def half_written(world: World) -> None:
         world.start_node(first)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_take_one, client)
-            with trio.move_on_after(20):
-                while behind not in world.audit.ledger.grants:
-                    await trio.sleep(0.005)
+            await soon(lambda: behind in world.audit.ledger.grants, within_s=20, every_s=0.005)
             before = _leader(world)
             for node in (old, first):
                 await world.crash_node(node)
@@ -119,7 +118,7 @@ async def crossed(world: World) -> None:
 
 
 async def turned_up(world: World) -> None:
-    """Completions of which only a leader that is cut off has a copy are refused by its successor, who grants the tasks
+    """Completions that only a leader that is cut off has are refused by its successor, which grants the tasks
     anew, in vain: when that copy is found they do not count, and what depends on the tasks still waits.
     """
     draw = world.random
@@ -220,7 +219,7 @@ async def unread(world: World) -> None:
 
 
 async def under_way(world: World) -> None:
-    """A copy moves while writes of its leader, whose disk is slow, are under way: whoever it moves to gets them."""
+    """A copy moves while writes of its leader, whose disk is slow, are under way: the new member gets them."""
     leads = leader_of(world)
     placed = world.audit.replica.partitions[0]
     gone, away = world.random.sample([n for n in world.nodes if n is not leads and n.node_id in placed.target], 2)

@@ -26,7 +26,7 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 def at(node: SimulatedNode) -> Ask:
-    """Ask one node that goes on running, whatever others think of it."""
+    """Return what asks one node, which continues to run, also if the others take it for dead."""
     assert node.running is not None and node.running.service is not None
     return node.running.service.call
 
@@ -67,7 +67,7 @@ async def look(world: World, ask: Ask) -> None:
 
 
 async def look_again(world: World) -> None:
-    """Look at everything until cancelled; what cannot be told is noted."""
+    """Look at everything until cancelled; errors are noted."""
     ask = anywhere(world)
     while True:
         await trio.sleep(world.random.uniform(0, 0.5))
@@ -86,7 +86,7 @@ async def enqueue_again(client: RecordingClient) -> None:
 
 
 async def bury(client: RecordingClient, tasks: int) -> None:
-    """Have so many tasks fail for good."""
+    """Make this number of tasks fail for good."""
     for number in range(tasks):
         await client.enqueue(FAILED, [b"to fail %d" % number], retries=0)
     left = tasks
@@ -97,7 +97,7 @@ async def bury(client: RecordingClient, tasks: int) -> None:
 
 
 async def settled_looks(world: World) -> None:
-    """Look at every node of a cluster that nothing befalls any more: nobody may say that it cannot be told."""
+    """Look at every node of a cluster without faults: each must know the answer."""
     await world.settle()
     for node in world.nodes:
         try:

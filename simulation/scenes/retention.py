@@ -43,7 +43,7 @@ async def purged_under_fire(world: World) -> None:
 
 
 async def failed_and_waited_for(world: World) -> None:
-    """Tasks depend on ones that fail and are purged soon; whoever leads what waits is deaf, or gone, for a while."""
+    """Tasks depend on others that fail and are soon purged; their own leader is deaf or gone for a while."""
     draw, over = world.random, trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", retention_ms=0, backoff_ms=0)
@@ -53,9 +53,9 @@ async def failed_and_waited_for(world: World) -> None:
                 policy = draw.choice(("fail", "cancel"))
                 await client.enqueue("q", [b"after %d %d" % (number, at)], depends=[one], on_dependency_failed=policy)
         deaf = draw.choice(world.nodes)
-        assert deaf.running is not None and deaf.running.node is not None
-        deaf.running.node.operations.dependencies.hint = lambda ids: None  # type: ignore[method-assign]
-        deaf.running.node.operations.dependencies._resolve = _nothing  # type: ignore
+        assert deaf.inner is not None
+        deaf.inner.operations.dependencies.hint = lambda ids: None  # type: ignore[method-assign]
+        deaf.inner.operations.dependencies._resolve = _nothing  # type: ignore
         nursery.start_soon(partial(hired, world, over, fail=1.0, pause_s=0.5))
         await trio.sleep(PASSED_S)
         await world.restart_node(deaf, after_s=draw.uniform(0, 8))

@@ -24,7 +24,7 @@ AWAY_S = 12.0
 BURY_S = 0.5
 """Longest time until a dead letter is seen to."""
 PATIENCE_S = 30.0
-"""How long dead letters may stay of which a cluster without faults is told to requeue them."""
+"""Time in which a cluster without faults requeues dead letters, in simulated seconds."""
 
 
 async def lead_elsewhere(world: World, *, kill: float = 0.5) -> None:
@@ -251,7 +251,7 @@ async def _slow_worker(world: World, over: trio.Event) -> None:
 
 
 async def after_others(world: World) -> None:
-    """Chains of tasks over all partitions, some of which fail or are cancelled, while leaders change."""
+    """Tasks form chains over all partitions, and some fail or are cancelled, while leaders change."""
     over = trio.Event()
     draw = world.random
     async with world.client() as client, trio.open_nursery() as nursery:
@@ -365,7 +365,7 @@ async def opened_again(world: World) -> None:
 
 
 async def _fail_all(client: RecordingClient) -> None:
-    """Have every task that can be had fail until it is a dead letter."""
+    """Fail every task until it is a dead letter."""
     for _ in range(4):
         for claim in await client.claim("q", maximum=20, lease_ms=LONG_MS, wait_ms=300):
             await tried(client.fail(claim, "did not work", timeout_ms=5_000))
@@ -400,7 +400,7 @@ async def _bury(world: World, client: RecordingClient, task_id: TaskId) -> None:
 
 
 async def ticking(world: World) -> None:
-    """A periodic task goes on whoever dies, is deposed or cannot write when it is due."""
+    """A periodic task continues if its leader, or any other node, dies, is deposed or cannot write when it is due."""
     async with world.client() as client:
         await client.client.set_periodic("tick", "q", "every 2s", b"tick", missed="all")
         for _ in range(4):
@@ -422,7 +422,7 @@ async def ticking(world: World) -> None:
 
 
 def _of_tick(world: World) -> SimulatedNode:
-    """Who leads the partition of the periodic task's runs: whoever fires cannot enqueue them without it."""
+    """Return the leader of the partition of the periodic task's runs, which every firing needs."""
     first = task_id(world.audit.replica.periodic["tick"], 0, world.options.partitions)
     return leader_of(world, partition_of(first))
 

@@ -6,9 +6,8 @@ import random
 from typing import Any
 
 import trio
-from attrs import define, field
 
-from onyxq.client.taskstore import AsyncTaskStore, StoredTask
+from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.core.errors import OnyxqError, StoreRefused
 from onyxq.core.extensions import state_of
 from onyxq.core.replica import EMPTY
@@ -16,7 +15,7 @@ from onyxq.system.extensions import SHIPPED, with_extensions
 from simulation.checkers import Broken
 from simulation.scenes.base import Scene, by_name
 from simulation.world.faults import collection
-from simulation.world.stored import Truth, as_answered
+from simulation.world.stored import Requests, Truth, as_answered
 from simulation.world.world import Options, World
 
 CLIENTS = 4
@@ -25,62 +24,32 @@ REQUESTS = 60
 GROUPS = ("map", "reduce/1")
 AWAY_S = 8.0
 """Longest time for which a killed peer stays away."""
-SEEN_LAST = 12
-"""Requests are about tasks that were there lately."""
 
 
-@define
-class Asked:
-    """What clients asked, and what they were told."""
-
-    marks: int = 0
-    told: dict[int, list[Any]] = field(factory=dict)
-    """Mark -> the answer, where there was one."""
-    seen: list[int] = field(factory=lambda: [1])
-
-    def next_mark(self) -> int:
-        """The number of a new request."""
-        self.marks += 1
-        return self.marks
-
-    def number(self, draw: random.Random) -> int:
-        """Of a task that was there lately."""
-        return draw.choice(self.seen[-SEEN_LAST:])
-
-
-async def one_request(store: AsyncTaskStore, asked: Asked, draw: random.Random) -> None:
-    """An update or a claim; its answer, if there is one, is noted."""
-    mark = asked.next_mark()
+async def one_request(store: AsyncTaskStore, requests: Requests, told: dict[int, list[Any]]) -> None:
+    """Send an update or a claim, and note its answer, if there is one."""
+    mark, kind, args = requests.next()
     try:
-        if draw.random() < 0.5:
-            found = await store.update(
-                adds=[(draw.choice(GROUPS), str(mark))] + [(draw.choice(GROUPS), "more", -5)] * draw.randrange(2),
-                changes=[(asked.number(draw), "changed")] * draw.randrange(2),
-                deletes=[asked.number(draw) for _ in range(draw.randrange(3))],
-                depends=[asked.number(draw)] * draw.randrange(2),
-            )
+        if kind == "update":
+            found = await store.update(**args)
         else:
-            claimed = await store.claim(draw.choice(GROUPS), mark)
+            claimed = await store.claim(**args)
             found = [claimed] if claimed is not None else []
     except StoreRefused as refused:
-        asked.told[mark] = [None, refused.changes, refused.deletes, refused.depends, refused.owned]
-        return
+        told[mark] = [None, refused.changes, refused.deletes, refused.depends, refused.owned]
     except OnyxqError:
-        return  # it may have been carried out, or not
-    asked.told[mark] = [_shown(task) for task in found]
-    asked.seen += [task.id for task in found]
+        pass  # it may have been carried out, or not
+    else:
+        told[mark] = [[task.id, task.group, task.at_ms, task.owner, task.data] for task in found]
+        requests.seen += [task.id for task in found]
 
 
-def _shown(task: StoredTask) -> list[Any]:
-    return [task.id, task.group, task.at_ms, task.owner, task.data]
-
-
-async def use_the_store(world: World, asked: Asked, number: int) -> None:
+async def use_the_store(world: World, requests: Requests, told: dict[int, list[Any]], number: int) -> None:
     """One client, some of whose requests come together with those of others."""
     async with world.client() as client:
         store = client.client.task_store(number)
         for _ in range(REQUESTS):
-            await one_request(store, asked, world.random)
+            await one_request(store, requests, told)
             if world.random.random() < 0.3:
                 await trio.sleep(world.random.uniform(0, 1))
 
@@ -105,30 +74,30 @@ async def break_things(world: World) -> None:
 
 async def store_under_faults(world: World) -> None:
     """Clients use the task store; then the log is gone through with the model."""
-    asked = Asked()
+    requests, told = Requests(world.random, GROUPS), dict[int, list[Any]]()
     await world.settle()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(break_things, world)
         async with trio.open_nursery() as users:
             for number in range(1, CLIENTS + 1):
-                users.start_soon(use_the_store, world, asked, number)
+                users.start_soon(use_the_store, world, requests, told, number)
         nursery.cancel_scope.cancel()
     world.log_up()
     for node in world.nodes:
         if node.running is None:
             world.start_node(node)
     await world.settle()
-    judge(world, asked)
+    judge(world, told)
 
 
-def judge(world: World, asked: Asked) -> None:
+def judge(world: World, answers: dict[int, list[Any]]) -> None:
     """Raise `Broken` unless every answer is what the model gives at a place where the request stands."""
     truth = Truth()
     try:
         replica = truth.follow(EMPTY, world.audit.records, world.options.entries)
     except AssertionError as error:
         raise Broken(f"stored tasks: {error}") from error
-    for mark, told in asked.told.items():
+    for mark, told in answers.items():
         found = [as_answered(answer) for answer in truth.answers.get(mark, ())]
         if told not in found:
             raise Broken(f"stored tasks: request {mark} was answered {told}, the log says {found}")

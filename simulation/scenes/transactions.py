@@ -12,7 +12,7 @@ from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
 from onyxq.core.transactions import Part
 from onyxq.leader.transaction_parts import Asked
-from simulation.scenes.base import PROMPT_S, Scene, by_name, leader_of
+from simulation.scenes.base import PROMPT_S, Scene, by_name, leader_of, soon
 from simulation.scenes.rules import finished, working
 from simulation.world.clients import RecordingClient, tried
 from simulation.world.history import Transacted
@@ -33,7 +33,7 @@ LAG_S = 150.0
 async def try_to_move(
     world: World, client: RecordingClient, claims: list[Claim], number: int, *, timeout_ms: int = 12_000
 ) -> bool:
-    """Complete claims and enqueue what they become; whether that was told to have happened."""
+    """Complete claims and enqueue what they become; return whether that was acknowledged."""
     said = b"by move %d" % number
     moved = await tried(
         client.transact(
@@ -86,6 +86,11 @@ async def dying(world: World) -> None:
         await move_all(world, client)
 
 
+async def _committed(world: World, before: int, *, within_s: float = 3.0) -> None:
+    """Return when more transactions are committed, or when the time is over."""
+    await soon(lambda: len(world.audit.all_or_nothing.committed) != before, within_s=within_s)
+
+
 async def dead_leaders(world: World) -> None:
     """The leaders of a transaction's parts die as soon as it is committed, before anybody could see it."""
     async with world.client() as client:
@@ -95,9 +100,7 @@ async def dead_leaders(world: World) -> None:
             mine = [claims.pop(), claims.pop()]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(try_to_move, world, client, mine, number)
-                with trio.move_on_after(5):
-                    while len(world.audit.all_or_nothing.committed) == before:
-                        await trio.sleep(0.001)
+                await _committed(world, before, within_s=5.0)
                 await trio.sleep(world.random.choice((0.0, 0.0, 0.005, 0.02)))
                 victims = {node.name: node for claim in mine if (node := _leader(world, claim.id)) is not None}
                 for node in victims.values():
@@ -124,9 +127,7 @@ async def log_away(world: World) -> None:
         for number in range(4):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(try_to_move, world, client, [claims.pop(), claims.pop()], number)
-                with trio.move_on_after(3):
-                    while not _pending(world):
-                        await trio.sleep(0.001)
+                await soon(lambda: bool(world.pending()))
                 world.log_down()
                 await trio.sleep(world.random.uniform(6, 12))
                 world.log_up()
@@ -134,20 +135,13 @@ async def log_away(world: World) -> None:
         await move_all(world, client)
 
 
-def _pending(world: World) -> bool:
-    partitions = range(world.options.partitions)
-    running = [node.running.node for node in world.nodes if node.running is not None and node.running.node is not None]
-    return any(node.store.pending_transactions(number) for node in running for number in partitions)
-
-
 async def _others_write(world: World, late: SimulatedNode, seconds: float) -> None:
     """Log time passes by records of the other nodes; ``late`` cannot measure it without reading."""
     until = trio.current_time() + seconds
     while trio.current_time() < until:
         for node in world.nodes:
-            if node is not late and node.running is not None and node.running.node is not None:
-                if (outbox := node.running.node.outbox) is not None:
-                    outbox.submit_empty()
+            if node is not late and node.inner is not None and node.inner.outbox is not None:
+                node.inner.outbox.submit_empty()
         await trio.sleep(1.0)
 
 
@@ -162,9 +156,7 @@ async def lagging(world: World) -> None:
         await _others_write(world, late, LAG_S)
         async with world.client(nodes=[late]) as misled, trio.open_nursery() as nursery:
             nursery.start_soon(_move_requiring, misled, [], [], 0)
-            with trio.move_on_after(3):
-                while not _pending(world):
-                    await trio.sleep(0.001)
+            await soon(lambda: bool(world.pending()))
             # Between prepare and commit the others find that what is pending is over.
             world.disconnect_log(late)
             await trio.sleep(5.6)
@@ -189,9 +181,7 @@ async def late_commits(world: World) -> None:
                 again = world.random.random() < 0.5
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_move_requiring, misled, [] if again else [mine], [required], number)
-                    with trio.move_on_after(3):
-                        while not _pending(world):
-                            await trio.sleep(0.001)
+                    await soon(lambda: bool(world.pending()))
                     world.disconnect_log(late)
                     if again:
                         await client.renew(mine, 30_000)
@@ -215,7 +205,7 @@ async def _move_requiring(client: RecordingClient, claims: list[Claim], required
 
 
 async def asked_twice(world: World) -> None:
-    """The same transaction comes to two nodes, one of which can write its commit only when all is over."""
+    """The same transaction reaches two nodes; one can write its commit only when all is over."""
     async with world.client() as client:
         await client.client.make_ids(1)
         for number in range(4):
@@ -224,9 +214,7 @@ async def asked_twice(world: World) -> None:
                 args = _new_tasks(world, client, number)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_send, slow, args)
-                    with trio.move_on_after(3):
-                        while not _pending(world):
-                            await trio.sleep(0.001)
+                    await soon(lambda: bool(world.pending()))
                     world.disconnect_log(late)
                     await _send(fast, args)
                     await trio.sleep(world.random.uniform(0, 3))
@@ -259,9 +247,7 @@ async def slow_to_see(world: World) -> None:
             before = len(world.audit.all_or_nothing.committed)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(try_to_move, world, client, claims, number)
-                with trio.move_on_after(3):
-                    while len(world.audit.all_or_nothing.committed) == before:
-                        await trio.sleep(0.001)
+                await _committed(world, before)
                 world.isolate(leader_of(world))
                 nursery.start_soon(_ask_for_inputs, other)
                 await trio.sleep(world.random.uniform(2.5, 4.5))
@@ -303,9 +289,9 @@ async def handed_over(world: World) -> None:
                 "another takes its place",
                 within_s=60,
             )
-        survivor = leader_of(world).running
-        assert survivor is not None and survivor.node is not None
-        await survivor.node.verdicts([commit])
+        survivor = leader_of(world).inner
+        assert survivor is not None
+        await survivor.verdicts([commit])
         await world.until(lambda: not world.audit.replica.transactions, "it is visible", within_s=60)
         for node in gone:
             await world.bring_back(node)
@@ -313,8 +299,8 @@ async def handed_over(world: World) -> None:
 
 async def _prepare_here(world: World, node: SimulatedNode) -> commit_transaction.Args:
     """Have a leader keep a part, as a coordinator asks for it that then dies; the commit that would be next."""
-    assert node.running is not None and node.running.node is not None
-    inner = node.running.node
+    inner = node.inner
+    assert inner is not None
     name, payload = "left behind", b"left behind, 0"
     noted = Transacted(name, {}, (payload,))
     world.history.transactions[name] = noted

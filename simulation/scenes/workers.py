@@ -1,4 +1,4 @@
-"""Scenes about workers: they are told to stop, killed and cut off while they run code (design: simulation)."""
+"""Scenes about workers that are stopped, killed and cut off while they run code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE_MS = 3_000
 
 
 class _Staff:
-    """Some workers, each of which is replaced when it goes."""
+    """Some workers; each is replaced when it ends."""
 
     def __init__(self, world: World, nursery: trio.Nursery, habits: Habits) -> None:
         self.world = world
@@ -55,7 +55,7 @@ async def _enqueue(world: World, count: int) -> None:
 
 
 async def staff_changes(world: World) -> None:
-    """Workers are told to stop, once or twice, and killed, and replaced; nothing else goes wrong."""
+    """Workers are stopped, once or twice, and killed, and replaced; nothing else goes wrong."""
     draw = world.random
     async with world.client() as client, trio.open_nursery() as nursery:
         staff = _Staff(world, nursery, Habits())

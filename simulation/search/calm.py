@@ -1,6 +1,6 @@
-"""When the faults stop: what every pure cluster must come to by itself (design: simulation).
+"""The end of the faults: the state that every pure cluster must reach without help.
 
-Sessions of the dead end, whoever lives does what it owes, leaders take over, settle and
+Sessions of the dead end, live peers do what they owe, leaders take over, settle and
 declare claims over.  Then everybody alive is in the ring, the ring is closed, partitions
 are ready where they should be, and nothing is under way any more.
 """
@@ -13,7 +13,7 @@ from onyxq.core.claims import lapsed
 from onyxq.core.ids import counter_of
 from onyxq.core.replica import HELD_MS
 from onyxq.core.ring import is_closed
-from simulation.search.checks import Broken
+from simulation.checkers import Broken
 from simulation.search.cluster import Cluster
 from simulation.search.extension import PROGRAMS
 from simulation.search.jobs import driven
@@ -38,7 +38,7 @@ def calm(cluster: Cluster) -> int:
         if not unsettled(cluster):
             return rounds
         cluster.wait(ROUND_MS)
-    raise Broken("liveness", "; ".join(unsettled(cluster)))
+    raise Broken("liveness: " + "; ".join(unsettled(cluster)))
 
 
 def work(cluster: Cluster, peer: Peer) -> None:

@@ -8,7 +8,7 @@ and periodic tasks are `simulation.search.limits`.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from attrs import define, field
 
@@ -18,7 +18,6 @@ from log_entries import (
     expire_claims,
     fire_periodic,
     gc,
-    grant_claims,
     grant_limited_claims,
     pause_periodic,
     purge,
@@ -36,6 +35,7 @@ from onyxq.core.claims import GRACE_MS
 from onyxq.core.ids import STRETCH_TASKS
 from onyxq.core.replica import Partition, Replica
 from onyxq.core.step import NOT_IN_RING, Outcome, Step
+from simulation.checkers import GRANTS, Model
 from simulation.probes import Probes
 from simulation.search.jobs_model import JOB_ENTRIES
 from simulation.search.limits import LimitsModel, PeriodicModel, TransactionsModel
@@ -43,7 +43,6 @@ from simulation.search.limits import LimitsModel, PeriodicModel, TransactionsMod
 Holder: TypeAlias = tuple[int, str, int]
 """Token, worker, deadline in log time."""
 
-GRANTS = (grant_claims.Args, grant_limited_claims.Args)
 CLAIM_ENTRIES = (
     *GRANTS,
     renew_claims.Args,
@@ -72,21 +71,21 @@ def tasks_of(runs: Any) -> list[tuple[bytes, int]]:
 
 
 @define(eq=False)
-class ClaimsModel:
+class ClaimsModel(Model):
     """See the module's first paragraph."""
 
+    name: ClassVar[str] = "claims"
     probes: Probes
     held: dict[int, dict[tuple[bytes, int], Holder]] = field(factory=dict)
     """Per partition."""
     marks: dict[int, tuple[int, bool]] = field(factory=dict)
     """Per partition that was purged: the watermark, and whether its tasks were kept below it."""
-    last_token: dict[tuple[bytes, int], int] = field(factory=dict)
     limits: LimitsModel = field(factory=LimitsModel)
     transactions: TransactionsModel = field(factory=TransactionsModel)
     periodic: PeriodicModel = field(factory=PeriodicModel)
 
-    def step(self, before: Replica, done: Step) -> str:
-        """Follow one record; returns what is wrong, or ""."""
+    def follow(self, before: Replica, done: Step) -> str:
+        """See `Model.follow`."""
         touched: dict[int, None] = {}
         ready: set[tuple[int, int]] = set()
         moved = False
@@ -166,7 +165,7 @@ class ClaimsModel:
         return ""
 
     def _names_purged(self, args: Any) -> bool:
-        """Whether a grant, or a reopening, is about what is purged; nothing behind the first stretch is ever kept."""
+        """Return whether a grant or a reopening names purged tasks; only the first stretch is ever kept."""
         if args.partition not in self.marks:
             return False
         parts = getattr(args, "grants", None)
@@ -205,13 +204,8 @@ class ClaimsModel:
         if isinstance(args, grant_limited_claims.Args):
             problem = self.limits.allows(args.queue, len(changes), replica.clock_ms)
             if problem:
-                self.probes.reached("a paused queue was granted" if problem == "paused" else "a limit refused a grant")
                 return False, {}
             self.limits.granted(args.queue, args.partition, list(changes), replica.clock_ms)
-        for task in changes:
-            if self.last_token.get(task, -1) >= token:
-                raise AssertionError(f"token {token} is not above {self.last_token[task]}")
-            self.last_token[task] = token
         return bool(changes), changes
 
     def _renew(self, held: dict[Any, Holder], args: Any, replica: Replica) -> tuple[bool, dict[Any, Holder | None]]:
@@ -307,8 +301,6 @@ class ClaimsModel:
         if isinstance(args, fire_periodic.Args):
             if outcome.verdict != NOT_IN_RING and self.periodic.fire(args) != applied:
                 return f"{outcome.verdict}, so a time was fired twice or never"
-            if not applied:
-                self.probes.reached("a time was to be fired twice")
         elif not applied:
             return ""
         elif isinstance(args, set_queue.Args):

@@ -59,7 +59,7 @@ class Cluster(Jobbing):
     def ready(self, peer_id: str, partition: int, behind: int = 0) -> bool:
         """A leader that has taken over, which takes a majority of members that run, says so.
 
-        Here and below, ``behind`` is by how much the epoch it names lies behind the one it knows:
+        Here and below, the epoch that the leader names is older than the one that it knows by ``behind``:
         so does what is left of a leader that was deposed."""
         peer = self._member(peer_id)
         if peer is None or partition not in peer.led() or not self.majority_runs(self._known(peer, partition).members):
@@ -194,7 +194,7 @@ class Cluster(Jobbing):
         return True
 
     def segment(self) -> bool:
-        """The log goes on in a new segment."""
+        """The log continues in a new segment."""
         self.log.open_segment()
         return True
 
@@ -211,5 +211,5 @@ ACTIONS: dict[str, Callable[..., bool]] = {word.replace("_", "-"): getattr(Clust
 
 
 def parameters(word: str) -> list[inspect.Parameter]:
-    """The parameters of an action behind the cluster itself."""
+    """Return the parameters of an action after the cluster itself."""
     return list(inspect.signature(ACTIONS[word]).parameters.values())[1:]

@@ -2,7 +2,7 @@
 
 The second interpreter hashes strings with another seed, so whatever depends on the order
 of a set or on ``hash()`` comes out differently.  Compared are the bytes of every record,
-which are what peers decided, and the canonical bytes of the replica behind it.
+which are what peers decided, and the canonical bytes of the replica after it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from hashlib import blake2b
 from attrs import frozen
 
 from onyxq.core import snapshot
-from onyxq.core.log.interface import Record
-from onyxq.core.replica import Replica
-from onyxq.core.step import Step
 from simulation.search.search import Search
 
 TIMEOUT_S = 300.0
@@ -27,7 +24,7 @@ TIMEOUT_S = 300.0
 
 @frozen
 class Mark:
-    """What one position amounted to: digests of the record and of the replica behind it."""
+    """One position: digests of the record and of the replica after it."""
 
     position: int
     record: str
@@ -39,17 +36,12 @@ class Mark:
 
 
 def marks(seed: int, steps: int = Search.steps) -> list[Mark]:
-    """A run's marks, one for each record that landed."""
-    search = Search(seed)
-    checks, out = search.made.checks, []
-
-    def landed(record: Record, before: Replica, done: Step) -> None:
-        out.append(Mark(record.position, _digest(record.data), _digest(snapshot.pack(done.replica))))
-        checks(record, before, done)
-
-    search.cluster.log.listener = landed
-    search.run(steps)
-    return out
+    """Return a run's marks, one for each record that landed."""
+    log = Search(seed).run(steps).cluster.log
+    return [
+        Mark(record.position, _digest(record.data), _digest(snapshot.pack(replica)))
+        for record, replica in zip(log.records, log.replicas[1:], strict=False)
+    ]
 
 
 def _digest(data: bytes) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import ClassVar
 
 from attrs import define, field, frozen
 
@@ -19,6 +20,7 @@ from onyxq.core.extensions import state_of, with_state
 from onyxq.core.replica import Replica, first_peer
 from onyxq.core.step import NOT_ENABLED, NOT_IN_RING, Outcome, Step
 from onyxq.system.extensions import entry_of
+from simulation.checkers import Model
 from simulation.probes import Probes
 
 TALLY, ADD, CLEAR = "tally", "tally.add", "tally.clear"
@@ -91,15 +93,16 @@ NEWEST = PROGRAMS[-1]
 
 
 @define(eq=False)
-class TallyModel:
+class TallyModel(Model):
     """What is enabled and counted, from the entries alone."""
 
+    name: ClassVar[str] = "extensions"
     probes: Probes
     enabled: dict[str, int] = field(factory=dict)
     counts: dict[str, int] = field(factory=dict)
 
-    def step(self, before: Replica, done: Step) -> str:
-        """Follow one record; returns what is wrong, or ""."""
+    def follow(self, before: Replica, done: Step) -> str:
+        """See `Model.follow`."""
         after = done.replica
         for outcome in done.outcomes:
             if outcome.name == "create_cluster" and outcome.verdict == APPLIED:
@@ -148,7 +151,7 @@ class TallyModel:
         return ""
 
     def _known(self, before: Replica, after: Replica) -> str:
-        """Whoever is in the ring, or joins, knows all that is enabled; nothing is disabled again."""
+        """Return what is wrong if a peer does not know all that is enabled, or anything is disabled again."""
         if after.enabled is not before.enabled and dict(after.enabled) != self.enabled:
             return f"{dict(after.enabled)} are enabled, not {self.enabled}"
         found = [(name, self.enabled[name]) for name in (ADD, CLEAR) if name in self.enabled]

@@ -88,7 +88,7 @@ class Jobbing(Queueing):
         return job is not None and self._submit(peer, complete_job.Args(name, job.version - behind))
 
     def fail_job(self, peer_id: str, name: str, behind: int = 0) -> bool:
-        """A member says that a job cannot go on."""
+        """A member says that a job has failed."""
         peer, job = self._job(peer_id, name)
         return job is not None and self._submit(peer, fail_job.Args(name, job.version - behind, "no such column"))
 

@@ -7,7 +7,7 @@ say; `simulation.search.jobs_places` judges that.  It shares no code with the en
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import define, evolve, field
 
@@ -24,35 +24,12 @@ from log_entries import (
 from onyxq.core.entry import APPLIED
 from onyxq.core.replica import Replica
 from onyxq.core.step import NOT_IN_RING, Outcome, Step
+from simulation.checkers import Model
 from simulation.probes import Probes
 from simulation.search.jobs_places import Asked, Places
 
 SAID_BY_DRIVERS = (driver_ready.Args, complete_job.Args, fail_job.Args, commit_batch.Args)
 JOB_ENTRIES = (submit_job.Args, seal_input.Args, kill_job.Args, *SAID_BY_DRIVERS)
-PROBES = (
-    "a job was submitted twice",
-    "another job was submitted under a name that was taken",
-    "a job that had ended was submitted again",
-    "a job that a collection had taken was submitted again",
-    "a name was free again",
-    "a job was submitted beside another",
-    "a driver that was replaced said something",
-    "a driver that was replaced committed",
-    "a batch was committed twice",
-    "a job moved with what was sealed and committed",
-    "a job was killed",
-    "a job completed",
-    "a job failed",
-    "a job waited",
-    "a job that ran had to wait",
-    "a job moved because its driver had gone",
-    "a job moved to make room",
-    "two jobs moved to make room for one",
-    "a job's share changed while it ran",
-    "a job moved twice",
-)
-PROBES_RUNS = 100
-"""So many runs must have come by all of them."""
 
 
 @define
@@ -73,9 +50,10 @@ class Known:
 
 
 @define(eq=False)
-class JobsModel:
+class JobsModel(Model):
     """See the module's first paragraph."""
 
+    name: ClassVar[str] = "jobs"
     probes: Probes
     known: dict[str, Known] = field(factory=dict)
     outcomes: dict[str, tuple[bytes, str, int]] = field(factory=dict)
@@ -87,8 +65,8 @@ class JobsModel:
     def __attrs_post_init__(self) -> None:
         self.places = Places(self.probes)
 
-    def step(self, before: Replica, done: Step) -> str:
-        """Follow one record; returns what is wrong, or ""."""
+    def follow(self, before: Replica, done: Step) -> str:
+        """See `Model.follow`."""
         moving = 0
         for outcome in done.outcomes:
             if isinstance(outcome.args, JOB_ENTRIES) and outcome.verdict != NOT_IN_RING:
@@ -231,4 +209,4 @@ _MOVING = frozenset(
     "submit_job kill_job complete_job fail_job set_slots drain_node leave_cluster prepare_join_cluster "
     "accept_join_cluster abort_join_cluster".split()
 )
-"""Entries behind which another may drive a job."""
+"""Entries after which another peer may drive a job."""

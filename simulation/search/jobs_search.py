@@ -6,7 +6,6 @@ queues are left to that one.  ``onyxq simulate --workload jobs --seed 7`` plays 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ from attrs import evolve
 from simulation.search.jobs import INPUTS, NOBODY, driven
 from simulation.search.peer import Peer
 from simulation.search.plan import Plan, plan_of
-from simulation.search.search import Search
+from simulation.search.search import Search, of_peer
 
 JOBS = tuple(f"j{number}" for number in range(20))
 KINDS = (("balanced",), ("greedy",), ("percentage",), ("balanced", "greedy", "percentage"))
@@ -29,7 +28,7 @@ KEPT = frozenset(
 
 
 def job_plan_of(seed: int) -> Plan:
-    """The cluster and the odds that a seed stands for."""
+    """Return the cluster and the odds of a seed."""
     plan = plan_of(seed)
     draw = Random(f"jobs {seed}")
     nodes = draw.choice((3, 4, 5, 5, 7))
@@ -50,24 +49,12 @@ class JobSearch(Search):
         self.left = list(reversed(JOBS))
         """Jobs that nobody has submitted yet."""
 
-    def _special(self, move: str) -> Callable[[], None] | None:
-        own = {
-            "submit": self._submit,
-            "drive": self._drive,
-            "seal": self._seal,
-            "end": self._end,
-            "kill-job": self._kill_job,
-        }
-        return own.get(move) or super()._special(move)
-
     def _name(self) -> str:
         return JOBS[self._below(len(JOBS))]
 
-    def _submit(self) -> None:
-        """Somebody submits a job, or one that is there; at times another one under its name."""
-        peer = self._peer()
-        if peer is None:
-            return
+    @of_peer
+    def _submit(self, peer: Peer) -> None:
+        """A peer submits a job, again or for the first time, and at times another one under its name."""
         kind, least = self.kinds[self._below(len(self.kinds))], (1, 1, 1, 2, 2, 3, 4, 6)[self._below(8)]
         most = (0, least, least + 1, least + 4)[self._below(4)]
         share = 1 + self._below(60) if kind == "percentage" else 0
@@ -86,7 +73,7 @@ class JobSearch(Search):
             self._do("land", peer.id)
 
     def _driver(self) -> tuple[Peer, str] | None:
-        """A peer that knows itself the driver of a job, whether or not it still is; now and then one that is not."""
+        """Return a peer that takes itself for the driver of a job, and the job; now and then another peer."""
         peer = self._peer()
         if peer is None or not peer.replica.jobs:
             return None
@@ -112,7 +99,7 @@ class JobSearch(Search):
         self._say(peer)
 
     def _end(self) -> None:
-        """A driver says that its job is done, or cannot go on."""
+        """A driver says that its job is done, or has failed."""
         found = self._driver()
         if found is not None:
             peer, name = found
@@ -120,13 +107,11 @@ class JobSearch(Search):
             self._do(("complete-job", "fail-job")[self._below(2)], peer.id, name, behind)
             self._say(peer)
 
-    def _seal(self) -> None:
-        peer = self._peer()
-        if peer is not None:
-            what = INPUTS[self._below(len(INPUTS))] if self._random() < 0.95 else "out"
-            self._do("seal-input", peer.id, self._name(), what)
+    @of_peer
+    def _seal(self, peer: Peer) -> None:
+        what = INPUTS[self._below(len(INPUTS))] if self._random() < 0.95 else "out"
+        self._do("seal-input", peer.id, self._name(), what)
 
-    def _kill_job(self) -> None:
-        peer = self._peer()
-        if peer is not None:
-            self._do("kill-job", peer.id, self._name())
+    @of_peer
+    def _kill_job(self, peer: Peer) -> None:
+        self._do("kill-job", peer.id, self._name())

@@ -45,7 +45,7 @@ class LimitsModel:
             self.buckets.pop(args.queue, None)
 
     def allows(self, queue: str, count: int, clock_ms: int) -> str:
-        """Why a grant of so many tasks must be refused, or ""."""
+        """Return why a grant of ``count`` tasks must be refused, or an empty string."""
         found = self.settings.get(queue, _Settings())
         if found.paused:
             return "paused"

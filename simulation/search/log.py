@@ -1,37 +1,33 @@
-"""The log of the pure cluster: a list of records and the replica behind each (design: simulation).
+"""The log of the pure cluster: a list of records, and the replica after each.
 
-Every record is stepped once, by the newest program, when it lands; whoever reads it shares the result.  Times
-are milliseconds; a *place* is a record's index in the log, its position is what the
-replica sees and jumps where a segment ends.
+Every record is stepped once, by the newest program, when it lands; all readers share the result. Times are
+milliseconds. A *place* is a record's index in the log; its position is what the replica sees, and jumps where a segment
+ends.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from attrs import define, field, frozen
 
 from onyxq.core import snapshot
 from onyxq.core.log.interface import Record, segment_of, segment_start
 from onyxq.core.replica import EMPTY, Replica
-from onyxq.core.step import Step, step
+from onyxq.core.step import Step
+from simulation.checkers import Course
 from simulation.search.extension import NEWEST
 
 START_MS = 1_700_000_000_000
 LAND_MS = 2
-"""What passes while a record lands."""
-
-Listener = Callable[[Record, Replica, Step], None]
-"""Called with a record that landed, the replica before it and what it did."""
+"""Time that passes while a record lands."""
 
 
 class Unreadable(Exception):
-    """A reader finds neither the next record nor an origin from which to go on."""
+    """A reader finds neither the next record nor an origin that leads past it."""
 
 
 @frozen
 class Origin:
-    """The snapshot from which readers go on behind a trim."""
+    """The snapshot from which readers continue after a trim."""
 
     place: int
     """The first place that is not in it."""
@@ -52,10 +48,14 @@ class PureLog:
     trimmed: int = 0
     """Records at lower places are gone."""
     origin: Origin | None = None
-    records: list[Record] = field(factory=list)
+    course: Course = field(factory=lambda: Course(NEWEST))
     replicas: list[Replica] = field(factory=lambda: [EMPTY])
     """``replicas[n]``: after n records."""
-    listener: Listener | None = None
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, also those that are trimmed."""
+        return self.course.records
 
     @property
     def end(self) -> int:
@@ -73,16 +73,12 @@ class PureLog:
         return self.origin.version if self.origin else -1
 
     def land(self, data: bytes) -> Step:
-        """Write a record; whatever the listener raises goes on to the caller."""
+        """Write a record; raises what the checkers raise."""
         self.now_ms += LAND_MS
         record = Record(self.following, self.now_ms + self.ctime_offset_ms, data)
-        before = self.replicas[-1]
-        done = step(before, record, NEWEST)
         self.following += 1
-        self.records.append(record)
+        done = self.course.step(record)
         self.replicas.append(done.replica)
-        if self.listener is not None:
-            self.listener(record, before, done)
         return done
 
     def open_segment(self) -> None:

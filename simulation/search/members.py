@@ -11,11 +11,10 @@ from attrs import define, field, fields, frozen
 
 from log_entries import abort_join_cluster, create_cluster, drain_node, set_slots
 from onyxq.core.cluster_settings import Settings
-from simulation.probes import Probes
+from simulation.probes import OF_SEARCHES, Probes
 from simulation.search.extension import PROGRAMS, Add, AddOne, appended
 from simulation.search.log import PureLog
 from simulation.search.peer import Captured, Peer, joining, leave_of
-from simulation.search.probes import pure_probes
 
 
 @frozen
@@ -42,7 +41,7 @@ class Members:
     pulses: dict[str, None] = field(factory=dict)
     skews_ms: dict[str, int] = field(factory=dict)
     """How far each node's clock is ahead of true time."""
-    probes: Probes = field(factory=pure_probes)
+    probes: Probes = field(factory=lambda: Probes(OF_SEARCHES))
     generations: dict[str, int] = field(factory=dict)
     programs: dict[str, int] = field(factory=dict)
     """Which of `PROGRAMS` the next peer of a node runs; the oldest if it is not in here."""

@@ -66,7 +66,7 @@ class Peer:
     replica: Replica = EMPTY
     log_clock: LogClock = field(factory=LogClock)
     alone: int = 0
-    """For so many records more it steps for itself instead of sharing."""
+    """Number of records that it still steps alone instead of sharing the replica."""
     alive: bool = True
     """Its process runs."""
     pulse: bool = True

@@ -1,4 +1,4 @@
-"""What a seed of the search stands for: a cluster, and how likely each kind of move is (design: simulation)."""
+"""Plans of the search: a cluster, and how likely each kind of move is."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """The cluster and the odds that a seed stands for: some runs lack some kinds of moves altogether."""
+    """Return the plan of a seed; some runs lack some kinds of moves altogether."""
     draw = Random(f"plan {seed}")
     nodes = draw.choice((1, 2, 3, 3, 4, 5, 5, 7))
     options = Options(

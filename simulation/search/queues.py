@@ -63,7 +63,7 @@ class Queueing(Members):
     # --- queues
 
     def limit(self, peer_id: str, queue: str, concurrency: int, rate: int) -> bool:
-        """A member limits a queue to so many claims at a time, and so many grants in 1,000 s; 0: not at all."""
+        """A member limits the claims of a queue at a time, and its grants in 1,000 s; 0 is no limit."""
         numbers = pmap({"concurrency": concurrency, "rate": rate})
         return self._submit(self._member(peer_id), set_queue.Args(queue, numbers, pmap(), pmap(), (), "", ""))
 
@@ -106,7 +106,7 @@ class Queueing(Members):
         """A member commits a transaction within ``ms`` of log time: it ends the claims on ``count`` tasks from
         ``offset`` on of all partitions, as far as it knows of them, and requires that on the task ``need``.
 
-        ``wrong`` is added to the last token: so does who was told of another claim."""
+        ``wrong`` is added to the last token, as if the member knew another claim."""
         peer = self._member(peer_id)
         if peer is None:
             return False

@@ -1,59 +1,60 @@
-"""Runs of the pure cluster: from actions to what broke, and from that to as few actions as break it.
-
-What the search, scenario files and their tests share (design: simulation).
-"""
+"""Runs of the pure cluster: from actions to what broke, and from there to the fewest actions that break it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from simulation.probes import Probes
+from simulation.checkers import Broken
 from simulation.search.calm import calm
-from simulation.search.checks import Broken, Checks
+from simulation.search.checks import checkers_of
 from simulation.search.cluster import Action, Cluster, Options
 from simulation.search.log import START_MS, Unreadable
 from simulation.search.peer import Differs
-from simulation.search.probes import pure_probes
 
 
-def new_cluster(options: Options, probes: Probes | None = None) -> tuple[Cluster, Checks]:
-    """An empty cluster and the checks that listen to its log."""
-    cluster = Cluster(options, probes=probes or pure_probes())
+def new_cluster(options: Options) -> Cluster:
+    """Return an empty cluster whose log is checked."""
+    cluster = Cluster(options)
     log = cluster.log
-    checks = Checks(cluster.probes, elapsed_ms=lambda: log.now_ms - START_MS)
-    log.listener = checks
-    return cluster, checks
+    log.course.checkers = checkers_of(cluster.probes, lambda: log.now_ms - START_MS)
+    return cluster
 
 
-def perform(cluster: Cluster, checks: Checks, action: Action) -> bool:
-    """Carry out one action; raises `Broken` for whatever goes wrong in it."""
+@contextmanager
+def told_as_broken() -> Iterator[None]:
+    """Raise every error as `Broken`."""
     try:
-        return cluster.act(*action)
+        yield
     except Broken:
         raise
     except Unreadable as error:
-        raise Broken("readable log", str(error)) from error
+        raise Broken(f"readable log: {error}") from error
     except Differs as error:
-        raise Broken("equal replicas", str(error)) from error
-    except Exception as error:  # whatever an entry raises is a broken property of its own
-        raise Broken("no errors", f"{type(error).__name__}: {error}") from error
+        raise Broken(f"equal replicas: {error}") from error
+    except Exception as error:  # an error of an entry is a broken property too
+        raise Broken(f"no errors: {type(error).__name__}: {error}") from error
 
 
-def finish(cluster: Cluster, checks: Checks) -> None:
-    """Faults stop; the cluster must recover. Raises `Broken`."""
-    try:
+def perform(cluster: Cluster, action: Action) -> bool:
+    """Carry out one action; raises `Broken`."""
+    with told_as_broken():
+        return cluster.act(*action)
+
+
+def finish(cluster: Cluster) -> None:
+    """Stop the faults; the cluster must recover. Raises `Broken`."""
+    with told_as_broken():
         calm(cluster)
-    except (Unreadable, Differs) as error:
-        raise Broken("readable log" if isinstance(error, Unreadable) else "equal replicas", str(error)) from error
 
 
 def replay(options: Options, actions: Sequence[Action]) -> Broken | None:
-    """Carry actions out in a new cluster, then let the faults stop; what broke."""
-    cluster, checks = new_cluster(options)
+    """Carry actions out in a new cluster, then stop the faults; return what broke."""
+    cluster = new_cluster(options)
     try:
         for action in actions:
-            perform(cluster, checks, action)
-        finish(cluster, checks)
+            perform(cluster, action)
+        finish(cluster)
     except Broken as broken:
         return broken
     return None

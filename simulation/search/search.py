@@ -8,22 +8,26 @@ scenario file with the few actions that still break it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from attrs import define, field
 
 from onyxq.core.claims import lapsed
 from onyxq.core.ids import STRETCH_TASKS
 from onyxq.core.replica import ClaimPiece, claimed_bits, majority, pieces_of
+from simulation.checkers import Broken, Course
 from simulation.probes import Probes
-from simulation.search.checks import Broken, Checks
 from simulation.search.cluster import TASKS, Action, Cluster, task
 from simulation.search.extension import ADD, CLEAR
 from simulation.search.peer import Peer
 from simulation.search.plan import LEASES_MS, NAMES, QUEUES, Plan, plan_of
 from simulation.search.run import finish, new_cluster, perform
+
+OF_ALL = ("kill-all", "segment")
+"""Moves of the whole cluster."""
+OF_COLLECTORS = ("look", "store", "finish")
+"""Moves of a peer that collects."""
 
 
 @define(eq=False)
@@ -33,7 +37,6 @@ class Run:
     seed: int
     plan: Plan
     cluster: Cluster
-    checks: Checks
     actions: list[Action] = field(factory=list)
     broken: Broken | None = None
 
@@ -41,6 +44,36 @@ class Run:
     def probes(self) -> Probes:
         """How often each rare branch was reached."""
         return self.cluster.probes
+
+    @property
+    def course(self) -> Course:
+        """The log, and the number of entries that changed something."""
+        return self.cluster.log.course
+
+
+AnySearch = TypeVar("AnySearch", bound="Search")
+
+
+def of_peer(move: Callable[[AnySearch, Peer], None]) -> Callable[[AnySearch], None]:
+    """Make a move with a living peer that is drawn; without one nothing happens."""
+
+    def drawn(search: AnySearch) -> None:
+        peer = search._peer()
+        if peer is not None:
+            move(search, peer)
+
+    return drawn
+
+
+def of_leader(move: Callable[[AnySearch, Peer, int], None]) -> Callable[[AnySearch], None]:
+    """Make a move with a leader that is drawn, and one of its partitions; without one nothing happens."""
+
+    def drawn(search: AnySearch) -> None:
+        found = search._leader()
+        if found is not None:
+            move(search, *found)
+
+    return drawn
 
 
 class Search:
@@ -53,9 +86,8 @@ class Search:
         self.seed = seed
         self.plan = plan or plan_of(seed)
         self.draw = Random(f"moves {seed}")
-        cluster, checks = new_cluster(self.plan.options)
-        self.made = Run(seed, self.plan, cluster, checks)
-        self.cluster = cluster
+        self.cluster = new_cluster(self.plan.options)
+        self.made = Run(seed, self.plan, self.cluster)
         self.asleep = ""
         """A peer that is slow: others are drawn instead."""
         self._random = self.draw.random
@@ -71,7 +103,7 @@ class Search:
                 self._do("start", node, node)
             for move in self.draw.choices(moves, weights, k=self.steps if steps is None else steps):
                 self._move(move)
-            finish(made.cluster, made.checks)
+            finish(self.cluster)
         except Broken as broken:
             made.broken = broken
         return made
@@ -83,7 +115,7 @@ class Search:
 
     def _do(self, *action: int | str) -> bool:
         self.made.actions.append(action)
-        return perform(self.cluster, self.made.checks, action)
+        return perform(self.cluster, action)
 
     def _peer(self) -> Peer | None:
         living = self.cluster.living()
@@ -93,39 +125,33 @@ class Search:
         return None if peer.id == self.asleep else peer
 
     def _move(self, move: str) -> None:
-        special = self._special(move)
+        """Make a move: the method of its name, or a word to a peer that is drawn, or to none."""
+        special: Callable[[], None] | None = getattr(self, f"_{move.replace('-', '_')}", None)
         if special is not None:
             special()
-            return
-        peer = self._peer()
-        if peer is not None:
-            self._do(move, peer.id)
-
-    def _special(self, move: str) -> Callable[[], None] | None:
-        """What makes a move that is more than a word to a living peer; None for the others."""
-        found = _MOVES.get(move)
-        return partial(found, self) if found is not None else None
+        elif move in OF_ALL:
+            self._do(move)
+        else:
+            peer = self._collector() if move in OF_COLLECTORS else self._peer()
+            if peer is not None:
+                self._do(move, peer.id)
 
     # --- moves that need more than a living peer
 
-    def _turn(self) -> None:
-        peer = self._peer()
-        if peer is None:
-            return
+    @of_peer
+    def _turn(self, peer: Peer) -> None:
         if self._random() < 0.5:
             self._do("turn", peer.id)
         else:
             self._do("turn", peer.id, 1 + self._below(12))
 
-    def _read(self) -> None:
-        peer = self._peer()
-        if peer is not None:
-            self._do("read", peer.id, 1 + self._below(6))
+    @of_peer
+    def _read(self, peer: Peer) -> None:
+        self._do("read", peer.id, 1 + self._below(6))
 
-    def _alone(self) -> None:
-        peer = self._peer()
-        if peer is not None:
-            self._do("alone", peer.id, 1 + self._below(20))
+    @of_peer
+    def _alone(self, peer: Peer) -> None:
+        self._do("alone", peer.id, 1 + self._below(20))
 
     def _sleep(self) -> None:
         peer = self._peer()
@@ -160,24 +186,25 @@ class Search:
         else:
             self._of_any("expire")
 
-    def _kill_all(self) -> None:
-        self._do("kill-all")
+    def _crash(self) -> None:
+        self._of_any("crash")
+
+    def _kill(self) -> None:
+        self._of_any("kill")
 
     def _evict(self) -> None:
         peer, other = self._peer(), self._peer()
         if peer is not None and other is not None:
             self._do("evict", peer.id, other.id)
 
-    def _slots(self) -> None:
-        peer = self._peer()
-        if peer is not None:
-            self._do("slots", peer.id, self._below(9))
+    @of_peer
+    def _slots(self, peer: Peer) -> None:
+        self._do("slots", peer.id, self._below(9))
 
-    def _drain(self) -> None:
-        peer = self._peer()
-        if peer is not None:
-            node = self.plan.nodes[self._below(len(self.plan.nodes))]
-            self._do("drain", peer.id, node, "yes" if self._random() < 0.3 else "no")
+    @of_peer
+    def _drain(self, peer: Peer) -> None:
+        node = self.plan.nodes[self._below(len(self.plan.nodes))]
+        self._do("drain", peer.id, node, "yes" if self._random() < 0.3 else "no")
 
     def _garbage(self) -> None:
         self._do("garbage", self._below(1 << 14))
@@ -197,21 +224,6 @@ class Search:
         for word in ("send", "flush", "read", "look", "store"):
             self._do(word, second.id)
         self._do("store", first.id)
-
-    def _look(self) -> None:
-        peer = self._collector()
-        if peer is not None:
-            self._do("look", peer.id)
-
-    def _store(self) -> None:
-        peer = self._collector()
-        if peer is not None:
-            self._do("store", peer.id)
-
-    def _finish(self) -> None:
-        peer = self._collector()
-        if peer is not None:
-            self._do("finish", peer.id)
 
     def _trim(self) -> None:
         peer = self._collector()
@@ -237,11 +249,9 @@ class Search:
         node = self.plan.nodes[self._below(len(self.plan.nodes))]
         self._do("install", node, 2 if self._random() < 0.6 else self._below(3))
 
-    def _tally(self) -> None:
+    @of_peer
+    def _tally(self, peer: Peer) -> None:
         """A member has the extension count, now and then in a version that need not be enabled."""
-        peer = self._peer()
-        if peer is None:
-            return
         name, count = "xyz"[self._below(3)], 1 + self._below(10)
         if self._random() < 0.8:
             self._do("tally", peer.id, name, count)
@@ -250,15 +260,11 @@ class Search:
         else:
             self._do("append", peer.id, ADD, name, count)
 
-    def _raise(self) -> None:
+    @of_peer
+    def _raise(self, peer: Peer) -> None:
         """Somebody asks for a version that not everybody need know."""
-        peer = self._peer()
-        if peer is not None:
-            name, version = ((ADD, 1), (ADD, 2), (CLEAR, 1))[self._below(3)]
-            self._do("append", peer.id, "raise_minimum", name, version)
-
-    def _segment(self) -> None:
-        self._do("segment")
+        name, version = ((ADD, 1), (ADD, 2), (CLEAR, 1))[self._below(3)]
+        self._do("append", peer.id, "raise_minimum", name, version)
 
     # --- leaders
 
@@ -270,32 +276,26 @@ class Search:
         led = peer.led()
         return peer, led[self._below(len(led))]
 
-    def _lead(self) -> None:
-        found = self._leader()
-        if found is not None:
-            peer, partition = found
-            known = peer.replica.partitions[partition]
-            if self._random() < 0.1:
-                word = ("ready", "settle", "give-up")[self._below(3)]
-                self._do(word, peer.id, partition, 1 + self._below(2))
-            elif self._random() < 0.1:
-                self._do("settle", peer.id, partition)
-            elif not known.ready:
-                self._do("ready", peer.id, partition)
-            elif known.members != known.target:
-                self._do("settle", peer.id, partition)
+    @of_leader
+    def _lead(self, peer: Peer, partition: int) -> None:
+        known = peer.replica.partitions[partition]
+        if self._random() < 0.1:
+            word = ("ready", "settle", "give-up")[self._below(3)]
+            self._do(word, peer.id, partition, 1 + self._below(2))
+        elif self._random() < 0.1:
+            self._do("settle", peer.id, partition)
+        elif not known.ready:
+            self._do("ready", peer.id, partition)
+        elif known.members != known.target:
+            self._do("settle", peer.id, partition)
 
-    def _give_up(self) -> None:
-        found = self._leader()
-        if found is not None:
-            self._do("give-up", found[0].id, found[1])
+    @of_leader
+    def _give_up(self, peer: Peer, partition: int) -> None:
+        self._do("give-up", peer.id, partition)
 
-    def _claims(self) -> None:
+    @of_leader
+    def _claims(self, peer: Peer, partition: int) -> None:
         """A leader that has just read changes some claims, and most often appends that at once."""
-        found = self._leader()
-        if found is None:
-            return
-        peer, partition = found
         if self._random() < 0.8:
             self._do("read", peer.id, 50)
         if not peer.alive or not peer.led() or partition not in peer.led():
@@ -374,10 +374,8 @@ class Search:
 
     # --- queues, transactions, periodic tasks
 
-    def _limit(self) -> None:
-        peer = self._peer()
-        if peer is None:
-            return
+    @of_peer
+    def _limit(self, peer: Peer) -> None:
         queue = QUEUES[self._below(len(QUEUES))]
         if self._random() < 0.4:
             self._do("pause", peer.id, queue, "yes" if self._random() < 0.4 else "no")
@@ -385,21 +383,18 @@ class Search:
             concurrency = self._below(12) if self._random() < 0.7 else 0
             self._do("limit", peer.id, queue, concurrency, (0, 500, 4_000, 30_000)[self._below(4)])
 
-    def _purge(self) -> None:
+    @of_leader
+    def _purge(self, peer: Peer, partition: int) -> None:
         """A leader raises its watermark; most often its tasks stay below it, or nothing more would come of them."""
-        found = self._leader()
-        if found is not None:
-            free = not found[0].replica.claims.get(found[1])
-            keep = "no" if self._random() < (0.5 if free else 0.05) else "yes"
-            self._do("purge", found[0].id, found[1], 2 + self._below(40), keep, self._below(8) // 7)
-            if self._random() < 0.3:
-                self._do("grant", found[0].id, found[1], STRETCH_TASKS + self._below(TASKS), 1, 60)
+        free = not peer.replica.claims.get(partition)
+        keep = "no" if self._random() < (0.5 if free else 0.05) else "yes"
+        self._do("purge", peer.id, partition, 2 + self._below(40), keep, self._below(8) // 7)
+        if self._random() < 0.3:
+            self._do("grant", peer.id, partition, STRETCH_TASKS + self._below(TASKS), 1, 60)
 
-    def _transact(self) -> None:
+    @of_peer
+    def _transact(self, peer: Peer) -> None:
         """Somebody that knows of claims commits a transaction over some of them, now and then a wrong one."""
-        peer = self._peer()
-        if peer is None:
-            return
         if self._random() < 0.8:
             self._do("read", peer.id, 50)
         name = NAMES[self._below(len(NAMES))]
@@ -428,10 +423,8 @@ class Search:
         else:
             self._do("settle-part", peer.id, name, partition)
 
-    def _periodic(self) -> None:
-        peer = self._peer()
-        if peer is None:
-            return
+    @of_peer
+    def _periodic(self, peer: Peer) -> None:
         name = ("daily", "hourly")[self._below(2)]
         drawn = self._random()
         if drawn < 0.2 or name not in peer.replica.periodic:
@@ -441,10 +434,8 @@ class Search:
         else:
             self._do("rest", peer.id, name, ("yes", "no", "gone")[self._below(3)])
 
-    def _force(self) -> None:
-        peer = self._peer()
-        if peer is None:
-            return
+    @of_peer
+    def _force(self, peer: Peer) -> None:
         drawn, nodes = self._below(self.plan.options.partitions), peer.replica.nodes
         lost = [
             number
@@ -453,44 +444,3 @@ class Search:
         ]
         # Those that an operator would force, if there are any.
         self._do("force", peer.id, lost[drawn % len(lost)] if lost else drawn)
-
-
-_MOVES: dict[str, Callable[[Search], None]] = {
-    "turn": Search._turn,
-    "read": Search._read,
-    "alone": Search._alone,
-    "sleep": Search._sleep,
-    "wake": Search._wake,
-    "race": Search._race,
-    "look": Search._look,
-    "store": Search._store,
-    "finish": Search._finish,
-    "start": Search._start,
-    "crash": lambda search: search._of_any("crash"),
-    "kill": lambda search: search._of_any("kill"),
-    "late": Search._late,
-    "expire": Search._expire,
-    "kill-all": Search._kill_all,
-    "evict": Search._evict,
-    "slots": Search._slots,
-    "drain": Search._drain,
-    "garbage": Search._garbage,
-    "trim": Search._trim,
-    "wait": Search._wait,
-    "idle": Search._idle,
-    "log-clock": Search._log_clock,
-    "clock": Search._clock,
-    "segment": Search._segment,
-    "install": Search._install,
-    "tally": Search._tally,
-    "raise": Search._raise,
-    "lead": Search._lead,
-    "give-up": Search._give_up,
-    "claims": Search._claims,
-    "limit": Search._limit,
-    "transact": Search._transact,
-    "settle-part": Search._settle_part,
-    "periodic": Search._periodic,
-    "force": Search._force,
-    "purge": Search._purge,
-}

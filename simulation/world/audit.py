@@ -1,7 +1,6 @@
 """The audit of a simulated run: an independent replica that steps every record.
 
-It reads the log's memory, not through any session, so no fault touches it, and hands
-each step to the checkers.
+It reads the memory of the log and not through a session, so no fault touches it.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ import trio
 from log_entries.registry import ENTRIES
 from onyxq.client.claims import Claim
 from onyxq.client.values import Task
-from onyxq.core.entry import APPLIED, Entries
+from onyxq.core.entry import Entries
 from onyxq.core.errors import Corrupt
 from onyxq.core.facts import task_header
 from onyxq.core.ids import TaskId
-from onyxq.core.log.interface import Record
-from onyxq.core.replica import EMPTY, Replica
-from onyxq.core.step import step
+from onyxq.core.replica import Replica
 from onyxq.store.memory import MemoryTables
-from simulation.checkers import Checker
+from simulation.checkers import Checker, Course, LogChecker
 from simulation.checkers.all_or_nothing import AllOrNothing
 from simulation.checkers.attempts_counted import AttemptsCounted
 from simulation.checkers.batches_once import BatchesOnce
@@ -36,13 +33,14 @@ from simulation.checkers.dependencies_first import DependenciesFirst
 from simulation.checkers.done_stays_done import DoneStaysDone
 from simulation.checkers.enough_copies import DiskReads, EnoughCopies
 from simulation.checkers.handed_back import HandedBack
-from simulation.checkers.invariants_hold import InvariantsHold
+from simulation.checkers.invariants_hold import InvariantsHold, SnapshotsEqual
 from simulation.checkers.keys_in_order import KeysInOrder
 from simulation.checkers.leaders_only import LeadersOnly
 from simulation.checkers.leases_last import LeasesLast
 from simulation.checkers.ledger import Ledger
 from simulation.checkers.limits_kept import LimitsKept
 from simulation.checkers.linearizable import Linearizable
+from simulation.checkers.log_time import LogTime
 from simulation.checkers.looks_whole import LooksWhole
 from simulation.checkers.made_once import MadeOnce
 from simulation.checkers.nothing_hoarded import NothingHoarded
@@ -52,16 +50,17 @@ from simulation.checkers.pauses_hold import PausesHold
 from simulation.checkers.periodic_once import PeriodicOnce
 from simulation.checkers.purged_stays_purged import PurgedStaysPurged
 from simulation.checkers.replicas_equal import ReplicasEqual
+from simulation.checkers.ring_watched import RingWatched
 from simulation.checkers.tokens_increase import TokensIncrease
 from simulation.checkers.unique_stands import UniqueStands
+from simulation.log_probes import LogWatcher
 from simulation.world.clock import SimulatedClock
 from simulation.world.history import History
 from simulation.world.log import MemoryBackend
 from simulation.world.rule_probes import RuleWatcher
-from simulation.world.world_probes import Watcher
 
 
-class Audit:
+class Audit(Course):
     """See the module's first paragraph."""
 
     def __init__(
@@ -72,14 +71,13 @@ class Audit:
         entries: Entries = ENTRIES,
         node_clocks: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        self.entries = entries
-        self.replica: Replica = EMPTY
+        super().__init__(entries)
         self.one_claim = OneClaim(history)
         self.done_stays_done = DoneStaysDone(history)
         self.nothing_lost = NothingLost(history)
         self.copies_equal = CopiesEqual(history)
         self.replicas_equal = ReplicasEqual(history)
-        self.leases_last = LeasesLast(history, backend.landed_s.__getitem__)
+        self.leases_last = LeasesLast(history, self.one_claim, backend.landed_s.__getitem__)
         self.enough_copies = EnoughCopies(history, disks)
         self.made_once = MadeOnce(history)
         self.looks_whole = LooksWhole(history)
@@ -92,7 +90,7 @@ class Audit:
         self.unique_stands = UniqueStands(history, self.ledger)
         self.pauses_hold = PausesHold(history)
         self.keys_in_order = KeysInOrder(history, self.ledger, self.pauses_hold)
-        self.limits_kept = LimitsKept(history)
+        self.limits_kept = LimitsKept(history, claims=self.one_claim)
         self.deadlines_kept = DeadlinesKept(
             history,
             self.ledger,
@@ -105,27 +103,26 @@ class Audit:
         self.code_runs_alone = CodeRunsAlone(history)
         self.checkpoints_found = CheckpointsFound(history)
         self.nothing_hoarded = NothingHoarded(history)
-        self.watcher = Watcher(history, backend.probes)
         self.rule_watcher = RuleWatcher(history, self.ledger, backend.probes)
         self.probes = backend.probes
-        self.applied = 0
-        """Entries that changed something."""
         self.checkers = self._every_checker()
-        self.records: list[Record] = []
         self._backend = backend
 
-    def _every_checker(self) -> tuple[Checker, ...]:
-        """All checkers, in the order in which each sees a step."""
+    def _every_checker(self) -> tuple[LogChecker, ...]:
+        """Return all checkers, in the order in which each sees a step."""
         return (
             self.ledger,
             self.purged,
             self.replicas_equal,
-            InvariantsHold(self.history),
-            CountedOnce(self.history),
-            LeadersOnly(self.history),
+            InvariantsHold(),
+            SnapshotsEqual(),
+            RingWatched(),
+            CountedOnce(),
+            LeadersOnly(),
+            LogTime(),
             self.one_claim,
             self.leases_last,
-            TokensIncrease(self.history),
+            TokensIncrease(),
             self.done_stays_done,
             self.nothing_lost,
             self.copies_equal,
@@ -142,29 +139,23 @@ class Audit:
             self.deadlines_kept,
             DeadLetters(self.history, self.ledger),
             PeriodicOnce(self.history, self.ledger),
-            AttemptsCounted(self.history),
+            AttemptsCounted(self.history, self.one_claim),
             self.code_runs_alone,
             self.checkpoints_found,
             self.nothing_hoarded,
             HandedBack(self.history, self.ledger),
             Linearizable(self.history),
-            self.watcher,
+            LogWatcher(self.probes),
             self.rule_watcher,
         )
 
     def catch_up(self) -> None:
-        """Step what was written since; raises `simulation.checkers.Broken`."""
+        """Step all new records; raises `simulation.checkers.Broken`."""
         while (record := self._backend.records.get(self._backend.place(self.replica.position + 1))) is not None:
-            before = self.replica
-            done = step(before, record, self.entries)
-            self.replica = done.replica
-            self.records.append(record)
-            self.applied += sum(outcome.verdict == APPLIED for outcome in done.outcomes)
-            for checker in self.checkers:
-                checker.step(before, done)
+            self.step(record)
 
     async def run(self, replicas: Callable[[], Iterable[tuple[str, Replica]]]) -> None:
-        """Follow the log until cancelled; ``replicas`` gives the running nodes' own."""
+        """Follow the log until cancelled; ``replicas`` gives those of the running nodes."""
         while True:
             self.catch_up()
             found = list(replicas())
@@ -178,7 +169,7 @@ class Audit:
     # --- what clients hear
 
     def claimed(self, claim: Claim, *, sent_s: float) -> None:
-        """A worker was given a task, for which it had sent its request then."""
+        """Judge the grant of a task to a worker, which sent its request at ``sent_s``."""
         now_s, said, task_id = trio.current_time(), claim.run.header, claim.id
         self.one_claim.heard(task_id, claim.token, now_s)
         self.purged.heard(task_id)
@@ -196,7 +187,7 @@ class Audit:
             self.deadlines_kept.heard(task_id, said["expires_ms"], claim.token, waited_ms)
 
     def read_back(self, task: Task) -> None:
-        """A task was read after the faults, whether its enqueue was acknowledged or not."""
+        """Judge a task that was read after the faults, whether its enqueue was acknowledged or not."""
         self.ledger.read_back(task)
         self.purged.read_back(task)
         self.made_once.read_back(task)
@@ -205,7 +196,7 @@ class Audit:
         self.rule_watcher.read_back(task)
 
     def _header(self, task_id: TaskId) -> dict[str, Any]:
-        """What a task's row says: of several that of the highest rank."""
+        """Return the header of a task's row; of several rows, of that with the highest rank."""
         found: list[dict[str, Any]] = []
         for tables in self.disks().values():
             try:
@@ -217,7 +208,8 @@ class Audit:
         return max(found, key=lambda one: (one.get("order") or [0, 0, 0])[1:], default={})
 
     def finish(self) -> None:
-        """Judge the whole run."""
+        """Judge the whole run, after the faults."""
         self.catch_up()
         for checker in self.checkers:
-            checker.finish()
+            if isinstance(checker, Checker):
+                checker.finish()

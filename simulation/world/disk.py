@@ -77,7 +77,7 @@ class SimulatedDisk:
 
     def crash(self, *, keep_unsynced: bool = False) -> None:
         """The process dies now. What was not yet synced is lost, unless it is kept:
-        it then is on disk although nobody was told."""
+        it then is on disk although it was never acknowledged."""
         if keep_unsynced and self._pending is not None and not (self.failing or self.damaged):
             self._pending()
         self._pending = None

@@ -1,7 +1,7 @@
 """Drivers of a job without Spark: they plan, write and commit batches as Spark's source and sink do.
 
 The code is that of `onyxq.spark` as far as it needs no Spark.  A driver reads two inputs: a queue, whose
-tasks it claims and completes, and numbered rows, of which only the job's offsets say how many were read.
+tasks it claims and completes, and numbered rows; only the job's offsets say how many rows were read.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Driver:
             number, row = number + 1, plan.rows.stop
 
     async def _known(self) -> Job:
-        """The job as some node knows it, which may be behind."""
+        """Return the job as some node knows it, which may be old."""
         while True:
             found = [replica.jobs.get(JOB) for _, replica in self.world.replicas()]
             known = [job for job in found if job is not None and job.version >= self.version]
@@ -190,5 +190,5 @@ def row_payload(row: int) -> bytes:
 
 
 def image(payload: bytes) -> bytes:
-    """What becomes of an input."""
+    """Return the output of an input."""
     return b"out of " + payload

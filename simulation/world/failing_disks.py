@@ -8,13 +8,14 @@ So between two damages every copy is made whole again, as an operator would wait
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import trio
 
 from onyxq.core.errors import OnyxqError, StoreDamaged
 from onyxq.node.membership import STORE_PATIENCE_S
 from onyxq.store.memory import MemoryTable, MemoryTables
-from simulation.world.faults import any_running
+from simulation.world.faults import any_running, of_a_node
 from simulation.world.world import SETTLE_S, SimulatedNode, World
 
 PAGE_ENTRIES = 12
@@ -27,7 +28,7 @@ ROUNDS = (3, 6)
 
 
 class SpoiltTable:
-    """A table of which some entries cannot be touched; ``met`` gives the error."""
+    """A table with entries that cannot be touched; ``met`` gives the error."""
 
     def __init__(self, table: MemoryTable, keys: set[bytes], met: Callable[[], OnyxqError]) -> None:
         self._table = table
@@ -38,35 +39,26 @@ class SpoiltTable:
         if key in self._keys:
             raise self._met()
 
-    def get(self, key: bytes) -> bytes | None:
-        """See `MemoryTable`; so are the others."""
-        self._touch(key)
-        return self._table.get(key)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return ``get``, ``put``, ``add`` or ``delete`` of the table, which touch a key."""
+        method = getattr(self._table, name)
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Set the value of a key."""
-        self._touch(key)
-        self._table.put(key, value)
+        def touching(key: bytes, *args: Any) -> Any:
+            self._touch(key)
+            return method(key, *args)
 
-    def add(self, key: bytes, value: bytes) -> bool:
-        """Put unless the key exists; whether it was put."""
-        self._touch(key)
-        return self._table.add(key, value)
-
-    def delete(self, key: bytes) -> None:
-        """Forget a key, if it is there."""
-        self._touch(key)
-        self._table.delete(key)
+        return touching
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` on."""
-        for key, value in self._table.ascend(start):
-            self._touch(key)
-            yield key, value
+        """Yield entries from ``start`` on."""
+        return self._touched(self._table.ascend(start))
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` down."""
-        for key, value in self._table.descend(start):
+        """Yield entries from ``start`` down."""
+        return self._touched(self._table.descend(start))
+
+    def _touched(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in entries:
             self._touch(key)
             yield key, value
 
@@ -106,11 +98,9 @@ def damage_page(world: World, node: SimulatedNode, *, kills: bool) -> bool:
     return True
 
 
-async def damaged_page(world: World) -> None:
+@of_a_node
+async def damaged_page(world: World, node: SimulatedNode) -> None:
     """A page of a node's store is damaged; its process ends, or is killed, when it meets it."""
-    node = any_running(world)
-    if node is None:
-        return
     node.may_end += 1
     try:
         if not damage_page(world, node, kills=world.random.random() < 0.3):
@@ -136,11 +126,9 @@ async def refused_writes(world: World) -> None:
         await trio.sleep(world.random.uniform(0, 2))
 
 
-async def refusing_disk(world: World) -> None:
+@of_a_node
+async def refusing_disk(world: World, node: SimulatedNode) -> None:
     """A disk refuses writes: its peer leaves the ring before long, stays away, and comes back when it is well."""
-    node = any_running(world)
-    if node is None:
-        return
     node.disk.failing = True
     try:
         if world.random.random() < 0.5:
@@ -166,7 +154,7 @@ async def whole(world: World) -> None:
     def look() -> bool:
         nodes = {node.node_id for node in world.nodes if node.running is not None}
         placed = world.audit.replica.partitions.values()
-        lacking = [node.running.node.transfers_here() for node in world.nodes if node.running and node.running.node]
+        lacking = [node.inner.transfers_here() for node in world.nodes if node.inner]
         return world.serving() and all(set(one.members) <= nodes for one in placed) and not any(lacking)
 
     await world.until(look, "every copy is whole", within_s=SETTLE_S)

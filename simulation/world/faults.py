@@ -2,13 +2,14 @@
 
 An episode is an async function of a world; it draws what it needs from the world's
 generator and undoes what it did before it returns, so that afterwards the cluster must
-recover by itself.  `storm` runs several at once.
+recover without help.  `storm` runs several at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import wraps
 
 import trio
 
@@ -26,6 +27,18 @@ def any_running(world: World) -> SimulatedNode | None:
     return world.random.choice(running) if running else None
 
 
+def of_a_node(episode: Callable[[World, SimulatedNode], Awaitable[None]]) -> Episode:
+    """Make an episode of a running node that is drawn; without one nothing happens."""
+
+    @wraps(episode)
+    async def drawn(world: World) -> None:
+        node = any_running(world)
+        if node is not None:
+            await episode(world, node)
+
+    return drawn
+
+
 async def _some_time(world: World, least_s: float, most_s: float) -> None:
     await trio.sleep(world.random.uniform(least_s, most_s))
 
@@ -35,13 +48,12 @@ def _start(world: World, node: SimulatedNode) -> None:
         world.start_node(node)
 
 
-async def crash(world: World) -> None:
+@of_a_node
+async def crash(world: World, node: SimulatedNode) -> None:
     """A process is killed and starts again on its disk."""
-    node = any_running(world)
-    if node is not None:
-        await world.crash_node(node)
-        await _some_time(world, 0, 15)
-        _start(world, node)
+    await world.crash_node(node)
+    await _some_time(world, 0, 15)
+    _start(world, node)
 
 
 async def crash_all(world: World) -> None:
@@ -56,21 +68,19 @@ async def crash_all(world: World) -> None:
         await _some_time(world, 0, 2)
 
 
-async def restart(world: World) -> None:
+@of_a_node
+async def restart(world: World, node: SimulatedNode) -> None:
     """A process drains, leaves, and starts again."""
-    node = any_running(world)
-    if node is not None:
-        await world.stop_node(node)
-        await _some_time(world, 0, 10)
-        _start(world, node)
+    await world.stop_node(node)
+    await _some_time(world, 0, 10)
+    _start(world, node)
 
 
-async def session_expiry(world: World) -> None:
+@of_a_node
+async def session_expiry(world: World, node: SimulatedNode) -> None:
     """A node's session ends."""
-    node = any_running(world)
-    if node is not None:
-        world.expire_session(node)
-        await _some_time(world, 0, 3)
+    world.expire_session(node)
+    await _some_time(world, 0, 3)
 
 
 async def log_outage(world: World) -> None:
@@ -80,13 +90,12 @@ async def log_outage(world: World) -> None:
     world.log_up(sessions_lost=world.random.random() < 0.5)
 
 
-async def log_unreachable(world: World) -> None:
+@of_a_node
+async def log_unreachable(world: World, node: SimulatedNode) -> None:
     """One node cannot reach the log, perhaps longer than its session lives."""
-    node = any_running(world)
-    if node is not None:
-        world.disconnect_log(node)
-        await _some_time(world, 0.1, 20)
-        world.reconnect_log(node)
+    world.disconnect_log(node)
+    await _some_time(world, 0.1, 20)
+    world.reconnect_log(node)
 
 
 async def broken_appends(world: World) -> None:
@@ -99,35 +108,32 @@ async def broken_appends(world: World) -> None:
         await _some_time(world, 0, 2)
 
 
-async def partition(world: World) -> None:
+@of_a_node
+async def partition(world: World, node: SimulatedNode) -> None:
     """One node is cut off from the others, and perhaps from the clients."""
-    node = any_running(world)
-    if node is not None:
-        world.isolate(node, clients=world.random.random() < 0.5)
-        await _some_time(world, 0.1, 20)
-        world.network.heal()
+    world.isolate(node, clients=world.random.random() < 0.5)
+    await _some_time(world, 0.1, 20)
+    world.network.heal()
 
 
-async def dead_to_the_world(world: World) -> None:
+@of_a_node
+async def dead_to_the_world(world: World, node: SimulatedNode) -> None:
     """One node reaches nothing: as a frozen process, or a cable pulled."""
-    node = any_running(world)
-    if node is not None:
-        world.isolate(node, clients=True)
-        world.disconnect_log(node)
-        await _some_time(world, 0.5, 20)
-        world.network.heal()
-        world.reconnect_log(node)
+    world.isolate(node, clients=True)
+    world.disconnect_log(node)
+    await _some_time(world, 0.5, 20)
+    world.network.heal()
+    world.reconnect_log(node)
 
 
-async def clients_only(world: World) -> None:
-    """One node reaches neither the log nor the others, but clients go on talking to it."""
-    node = any_running(world)
-    if node is not None:
-        world.isolate(node)
-        world.disconnect_log(node)
-        await _some_time(world, 5, 20)
-        world.network.heal()
-        world.reconnect_log(node)
+@of_a_node
+async def clients_only(world: World, node: SimulatedNode) -> None:
+    """One node reaches neither the log nor the others, but clients still talk to it."""
+    world.isolate(node)
+    world.disconnect_log(node)
+    await _some_time(world, 5, 20)
+    world.network.heal()
+    world.reconnect_log(node)
 
 
 async def cut_connections(world: World) -> None:
@@ -147,13 +153,12 @@ async def slow_network(world: World) -> None:
     world.network.delay(one.name, other.name, delay_ms=world.options.network_delay_ms)
 
 
-async def full_disk(world: World) -> None:
+@of_a_node
+async def full_disk(world: World, node: SimulatedNode) -> None:
     """A node's disk takes nothing for a while."""
-    node = any_running(world)
-    if node is not None:
-        node.disk.failing = True
-        await _some_time(world, 0.1, 15)
-        node.disk.failing = False
+    node.disk.failing = True
+    await _some_time(world, 0.1, 15)
+    node.disk.failing = False
 
 
 async def bit_rot(world: World) -> None:
@@ -200,7 +205,7 @@ def _far(world: World, by_ms: int) -> int:
 
 @asynccontextmanager
 async def _somebody_may_leave(world: World) -> AsyncIterator[None]:
-    """While clocks are wrong: with two at a time the one that is right may be the one to leave."""
+    """While two clocks are wrong at a time, the node with the right clock may be the one to leave."""
     nodes = list(world.nodes)
     for node in nodes:
         node.may_end += 1
@@ -212,22 +217,19 @@ async def _somebody_may_leave(world: World) -> AsyncIterator[None]:
             _start(world, node)
 
 
-async def node_clock_jump(world: World) -> None:
+@of_a_node
+async def node_clock_jump(world: World, node: SimulatedNode) -> None:
     """A node's clock is set forward or back, and right again before anybody need leave for it."""
-    node = any_running(world)
-    if node is not None:
-        by_ms = world.random.choice((-600_000, -4_000, -1_500, 300, 2_000, 4_000, _far(world, 600_000)))
-        async with _somebody_may_leave(world):
-            node.clock.jump(by_ms)
-            await _some_time(world, 0, 8)
-            node.clock.jump(-by_ms)
+    by_ms = world.random.choice((-600_000, -4_000, -1_500, 300, 2_000, 4_000, _far(world, 600_000)))
+    async with _somebody_may_leave(world):
+        node.clock.jump(by_ms)
+        await _some_time(world, 0, 8)
+        node.clock.jump(-by_ms)
 
 
-async def wrong_clock(world: World) -> None:
+@of_a_node
+async def wrong_clock(world: World, node: SimulatedNode) -> None:
     """A node's clock goes wrong until the node has left for it, or nobody can say whose clock is right."""
-    node = any_running(world)
-    if node is None:
-        return
     by_ms = world.random.choice((-3_600_000, -7_000, 7_000, _far(world, 3_600_000)))
     async with _somebody_may_leave(world):
         node.clock.jump(by_ms)
@@ -253,10 +255,10 @@ async def collection(world: World) -> None:
         await tried(client.client.gc(timeout_ms=20_000))
 
 
-async def behind_a_trim(world: World) -> None:
-    """A node is cut off from the log, or down, while it is collected: it goes on from the origin."""
-    node = any_running(world)
-    if node is None or len(world.nodes) < 2:
+@of_a_node
+async def behind_a_trim(world: World, node: SimulatedNode) -> None:
+    """A node is cut off from the log, or down, while the log is collected: it continues from the origin."""
+    if len(world.nodes) < 2:
         return
     down = world.random.random() < 0.5
     if down:
@@ -271,32 +273,29 @@ async def behind_a_trim(world: World) -> None:
         world.reconnect_log(node)
 
 
-async def away(world: World) -> None:
+@of_a_node
+async def away(world: World, node: SimulatedNode) -> None:
     """A machine is away for longer than its copies are waited for, and comes back."""
-    node = any_running(world)
-    if node is None:
-        return
     await world.crash_node(node)
     wait_s = (world.options.session_timeout_ms + world.options.absent_after_ms) / 1000
     await _some_time(world, 0.3 * wait_s, min(wait_s + 12, 45))
     _start(world, node)
 
 
-async def slow_disk(world: World) -> None:
+@of_a_node
+async def slow_disk(world: World, node: SimulatedNode) -> None:
     """A node's disk takes its time."""
-    node = any_running(world)
-    if node is not None:
-        before, slow_ms = node.disk.delay_ms, world.random.choice((50, 300, 1_500))
-        node.disk.delay_ms = lambda: world.random.randint(1, slow_ms)
-        await _some_time(world, 1, 12)
-        node.disk.delay_ms = before
+    before, slow_ms = node.disk.delay_ms, world.random.choice((50, 300, 1_500))
+    node.disk.delay_ms = lambda: world.random.randint(1, slow_ms)
+    await _some_time(world, 1, 12)
+    node.disk.delay_ms = before
 
 
 async def giving_up(world: World) -> None:
     """Leaders give partitions up in the middle of their work."""
     for _ in range(world.random.randint(2, 10)):
         node = any_running(world)
-        inner = node.running.node if node is not None and node.running is not None else None
+        inner = node.inner if node is not None else None
         if inner is not None:
             led = [number for number, placed in inner.replica.partitions.items() if placed.leader == inner.peer_id]
             for number in sorted(led):

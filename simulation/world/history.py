@@ -1,4 +1,4 @@
-"""What the clients of a simulated cluster did and were told (design: simulation).
+"""The calls of the clients of a simulated cluster, and their answers.
 
 Filled in by `simulation.world.clients`, judged by `simulation.checkers` together with the log.
 Times are seconds of the simulation's clock, positions are the log's.
@@ -135,12 +135,12 @@ class Transacted:
     """Of the tasks that it enqueues."""
     outcome: str = UNKNOWN
     token: int = -1
-    """The position of its commit, as it was told."""
+    """The position of its commit, as the answer says."""
 
 
 @define(eq=False)
 class History:
-    """Everything that clients were told."""
+    """All calls and answers of the clients."""
 
     operations: dict[TaskId, list[Operation]] = field(factory=dict)
     """Calls about each task, in the order in which they were made."""

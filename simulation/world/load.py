@@ -5,7 +5,7 @@ as the seed says.  With rules in the mix tasks have keys, dependencies and deadl
 queues have limits, and an operator is about.  When the faults are over `Load.drain` has
 workers work off everything that was enqueued; no progress for a while is a failure.  It ends
 when nothing is left once producers and the operator were answered: a requeue under way is in no
-count, and would open a task behind the last one.
+count, and would open a task after the last one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Mix:
     update: float = 0.15
     renew: float = 0.1
     near: float = 0.0
-    """How often a claim is renewed or completed within a second of its end, or just behind it."""
+    """How often a claim is renewed or completed within a second of its end, or just after it."""
     idle_s: float = 0.05
     """Longest pause of a worker that was given nothing."""
     retries: tuple[int, int] | None = None

@@ -27,14 +27,7 @@ from onyxq.core.log.interface import (
     segment_start,
 )
 from onyxq.system.clock import WallClock
-from simulation.probes import Probes
-
-LOG_PROBES = (
-    "a trim under a reader",
-    "an append with an unknown outcome",
-    "an append that landed twice",
-    "a record that landed only later",
-)
+from simulation.probes import OF_WORLDS, Probes
 
 CHUNK_BYTES = 16 << 10
 """Small, so that the origins of small clusters have several."""
@@ -60,7 +53,7 @@ class MemoryBackend:
     read_delay_s: Callable[[], float] | None = None
     """How long a record takes to reach a reader, asked anew for each; None: no time."""
     available: bool = True
-    """Whether new sessions can be had."""
+    """Whether new sessions are possible."""
     records: dict[int, Record] = field(factory=dict)
     landed_s: dict[int, float] = field(factory=dict)
     """When each record became visible, by trio's clock."""
@@ -68,7 +61,7 @@ class MemoryBackend:
     segment_records: int = SEGMENT_RECORDS
     """Records after which a segment may be closed."""
     ends: list[int] = field(factory=list)
-    """For each closed segment the position behind its last record."""
+    """For each closed segment, the position after its last record."""
     on_collecting: Callable[[MemorySession, str], Awaitable[None]] | None = None
     """Called as a session that collects comes to a step: ``chunk`` (several), ``pointer``, ``stored``,
     ``trim`` (several), ``trimmed``; it may break the session, or never return."""
@@ -77,7 +70,7 @@ class MemoryBackend:
     sessions: list[MemorySession] = field(factory=list)
     """Open ones, in the order they were opened."""
     pulse_owners: dict[str, tuple[MemorySession, bytes]] = field(factory=dict)
-    probes: Probes = field(factory=lambda: Probes(LOG_PROBES))
+    probes: Probes = field(factory=lambda: Probes(OF_WORLDS))
     _changed: trio.Event = field(factory=trio.Event)
     _grown: trio.Event = field(factory=trio.Event)
     _readers: dict[trio.CancelScope, float] = field(factory=dict)
@@ -402,7 +395,7 @@ class MemorySession:
         await trio.lowlevel.checkpoint()
 
     async def _collecting(self, step: str) -> None:
-        """Come to a step of a collection: whoever injects faults may end it here."""
+        """Begin a step of a collection, at which a fault may end it."""
         await self._reach()
         if self.backend.on_collecting is not None:
             await self.backend.on_collecting(self, step)
@@ -419,3 +412,36 @@ class MemorySession:
     def _check(self) -> None:
         if self.lost.is_set():
             raise SessionLost("the session has ended")
+
+
+@define(eq=False)
+class NodeLog:
+    """The log as one node reaches it."""
+
+    backend: MemoryBackend
+    reachable: bool = True
+    session_now: MemorySession | None = None
+
+    @property
+    def durable(self) -> bool:
+        """As the log itself."""
+        return self.backend.durable
+
+    async def session(self) -> MemorySession:
+        """A new session; raises `LogUnavailable`."""
+        if not self.reachable:
+            await trio.sleep(1.0)
+            raise LogUnavailable("the log cannot be reached from this node")
+        self.session_now = await self.backend.session()
+        return self.session_now
+
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """See `LogBackend.look`."""
+        if not self.reachable:
+            await trio.sleep(1.0)
+            raise LogUnavailable("the log cannot be reached from this node")
+        return await self.backend.look(position)
+
+    async def destroy(self) -> None:
+        """Delete the cluster's log."""
+        await self.backend.destroy()

@@ -44,7 +44,7 @@ class MovesMix:
     insist: float = 0.5
     """How often a transaction whose outcome is unknown is sent once more."""
     repeat: float = 0.1
-    """How often one that is committed is sent again."""
+    """How often a committed transaction is sent again."""
     plain: float = 0.05
     """How often an input is completed, or fails, without a transaction."""
 
@@ -162,17 +162,11 @@ class Moves:
         await self.world.until(lambda: not self._rubbish(), "no pending fact is left", within_s=CLEAN_S)
 
     def _rubbish(self) -> list[tuple[str, str]]:
-        """Pending facts on the nodes that run; raises if a committed part of a transaction was lost."""
-        found = []
+        """Return the pending facts on running nodes; raise if a committed part of a transaction was lost."""
         for node in self.world.nodes:
-            inner = node.running.node if node.running is not None else None
-            if inner is None:
-                continue
-            if inner.operations.transacting.visible.lost:
+            if node.inner is not None and node.inner.operations.transacting.visible.lost:
                 raise self.world.audit.all_or_nothing.broken(f"{node.name} found that what was committed is lost")
-            for partition in range(self.world.options.partitions):
-                found += [(node.name, key) for key in inner.store.pending_transactions(partition)]
-        return found
+        return self.world.pending()
 
 
 async def under_moves(world: World, faults: Callable[[World], Awaitable[object]], mix: MovesMix | None = None) -> Moves:

@@ -1,15 +1,15 @@
-"""An in-memory network that can be delayed, cut and parted (design: simulation).
+"""An in-memory network with delays, cuts and broken connections.
 
-`SimulatedNetwork.host` gives each host its own `onyxq.wire.network.Network`; addresses
-are ``HOST:PORT`` with any host name.  Time is the event loop's, so under trio's mock
-clock delays cost nothing, and nothing here is random unless a seeded generator is given.
+`SimulatedNetwork.host` gives each host its own `onyxq.wire.network.Network`. Addresses are ``HOST:PORT`` with any host
+name. Time is that of the event loop, so delays cost nothing on a clock that jumps. Only a seeded generator adds
+randomness.
 
 Faults between two hosts, in both directions:
 
-* `part`: bytes sent stay on the way until `heal`, and connecting times out, as when
-  packets vanish and TCP repeats them;
-* `cut`: connections break at once, both ends notice;
-* `delay`: bytes arrive that much later.
+* `part`: bytes that are sent wait until `heal`, and connecting times out, as if packets were lost and TCP repeated
+  them;
+* `cut`: connections break at once, and both ends notice;
+* `delay`: bytes arrive later.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import anyio.lowlevel
 import sniffio
 import trio
 from anyio.abc import ByteStream, TaskStatus
+from attrs import define
 
 from onyxq.core.errors import Unavailable
 from onyxq.wire.tcp import join_address, split_address
@@ -32,6 +33,19 @@ from onyxq.wire.tcp import join_address, split_address
 BUFFER_BYTES_MAX = 1024 * 1024
 """Bytes on the way in one direction of a stream before the sender must wait."""
 FIRST_FREE_PORT = 40_000
+
+
+@define(eq=False)
+class Cut:
+    """A cut: no message passes between ``hosts`` and ``others``."""
+
+    hosts: tuple[str, ...]
+    others: tuple[str, ...]
+    newcomers: bool = False
+    """Whether hosts that are added later join ``others``."""
+    lasting: bool = False
+    """Whether it stays when all cuts are healed together."""
+
 
 Handler = Callable[[ByteStream], Awaitable[None]]
 
@@ -81,7 +95,7 @@ class _Pipe:
         self._receiving: _Scope | None = None
 
     def change(self) -> None:
-        """Wake whoever waits on this pipe."""
+        """Wake the tasks that wait on this pipe."""
         for scope in self._waiting:
             scope.cancel()
 
@@ -237,6 +251,7 @@ class SimulatedNetwork:
         self._delay_ms = delay_ms
         self._generator = generator
         self._delays: dict[frozenset[str], int] = {}
+        self.cuts: list[Cut] = []
         self._parted: set[frozenset[str]] = set()
         self._listeners: dict[str, _Listener] = {}
         self._streams: dict[SimulatedStream, None] = {}
@@ -244,19 +259,33 @@ class SimulatedNetwork:
         self._next_port = FIRST_FREE_PORT
 
     def host(self, name: str) -> Host:
-        """The network as host ``name`` sees it."""
+        """Return the network as host ``name`` sees it."""
+        for cut in self.cuts:
+            if cut.newcomers:
+                cut.others += (name,)
+                self._separate(cut)
         return Host(self, name)
 
     # faults
-    def part(self, hosts: Iterable[str], others: Iterable[str]) -> None:
-        """Let nothing through between any of ``hosts`` and any of ``others``."""
-        right = list(others)
-        self._parted |= {frozenset((a, b)) for a in hosts for b in right if a != b}
+    def part(
+        self, hosts: Iterable[str], others: Iterable[str], *, newcomers: bool = False, lasting: bool = False
+    ) -> Cut:
+        """Let no message pass between any of ``hosts`` and any of ``others``; see `Cut`."""
+        cut = Cut(tuple(hosts), tuple(others), newcomers, lasting)
+        self.cuts.append(cut)
+        self._separate(cut)
         self._stir_streams()
+        return cut
 
-    def heal(self) -> None:
-        """Undo every `part`."""
+    def _separate(self, cut: Cut) -> None:
+        self._parted |= {frozenset((a, b)) for a in cut.hosts for b in cut.others if a != b}
+
+    def heal(self, cut: Cut | None = None) -> None:
+        """Undo one cut, or all but the lasting ones."""
+        self.cuts = [one for one in self.cuts if (one is not cut if cut else one.lasting)]
         self._parted.clear()
+        for one in self.cuts:
+            self._separate(one)
         self._stir()
 
     def delay(self, a: str, b: str, *, delay_ms: int) -> None:

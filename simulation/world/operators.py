@@ -52,7 +52,7 @@ class Operator:
 
     async def wind_up(self, done: Callable[[], bool]) -> None:
         """Resume what is paused, end what is periodic; then see to dead letters until all is done, and it is known
-        what became of those that were seen to last."""
+        outcome of the ones that were seen last."""
         async with self._world.client() as client:
             for queue in (self._queue, LIMITED):
                 await self._insist(lambda queue=queue: client.client.resume(queue))  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""A simulated cluster whose log is gone is recovered on the disks of its nodes, and judged by what clients were told.
+"""A simulated cluster whose log is gone is recovered from the disks of its nodes, and judged by earlier answers.
 
-The cluster has a new log then.  The audit goes on where the newest replica of any
+The cluster has a new log then.  The audit continues where the newest replica of any
 node was: nothing that was acknowledged is lost or run again, transactions are whole, tokens lie above all that the
 lost log ever gave, also in its last part, which no node has.
 """
@@ -11,12 +11,11 @@ from collections.abc import Collection
 
 from onyxq.core.log.interface import SEGMENT_RECORDS
 from onyxq.core.replica import HELD_MS, Replica, claim_of
-from onyxq.core.step import step
 from onyxq.history.recovery.findings import Found, found_in, newest_of
 from onyxq.history.recovery.new_log import begin_anew
 from onyxq.history.recovery.new_replica import new_replica
 from onyxq.store.memory import MemoryStore
-from simulation.checkers import Broken
+from simulation.checkers import Broken, Course
 from simulation.checkers.tokens_increase import TokensIncrease
 from simulation.world.audit import Audit
 from simulation.world.restored import continue_audit, standing
@@ -61,13 +60,12 @@ async def recover(world: World, *, late: Collection[str] = ()) -> None:
 
 
 def _go_on(audit: Audit, lost: Audit, replica: Replica, made: Replica) -> None:
-    """Have the audit go on with the new log: void claims are nobody's, tokens of the lost part were given."""
+    """Continue the audit with the new log: void claims have no holder, tokens of the lost part were granted."""
     tokens = next(checker for checker in audit.checkers if isinstance(checker, TokensIncrease))
+    course = Course(lost.entries, replica, (tokens,))
     for record in lost.records:
-        if record.position > replica.position:
-            before, done = replica, step(replica, record, lost.entries)
-            replica = done.replica
-            tokens.step(before, done)
+        if record.position > course.replica.position:
+            course.step(record)
     audit.replica = made
     for task_id in list(audit.one_claim.holders):
         claim = claim_of(made, task_id)

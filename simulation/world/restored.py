@@ -1,6 +1,6 @@
 """A backup of a simulated cluster is restored into another one, which is judged by what stood when it was taken.
 
-The other cluster has a log, network and disks of its own, and an audit that goes on where the first cluster's log
+The other cluster has a log, network and disks of its own, and an audit that continues where the first cluster's log
 was when the backup ended: a task's tokens rise, attempts are counted on, what was done is never granted again.
 """
 
@@ -15,17 +15,17 @@ from attrs import evolve, frozen
 
 from onyxq.core import snapshot
 from onyxq.core.log.interface import SEGMENT_RECORDS
-from onyxq.core.replica import EMPTY, Replica
-from onyxq.core.step import step
+from onyxq.core.replica import Replica
 from onyxq.history.backup.file import read
 from onyxq.history.backup.restore import restore
 from onyxq.store.interface import Store
 from onyxq.store.memory import MemoryStore
-from simulation.checkers import Broken, Checker
+from simulation.checkers import Broken, Course, LogChecker
 from simulation.checkers.attempts_counted import AttemptsCounted
 from simulation.checkers.counted_once import CountedOnce
 from simulation.checkers.invariants_hold import InvariantsHold
 from simulation.checkers.leaders_only import LeadersOnly
+from simulation.checkers.ring_watched import RingWatched
 from simulation.checkers.tokens_increase import TokensIncrease
 from simulation.world.audit import Audit
 from simulation.world.history import OK, UNKNOWN, History, Transacted
@@ -51,7 +51,7 @@ class Standing:
 
 @frozen
 class TakenBackup:
-    """A backup, what it must have, and where the log was behind its last record."""
+    """A backup, what it must contain, and the position of the log after its last record."""
 
     path: Path
     standing: Standing
@@ -84,20 +84,12 @@ async def judge_restored(first: World, taken: TakenBackup) -> None:
         if evolve(last, position=made.position, cluster=made.cluster, claims=made.claims, hold=None) != made:
             raise Broken("backup: the replica that is restored is not the one that the log makes")
         world.audit.replica = made
-        nursery.start_soon(world.audit.run, world.replicas)
-        for node in world.nodes:
-            world.start_node(node)
-        await world.settle()
+        await world.serve()
         known = world.history.enqueued.keys() | world.history.completed.keys()
         world.audit.enough_copies.acknowledged(world.audit.replica, sorted(known))
         await use(world)
-        await world.read_back()
-        await world.compare_copies()
-        world.audit.finish()
-        for name, replica in world.replicas():
-            world.audit.replicas_equal.compare(name, replica, always=True)
-        for node in world.nodes:
-            node.killed = True
+        await world.judge()
+        world.end()
         nursery.cancel_scope.cancel()
 
 
@@ -129,7 +121,7 @@ async def _restore(world: World, taken: TakenBackup) -> Replica:
 def continue_audit(
     audit: Audit, first: Audit, *, told: Standing, asked: Sequence[Transacted], position: int
 ) -> Replica:
-    """Have the audit of another log go on where the first log was at a position; the replica there.
+    """Continue the audit of another log where the first log was at a position; return the replica there.
 
     ``told``: what clients had been told; ``asked``: all transactions that had been asked for.
     """
@@ -142,32 +134,30 @@ def continue_audit(
         for one in asked
     }
     history.transaction_of = {data: one for one in history.transactions.values() for data in one.payloads}
-    going_on: tuple[Checker, ...] = (
-        CountedOnce(history),
-        TokensIncrease(history),
-        AttemptsCounted(history),
+    continued: tuple[LogChecker, ...] = (
+        CountedOnce(),
+        TokensIncrease(),
         audit.one_claim,
+        AttemptsCounted(history, audit.one_claim),
         audit.all_or_nothing,
     )
-    replica = EMPTY
+    course = Course(first.entries, checkers=continued)
     for record in first.records:
         if record.position <= position:
-            before, done = replica, step(replica, record, first.entries)
-            replica = done.replica
-            for checker in going_on:
-                checker.step(before, done)
+            course.step(record)
     audit.checkers = (
-        *going_on,
+        *continued,
         audit.replicas_equal,
-        InvariantsHold(history),
-        LeadersOnly(history),
+        InvariantsHold(),
+        RingWatched(),
+        LeadersOnly(),
         audit.leases_last,
         audit.done_stays_done,
         audit.nothing_lost,
         audit.copies_equal,
         audit.enough_copies,
     )
-    return replica
+    return course.replica
 
 
 async def use(world: World) -> None:

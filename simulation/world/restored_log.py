@@ -1,7 +1,7 @@
 """A cluster whose log is set back, wiped or overtaken under it; every node must say so and grant nothing.
 
 The log that the nodes reach is swapped for a damaged one: an older copy, an empty log, or an older copy that
-others have written on.  The audit goes on reading the true log, so a grant that the damaged log knows and the
+others have written on.  The audit still reads the true log, so a grant that the damaged log knows and the
 true one does not is found as soon as a client hears of it.  Then the true log is brought back, as an operator
 would do with the newest copy: nodes that stayed join again, nodes that ended are started, and everything is
 worked off.  Or there is no newer copy: all nodes are stopped, and the log is begun anew from what they keep.
@@ -27,7 +27,7 @@ from simulation.world.world import SimulatedNode, World
 
 SET_BACK, WIPED, OVERTAKEN = "set back", "wiped", "overtaken"
 REFUSED, LOST, KEPT = "refused", "lost", "kept"
-"""What becomes of the sessions: ZooKeeper refuses them for ever as they saw more than it has; it does not know them;
+"""Fate of the sessions: ZooKeeper refuses them for ever as they saw more than it has; it does not know them;
 or it knows them, as the copy does."""
 RESTART_S = 0.3
 """How long the damaged log is away before it answers."""
@@ -69,7 +69,7 @@ class Plan:
 
 
 def plan_of(draw: random.Random, nodes: int) -> Plan:
-    """The run that a seed stands for."""
+    """Return the run of a seed."""
     damage = draw.choice((SET_BACK, SET_BACK, WIPED, OVERTAKEN, OVERTAKEN))
     behind = draw.choice((None, draw.randrange(nodes)))
     return Plan(
@@ -139,7 +139,7 @@ class RestoredLog:
     # --- the log goes back
 
     async def _lose_log(self, node: SimulatedNode) -> None:
-        """Cut a node off from the log, which goes on; its session is in the copy that is made then."""
+        """Cut a node off from the log, which continues; its session is in the copy that is made then."""
         session = self._behind = node.log.session_now
         if session is None:
             return
@@ -148,7 +148,7 @@ class RestoredLog:
         await trio.sleep(LOST_BEFORE_S)
 
     async def _time_out(self) -> None:
-        """End the pulse of the node that is behind in the true log, of which the node does not hear."""
+        """End the pulse of the node that is behind in the true log; the node does not hear of that."""
         await trio.sleep(self.world.options.session_timeout_ms / 1000)
         for peer in self._pulses:
             self._true.pulse_owners.pop(peer, None)

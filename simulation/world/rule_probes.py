@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from attrs import define, field
 
 from log_entries import (
     expire_claims,
     fire_periodic,
-    grant_limited_claims,
     settle_transaction,
 )
 from log_entries.commit_batch import committed_by
@@ -21,29 +20,6 @@ from onyxq.core.step import Outcome, Step
 from simulation.checkers import GRANTS, Checker, granted_by
 from simulation.checkers.ledger import Ledger
 from simulation.probes import Probes
-
-RULES = (
-    "a key's tasks were granted by one leader after the other",
-    "a key's task was with a worker at a takeover",
-    "a unique task got other data",
-    "a dependency finished during a takeover",
-    "a task failed with one that it depended on",
-    "a task ran although one that it depended on had failed",
-    "a task expired that nobody ran",
-    "a limit was freed by an expiry",
-    "a dead letter was requeued",
-    "a dead letter was discarded",
-    "a transaction was settled by a successor",
-    "a periodic task was fired by a successor",
-)
-"""What the standard workload's runs must have reached."""
-
-RARE_RULES = (
-    "a reopened task was granted by a successor",
-    "a grant would have gone over a limit",
-    "a limited grant came after a pause",
-    "a periodic time was passed twice",
-)
 
 
 @define(eq=False)
@@ -64,21 +40,11 @@ class RuleWatcher(Checker):
         for outcome in step.outcomes:
             if outcome.verdict == APPLIED:
                 self._applied(before, step, outcome)
-            else:
-                self._refused(outcome.args, outcome.verdict)
         if before.partitions is not step.replica.partitions:
             for number, now in step.replica.partitions.items():
                 then = before.partitions.get(number)
                 if then is not None and now.ready and not then.ready:
                     self._takeover(number, step.replica)
-
-    def _refused(self, args: Any, verdict: str) -> None:
-        if isinstance(args, grant_limited_claims.Args) and verdict == grant_limited_claims.OVER_THE_LIMIT:
-            self.probes.reached("a grant would have gone over a limit")
-        elif isinstance(args, grant_limited_claims.Args) and verdict == grant_limited_claims.PAUSED:
-            self.probes.reached("a limited grant came after a pause")
-        elif isinstance(args, fire_periodic.Args) and verdict == "already fired":
-            self.probes.reached("a periodic time was passed twice")
 
     def _applied(self, before: Replica, step: Step, outcome: Outcome) -> None:
         args, reached = outcome.args, self.probes.reached

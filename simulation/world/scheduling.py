@@ -3,9 +3,9 @@
 The only module that uses private attributes of trio; `tests/tidy/test_private_names.py` names the versions that
 have them.
 
-trio has a private switch for this, made for hypothesis.  With it, a seeded generator and
-a clock that jumps, two runs in one process take the same steps; across processes
-``PYTHONHASHSEED`` must be equal as well, for the order of sets and persistent maps.
+trio has a private switch for this, made for hypothesis. With it, a seeded generator and a clock that jumps, two runs in
+one process take the same steps. In two processes ``PYTHONHASHSEED`` must be equal too, for the order of sets and
+persistent maps.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ import trio
 
 StartThread: TypeAlias = Callable[..., None]
 """A function that starts a thread: it takes the work, the function that delivers its outcome, and maybe a name."""
+ROUNDS_MAX = 200_000
+"""Rounds of the scheduler at one instant after which a run counts as spinning."""
+LOOK_ROUNDS = 1_024
+"""Rounds between two checks of the clock."""
 
 
 @contextmanager
 def seeded_scheduling(seed: int) -> Iterator[None]:
-    """Runs of trio begun inside are scheduled by the seed."""
+    """Schedule the trio runs that begin inside by the seed; a context manager."""
     private: Any = trio._core._run
     before = private._ALLOW_DETERMINISTIC_SCHEDULING
     private._ALLOW_DETERMINISTIC_SCHEDULING = True
@@ -64,3 +68,26 @@ def threads_started_by(make: Callable[[StartThread], StartThread]) -> Iterator[N
         yield
     finally:
         module.start_thread_soon = original
+
+
+class Spinning(trio.abc.Instrument):
+    """Instrument that stops a run in which tasks wake each other for ever at one instant."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._rounds = 0
+        self._still = 0
+        self._at = -1.0
+        self.found = False
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Count the rounds of the scheduler."""
+        self._rounds += 1
+        if self._rounds % LOOK_ROUNDS:
+            return
+        now = trio.current_time()
+        self._still = self._still + LOOK_ROUNDS if now == self._at else 0
+        self._at = now
+        if self._still > ROUNDS_MAX and not self.found:
+            self.found = True
+            self._stop()

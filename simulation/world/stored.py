@@ -119,7 +119,7 @@ class Truth:
     position: int = 0
 
     def follow(self, replica: Replica, records: Iterable[Record], entries: Entries) -> Replica:
-        """Go on behind the replica; the replica at the end, which must hold what the model does."""
+        """Follow the records after the replica; return the replica at the end, which must hold what the model holds."""
         for record in records:
             if record.position <= replica.position:
                 continue
@@ -154,7 +154,7 @@ class Truth:
 
 
 def as_answered(answer: Answer) -> list[Any]:
-    """What a client is told: new tasks, or None and four of the lists."""
+    """Return the answer to a client: new tasks, or None and four of the lists."""
     tasks, refusal = answer
     if refusal:
         return [None, *map(list, Refusal(*refusal)[:4])]

@@ -1,6 +1,6 @@
 """Workers of a simulated cluster: the loop that runs in production, around code that is watched (design: simulation).
 
-A worker is a process on a machine of its own: it can be told to stop, killed, and cut off.
+A worker is a process on a machine of its own: it can be stopped, killed, and cut off.
 Its code logs checkpoints, takes its time, sometimes several leases, and sometimes fails.
 """
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import trio
@@ -22,26 +23,26 @@ from log_entries.registry import ENTRIES
 from onyxq.client import AsyncClient
 from onyxq.client.values import Task
 from onyxq.core.entry import Entries
-from onyxq.core.errors import LogUnavailable, NotFound, OnyxqError, causes
-from onyxq.core.log.interface import Record, Trimmed
+from onyxq.core.errors import NotFound, OnyxqError, causes
 from onyxq.core.replica import Replica
 from onyxq.interfaces.daemon import Platform, RunningNode
 from onyxq.interfaces.peer_config import PeerConfig
 from onyxq.node.jobs.host_process import launch
 from onyxq.node.jobs.hosts import Launch
+from onyxq.node.node import Node
 from onyxq.store.memory import MemoryStore, MemoryTables
 from onyxq.system.clock import WallClock
-from simulation.probes import Probes
+from onyxq.wire.network import Network
+from simulation.probes import OF_WORLDS, Probes
 from simulation.world.audit import Audit
 from simulation.world.clients import RecordingClient
 from simulation.world.clock import SimulatedClock, mock_clock
 from simulation.world.disk import SimulatedDisk
 from simulation.world.history import History
-from simulation.world.log import MemoryBackend, MemorySession
+from simulation.world.log import MemoryBackend, MemorySession, NodeLog
 from simulation.world.network import Host, SimulatedNetwork
 from simulation.world.receiver import TRANSPORT, SimulatedReceiver
-from simulation.world.scheduling import seeded_scheduling
-from simulation.world.world_probes import WORLD_PROBES
+from simulation.world.scheduling import Spinning, seeded_scheduling
 
 SETTLE_S = 90.0
 """Simulated seconds in which a cluster without faults must serve everything again."""
@@ -49,9 +50,6 @@ COPIES_S = 150.0
 """Simulated seconds in which holders that serve must have become equal: two rounds of comparisons."""
 RUN_S_MAX = 7_200.0
 """Simulated seconds after which a run counts as hung."""
-ROUNDS_MAX = 200_000
-"""Rounds of the scheduler without the clock moving after which a run counts as spinning."""
-LOOK_ROUNDS = 1_024
 
 
 @frozen
@@ -90,37 +88,11 @@ class Options:
     """Nodes are in this many zones in turn; 0: they name none."""
 
 
-@define(eq=False)
-class NodeLog:
-    """The log as one node reaches it."""
-
-    backend: MemoryBackend
-    reachable: bool = True
-    session_now: MemorySession | None = None
-
-    @property
-    def durable(self) -> bool:
-        """As the log itself."""
-        return self.backend.durable
-
-    async def session(self) -> MemorySession:
-        """A new session; raises `LogUnavailable`."""
-        if not self.reachable:
-            await trio.sleep(1.0)
-            raise LogUnavailable("the log cannot be reached from this node")
-        self.session_now = await self.backend.session()
-        return self.session_now
-
-    async def look(self, position: int) -> Record | Trimmed | None:
-        """See `LogBackend.look`."""
-        if not self.reachable:
-            await trio.sleep(1.0)
-            raise LogUnavailable("the log cannot be reached from this node")
-        return await self.backend.look(position)
-
-    async def destroy(self) -> None:
-        """Delete the cluster's log."""
-        await self.backend.destroy()
+CONFIGURED = (
+    "partitions replicas session_timeout_ms absent_after_ms yield_after_ms gc_records purge_bucket_ms purge_margin_ms "
+    "task_archive record_archive timer_timeout_ms"
+).split()
+"""Options that are settings of each peer as well."""
 
 
 @define(eq=False)
@@ -146,7 +118,7 @@ class SimulatedNode:
     known_id: str = ""
     """The id in the data directory, as a process there once told; empty before the first."""
     error: OnyxqError | None = None
-    """Why its last process ended by itself."""
+    """Why its last process ended, if it was not stopped."""
     astray: bool = False
     """It reads another log than the audit: its replica is not compared."""
     may_end: int = 0
@@ -158,19 +130,24 @@ class SimulatedNode:
         return self.config.listen
 
     @property
+    def inner(self) -> Node | None:
+        """The node of the process that runs, once there is one."""
+        return self.running.node if self.running is not None else None
+
+    @property
     def replica(self) -> Replica | None:
-        """The replica of the process that runs, if one does."""
-        return self.running.node.replica if self.running is not None and self.running.node is not None else None
+        """The replica of the running node."""
+        return self.inner.replica if self.inner is not None else None
 
     @property
     def peer_id(self) -> str:
-        """The peer that the process runs, or empty."""
-        return self.running.node.peer_id if self.running is not None and self.running.node is not None else ""
+        """The peer of the running node; empty if none runs."""
+        return self.inner.peer_id if self.inner is not None else ""
 
     @property
     def node_id(self) -> str:
-        """The id in the data directory."""
-        return self.running.node.node_id if self.running is not None and self.running.node is not None else ""
+        """The id in the data directory, while a node runs; otherwise empty."""
+        return self.inner.node_id if self.inner is not None else ""
 
 
 class World:
@@ -186,7 +163,7 @@ class World:
             # Bytes in odd pieces cost many steps: some runs have them, most have not.
             generator=random.Random(self.random.getrandbits(64)) if seed % 8 == 7 else None,
         )
-        self.probes = Probes(WORLD_PROBES)
+        self.probes = Probes(OF_WORLDS)
         self.nodes: list[SimulatedNode] = []
         self.begin_log()
         self.ended_s = 0.0
@@ -234,17 +211,7 @@ class World:
                 data=name,
                 listen=f"{name}:7400",
                 http=None,
-                partitions=options.partitions,
-                replicas=options.replicas,
-                session_timeout_ms=options.session_timeout_ms,
-                absent_after_ms=options.absent_after_ms,
-                yield_after_ms=options.yield_after_ms,
-                gc_records=options.gc_records,
-                purge_bucket_ms=options.purge_bucket_ms,
-                purge_margin_ms=options.purge_margin_ms,
-                task_archive=options.task_archive,
-                record_archive=options.record_archive,
-                timer_timeout_ms=options.timer_timeout_ms,
+                **{name: getattr(options, name) for name in CONFIGURED},
                 zone=f"z{len(self.nodes) % options.zones}" if options.zones else "",
             ),
             disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),
@@ -401,21 +368,29 @@ class World:
 
     # --- clients
 
-    @asynccontextmanager
-    async def client(self, *, nodes: Sequence[SimulatedNode] = ()) -> AsyncIterator[RecordingClient]:
-        """A client on a machine of its own, which is told of ``nodes`` (all of them by default)."""
-        name = f"c{self._clients}"
-        self._clients += 1
+    def client_maker(
+        self, network: Network, *, nodes: Sequence[SimulatedNode] = (), ahead_ms: Sequence[int] = ()
+    ) -> Callable[[], AsyncClient]:
+        """Return what makes a client; its clock is ahead by one of ``ahead_ms``, which is drawn."""
         addresses = [node.address for node in nodes or self.nodes]
         self.random.shuffle(addresses)
         generator = random.Random(self.random.getrandbits(64))
-        client = AsyncClient(
+        clock = SimulatedClock(offset_ms=self.random.choice(ahead_ms) if ahead_ms else 0)
+        return partial(
+            AsyncClient,
             addresses,
-            network=self.network.host(name),
-            now_ms=SimulatedClock(offset_ms=self.random.choice(self.options.client_clock_ms)).wall_ms,
+            network=network,
+            now_ms=clock.wall_ms,
             random_64=lambda: generator.getrandbits(64),
         )
-        async with client:
+
+    @asynccontextmanager
+    async def client(self, *, nodes: Sequence[SimulatedNode] = ()) -> AsyncIterator[RecordingClient]:
+        """Open a client on a machine of its own, which knows the addresses of ``nodes`` (default: all)."""
+        name = f"c{self._clients}"
+        self._clients += 1
+        make = self.client_maker(self.network.host(name), nodes=nodes, ahead_ms=self.options.client_clock_ms)
+        async with make() as client:
             yield RecordingClient(
                 client,
                 name=name,
@@ -425,6 +400,26 @@ class World:
             )
 
     # --- waiting and judging
+
+    async def serve(self) -> None:
+        """Audit the log, start all nodes, and return when everything is served."""
+        self.nursery.start_soon(self.audit.run, self.replicas)
+        for node in self.nodes:
+            self.start_node(node)
+        await self.settle()
+
+    async def judge(self) -> None:
+        """Read everything back, compare the copies, and judge the whole run; raises `Broken`."""
+        await self.read_back()
+        await self.compare_copies()
+        self.audit.finish()
+        for name, replica in self.replicas():
+            self.audit.replicas_equal.compare(name, replica, always=True)
+
+    def end(self) -> None:
+        """Prepare for the end: from now on a process that ends is not an error."""
+        for node in self.nodes:
+            node.killed = True
 
     async def until(self, condition: Callable[[], bool], what: str, *, within_s: float = SETTLE_S) -> None:
         """Return once ``condition`` holds; `AssertionError` if it does not in time."""
@@ -482,6 +477,16 @@ class World:
                 self.audit.nothing_lost.read_back(task, updates)
                 self.audit.done_stays_done.read_back(task)
 
+    def pending(self) -> list[tuple[str, str]]:
+        """Return the pending transactions on running nodes: node and transaction."""
+        return [
+            (node.name, name)
+            for node in self.nodes
+            if node.inner is not None
+            for partition in range(self.options.partitions)
+            for name in node.inner.store.pending_transactions(partition)
+        ]
+
     async def compare_copies(self) -> None:
         """Give anti-entropy the time to make all holders that run, and have a leader, equal."""
         with trio.move_on_after(COPIES_S):
@@ -527,29 +532,6 @@ Script = Callable[[World], Awaitable[object]]
 """What happens in a world."""
 
 
-class _Spinning(trio.abc.Instrument):
-    """Stops a run in which tasks wake each other for ever without time passing."""
-
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
-        self._rounds = 0
-        self._still = 0
-        self._at = -1.0
-        self.found = False
-
-    def before_io_wait(self, timeout: float) -> None:
-        """Count rounds of the scheduler; time is looked at now and then only, for every round is counted."""
-        self._rounds += 1
-        if self._rounds % LOOK_ROUNDS:
-            return
-        now = trio.current_time()
-        self._still = self._still + LOOK_ROUNDS if now == self._at else 0
-        self._at = now
-        if self._still > ROUNDS_MAX and not self.found:
-            self.found = True
-            self._stop()
-
-
 def simulate(
     workload: Script,
     *,
@@ -567,23 +549,17 @@ def simulate(
     async def main() -> World:
         with trio.fail_after(RUN_S_MAX):
             async with trio.open_nursery() as nursery:
-                spinning = _Spinning(nursery.cancel_scope.cancel)
+                spinning = Spinning(nursery.cancel_scope.cancel)
                 trio.lowlevel.add_instrument(spinning)
                 world = World(seed=seed, options=options or Options(), nursery=nursery)
-                nursery.start_soon(world.audit.run, world.replicas)
                 if started:
-                    for node in world.nodes:
-                        world.start_node(node)
-                    await world.settle()
+                    await world.serve()
+                else:
+                    nursery.start_soon(world.audit.run, world.replicas)
                 await workload(world)
-                await world.read_back()
-                await world.compare_copies()
-                world.audit.finish()
-                for name, replica in world.replicas():
-                    world.audit.replicas_equal.compare(name, replica, always=True)
+                await world.judge()
+                world.end()
                 world.ended_s = trio.current_time()
-                for node in world.nodes:
-                    node.killed = True
                 nursery.cancel_scope.cancel()
         assert not spinning.found, "tasks woke each other without end"
         return world

@@ -21,7 +21,7 @@ from onyxq.core.entry import APPLIED
 from onyxq.core.ids import Run, TaskId, make_id, offset_of, stretch_of
 from onyxq.core.replica import EMPTY, Partition, Periodic
 from onyxq.core.step import Outcome, Step
-from simulation.checkers import Broken
+from simulation.checkers import Broken, Course
 from simulation.checkers.keys_in_order import KeysInOrder
 from simulation.checkers.ledger import Event, Ledger
 from simulation.checkers.limits_kept import LimitsKept
@@ -115,31 +115,37 @@ def test_a_grant_of_what_expired_too_early_is_seen() -> None:
 # --- limits and pauses
 
 
+def limits_course() -> Course:
+    """A log that is judged by the checker of limits, and by the one that tells it which claims ended."""
+    claims = OneClaim(History())
+    return Course(checkers=(claims, LimitsKept(History(), claims=claims)))
+
+
 def test_one_task_too_many_at_a_time_is_seen() -> None:
     """What was released counts no more."""
-    checker = LimitsKept(History())
-    checker.step(EMPTY, stepped(1, limits(concurrency=2)))
-    checker.step(EMPTY, stepped(2, grant(1, 2)))
+    course = limits_course()
+    course.judge(stepped(1, limits(concurrency=2)))
+    course.judge(stepped(2, grant(1, 2)))
     released = release_claims.Release(2, release_claims.COMPLETED_EVENT, 0, 0, "", (Run(task_id(1), 1),))
-    checker.step(EMPTY, stepped(3, release_claims.Args(0, 1, (released,))))
-    checker.step(EMPTY, stepped(4, grant(3)))
+    course.judge(stepped(3, release_claims.Args(0, 1, (released,))))
+    course.judge(stepped(4, grant(3)))
     with pytest.raises(Broken, match="3 tasks of q are claimed"):
-        checker.step(EMPTY, stepped(5, grant(4)))
+        course.judge(stepped(5, grant(4)))
 
 
 def test_tasks_granted_too_soon_are_seen() -> None:
     """By the log's clock; one second's worth is there at first."""
-    checker = LimitsKept(History())
-    checker.step(EMPTY, stepped(1, limits(rate=2_000)))
-    checker.step(EMPTY, stepped(2, grant(1, 2), clock_ms=5_000))
-    checker.step(EMPTY, stepped(3, grant(3), clock_ms=5_500))
+    course = limits_course()
+    course.judge(stepped(1, limits(rate=2_000)))
+    course.judge(stepped(2, grant(1, 2), clock_ms=5_000))
+    course.judge(stepped(3, grant(3), clock_ms=5_500))
     with pytest.raises(Broken, match="too soon"):
-        checker.step(EMPTY, stepped(4, grant(4), clock_ms=5_900))
+        course.judge(stepped(4, grant(4), clock_ms=5_900))
 
 
 def test_a_grant_without_regard_to_limits_is_seen_once_all_nodes_know_them() -> None:
     """Before that it was on its way."""
-    checker = LimitsKept(History())
+    checker = LimitsKept(History(), claims=OneClaim(History()))
     checker.step(EMPTY, stepped(1, limits(concurrency=2)))
     plain = grant_claims.Args(0, 1, grant(1).grants)
     checker.step(EMPTY, stepped(2, plain))

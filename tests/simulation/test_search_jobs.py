@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.search.jobs_model import PROBES
+from simulation.probes import JOBS as PROBES
+from simulation.probes import OF_SEARCHES, Probes
 from simulation.search.jobs_search import JOBS, KINDS, JobSearch
-from simulation.search.probes import pure_probes
 from simulation.workloads import WORKLOADS
 
 
@@ -19,12 +19,12 @@ def test_twenty_jobs_keep_their_promises_under_churn(kind: int) -> None:
         run = search.run(3_000)
         assert search.kinds == KINDS[kind] and run.broken is None, run.broken
         assert len({name for action in run.actions for name in action if name in JOBS}) == 20
-        assert run.checks.applied > 100, "the search hardly did anything"
+        assert run.course.applied > 100, "the search hardly did anything"
 
 
 def test_the_rare_branches_are_reached() -> None:
     """Nearly all within a few runs; a hundred must come by all of them."""
-    probes = pure_probes()
+    probes = Probes(OF_SEARCHES)
     for seed in range(1, 7):
         probes.add(JobSearch(seed).run(3_000).probes)
     assert len({*probes.unreached()} & {*PROBES}) <= 3, probes.table()

@@ -104,15 +104,9 @@ def _broken(context: Context, result: Result) -> None:
 
 def _unreached(context: Context, totals: Totals, workload: str) -> list[str]:
     """Probes that a run of this length must have reached and has not."""
-    from simulation.search import jobs_model, probes
-    from simulation.world import world_probes
+    from simulation.probes import WANTED
 
-    wanted = {
-        "standard": (world_probes.STANDARD, world_probes.STANDARD_RUNS),
-        "explorer": (probes.PROBES, probes.PROBES_RUNS),
-        "jobs": (jobs_model.PROBES, jobs_model.PROBES_RUNS),
-    }
-    names, runs = wanted.get(workload, ((), 0))
+    names, runs = WANTED.get(workload, ((), 0))
     return [name for name in names if totals.runs >= runs and not totals.probes.get(name)]
 
 
