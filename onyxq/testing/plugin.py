@@ -15,7 +15,6 @@ import pytest
 if TYPE_CHECKING:
     from onyxq.testing.cluster import AsyncCluster, Cluster
 
-FIXTURE = "onyxq_cluster"
 MARKER = "onyxq(seed=None, peers=3, backend='asyncio'): how the onyxq_cluster of this test is made"
 SETTINGS = ("seed", "peers", "backend")
 RUNS_TOLD = 10

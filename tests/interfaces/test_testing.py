@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import trio
 
@@ -237,6 +238,23 @@ def test_a_handler_that_blocks_for_real_is_shown(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(HandlerBlocked, match=r"to sleep in it use cluster.sleep(?s:.*)never\.wait\(10\)"):
             cluster.drain()
         never.set()
+
+
+def test_a_handler_that_never_sleeps_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that only yields stops simulated time; the test fails instead of running for ever."""
+    monkeypatch.setattr("simulation.world.scheduling.ROUNDS_MAX", 5_000)
+    app = App()
+
+    @app.task
+    async def handler() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+
+    with open_cluster(seed=4, peers=1, backend="trio") as cluster:
+        cluster.use(app)
+        handler.enqueue()
+        with pytest.raises(AssertionError, match="the simulated clock stands still"):
+            cluster.drain()
 
 
 def test_a_foreign_thread_is_refused() -> None:
