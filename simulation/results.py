@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from attrs import define, field, frozen
 
+from simulation.checkers import Course
+from simulation.probes import Probes
+
 
 @frozen
 class Result:
@@ -24,6 +27,18 @@ class Result:
     """Number of log entries that changed something."""
     probes: Mapping[str, int] = field(factory=dict)
     """How often each rare branch was reached."""
+
+    @staticmethod
+    def of(workload: str, seed: int, course: Course, probes: Probes, *, simulated_s: float = 0.0) -> Result:
+        """Return the result of a run that broke nothing."""
+        return Result(
+            workload,
+            seed,
+            simulated_s=simulated_s,
+            records=len(course.records),
+            applied=course.applied,
+            probes=dict(probes.counts),
+        )
 
     @property
     def replay(self) -> str:

@@ -1,6 +1,6 @@
 """Many runs side by side in child processes.
 
-A child is ``python -m simulation.runs WORKLOAD SECONDS [BUG]``: it reads a seed per line and writes a `Result` as a JSON line.
+A child is ``python -m simulation.runs WORKLOAD SECONDS [BUG]``: it reads seeds and writes a `Result` per line.
 Children have a fixed hash seed, so a seed gives the same run in every process. The limit of a run counts processor
 time, so it does not matter if processes are stopped or the machine is busy.
 """

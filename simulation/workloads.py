@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from simulation.results import Result
 from simulation.scenes.ahead import AHEAD_SCENES
 from simulation.scenes.backup import BACKUP_SCENES
-from simulation.scenes.base import SCENES, Draw, Workload
+from simulation.scenes.base import SCENES
 from simulation.scenes.batches import BATCH_SCENES
 from simulation.scenes.cancelling import CANCELLING_SCENES
 from simulation.scenes.copies import COPY_SCENES
@@ -40,6 +40,7 @@ from simulation.world.load import Mix, under_load
 from simulation.world.load_rules import RulesMix
 from simulation.world.moves import MovesMix, under_moves
 from simulation.world.restored_log import restored_log
+from simulation.world.workload import Draw, Workload
 from simulation.world.world import Options, Script, World
 
 
@@ -227,8 +228,7 @@ class SearchWorkload:
         run = self.search(seed).run()
         if run.broken is not None:
             raise run.broken
-        records, applied = len(run.course.records), run.course.applied
-        return Result(self.name, seed, records=records, applied=applied, probes=dict(run.probes.counts))
+        return Result.of(self.name, seed, run.course, run.probes)
 
 
 # --- the values -------------------------------------------------------------------------------

@@ -330,4 +330,3 @@ BACKUP_SCENES = by_name(
         _options,
     ),
 )
-"""Scenes about backups, by name."""

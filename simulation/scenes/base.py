@@ -6,7 +6,6 @@ faults (`simulation.world.faults`) reach the same situations, but seldom.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -17,46 +16,14 @@ from onyxq.client.claims import Claim
 from onyxq.core.errors import OnyxqError
 from onyxq.core.remembered import PEER_MS
 from simulation.checkers import Broken
-from simulation.results import Result
 from simulation.world.clients import RecordingClient, tried
 from simulation.world.faults import collection
-from simulation.world.world import Options, Script, SimulatedNode, World, simulate
+from simulation.world.workload import Draw, Workload, always
+from simulation.world.world import Options, Script, SimulatedNode, World
 
 ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 PROMPT_S = 0.5
 """A waiting claimer of a cluster without faults is answered within this time of the enqueue."""
-
-
-Draw = random.Random
-"""Generator of what a seed decides before its run."""
-
-
-@frozen
-class Workload:
-    """A script in a cluster; ``drawn`` makes both from a generator that depends on the name and the seed."""
-
-    name: str
-    about: str
-    drawn: Callable[[Draw], tuple[Script, Options]]
-
-    def play(self, seed: int) -> Result:
-        """Play one seed; raise what broke."""
-        script, options = self.drawn(Draw(f"{self.name} {seed}"))
-        world = simulate(script, seed=seed, options=options)
-        records, applied = len(world.audit.records), world.audit.applied
-        return Result(
-            self.name,
-            seed,
-            simulated_s=world.ended_s,
-            records=records,
-            applied=applied,
-            probes=dict(world.probes.counts),
-        )
-
-
-def always(options: Options) -> Callable[[Draw], Options]:
-    """Return what gives every seed the same options."""
-    return lambda draw: options
 
 
 @frozen
@@ -462,4 +429,3 @@ SCENES = by_name(
     Scene("attempts", "crashes between the log and the store", history_survives, _SLOW_DISKS),
     Scene("answers", "enqueues are repeated", lost_answers, _BUSY),
 )
-"""Every scene by name."""

@@ -215,4 +215,3 @@ BATCH_SCENES = by_name(
     Scene("batches_under_fire", "the same while nodes die and the log goes away", batches_under_fire, _some),
     Scene("late_batches", "a batch's commit is written when its time is over", late_batches, _some),
 )
-"""Scenes about batches, by name."""

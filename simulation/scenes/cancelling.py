@@ -76,4 +76,3 @@ def _few(draw: random.Random) -> Options:
 CANCELLING_SCENES = by_name(
     Scene("told_to_stop", "claimed tasks are cancelled whatever their holders do", told_to_stop, _few),
 )
-"""By name."""

@@ -20,7 +20,6 @@ from simulation.checkers.enough_copies import DiskReads
 from simulation.scenes.base import (
     ONE,
     Scene,
-    always,
     back,
     by_name,
     cut_off,
@@ -32,6 +31,7 @@ from simulation.scenes.base import (
     try_to_complete,
 )
 from simulation.world.clients import RecordingClient, tried
+from simulation.world.workload import always
 from simulation.world.world import SimulatedNode, World
 
 COPIED_S = 1.0
@@ -424,4 +424,3 @@ COPY_SCENES = by_name(
     Scene("early_and_deposed", "a new leader asks for rows that no disk has", early_and_deposed),
     Scene("stopped_at_once", "all machines stop while answers are given early", stopped_at_once, _SPREAD),
 )
-"""Scenes about copies, by name."""

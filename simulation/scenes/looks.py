@@ -159,4 +159,3 @@ LOOK_SCENES = by_name(
     Scene("looked_at", "counts and lists are asked for while partitions move", looked_at, _moving),
     Scene("behind_the_times", "a deposed leader is asked for counts and lists", behind_the_times),
 )
-"""Scenes about looks at everything, by name."""

@@ -73,4 +73,3 @@ RECOVERY_SCENES = by_name(
         _options,
     ),
 )
-"""Scenes about recovery, by name."""

@@ -175,4 +175,3 @@ RETENTION_SCENES = by_name(
     Scene("back_behind_a_trim", "a node misses a purge and the log of it", back_behind_a_trim, _short),
     Scene("failed_and_waited_for", "failed tasks are purged that others wait for", failed_and_waited_for, _short),
 )
-"""Scenes about retention, by name."""

@@ -14,8 +14,9 @@ from onyxq.client.claims import Claim
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId, partition_of
 from onyxq.core.periodic import task_id
-from simulation.scenes.base import ONE, Scene, always, by_name, leader_of
+from simulation.scenes.base import ONE, Scene, by_name, leader_of
 from simulation.world.clients import RecordingClient, tried
+from simulation.world.workload import always
 from simulation.world.world import Options, SimulatedNode, World
 
 SHORT_MS, LONG_MS = 1_500, 60_000
@@ -450,4 +451,3 @@ RULE_SCENES = by_name(
     Scene("opened_again", "dead letters are requeued and discarded", opened_again),
     Scene("ticking", "a periodic task, and who fires it dies", ticking, _PATIENT),
 )
-"""Scenes about what tasks may say of themselves, by name."""

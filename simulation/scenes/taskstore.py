@@ -117,4 +117,3 @@ TASKSTORE_SCENES = by_name(
         "stored_tasks", "the task store is used while peers die and the log is collected", store_under_faults, _shipped
     ),
 )
-"""Scenes about the task store, by name."""

@@ -10,9 +10,10 @@ from attrs import define, evolve
 from onyxq.core.timer_model import Delivery
 from onyxq.interfaces.callbacks.delivery import LANE_RUNS_MAX
 from simulation.checkers import Broken
-from simulation.scenes.base import ONE, Scene, always, by_name
+from simulation.scenes.base import ONE, Scene, by_name
 from simulation.world.clients import RecordingClient
 from simulation.world.receiver import CALLBACK, Callback
+from simulation.world.workload import always
 from simulation.world.world import Options, World
 
 LATER_MS = 3_600_000
@@ -114,4 +115,3 @@ TIMER_SCENES = by_name(
     Scene("timers_changed", "timers are replaced and cancelled while they wait", changed_while_waiting, _CALLED),
     Scene("timers_late", "a callback waits until half of its lease is over", waited_for_long, _CALLED_SLOWLY),
 )
-"""Scenes about timers, by name."""

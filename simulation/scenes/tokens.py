@@ -130,4 +130,3 @@ TOKEN_SCENES = by_name(
     Scene("granted_unheard", "a leader loses the log before it reads its own grants", granted_unheard),
     Scene("history_is_late", "a new leader's store lacks the history of the newest claims", history_is_late),
 )
-"""Scenes about fencing tokens, by name."""

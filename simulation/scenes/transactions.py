@@ -365,4 +365,3 @@ TRANSACTION_SCENES = by_name(
     Scene("given_back_meanwhile", "what a transaction completes is given back", given_back_meanwhile, _some),
     Scene("handed_over", "a partition's nodes go between prepare and commit", handed_over, _five),
 )
-"""Scenes about transactions, by name."""

@@ -123,4 +123,3 @@ WITHDRAWN_SCENES = by_name(
     Scene("impatient", "what nobody waits for any more is asked for again", impatient, _slow_disks),
     Scene("requeued_twice", "dead letters are requeued again by who was not answered", requeued_twice, _slow_disks),
 )
-"""By name."""

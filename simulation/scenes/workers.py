@@ -135,4 +135,3 @@ WORKER_SCENES = by_name(
     Scene("staff_cut_off", "workers lose the cluster for longer than their leases", staff_cut_off, _quick),
     Scene("renewed_unheard", "claims are renewed as they are found lapsed", renewed_unheard, _slow_log),
 )
-"""Scenes about workers, by name."""
