@@ -34,7 +34,7 @@ from onyxq.errors import (
 from onyxq.interfaces.http.app import App, create_app
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.encoding import digest as digest_of
-from onyxq.operations.table.operation import A, Operation, R, converted, plain
+from onyxq.operations.table.operation import A, Args, Operation, R, converted, plain
 from onyxq.operations.table.queue import SET_QUEUE, changes, shown_settings
 from onyxq.system.metrics import Metrics
 
@@ -85,7 +85,8 @@ class FakeService:
         self._maker = IdMaker(lambda: self.now_ms, lambda: 7)
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
-        """As a node's service."""
+        """As a node's service; the guard before it decodes the arguments of some methods."""
+        args = plain(args) if isinstance(args, Args) else args
         self.calls.append((method, args))
         await anyio.lowlevel.checkpoint()
         if method in self.broken:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import trio
 
 from onyxq.operations import task_lists
-from onyxq.operations.task_lists import STATES
+from onyxq.operations.table.task import State
 from simulation.world.clients import RecordingClient
 from simulation.world.world import Options, World, simulate
 
@@ -38,7 +40,7 @@ def test_lists_by_state_are_the_parts_of_the_list_of_all(monkeypatch: pytest.Mon
             for queue in (None, "a"):
                 tasks = [task async for task in client.client.list_all(queue)]
                 assert [task.id for task in tasks] == sorted({task.id for task in tasks})
-                for state in STATES:
+                for state in get_args(State):
                     expected = [task.id for task in tasks if task.state == state]
                     assert expected
                     listed = [task.id async for task in client.client.list_all(queue, state=state)]
