@@ -87,7 +87,8 @@ async def work_off(client: AsyncClient, first: bytes, second: bytes) -> int:
 
 
 async def explained(client: AsyncClient, task: bytes) -> list[str]:
-    """The story of a task as its store tells it."""
+    """The story of a task as its store tells it, once its partition has a leader."""
+    await client.get(task)
     known = await client.call("task_history", {"id": task})
     return [one.words for one in merged(from_store(task, known))]
 
