@@ -29,7 +29,7 @@ def test_what_a_scenario_printed_is_written_anew(tmp_path: Path, capsys: pytest.
     assert "-    7 z: something else" in capsys.readouterr().out
     assert main([str(path), "--regenerate"]) == 0
     text = path.read_text("utf-8")
-    assert "1 a: prepare_join_cluster a a -: applied" in text and "something else" not in text
+    assert "1 a: prepare_join_cluster a a - -: applied" in text and "something else" not in text
     assert text.endswith("# after\n")
     assert main([str(path)]) == 0
 
