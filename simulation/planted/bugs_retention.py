@@ -66,7 +66,7 @@ RETENTION_BUGS: tuple[Planted, ...] = (
         returning(None),
         "what was to fail with them runs",
         "failed_and_waited_for",
-        quick=3,
+        quick=8,
     ),
     Planted(
         "anti-entropy takes what is purged",
