@@ -173,9 +173,8 @@ class Witnesses:
         connection, replica = session.connections, self._node.replica
         if connection == self._asked_over or replica.cluster is None:
             return
-        others = [other for other, node in sorted(replica.nodes.items()) if not node.replaced]
-        if self._node.node_id in others:
-            others.remove(self._node.node_id)
+        me = self._node.node_id
+        others = [other for other, node in sorted(replica.nodes.items()) if not node.replaced and other != me]
         heard: dict[str, Testimony] = {}
 
         async def hear(other: str) -> None:

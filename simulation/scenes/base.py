@@ -6,8 +6,9 @@ faults (`simulation.world.faults`) reach the same situations, but seldom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 import trio
 from attrs import evolve, frozen
@@ -21,6 +22,7 @@ from simulation.world.faults import collection
 from simulation.world.workload import Draw, Workload, always
 from simulation.world.world import Options, Script, SimulatedNode, World
 
+Cut: TypeAlias = Callable[[], None]
 ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 PROMPT_S = 0.5
 """A waiting claimer of a cluster without faults is answered within this time of the enqueue."""
@@ -117,29 +119,46 @@ def payloads(count: int) -> list[bytes]:
 # --- scripts ----------------------------------------------------------------------------------
 
 
-async def promise_kept(world: World) -> None:
-    """A follower that promised a new epoch restarts, and then only hears the deposed leader."""
+async def misled_follower(world: World, promise: str, restart: Callable[[SimulatedNode, Cut], Awaitable[None]]) -> None:
+    """A follower that promised a new epoch restarts, and then only hears the deposed leader.
+
+    ``promise``: what the scene is about; ``restart`` restarts the follower and calls its second argument, which cuts
+    it off from the new leader.
+    """
     async with world.client() as client:
         await client.enqueue("q", payloads(6), backoff_ms=0)
         claims = list(await client.claim("q", maximum=6, lease_ms=2_000))
         old, new = await deposed(world)
         (follower,) = [node for node in world.nodes if node not in (old, new)]
+
+        def cut() -> None:
+            world.network.heal()
+            world.network.part([old.name, follower.name], [new.name])
+
         async with world.client(nodes=[old]) as misled, world.client(nodes=[new]) as served:
             newer: list[Claim] = []
             while len(newer) < 6:
                 newer += await served.claim("q", maximum=6, wait_ms=10_000, lease_ms=120_000)
-            await world.crash_node(follower)
-            world.network.heal()
-            world.network.part([old.name, follower.name], [new.name])
-            world.start_node(follower)
-            await world.until(lambda: bool(follower.node_id), "the follower runs")
+            await restart(follower, cut)
             for _ in range(8):
                 if done := await try_to_complete(misled, claims):
-                    raise Broken(f"promise kept: a deposed leader acknowledged {len(done)} completions")
+                    raise Broken(f"{promise}: a deposed leader acknowledged {len(done)} completions")
                 await trio.sleep(0.5)
             await back(world, old)
             await try_to_complete(served, newer)
             await take_the_rest(served)
+
+
+async def promise_kept(world: World) -> None:
+    """A follower that promised a new epoch restarts, and then only hears the deposed leader."""
+
+    async def restart(follower: SimulatedNode, cut: Cut) -> None:
+        await world.crash_node(follower)
+        cut()
+        world.start_node(follower)
+        await world.until(lambda: bool(follower.node_id), "the follower runs")
+
+    await misled_follower(world, "promise kept", restart)
 
 
 async def misled_clients(world: World, *, isolated: bool | None = None) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import trio
 from attrs import evolve
 
-from onyxq.client.claims import Claim
 from simulation.checkers import Broken
-from simulation.scenes.base import ONE, Scene, back, deposed, leader_of, payloads, take_the_rest, try_to_complete
+from simulation.scenes.base import ONE, Cut, Scene, leader_of, misled_follower, payloads, take_the_rest
 from simulation.world.failing_disks import whole
 from simulation.world.world import SimulatedNode, World
 
@@ -99,25 +98,12 @@ async def emptied_before_it_joins(world: World) -> None:
 
 async def promise_lost(world: World) -> None:
     """A follower that promised a new epoch loses its store, and then only hears the deposed leader."""
-    async with world.client() as client:
-        await client.enqueue("q", payloads(6), backoff_ms=0)
-        claims = list(await client.claim("q", maximum=6, lease_ms=2_000))
-        old, new = await deposed(world)
-        (follower,) = [node for node in world.nodes if node not in (old, new)]
-        async with world.client(nodes=[old]) as misled, world.client(nodes=[new]) as served:
-            newer: list[Claim] = []
-            while len(newer) < 6:
-                newer += await served.claim("q", maximum=6, wait_ms=10_000, lease_ms=120_000)
-            world.network.heal()
-            world.network.part([old.name, follower.name], [new.name])
-            await lose_disks(world, follower)
-            for _ in range(8):
-                if done := await try_to_complete(misled, claims):
-                    raise Broken(f"lost disks: a deposed leader acknowledged {len(done)} completions")
-                await trio.sleep(0.5)
-            await back(world, old)
-            await try_to_complete(served, newer)
-            await take_the_rest(served)
+
+    async def restart(follower: SimulatedNode, cut: Cut) -> None:
+        cut()
+        await lose_disks(world, follower)
+
+    await misled_follower(world, "lost disks", restart)
 
 
 LOST_DISK_SCENES: Mapping[str, Scene] = {
