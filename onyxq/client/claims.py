@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, overload
 from zlib import crc32
 
 import anyio
-from attrs import define, field
+from attrs import define, field, setters
 
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import TaskRun, task_header, unpack_task
@@ -23,7 +23,7 @@ LEASE_MS_MIN = 1_000
 """Shortest lease, in milliseconds."""
 
 
-@define(eq=False, kw_only=True)
+@define(eq=False, kw_only=True, on_setattr=setters.NO_OP)
 class ClaimedRun:
     """Tasks with consecutive ids that were granted together."""
 

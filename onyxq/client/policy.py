@@ -109,7 +109,9 @@ class Policy(NamedTuple):
     @staticmethod
     def of(queue: str, options: Mapping[str, Any]) -> tuple[Policy, When]:
         """Return the policy and the due time that options of known names describe; raise `BadRequest` for bad ones."""
-        said = {**options, "depends": tuple_of(options.get("depends", ()))}
+        said = dict(options)
+        if "depends" in said:
+            said["depends"] = tuple_of(said["depends"])
         when = When.of(said.pop("delay_ms", 0), said.pop("at_ms", None))
         return Policy(queue, **said), when
 

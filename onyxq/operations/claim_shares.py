@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from onyxq.leader.grants.ready_heads import RANKS_MAX, Head, Rank, is_ahead
+from onyxq.leader.grants.ready_heads import RANKS_MAX, Head, is_ahead
 
 
 class Offer(NamedTuple):
@@ -31,7 +31,10 @@ def shares(offers: Sequence[Offer], best: Offer, maximum: int) -> tuple[Taken, d
 
     ``best`` is the best of them. It also gets what no list accounts for: lists may be old.
     """
-    counts = _counts(offers, maximum) if len(offers) > 1 and not is_ahead(best.head) else {}
+    ranks = best.head.ranks
+    if len(offers) == 1 or is_ahead(best.head) or (ranks and ranks[0][2] >= maximum):
+        return [(best, without(best.head, maximum))], {best.node_id: maximum}
+    counts = _counts(offers, maximum)
     place, left = offers.index(best), maximum - sum(counts.values())
     if left and not any(_ends(offers[at], count) for at, count in counts.items()):
         counts[place] = counts.get(place, 0) + left
@@ -73,13 +76,12 @@ def _ends(offer: Offer, count: int) -> bool:
 
 def without(head: Head, count: int) -> Head | None:
     """Return what is left of a head if ``count`` of its tasks are claimed; None if nothing is known to be."""
-    about = head.about - count
-    ranks: list[Rank] = []
-    for priority, due_ms, tasks in head.ranks:
-        taken = min(tasks, count)
-        count -= taken
-        if taken < tasks:
-            ranks.append((priority, due_ms, tasks - taken))
-    if ranks:
-        return Head(ranks[0][0], ranks[0][1], max(about, 1), tuple(ranks), head.whole)
+    about, ranks, place = head.about - count, head.ranks, 0
+    while place < len(ranks) and ranks[place][2] <= count:
+        count -= ranks[place][2]
+        place += 1
+    if place < len(ranks):
+        priority, due_ms, tasks = ranks[place]
+        left = ((priority, due_ms, tasks - count), *ranks[place + 1 :])
+        return Head(priority, due_ms, max(about, 1), left, head.whole)
     return head._replace(about=about, ranks=()) if about > 0 and not head.whole else None

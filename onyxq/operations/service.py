@@ -316,8 +316,7 @@ class Service:
     def dispatch(self, request: Request) -> None:
         """Serve a request that came over the wire."""
         if request.method == "claim":
-            with serving("claim"):
-                claimer = self._claimer(request.args, request.reply, request.fail)
+            claimer = self._claimer(request.args, request.reply, request.fail)
 
             def withdrawn() -> None:
                 claimer.gone = True
@@ -493,6 +492,8 @@ class Service:
         return found[0]
 
     def _give_back(self, granted: Sequence[Granted]) -> None:
+        if not granted:
+            return
         work = [[one.first, int.from_bytes(one.body[4:8], "little"), one.token] for one in granted]
 
         async def release() -> None:

@@ -39,6 +39,8 @@ class Ends(NamedTuple):
     """Number of pieces of the snapshot."""
     position: int = START
     """Position of the last record, or of the snapshot if no record follows it."""
+    dropped: int = START
+    """Position of the last snapshot whose earlier records were all deleted."""
 
 
 def check_kept(records: Sequence[Record], part: SnapshotPart | None) -> None:
@@ -58,8 +60,7 @@ def add_records(table: Table, records: Sequence[Record]) -> None:
         return
     key = RECORDS + _number(new[0].position)
     table.put(key, seal(key, pack_records(new)))
-    _put_ends(table, ends._replace(position=new[-1].position))
-    _drop_some(table, ends)
+    _put_ends(table, _drop_some(table, ends._replace(position=new[-1].position)))
 
 
 def add_part(table: Table, part: SnapshotPart) -> None:
@@ -71,11 +72,10 @@ def add_part(table: Table, part: SnapshotPart) -> None:
     table.put(key, seal(key, part.data))
     if not part.last:
         return
-    newer = Ends(part.position, part.number + 1, max(part.position, ends.position))
-    _put_ends(table, newer)
     for key, _ in list(_range(table, SNAPSHOT, upto=part.position - 1)):
         table.delete(key)
-    _drop_some(table, newer)
+    newer = ends._replace(snapshot=part.position, parts=part.number + 1, position=max(part.position, ends.position))
+    _put_ends(table, _drop_some(table, newer))
 
 
 def kept_log(table: Table) -> KeptLog:
@@ -104,14 +104,17 @@ def _put_ends(table: Table, ends: Ends) -> None:
     table.put(ENDS, seal(ENDS, msgpack.packb(ends)))
 
 
-def _drop_some(table: Table, ends: Ends) -> None:
-    """Delete records that the snapshot contains, a limited number of rows at a time.
+def _drop_some(table: Table, ends: Ends) -> Ends:
+    """Delete records that the snapshot contains, a limited number of rows at a time; return the ends afterwards.
 
     A row may end with records after the snapshot, so the last row before its end stays.
     """
+    if ends.dropped >= ends.snapshot:
+        return ends
     old = [key for key, _ in _few(_range(table, RECORDS, upto=ends.snapshot), DROP_ROWS_MAX + 1)]
     for key in old[:-1]:
         table.delete(key)
+    return ends if len(old) > DROP_ROWS_MAX else ends._replace(dropped=ends.snapshot)
 
 
 def _few(rows: Iterator[tuple[bytes, bytes]], limit: int) -> list[tuple[bytes, bytes]]:

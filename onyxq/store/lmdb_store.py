@@ -54,7 +54,7 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 RESERVE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the map (at most a sixteenth of it) reserved for drops: deleting needs space before it frees any."""
 IN_USE = "Stop that process, or give this one a data directory of its own."
-FORMAT = b"5"
+FORMAT = b"6"
 _FREED = "\0freed"
 _OPTIONS: dict[str, Any] = {
     "max_dbs": len(TABLE_NAMES),
@@ -74,15 +74,27 @@ class LmdbTable:
     Keys that are out of order raise `lmdb.CorruptedError`: LMDB would miss some of them.
     """
 
-    __slots__ = ("_db", "_txn", "add", "delete", "get", "put")
+    __slots__ = ("_db", "_txn")
 
     def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
         self._txn = txn
         self._db = db
-        self.get: Callable[[bytes], bytes | None] = cast(Any, partial(txn.get, db=db))
-        self.put: Callable[[bytes, bytes], object] = partial(txn.put, db=db)
-        self.add: Callable[[bytes, bytes], bool] = partial(txn.put, overwrite=False, db=db)
-        self.delete: Callable[[bytes], object] = partial(txn.delete, db=db)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, or None."""
+        return cast("bytes | None", self._txn.get(key, db=self._db))
+
+    def put(self, key: bytes, value: bytes) -> object:
+        """Set the value of a key."""
+        return self._txn.put(key, value, db=self._db)
+
+    def add(self, key: bytes, value: bytes) -> bool:
+        """Put unless the key exists; return whether it was put."""
+        return self._txn.put(key, value, overwrite=False, db=self._db)
+
+    def delete(self, key: bytes) -> object:
+        """Delete a key if it exists."""
+        return self._txn.delete(key, db=self._db)
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield entries from ``start`` upwards."""
@@ -129,17 +141,16 @@ class LmdbTable:
 class ReadTable(LmdbTable):
     """A table that is only read; ``failed`` converts an LMDB error into the error to raise."""
 
-    __slots__ = ("_failed", "_look")
+    __slots__ = ("_failed",)
 
     def __init__(self, txn: lmdb.Transaction, db: Any, failed: Callable[[lmdb.Error], OnyxqError]) -> None:
         super().__init__(txn, db)
-        self._look = self.get
         self._failed = failed
-        self.get = self._get
 
-    def _get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, or None."""
         try:
-            return self._look(key)
+            return cast("bytes | None", self._txn.get(key, db=self._db))
         except lmdb.Error as error:
             raise self._failed(error) from error
 

@@ -43,30 +43,26 @@ FORMAT_KEY = b"\0format"
 """Name of the store's format. Of the store's own named values, only this one has no checksum."""
 PURGED_KEY = b"\0purged/"
 """Prefix of the names of watermarks; the partition's bytes follow."""
-REBUILD_KEY = b"\0rebuild/"
-"""Prefix of the names of rebuild marks (see `onyxq.store.integrity.rebuild`); the partition's bytes follow."""
+REBUILD_KEY = b"\0rebuild"
+"""Name of the rebuild marks (see `onyxq.store.integrity.rebuild`)."""
 
 
 class Table(Protocol):
     """One ordered map of byte strings inside a transaction. Values may be views."""
 
-    @property
-    def get(self) -> Callable[[bytes], bytes | None]:
+    def get(self, key: bytes, /) -> bytes | None:
         """Return the value of a key, or None."""
         ...
 
-    @property
-    def put(self) -> Callable[[bytes, bytes], object]:
+    def put(self, key: bytes, value: bytes) -> object:
         """Set the value of a key."""
         ...
 
-    @property
-    def add(self) -> Callable[[bytes, bytes], bool]:
+    def add(self, key: bytes, value: bytes) -> bool:
         """Put unless the key exists; return whether it was put."""
         ...
 
-    @property
-    def delete(self) -> Callable[[bytes], object]:
+    def delete(self, key: bytes) -> object:
         """Delete a key if it exists."""
         ...
 
@@ -110,17 +106,16 @@ class CheckedTable:
     A damaged entry is reported and left out.  With ``strict``, `get` raises `Corrupt` for it instead.
     """
 
+    __slots__ = ("_report", "_strict", "_table")
+
     def __init__(self, table: Table, report: Callable[[bytes], object], *, strict: bool) -> None:
         self._table = table
-        self._find = table.get
         self._report = report
         self._strict = strict
-        self.delete = table.delete
-        self.clear = table.clear
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, or None."""
-        stored = self._find(key)
+        stored = self._table.get(key)
         if stored is None:
             return None
         if zlib.crc32(stored, zlib.crc32(key)) == SEALED:
@@ -132,7 +127,7 @@ class CheckedTable:
 
     def holds(self, key: bytes, value: bytes) -> bool:
         """Return whether a key has this value. The checksum is not looked at."""
-        stored = self._find(key)
+        stored = self._table.get(key)
         return stored is not None and stored[:-4] == value
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -142,6 +137,14 @@ class CheckedTable:
     def add(self, key: bytes, value: bytes) -> bool:
         """Put unless the key exists; return whether it was put."""
         return self._table.add(key, seal(key, value))
+
+    def delete(self, key: bytes) -> object:
+        """Delete a key if it exists."""
+        return self._table.delete(key)
+
+    def clear(self, prefix: bytes, limit: int | None = None) -> int:
+        """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
+        return self._table.clear(prefix, limit)
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield entries from ``start`` upwards."""

@@ -10,9 +10,8 @@ it took effect, so it becomes `Unknown`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 
 from onyxq.core.errors import BadRequest, OnyxqError, Unknown
 
@@ -45,38 +44,49 @@ def refused() -> None:
         effects.count -= 1
 
 
-@contextmanager
-def serving(
-    what: str,
-    *,
-    reads: bool = False,
-    failed: type[OnyxqError] = OnyxqError,
-    passes: tuple[type[Exception], ...] = (),
-) -> Iterator[None]:
+class serving:
+    # A class, because a generator would take several times as long.
     """Serve one request; raises only `OnyxqError` and the exceptions in ``passes``.
 
     ``what`` names the request in messages.  An unexpected exception becomes ``failed`` if the request only
     ``reads``, else `Unknown`.  May be nested.
     """
-    outer, effects = _current.get(), _Effects()
-    token = _current.set(effects)
-    try:
-        yield
-    except BadRequest as error:
-        if not effects.count:
-            raise
-        log.exception("%s was refused after it had begun", what)
-        raise Unknown(f"{what} failed after it had begun: {error.message}") from error
-    except OnyxqError:
-        raise
-    except Exception as error:
-        if isinstance(error, passes):
-            raise
-        log.exception("%s failed unexpectedly", what)
-        if reads:
-            raise failed(f"{what} failed unexpectedly") from error
-        raise Unknown(f"{what} failed unexpectedly: whether it took effect is not known") from error
-    finally:
-        _current.reset(token)
-        if outer is not None:
-            outer.count += effects.count
+
+    __slots__ = ("_effects", "_failed", "_outer", "_passes", "_reads", "_token", "_what")
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        reads: bool = False,
+        failed: type[OnyxqError] = OnyxqError,
+        passes: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self._what = what
+        self._reads = reads
+        self._failed = failed
+        self._passes = passes
+
+    def __enter__(self) -> None:
+        self._outer, self._effects = _current.get(), _Effects()
+        self._token = _current.set(self._effects)
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        _current.reset(self._token)
+        if self._outer is not None:
+            self._outer.count += self._effects.count
+        if isinstance(error, Exception):
+            self._judge(error)
+
+    def _judge(self, error: Exception) -> None:
+        """Raise what the caller gets instead of an error; returns if that is the error itself."""
+        what = self._what
+        if isinstance(error, BadRequest):
+            if self._effects.count:
+                log.error("%s was refused after it had begun", what, exc_info=error)
+                raise Unknown(f"{what} failed after it had begun: {error.message}") from error
+        elif not isinstance(error, (OnyxqError, *self._passes)):
+            log.error("%s failed unexpectedly", what, exc_info=error)
+            if self._reads:
+                raise self._failed(f"{what} failed unexpectedly") from error
+            raise Unknown(f"{what} failed unexpectedly: whether it took effect is not known") from error

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgpack
+import msgspec
 from attrs import field, frozen
 
 from onyxq.core.errors import BadRequest, ClusterMismatch, OnyxqError, ProtocolError, TooLarge, from_map
@@ -31,8 +32,6 @@ HELLO_BYTES_MAX = 64 * 1024
 """Bytes of msgpack in one frame until the hello was understood."""
 ARRAY_ITEMS_MAX = 1 << 18
 """Items of one list: a few bytes must not make the decoder reserve gigabytes."""
-HEAD_BYTES_MAX = 64 * 1024
-"""Bytes in which the id and the method of a request end."""
 PACKER_BYTES_KEPT = 1024 * 1024
 """Largest buffer of a packer that is kept, in bytes; a packer with a larger one is replaced."""
 
@@ -42,6 +41,7 @@ CANCEL = "$cancel"
 PING = "$ping"
 
 _LENGTH = struct.Struct("<I")
+_REQUEST = msgspec.msgpack.Decoder(tuple[Annotated[int, msgspec.Meta(ge=0)], str, msgspec.Raw])
 _FIELDS = ("cluster", "cluster_id", "credential", "role", "node", "peer")
 
 
@@ -188,13 +188,10 @@ class Decoder:
 
 def head_of(frame: memoryview) -> tuple[int, str]:
     """Return id and method of a request without decoding its arguments; raises `ProtocolError`."""
-    unpacker = msgpack.Unpacker(max_buffer_size=HEAD_BYTES_MAX)
-    unpacker.feed(frame[:HEAD_BYTES_MAX])
     try:
-        size, number, method = unpacker.read_array_header(), unpacker.unpack(), unpacker.unpack()
-    except (ValueError, TypeError, msgpack.UnpackException):
+        number, method, _ = _REQUEST.decode(frame)
+    except (ValueError, RecursionError):
         raise ProtocolError("a message is not a request") from None
-    number, method, _ = parse_request([number, method, {}] if size == 3 else None)
     return number, method
 
 

@@ -136,8 +136,8 @@ class _Exchange:
         """Monotonic second at which the first part of the next message arrived."""
         self._partial = 0
         """Bytes of the partial message that count."""
-        self._pause = anyio.CancelScope()
-        """Cancelled when a request in progress is answered."""
+        self._pause: anyio.CancelScope | None = None
+        """Cancelled when a request in progress is answered; None if nothing waits for that."""
         self.written = anyio.Event()
         """Set when nothing more will be sent."""
 
@@ -175,6 +175,7 @@ class _Exchange:
             while any(request.one_way for request in self._requests.values()):
                 with anyio.CancelScope() as self._pause:
                     await anyio.sleep_forever()
+                self._pause = None
 
     async def _receive_rest(self, *, begins: bool) -> bytes:
         """Receive more of a client's incomplete message; raises `TimedOut` and, for a large one, `Overloaded`."""
@@ -270,7 +271,8 @@ class _Exchange:
         if self._requests.pop(number, None) is not None:
             self._bytes -= size
             self._bounds.requests -= size
-            self._pause.cancel()
+            if self._pause is not None:
+                self._pause.cancel()
 
     def _is_full(self) -> bool:
         return len(self._requests) >= REQUESTS_MAX or self._bytes >= REQUEST_BYTES_MAX
@@ -282,6 +284,7 @@ class _Exchange:
                 if self.decoder.waiting >= AHEAD_BYTES:
                     await anyio.sleep_forever()
                 self.decoder.feed(await self._stream.receive(AHEAD_BYTES))
+            self._pause = None
 
 
 async def serve(

@@ -203,23 +203,34 @@ class Heads:
             if about >= ESTIMATE_MAX:
                 break
         about = max(1, about if room is None else min(about, room))
-        return Head(-piece.priority, piece.due_ms, about, *self._ranks(heads, max(wanted, RANKED_LEAST)))
+        return Head(-piece.priority, piece.due_ms, about, *self._ranks(heads, best, max(wanted, RANKED_LEAST)))
 
-    def _ranks(self, heads: _QueueHeads, wanted: int) -> tuple[tuple[Rank, ...], bool]:
-        """The best ``wanted`` ready tasks in their order, and whether these are all."""
-        serving = (
-            heads.windows[partition]
-            for partition in heads.keys
-            if (leader := self._leaders.get(partition)) is not None and self._serves(leader)
-        )
-        windows = [window.ranked(self._free) for window in serving if window.head(self._free)]
+    def _ranks(self, heads: _QueueHeads, best: Best, wanted: int) -> tuple[tuple[Rank, ...], bool]:
+        """Return the best ``wanted`` ready tasks in their order, and whether these are all."""
+        found: list[tuple[SortKey, int, int, Iterator[tuple[SortKey, int]] | None]] = []
+        for partition in heads.keys:
+            leader, window = self._leaders.get(partition), heads.windows[partition]
+            if leader is None or not self._serves(leader):
+                continue
+            head = best[1:] if window is best[0] else window.head(self._free)
+            if head is not None:
+                found.append((head[0].sort_key, partition, head[1].bit_count(), None))
+        heapq.heapify(found)
         ranks: list[Rank] = []
         listed = 0
-        for (priority, due_ms, _), tasks in heapq.merge(*windows):
+        while found:
+            (priority, due_ms, _), partition, tasks, following = found[0]
             if not tasks or listed >= wanted or len(ranks) >= RANKS_MAX:
                 return tuple(ranks), False
             ranks.append((priority, due_ms, tasks))
             listed += tasks
+            if following is None:
+                following = heads.windows[partition].ranked(self._free)
+                next(following)
+            if (after := next(following, None)) is not None:
+                heapq.heapreplace(found, (after[0], partition, after[1], following))
+            else:
+                heapq.heappop(found)
         return tuple(ranks), True
 
     def oldest_due_ms(self, queue: str) -> int | None:

@@ -1,6 +1,6 @@
 """Builds the index of a partition again from its rows, a slice at a time.
 
-A *mark* among the store's named values names each partition whose index disagrees with its rows.
+The *marks*, a map among the store's named values, name each partition whose index disagrees with its rows.
 At first the index is only marked, and is kept up to date as before.  The first slice drops it.
 The mark then holds the last stretch that was indexed: rows of later stretches are stored only,
 and indexed when their turn comes.  After the last stretch the mark is deleted.
@@ -13,6 +13,8 @@ could mistake a part of it for the whole: see `onyxq.store.interface.Store.unind
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import msgpack
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.facts import KINDS, TASK, Row, seal, unseal
@@ -30,11 +32,10 @@ START = b"\0"
 
 def marks_in(meta: Table) -> dict[bytes, bytes]:
     """Return the place of each marked partition (as two bytes); raises `Corrupt`."""
-    found = {}
-    for key, value in meta.ascend(REBUILD_KEY):
-        if key[: len(REBUILD_KEY)] != REBUILD_KEY:
-            break
-        found[bytes(key[len(REBUILD_KEY) :])] = unseal(bytes(key), bytes(value))
+    stored = meta.get(REBUILD_KEY)
+    if stored is None:
+        return {}
+    found: dict[bytes, bytes] = msgpack.unpackb(unseal(REBUILD_KEY, bytes(stored)))
     return found
 
 
@@ -47,14 +48,20 @@ class Marks:
 
     def put(self, partition: bytes, place: bytes = WANTED) -> None:
         """Mark a partition. Without a place, its index is to be dropped (again)."""
-        key = REBUILD_KEY + partition
-        self._meta.put(key, seal(key, place))
         self._places[partition] = place
+        self._write()
 
     def remove(self, partition: bytes) -> None:
         """Remove a partition's mark, if it has one."""
         if self._places.pop(partition, None) is not None:
-            self._meta.delete(REBUILD_KEY + partition)
+            self._write()
+
+    def _write(self) -> None:
+        if self._places:
+            packed = msgpack.packb(dict(sorted(self._places.items())))
+            self._meta.put(REBUILD_KEY, seal(REBUILD_KEY, packed))
+        else:
+            self._meta.delete(REBUILD_KEY)
 
     def place(self, partition: bytes) -> bytes | None:
         """Return the place of a partition's mark, or None."""
