@@ -1,8 +1,8 @@
-"""Cancelling: tasks are finished without being run, or without what their workers make of them.
+"""Cancels of tasks, claimed ones included.
 
-A cancel is a completion that no result comes with; whichever of the two the leader stores
-first counts.  That of a claimed task, if it is wanted, is made under its claim's token and
-ends the claim: whatever its holder asks for from then on is refused.
+A cancel is a completion without a result. If a cancel and a completion race, the one that the
+leader stores first counts. A claimed task is cancelled under the token of its claim, which ends the
+claim: every later request of its holder is refused.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Cancelling:
         self._completing = completing
 
     async def cancel(self, ids: Sequence[TaskId], *, claimed: bool = False) -> list[dict[str, Any] | None]:
-        """Finish tasks as cancelled, ``claimed`` ones too or not; an error map or None each.
+        """Finish tasks as cancelled; return an error map or None for each.
 
-        Those that are cancelled already stay so: whoever was not answered may ask again.
+        ``claimed``: cancel claimed tasks too. A task that is already cancelled stays cancelled, so a client
+        that got no answer may repeat the request.
         """
         await self._until_decided(ids)
         refused: list[list[Refused]] = [[] for _ in ids]
@@ -55,70 +56,74 @@ class Cancelling:
         return [parts[0][2] if parts else None for parts in refused]
 
     async def _until_decided(self, ids: Sequence[TaskId]) -> None:
-        """Wait until it is known what was written of tasks, and what became of their completions under way."""
+        """Wait until earlier writes of these tasks are readable and no completion of them is undecided."""
         await self._host.floating.readable()
         await self._completing.turn([Run(task_id, 1) for task_id in ids])
 
     def _again(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
-        """The repeat of a cancel that counts; None if there is none."""
+        """Return the repeated cancel of a task that is already cancelled, or None."""
         again = self._completing.cancelled(leader, task_id) if self.finished(task_id) else None
         if again is not None:
             self._check_transactions(task_id)
         return again
 
     def _first(self, task_id: TaskId, body: bytes, *, claimed: bool) -> Finish:
-        """The cancel of a task that is not cancelled yet; raises why it cannot be."""
+        """Return the cancel of a task that is not cancelled yet; raises the reason if it cannot be cancelled."""
         if claimed:
             self._check_place(task_id, body)
         token, results = self._means(task_id, claimed=claimed)
         return Finish(Run(task_id, 1), token, facts.CANCELLED, results)
 
     def finished(self, task_id: TaskId) -> int:
-        """Whether a task is finished, and not by a completion that is older than who holds it."""
+        """Return whether a task is finished; a completion that is older than the current claim does not count."""
         store, run = self._host.store, Run(task_id, 1)
         finished = store.finished_bits(stretch_of(task_id)) & mask_of(*run)
         claim = claim_of(self._host.replica, task_id)
         return finished if claim is None else finished & ~overtaken_bits(store, run, claim[2], finished)
 
     def _check_transactions(self, task_id: TaskId) -> None:
-        """Raise `Unavailable` if one that may be committed yet completes a claimed task."""
+        """Raise `Unavailable` if a transaction that may still be committed completes a claimed task."""
         replica = self._host.replica
         if claim_of(replica, task_id) is not None and pending_facts.is_completed(self._host.store, replica, task_id):
             raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
 
     def _check_place(self, task_id: TaskId, body: bytes) -> None:
-        """Raise `Conflict` for a claimed task whose place another task would take, while its worker, who is only
-        told later, still runs: the next of its ordering key, or of a queue that limits how many run at a time."""
+        """Raise `Conflict` if cancelling a claimed task would let two tasks run where one is allowed.
+
+        The worker of a claimed task learns later that it was cancelled and runs until then. Meanwhile the next
+        task of the same ordering key, or of a queue with a concurrency limit, would start.
+        """
         replica = self._host.replica
         if claim_of(replica, task_id) is None or not (replica.queues or may_say(body, ORDERING_KEY)):
             return
         header = facts.task_header(body)[0]
         if ORDERING_KEY in header:
-            why = "has an ordering key: the next of its key"
+            why = "has an ordering key: the next task of the key"
         elif settings_of(replica, header["queue"]).concurrency:
-            why = "its queue limits how many run at a time: the next of its queue"
+            why = "its queue limits how many tasks run at a time: the next task of the queue"
         else:
             return
         raise Conflict(
-            f"task {task_id.hex()} is claimed, and {why} waits for its worker",
-            hint="Have its worker give it up, or wait until its lease is over.",
+            f"task {task_id.hex()} is claimed, and {why} must wait until its worker stops",
+            hint="Let its worker release the task, or wait until its lease expires.",
         )
 
     def _means(self, task_id: TaskId, *, claimed: bool) -> tuple[int, list[bytes | None]]:
-        """The token to cancel a task under, and the results; raises why it cannot be cancelled."""
+        """Return the token under which to cancel a task, and the results; raises the reason if that is impossible."""
         store, replica = self._host.store, self._host.replica
         claim = claim_of(replica, task_id)
         if self.finished(task_id) or (claim is not None and claimed and claim[4] == HELD_MS):
             raise AlreadyFinished(f"task {task_id.hex()} is finished already")
         if claim is not None and not claimed:
             raise Conflict(
-                f"task {task_id.hex()} is claimed", hint="Ask for claimed tasks too: its worker is told then to stop."
+                f"task {task_id.hex()} is claimed",
+                hint="Cancel with claimed=true: its worker then learns that it must stop.",
             )
         if self._host.granter.is_blocked(Run(task_id, 1)):
-            raise Unavailable(f"task {task_id.hex()} is just being granted or given back")
+            raise Unavailable(f"task {task_id.hex()} is being granted or released right now")
         if claim is None:
             return token_now(store, task_id, replica.position), []
         if claim[2] < store.counts_from(task_id):
-            raise Unavailable(f"task {task_id.hex()} was opened again, which has not been read here yet")
+            raise Unavailable(f"task {task_id.hex()} was requeued, but this node has not read that in the log yet")
         self._check_transactions(task_id)
         return claim[2], [facts.CLAIMED]

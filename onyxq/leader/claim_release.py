@@ -1,6 +1,7 @@
-"""Freeing the claims on tasks whose completions are stored, at the log's leisure.
+"""Release of the claims on completed tasks.
 
-Nobody waits for that: those of one partition go together, so that peers step few entries.
+No client waits for a release, so the releases of one partition are sent together. The replicated
+log then has few entries.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 
 FREE_TOGETHER_S = 0.2
-"""How long claims on completed tasks, which nobody waits for, may wait to be freed together."""
+"""Longest delay of a release, in seconds, so that several are sent together."""
 FREE_TOGETHER_MAX = 1_000
-"""Completed runs that wait at a time."""
+"""Completed runs of one partition that may wait; with more they are released at once."""
 
 
 class Freeing:
-    """Frees claims of the partitions that a node leads."""
+    """Releases claims of the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost) -> None:
         self._host = host
         self._waiting: dict[int, list[Finish]] = {}
-        """Completed runs whose claims are to be freed, by partition."""
+        """Completed runs whose claims are to be released, by partition."""
         self._soon = trio.Event()
 
     def free_finished(self, leader: PartitionLeader) -> None:
-        """Free claims on tasks whose completions an earlier leader had stored."""
+        """Release claims on tasks whose completions an earlier leader had stored."""
         finishes = []
         for stretch, pieces in sorted((self._host.replica.claims.get(leader.partition) or {}).items()):
             finished = self._host.store.finished_bits(stretch) if pieces else 0
@@ -45,9 +46,9 @@ class Freeing:
             self.let_go(leader, finishes)
 
     def let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
-        """The completions are stored: free their claims, at the log's leisure.
+        """Release the claims of stored completions, a little later and together.
 
-        Those of one partition go together, unless claims are counted because a queue is limited.
+        If the cluster has limited queues, release them at once: their claims count towards the limits.
         """
         waiting = self._waiting.setdefault(leader.partition, [])
         waiting += finishes
@@ -57,7 +58,7 @@ class Freeing:
             self._soon.set()
 
     async def run(self) -> None:
-        """Free the claims that wait for that, until cancelled."""
+        """Release the claims that wait for it, until cancelled."""
         while True:
             await self._soon.wait()
             await trio.sleep(FREE_TOGETHER_S)
@@ -68,12 +69,12 @@ class Freeing:
     def _free(self, partition: int) -> None:
         finishes = self._waiting.pop(partition)
         leader = self._host.leaders.get(partition)
-        if leader is not None:  # else whoever leads now finds them
+        if leader is not None:  # otherwise the new leader of the partition finds them
             for entry in self.releases(leader, finishes):
                 self._host.submit_lazily(entry)
 
     def releases(self, leader: PartitionLeader, finishes: list[Finish]) -> list[release_claims.Args]:
-        """The entries that free the claims of stored completions."""
+        """Return the entries that release the claims of stored completions."""
         held: dict[int, dict[bytes, int]] = {}
         for finish in finishes:
             stretch, masks = stretch_of(finish.run.first), held.setdefault(finish.token, {})

@@ -1,4 +1,4 @@
-"""What holders of claims ask for besides completing: to fail, to give back, to renew.  All are entries."""
+"""Requests of a claim's holder other than completions: fail, postpone, release, renew. All become log entries."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NOTE_CHARS_MAX = 1_024
 
 
 class Renewed:
-    """The tasks whose claims are being renewed: from when a renewal is judged until the log has decided."""
+    """Tasks whose claims are being renewed: from the check of the request until the log has decided."""
 
     def __init__(self) -> None:
         self._masks: dict[bytes, list[int]] = {}
 
     def bits(self, stretch: bytes) -> int:
-        """The mask of these tasks in a stretch."""
+        """Return the mask of these tasks in a stretch."""
         out = 0
         for mask in self._masks.get(stretch, ()):
             out |= mask
@@ -42,7 +42,7 @@ class Renewed:
 
     @contextmanager
     def under_way(self, runs: Iterable[Run]) -> Iterator[None]:
-        """While these are."""
+        """Count these tasks as being renewed until the context ends."""
         masks = [(stretch_of(run.first), mask_of(*run)) for run in runs]
         for stretch, mask in masks:
             self._masks.setdefault(stretch, []).append(mask)
@@ -56,7 +56,7 @@ class Renewed:
 
 
 class ClaimsKept:
-    """Ends, and extends, claims on the partitions that a node leads."""
+    """Ends and extends claims in the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost, standing: Standing, completing: Completing) -> None:
         self._host = host
@@ -65,11 +65,11 @@ class ClaimsKept:
         self.renewed = Renewed()
 
     async def fail(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
-        """Retry, or give up, ``(first, count, token, error, retry_in_ms)`` items."""
+        """Retry ``(first, count, token, error, retry_in_ms)`` items, or fail those without retries left for good."""
         return await self._fail(items, counted=True)
 
     async def postpone(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
-        """The same of what was not begun: it counts as no attempt, and nothing is given up."""
+        """Give items back that were not started; like `fail`, but no attempt is counted and no task fails for good."""
         return await self._fail(items, counted=False)
 
     async def _fail(
@@ -103,8 +103,11 @@ class ClaimsKept:
         unsure: set[int],
         event: int | None = None,
     ) -> Iterator[tuple[int, PartitionLeader, tuple[Run, ...]]]:
-        """Per item ``(first, count, token, ...)`` its place, its leader and the runs held; what is not goes to
-        ``refused``, unless its claim ended by ``event``: then the answer to an earlier try was lost."""
+        """Yield the place, leader and held runs of each ``(first, count, token, ...)`` item.
+
+        Parts that the token does not hold are added to ``refused``, unless ``event`` ended their claim: then
+        the answer to an earlier request was lost.
+        """
         for place, (first, count, token, *_) in enumerate(items):
             try:
                 leader = self._standing.judge(first, token, unsure)
@@ -128,7 +131,7 @@ class ClaimsKept:
         return held
 
     def _lost(self, task_id: TaskId, token: int) -> StaleToken:
-        """Why a token does not hold a task that there is."""
+        """Return the error for a token that does not hold an existing task."""
         done = completions_of(self._host.store, Run(task_id, 1))
         if done and done[0][1].outcome == facts.CANCELLED:
             return StaleToken(f"task {task_id.hex()} was cancelled", hint="Stop working on the task.")
@@ -137,7 +140,7 @@ class ClaimsKept:
     def _failure_ends(
         self, run: Run, token: int, error: str, retry_in_ms: int | None, *, counted: bool
     ) -> Iterator[Finish | release_claims.Release]:
-        """How the claims of a failed run end: a finish where no retry is left, else a release until the retry."""
+        """Yield how the claims of a failed run end: a finish if no retry is left, otherwise a release for the retry."""
         for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
             header = facts.task_header(row[1])[0] if row else {}
@@ -157,12 +160,15 @@ class ClaimsKept:
                     )
 
     def _backoff_ms(self, policy: Policy, attempts: int) -> int:
-        """Twice as long after each attempt, less up to a half by chance; decided once, here, and recorded."""
+        """Return the pause before the next attempt: doubled after each attempt, and up to half of it random.
+
+        The result is recorded in the log, so it is computed only once.
+        """
         full = min(policy.backoff_ms << min(attempts - 1, 20), BACKOFF_MAX_MS)
         return int(full / 2 + self._host.random() * full / 2)
 
     async def release(self, items: Sequence[tuple[TaskId, int, int]]) -> list[list[Refused]]:
-        """Give ``(first, count, token)`` items back, uncounted."""
+        """Release ``(first, count, token)`` items without counting an attempt."""
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token in items))
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[release_claims.Release]] = {}
@@ -186,7 +192,7 @@ class ClaimsKept:
         if not entries:
             return
         overtaken = [part for entry in entries for one in entry.releases for part in self._overtaken(one)]
-        # That these are finished is told to nobody, until the store knows that they are not.
+        # Until the store knows that these tasks are unfinished, their old completions must not be reported.
         with self._completing.begun(overtaken):
             try:
                 _, verdicts = await self._host.verdicts(entries)
@@ -195,14 +201,14 @@ class ClaimsKept:
                 failed = error
             else:
                 failed = Unknown("the partition's leader changed meanwhile")
-                # Who hears that tasks were given back may cancel or count them right away.
+                # The client may cancel or count the released tasks as soon as it has the answer.
                 await self._host.settled()
         for entry, verdict in zip(entries, verdicts, strict=True):
             if verdict != APPLIED:
                 _refuse(refused, items, entry.releases, failed)
 
     def _overtaken(self, release: release_claims.Release) -> Iterator[Run]:
-        """The tasks of a release whose completions are older than their claims."""
+        """Yield the tasks of a release whose completions are older than their claims."""
         store = self._host.store
         for run in release.runs:
             done = store.finished_bits(stretch_of(run.first)) & mask_of(*run)
@@ -241,12 +247,12 @@ class ClaimsKept:
             return
         for entry, verdict in zip(entries, verdicts, strict=True):
             if verdict not in (APPLIED, NOTHING_HELD):
-                # The claims may stand, but not for any longer than before.
+                # The claims may still be valid, but not for longer than before.
                 _refuse(refused, items, entry.renewals, NotLeader("the partition's leader changed meanwhile"))
         for place, (first, count, token, _) in enumerate(items):
             lost = mask_of(first, count) & ~held_bits(self._host.replica, Run(first, count), token)
             if lost and not refused[place]:
-                stale = StaleToken(f"token {token} does not hold task {first.hex()} any more")
+                stale = StaleToken(f"token {token} no longer holds task {first.hex()}")
                 refused[place] += [[*run, stale.to_map()] for run in runs_of(stretch_of(first), lost)]
 
 
@@ -256,7 +262,7 @@ def _refuse(
     parts: Iterable[release_claims.Release | renew_claims.Renewal],
     error: OnyxqError,
 ) -> None:
-    """Answer those of the items (first, count, token, ...) with an error that these parts of an entry are about."""
+    """Refuse the ``(first, count, token, ...)`` items that these parts of an entry are about."""
     about = {(part.token, stretch_of(run.first)) for part in parts for run in part.runs}
     for place, item in enumerate(items):
         if (item[2], stretch_of(item[0])) in about and not refused[place]:

@@ -1,4 +1,4 @@
-"""Completions as a leader writes and reads them: adjacent ones as one fact, the one that counts of several."""
+"""Rows of completions: how a leader writes adjacent ones as one fact, and which of several counts."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from onyxq.store.interface import Store
 
 
 class Finish(NamedTuple):
-    """A completion or dead letter to write for the tasks ``bits`` of a stretch."""
+    """A completion or dead letter to write for a run of tasks."""
 
     run: Run
     token: int
     outcome: int
     results: list[bytes | None]
     rows: Sequence[Row] | None = None
-    """Of tasks that are finished already: the rows that say so; no other is made."""
+    """For tasks that are already finished: their existing rows, written again instead of new ones."""
 
 
 def token_now(store: Store, task_id: TaskId, position: int) -> int:
-    """The token of a completion that nobody's claim stands for, at a leader that has read up to ``position``.
+    """Return the token of a completion without a claim, at a leader that has read the log up to ``position``.
 
-    Newer than every grant known there, older than any that a later leader makes; and it counts for a
-    task that was opened again or granted later, even if the leader only heard of that from another node's store.
+    It is newer than every grant known to this leader and older than any grant of a later leader. It also counts
+    for a task that was requeued or granted later, even if the leader knows of that only from another node's
+    store.
     """
     return max(0, position, store.counts_from(task_id))
 
 
 def merged(finishes: Iterable[Finish]) -> list[Finish]:
-    """Adjacent finishes of one token and outcome as one, so that they become one fact."""
+    """Join adjacent finishes with the same token and outcome, so that they become one fact."""
     out: list[Finish] = []
     for finish in sorted(finishes, key=lambda one: (one.run.first, one.token)):
         if out:
@@ -53,7 +54,7 @@ def merged(finishes: Iterable[Finish]) -> list[Finish]:
 
 
 def completions_of(store: Store, run: Run) -> list[tuple[TaskId, Completion]]:
-    """The completions that count of the finished tasks among a run's, cut to them."""
+    """Return the valid completions of the finished tasks of a run, cut to these tasks."""
     stretch = stretch_of(run.first)
     found = [(first, facts.unpack_completion(body)) for first, body in store.completions(stretch)]
     found.sort(key=lambda one: (one[1].mark, one[1].token, one[0], one[1].count), reverse=True)
@@ -68,7 +69,7 @@ def completions_of(store: Store, run: Run) -> list[tuple[TaskId, Completion]]:
 
 
 def holds_other(store: Store, run: Run, results: list[bytes | None]) -> bool:
-    """Whether one of a run's finished tasks has another result than it would be given."""
+    """Return whether a finished task of a run has another result than the given one."""
     given = results or [None] * run.count
     for first, done in completions_of(store, run):
         start = offset_of(first) - offset_of(run.first)
@@ -78,12 +79,12 @@ def holds_other(store: Store, run: Run, results: list[bytes | None]) -> bool:
 
 
 def history_of(store: Store, task_id: TaskId) -> list[History]:
-    """What the log said about a task's claims, in order."""
+    """Return the log's events about a task's claims, in order."""
     return sorted(facts.unpack_history(body) for _, body in store.covering(facts.HISTORY, task_id))
 
 
 def attempts_of(store: Store, task_id: TaskId) -> tuple[int, int]:
-    """A task's counted attempts, and how many there were when it was opened again last."""
+    """Return a task's counted attempts, and how many of them came before it was last requeued."""
     said = history_of(store, task_id)
     attempts = max((one.attempts for one in said if one.event != facts.RELEASED), default=0)
     base = next((one.attempts for one in reversed(said) if one.event == facts.REOPENED), 0)
@@ -91,9 +92,9 @@ def attempts_of(store: Store, task_id: TaskId) -> tuple[int, int]:
 
 
 def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[Run]:
-    """The tasks of a run whose claim under ``token`` did not end by this event.
+    """Return the tasks of a run whose claim under ``token`` was not ended by this event.
 
-    A failure may also have ended it for good, in this life of the task.
+    A failure may also have ended the claim by a dead letter, unless the task was requeued since.
     """
     if event is None:
         return [run]
@@ -110,10 +111,11 @@ def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[
 
 
 def overtaken_bits(store: Store, run: Run, token: int, bits: int) -> int:
-    """Those of ``bits`` whose every completion is of an older token than the one that holds them.
+    """Return those of ``bits`` for which every completion has an older token than the current claim.
 
-    No leader acknowledged it, or they would not have been granted again: a deposed one wrote it,
-    and it was found at a takeover. The holder's own replaces it; it is void if the holder has none.
+    No leader acknowledged such a completion: otherwise the task would not have been granted again. A deposed
+    leader wrote it, and a takeover found it. The completion by the current holder replaces it. If the holder
+    does not complete the task, the old completion is void.
     """
     if not bits:
         return 0

@@ -1,7 +1,7 @@
-"""Completing: a leader writes completions as facts, while the log is away too.
+"""Completions: a leader writes them as facts, also while the log is unavailable.
 
-They are quorum writes under the epoch.  Nobody gets a task while its completion is being
-written, and its claim is freed, at the log's leisure, once that is stored.
+Completions are quorum writes under the leader's epoch. While the completion of a task is being
+written, the task is not granted. Its claim is released some time after the completion is stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class _Sent(NamedTuple):
-    """Completions of a partition on their way to its holders."""
+    """Completions of a partition that were sent to its holders."""
 
     leader: PartitionLeader
     finishes: list[tuple[int, Finish]]
@@ -50,7 +50,7 @@ class Completing:
         self._updating = updating
         self._finished = trio.Event()
         self.on_finished: Callable[[Sequence[Run]], None] = lambda runs: None
-        """Told of tasks that are finished for good."""
+        """Called with tasks that are finished for good."""
         self._unsettled = trio.Event()
         self.freeing = Freeing(host)
 
@@ -90,17 +90,18 @@ class Completing:
         return refused
 
     async def turn(self, runs: Sequence[Run]) -> None:
-        """Return once no completion of these tasks is being written: whether it was must be known for another."""
+        """Wait until no completion of these tasks is being written, so that it is known whether they are finished."""
         finishing = self._host.granter.finishing
         while finishing and any(finishing.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs):
             await self._finished.wait()
 
     @contextmanager
     def begun(self, tasks: Sequence[Run]) -> Iterator[None]:
-        """While something is written that may complete these tasks later: others wait for their `turn`.
+        """Treat tasks as being finished while something is written that may complete them later.
 
-        What came back meanwhile was looked at in vain: it is offered once more.  What is claimed
-        still is offered when it comes back.
+        Other requests for the tasks wait in `until_decided`. Tasks that became ready meanwhile could not be
+        granted, so they are offered again at the end. Tasks that are still claimed are offered when they are
+        released.
         """
         _mark(self._host.granter.finishing, tasks, on=True)
         try:
@@ -111,15 +112,16 @@ class Completing:
             self._host.granter.offer(self._unclaimed(tasks))
 
     def _unclaimed(self, tasks: Sequence[Run]) -> Iterator[Run]:
-        """What of some tasks nobody has claimed."""
+        """Yield the unclaimed tasks of some runs."""
         for run in tasks:
             stretch, claimed = stretch_of(run.first), claimed_bits(pieces_of(self._host.replica, run.first))
             yield from runs_of(stretch, mask_of(*run) & ~claimed)
 
     def completion_rows_of(self, leader: PartitionLeader, run: Run) -> list[Row]:
-        """The completions that count of finished tasks, to be written again under this leader's mark.
+        """Return the valid completions of finished tasks as rows with a new mark of this leader, to be written again.
 
-        They may be here only: their ack must be honest, and a copy of another leader's must lose to them.
+        These completions may exist only on this node. They are acknowledged once a majority has them, and they
+        win over other rows that an earlier leader left on other nodes.
         """
         mark = leader.mark()
         return [
@@ -128,7 +130,7 @@ class Completing:
         ]
 
     def cancelled(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
-        """The cancel of a task once more; None if it is not cancelled."""
+        """Return the cancel of a cancelled task, to be written again; None if the task is not cancelled."""
         run = Run(task_id, 1)
         done = completions_of(self._host.store, run)
         if not done or done[0][1].outcome != facts.CANCELLED:
@@ -136,13 +138,13 @@ class Completing:
         return Finish(run, done[0][1].token, facts.CANCELLED, [], self.completion_rows_of(leader, run))
 
     async def finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
-        """Write completions per partition; what could not be written is added to ``refused``."""
+        """Write completions per partition; add those that could not be written to ``refused``."""
         sent: deque[_Sent] = deque()
         try:
             for partition, finishes in sorted(work.items()):
                 leader = self._host.leaders.get(partition)
-                if leader is None:  # it was led from here when this began
-                    lost = NotLeader(f"partition {partition} is not led from here any more").to_map()
+                if leader is None:  # it was led from here when the request began
+                    lost = NotLeader(f"partition {partition} is no longer led from here").to_map()
                     for place, finish in finishes:
                         refused[place].append([*finish.run, lost])
                     continue
@@ -156,11 +158,11 @@ class Completing:
                 self._decide_alone(sent, refused)
 
     def _decide_alone(self, sent: deque[_Sent], refused: list[list[Refused]]) -> None:
-        """Decide what is written although its client waits no longer: until then no other client is served."""
+        """Decide sent completions although their client no longer waits: other requests for the tasks wait for it."""
         self._host.start_soon(self._decide, sent, refused)
 
     async def _decide(self, sent: deque[_Sent], refused: list[list[Refused]]) -> None:
-        """Take what was sent from ``sent``, one after the other, as it is decided."""
+        """Wait for the decision of each item of ``sent``, in order, and remove it."""
         while sent:
             error: OnyxqError | None = None
             try:
@@ -187,7 +189,7 @@ class Completing:
             self._mark_finishing(finishes, on=False)
             if vote.won:
                 self._host.granter.finished(runs)
-            # Where nothing was stored after all they are to be had again.
+            # If nothing was stored, the tasks can be granted again.
             self._host.granter.offer(runs)
 
     def _completion_rows(self, leader: PartitionLeader, finishes: Iterable[Finish]) -> list[Row]:
@@ -206,7 +208,7 @@ class Completing:
             self._told()
 
     def _told(self) -> None:
-        """Those who wait for their turn look again."""
+        """Wake the requests that wait in `until_decided`."""
         self._finished.set()
         self._finished = trio.Event()
 
@@ -219,9 +221,10 @@ class Completing:
             self._unsettled.set()
 
     async def run(self) -> None:
-        """Until cancelled: have what may be stored on this node only stored on a majority.
+        """Replicate completions that may be stored only on this node to a majority, until cancelled.
 
-        Nothing that comes after such a task may start before: whoever leads next might run it again.
+        Until then a next leader might not know of the completion and run the task again. So tasks that must
+        start after it wait.
         """
         while True:
             if not self._host.granter.unsettled:
@@ -235,20 +238,20 @@ class Completing:
         granter = self._host.granter
         leader = self._host.leaders.get(partition_of(stretch))
         if leader is None or leader.deposed or not leader.ready:
-            granter.unsettled.pop(stretch, None)  # found again by the takeover, wherever it is
+            granter.unsettled.pop(stretch, None)  # the takeover finds it again, wherever it is stored
             return
         try:
-            await leader.write([])  # what was sent to this node's store before has been written, or has failed
+            await leader.write([])  # earlier writes to this node's store have succeeded or failed after this one
             finished = self._host.store.finished_bits(stretch) & bits
             unfinished = runs_of(stretch, bits & ~finished)
             _mark(granter.unsettled, unfinished, on=False)
             granter.offer(unfinished)
             await self.repeat(leader, runs_of(stretch, finished))
         except OnyxqError as error:
-            log.info("what became of completions in partition %d is not known yet: %s", leader.partition, error.message)
+            log.info("partition %d: completions are still undecided: %s", leader.partition, error.message)
 
     async def repeat(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
-        """Write the completions of finished tasks again and free what claims there are on them."""
+        """Write the completions of finished tasks again and release the claims on these tasks."""
         await self.turn(runs)
         finishes = [
             (0, Finish(part, token, facts.COMPLETED, [], self.completion_rows_of(leader, part)))
@@ -259,7 +262,7 @@ class Completing:
             await self.finish_all({leader.partition: finishes}, [[]])
 
     def _claimed_parts(self, run: Run) -> list[tuple[Run, int]]:
-        """A run cut where its claims differ, each part with its token; -1: not claimed."""
+        """Cut a run where its claims differ; return each part with its token, or -1 if it is unclaimed."""
         stretch = stretch_of(run.first)
         rest = mask_of(*run)
         parts = []
@@ -271,7 +274,7 @@ class Completing:
 
 
 def _mark(masks: dict[bytes, int], runs: Iterable[Run], *, on: bool) -> None:
-    """Set, or clear, the tasks of some runs in masks of stretches."""
+    """Set or clear the tasks of some runs in masks of stretches."""
     for run in runs:
         stretch = stretch_of(run.first)
         bits, mask = masks.get(stretch, 0), mask_of(*run)

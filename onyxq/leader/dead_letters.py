@@ -1,4 +1,4 @@
-"""Dead letters: failed tasks, until somebody has them run again or gives them up."""
+"""Dead letters: failed tasks that wait until a user requeues or discards them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from onyxq.leader.token_check import Standing
 
 PAGE_TASKS = 64
 PATIENCE_S = 4.0
-"""How long who requeues waits for the log."""
+"""Longest wait of a requeue request for the log, in seconds."""
 
 Group = tuple[PartitionLeader, list[tuple[int, reopen_tasks.Reopened]]]
-"""What one entry opens, each with its place in the request."""
+"""The tasks that one entry requeues, each with its place in the request."""
 
 
 class Dead:
@@ -39,11 +39,14 @@ class Dead:
         self._standing = standing
         self._completing = completing
         self._opening: dict[TaskId, PartitionLeader] = {}
-        """Dead letters that are being requeued, until it is known what became of that, whoever waits for it: what
-        else is asked for them meanwhile could count or not. Lost with the log it is known to the next leader only."""
+        """Dead letters that are being requeued, with the leader, until the log has decided.
+
+        Meanwhile other requests for them are refused, because the outcome is unknown. If the log is lost, only
+        the next leader learns it.
+        """
 
     def find(self, partition: int, *, queue: str | None, after: bytes) -> Iterator[TaskId]:
-        """Dead letters of a queue, or of all, in id order behind ``after``."""
+        """Yield the dead letters of a queue, or of all queues, with ids greater than ``after``, in id order."""
         while True:
             page = self._host.store.failed(partition, queue, after=after, limit=PAGE_TASKS)
             yield from page
@@ -52,11 +55,11 @@ class Dead:
             after = page[-1]
 
     def opens(self, leader: PartitionLeader, stretch: bytes) -> bool:
-        """Whether a dead letter of a stretch is, or may be, about to be requeued."""
+        """Return whether a dead letter of a stretch is being requeued, or may be."""
         return any(stretch_of(one) == stretch and found is leader for one, found in self._opening.items())
 
     def error_of(self, task_id: TaskId) -> str:
-        """Why a task failed."""
+        """Return the error of a failed task."""
         done = self._done(task_id)
         return b"".join(one or b"" for one in done.results).decode(errors="replace") if done else ""
 
@@ -65,9 +68,10 @@ class Dead:
         return found[0][1] if found else None
 
     async def requeue(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
-        """Have dead letters run again, with all their retries; an error map or None each.
+        """Make dead letters ready again with all their retries; return an error map or None for each.
 
-        Those that were requeued and are still to be done stay so: whoever was not answered may ask again.
+        A task that was requeued and is unfinished stays so, so a client that got no answer may repeat the
+        request.
         """
         results: list[dict[str, Any] | None] = [None] * len(ids)
         work: dict[int, list[tuple[int, reopen_tasks.Reopened]]] = {}
@@ -95,7 +99,7 @@ class Dead:
         return results
 
     def _attempts(self, task_id: TaskId) -> int:
-        """How many counted attempts a dead letter had, the last one included."""
+        """Return the number of counted attempts of a dead letter, the last one included."""
         said, done = history_of(self._host.store, task_id), self._done(task_id)
         last = done is not None and any((one.event, one.token) == (facts.GRANTED, done.token) for one in said)
         return max((one.attempts for one in said), default=0) + last
@@ -121,18 +125,21 @@ class Dead:
             failed = error
         if verdicts:
             failed = Unknown("the partition's leader changed meanwhile")
-            # Who hears that tasks are open again may claim or cancel them right away.
+            # The client may claim or cancel the requeued tasks as soon as it has the answer.
             await self._host.settled()
         for (_, group), verdict in zip_longest(groups, verdicts):
             for place, _ in group if verdict != APPLIED else ():
                 results[place] = failed.to_map()
 
     def _not_sent(self, groups: list[Group]) -> None:
-        """Let dead letters be requeued or discarded again: the log was never asked."""
+        """Allow the dead letters to be requeued or discarded again, because nothing was sent to the log."""
         self._decided(groups, ())
 
     def _decided(self, groups: list[Group], verdicts: Sequence[str]) -> None:
-        """The log said what became of a requeue; no verdicts: nothing will, or it is behind this node already."""
+        """Take the log's verdicts on a requeue.
+
+        Without verdicts, the entries will never be applied, or this node has already read past them.
+        """
         for (leader, group), verdict in zip_longest(groups, verdicts):
             ids = [one.run.first for _, one in group]
             if verdict == APPLIED:
@@ -141,7 +148,7 @@ class Dead:
                 self._forget(leader, ids)
 
     async def _opened(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
-        """Tasks are open again: that is known to all once the store says so too."""
+        """Report tasks as requeued once the store has recorded it."""
         await self._host.recorded()
         self._forget(leader, ids)
 
@@ -151,8 +158,11 @@ class Dead:
                 del self._opening[task_id]
 
     def _entries(self, groups: list[Group]) -> list[Any]:
-        """An entry per group, behind the releases of the claims under which its tasks failed: these are let go
-        at leisure, and must be gone before."""
+        """Return one entry for each group, after entries that release the claims under which its tasks failed.
+
+        Claims of finished tasks are released some time later. A task can be requeued only when its claim is
+        gone.
+        """
         releases = [
             release
             for leader, group in groups
@@ -169,9 +179,9 @@ class Dead:
         return Finish(run, claim[2] if claim is not None else -1, facts.FAILED, [])
 
     async def discard(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
-        """Give dead letters up: they are cancelled, and what stopped behind them goes on; an error map or None each.
+        """Cancel dead letters, so that tasks waiting for them continue; return an error map or None for each.
 
-        Those that are cancelled already stay so: whoever was not answered may ask again.
+        A task that is already cancelled stays cancelled, so a client that got no answer may repeat the request.
         """
         refused: list[list[Refused]] = [[] for _ in ids]
         work: dict[int, list[tuple[int, Finish]]] = {}
@@ -197,14 +207,14 @@ class Dead:
         return Finish(Run(task_id, 1), token, facts.CANCELLED, [])
 
     def _check_opening(self, task_id: TaskId) -> None:
-        """Raise `Unavailable` while somebody is about to have a dead letter run again, or it is not known."""
+        """Raise `Unavailable` while a dead letter is being requeued, or while that is unknown."""
         if (leader := self._opening.get(task_id)) is not None:
             if self._host.leaders.get(leader.partition) is leader:
                 raise Unavailable(f"task {task_id.hex()} is being requeued")
             del self._opening[task_id]
 
     def _opened_again(self, task_id: TaskId) -> bool:
-        """Whether a task was requeued, and is not finished since."""
+        """Return whether a task was requeued and is still unfinished."""
         return not self._finished(task_id) and self._was_opened(task_id)
 
     def _finished(self, task_id: TaskId) -> bool:
@@ -214,11 +224,11 @@ class Dead:
         return any(one.event == facts.REOPENED for one in history_of(self._host.store, task_id))
 
     def _check_dead(self, task_id: TaskId) -> None:
-        """Raise unless a task is a dead letter."""
+        """Raise `NotFound` or `Conflict` unless a task is a dead letter."""
         if self._host.store.task_row(task_id) is None:
             raise missing(self._host.store, task_id, "ids")
         partition, before = partition_of(task_id), (int.from_bytes(task_id, "big") - 1).to_bytes(len(task_id), "big")
         if task_id not in self._host.store.failed(partition, after=before, limit=1):
             done = self._finished(task_id) and self._was_opened(task_id)
-            since = ": it was requeued, and is finished" if done else ""
-            raise Conflict(f"task {task_id.hex()} is no dead letter{since}", field="ids")
+            since = ": it was requeued and finished since" if done else ""
+            raise Conflict(f"task {task_id.hex()} is not a dead letter{since}", field="ids")

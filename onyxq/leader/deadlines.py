@@ -1,4 +1,4 @@
-"""Deadlines: tasks that nobody ran by the time their user named fail, with that as the reason."""
+"""Deadlines: tasks that were not started by the time that their user named fail for that reason."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from onyxq.leader.leader import PartitionLeader
 
 LOOK_EVERY_S = 0.5
 TASKS_MAX = 256
-"""Tasks of a partition that fail together."""
+"""Expired tasks of a partition that are failed together."""
 
 log = logging.getLogger(__name__)
 
 
 class Deadlines:
-    """Fails tasks of the partitions that a node leads."""
+    """Fails expired tasks of the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost, completing: Completing) -> None:
         self._host = host
         self._completing = completing
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look for expired tasks until cancelled."""
         while True:
             await trio.sleep(LOOK_EVERY_S)
             now_ms = self._host.wall_ms()
@@ -43,7 +43,7 @@ class Deadlines:
                     await self._fail(leader, now_ms)
 
     async def _fail(self, leader: PartitionLeader, now_ms: int) -> None:
-        # Whoever was granted one in time has it, though its history may not be stored yet.
+        # A task that was granted in time is not expired; its grant may not be stored yet.
         await self._host.settled()
         ids = self._host.store.expiring(leader.partition, now_ms, limit=TASKS_MAX)
         finishes = [finish for task_id in ids if (finish := self._expired(task_id)) is not None]
@@ -55,7 +55,7 @@ class Deadlines:
         try:
             await self._completing.finish_all({leader.partition: list(enumerate(finishes))}, refused)
         except OnyxqError as error:
-            log.info("partition %d: tasks expire later: %s", leader.partition, error.message)
+            log.info("partition %d: expired tasks will be failed later: %s", leader.partition, error.message)
         finally:
             granter.unblock([finish.run for finish in finishes], readd=True)
 
@@ -70,7 +70,7 @@ class Deadlines:
             return None
         host.granter.keys.note(task_id, row[1])
         header, _ = task_header(row[1])
-        note = f"expired: nobody ran it before {header.get(EXPIRES_MS)}".encode()
+        note = f"expired: no worker started it before {header.get(EXPIRES_MS)}".encode()
         return Finish(
             run, token_now(host.store, task_id, host.replica.position), failure_of(host.replica, header), [note]
         )

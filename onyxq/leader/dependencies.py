@@ -1,12 +1,11 @@
-"""Dependencies: tasks that wait until others, of any partition, are done (design: dependencies).
+"""Dependencies: tasks that wait until other tasks, of any partition, are finished (design: dependencies).
 
-Whether a task is done is for the leader of its partition to say; `outcomes` asks it.  The
-leader of waiting tasks asks when they are enqueued, when it takes over, and every ten
-seconds; in between it is told, as a hint, by the leaders that it asked.  What it finds is a
-fact: a resolution, where the tasks may run now, else the completion that the task's policy
-asks for.
+The leader of a partition reports the outcomes of its tasks (`outcomes`). The leader of waiting
+tasks asks for them when the tasks are enqueued, when it takes over, and every ten seconds. Between
+these times, the asked leaders send hints. The decision is stored as a fact: a resolution if the
+tasks may run, otherwise the completion that the task's policy requires.
 
-Nothing can depend on a task that is not there yet, so there are no cycles.
+A task can depend only on tasks that exist, so there are no cycles.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from onyxq.leader.outcomes import ASKED_IDS_MAX, ENDS, UNSERVED, Outcomes
 LOOK_EVERY_S = 10.0
 RETRY_S = 0.5
 PAGE_RUNS = 256
-"""Waiting runs looked at together."""
+"""Waiting runs that are checked together."""
 PAGE_PAUSE_S = 0.02
-"""Between two of them: hints are what is fast."""
+"""Pause between two pages, in seconds. Hints resolve most tasks sooner."""
 ASK_TIMEOUT_S = 4.0
 KNOWN_MAX = 200_000
-"""Tasks that others wait for in memory; what is forgotten is found by looking."""
+"""Most dependencies that are remembered in memory. The regular check finds forgotten ones."""
 
 log = logging.getLogger(__name__)
 
 Outcome = str | OnyxqError | None
-"""What became of a task; None: there is no such task."""
+"""Outcome of a task; None if the task does not exist."""
 
 
 class Dependencies:
-    """See the module's first paragraph; one per node."""
+    """Resolves waiting tasks of the partitions that a node leads; one per node."""
 
     def __init__(self, host: OperationsHost, completing: Completing) -> None:
         self._host = host
@@ -56,17 +55,17 @@ class Dependencies:
         completing.on_finished = self._outcomes.finished
         host.granter.on_head = self.look
         self._dependents: dict[TaskId, set[TaskId]] = {}
-        """Task -> the first ids of waiting runs here that depend on it, as far as they are known."""
+        """Task -> the first ids of local waiting runs that depend on it, as far as they are known."""
         self._look: set[TaskId] = set()
-        """Waiting runs to look at."""
+        """Waiting runs to check."""
         self._look_everywhere: set[int] = set()
-        """Partitions whose waiting runs are all to be looked at."""
+        """Partitions whose waiting runs must all be checked."""
         self._wake = trio.Event()
 
     # --- what tasks that wait here depend on
 
     async def outcomes_for(self, ids: Iterable[TaskId]) -> dict[TaskId, Outcome]:
-        """What became of tasks anywhere, as their leaders say; an error where none can."""
+        """Return the outcomes of tasks of any partitions from their leaders, or an error for each that is unknown."""
         groups: dict[str, list[TaskId]] = {}
         for task_id in sorted(ids):
             groups.setdefault(self._leader_of(partition_of(task_id)), []).append(task_id)
@@ -100,23 +99,23 @@ class Dependencies:
             return await self.outcomes(ids, me)
         said = await self._host.call(node, "lead.outcomes", {"ids": ids, "watcher": me}, timeout_s=ASK_TIMEOUT_S)
         if not isinstance(said, list) or len(said) != len(ids):
-            raise NotLeader(f"node {node} does not say what became of tasks")
+            raise NotLeader(f"node {node} does not report the outcomes of tasks")
         return said
 
     def check(
         self, leader: PartitionLeader, first: TaskId, count: int, header: dict[str, Any], found: dict[TaskId, Outcome]
     ) -> list[Row]:
-        """Raise unless all that a new run depends on is there; the rows to write with it.
+        """Raise unless all dependencies of a new run exist; return the rows to write with the run.
 
-        Raises `BadRequest` for an id that names no task, `NotLeader` where that cannot be told now.
+        Raises `BadRequest` for a task that does not exist, `NotLeader` if that is unknown now.
         """
         for one in header[DEPENDS]:
             said = found.get(one, UNSERVED)
             if said is None:
                 raise BadRequest(f"there is no task {one.hex()} to depend on", field=DEPENDS)
             if isinstance(said, OnyxqError) or said == UNSERVED:
-                why = said.message if isinstance(said, OnyxqError) else "nobody leads its partition now"
-                raise NotLeader(f"whether there is a task {one.hex()} cannot be told: {why}")
+                why = said.message if isinstance(said, OnyxqError) else "its partition has no leader now"
+                raise NotLeader(f"it is unknown whether task {one.hex()} exists: {why}")
         if self._verdict(header, found) == "run":
             return [self._resolution(leader, first, count)]
         self._note_dependents(first, header)
@@ -124,12 +123,12 @@ class Dependencies:
         return []
 
     def _verdict(self, header: dict[str, Any], found: dict[TaskId, Outcome]) -> str:
-        """``run``, ``fail`` or ``cancel``; empty while that is not known."""
+        """Return ``run``, ``fail`` or ``cancel``, or an empty string while the verdict is unknown."""
         policy = header.get("on_dependency_failed", "fail")
         said = [found.get(one, UNSERVED) for one in header[DEPENDS]]
         if policy != "run" and any(one in ("failed", "cancelled") for one in said):
             return str(policy)
-        # There was such a task when this one came: it was purged since, so it was done.
+        # The dependency existed when this task was enqueued. If it is missing now, it was finished and purged.
         return "run" if all(one is None or one in ENDS for one in said) else ""
 
     def _resolution(self, leader: PartitionLeader, first: TaskId, count: int) -> Row:
@@ -144,20 +143,20 @@ class Dependencies:
     # --- looking again
 
     def hint(self, ids: Iterable[TaskId]) -> None:
-        """Tasks that some here may wait for are said to be finished."""
+        """Take a hint that tasks are finished for which local tasks may wait."""
         self._look_soon(first for one in ids for first in self._dependents.pop(one, ()))
 
     async def heard(self, ids: Sequence[TaskId]) -> None:
-        """`hint`, from another node."""
+        """Take a hint from another node."""
         self.hint(ids)
 
     def lead(self, partition: int) -> None:
-        """A partition is led from here now: look at all that waits in it."""
+        """Check all waiting runs of a partition that this node leads from now on."""
         self._look_everywhere.add(partition)
         self._wake.set()
 
     def look(self, first: TaskId) -> None:
-        """Look at a run that may wait: it came first in its ordering key."""
+        """Check a run that became the first of its ordering key."""
         self._look_soon([first])
 
     def _look_soon(self, firsts: Iterable[TaskId]) -> None:
@@ -166,7 +165,7 @@ class Dependencies:
             self._wake.set()
 
     async def run(self) -> None:
-        """Look at waiting tasks until cancelled."""
+        """Check waiting tasks until cancelled."""
         next_round_s = trio.current_time() + LOOK_EVERY_S
         while True:
             with trio.move_on_after(max(0.0, next_round_s - trio.current_time())):
@@ -184,7 +183,7 @@ class Dependencies:
                 next_round_s = trio.current_time() + LOOK_EVERY_S
 
     def _rows_of(self, firsts: Sequence[TaskId]) -> list[tuple[TaskId, bytes]]:
-        """The runs of these that wait still."""
+        """Return those of the runs that still wait."""
         store = self._host.store
         return [
             waiting
@@ -205,7 +204,7 @@ class Dependencies:
             after = id_at(stretch_of(last), offset_of(last) + facts.task_header(body)[1] - 1)
 
     async def _resolve(self, rows: Sequence[tuple[TaskId, bytes]]) -> None:
-        """Decide about waiting runs as far as that can be done."""
+        """Decide about waiting runs whose dependencies are finished."""
         if not rows:
             return
         heads = [(first, *facts.task_header(body)) for first, body in rows]
@@ -225,11 +224,11 @@ class Dependencies:
     async def _let_run(self, partition: int, runs: list[Run]) -> None:
         leader = self._host.leaders.get(partition)
         if leader is None or leader.deposed or not leader.ready:
-            return  # whoever leads next looks at it
+            return  # the next leader checks it
         try:
             await leader.write([self._resolution(leader, *run) for run in runs])
         except OnyxqError as error:
-            log.info("tasks of partition %d wait on: %s", partition, error.message)
+            log.info("partition %d: resolved tasks cannot be written yet: %s", partition, error.message)
             self._retry(runs)
 
     async def _give_up(self, run: Run, header: dict[str, Any], found: dict[TaskId, Outcome], verdict: str) -> None:
@@ -268,5 +267,5 @@ class Dependencies:
 
 
 def _before(first: TaskId) -> bytes:
-    """The id before one, so that a page behind it begins with it."""
+    """Return the id before ``first``, so that a page after it starts with ``first``."""
     return (int.from_bytes(first, "big") - 1).to_bytes(len(first), "big")

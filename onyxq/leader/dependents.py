@@ -1,8 +1,8 @@
-"""Which failed tasks others still wait for, as the leaders of those say it (design: dependencies, retention).
+"""Finds failed tasks for which other tasks still wait (design: dependencies, retention).
 
-What depends on a task that failed is failed, cancelled or let run, as it asks for.  A purged
-task counts as completed, so a failed one must not be purged before all that wait for it have
-heard.  Its leader asks the leaders of all partitions first.
+A task that depends on a failed one fails, is cancelled or runs, as its policy says. A purged task
+counts as completed. So a failed task must not be purged before all its dependents know of the
+failure. Its leader asks the leaders of all partitions first.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from onyxq.leader.host import OperationsHost
 PAGE_RUNS = 256
 ASK_TIMEOUT_S = 10.0
 STRETCHES_MAX = 4_000
-"""Asked about together."""
+"""Most stretches in one request."""
 
 
 class Depended:
-    """See the module's first paragraph; one per node."""
+    """Finds dependents of failed tasks; one per node."""
 
     def __init__(self, host: OperationsHost) -> None:
         self._host = host
 
     async def everywhere(self, stretches: Sequence[bytes]) -> set[bytes]:
-        """Those of the stretches that something unfinished in the cluster depends on.
+        """Return those of the stretches on which an unfinished task anywhere in the cluster depends.
 
         Raises `Unavailable` unless all partitions have answered.
         """
@@ -55,11 +55,11 @@ class Depended:
                 heard &= set(answer["partitions"])
             missing -= heard
         if missing:
-            raise Unavailable(f"whether tasks of partition {min(missing)} wait for failed ones cannot be told now")
+            raise Unavailable(f"partition {min(missing)} cannot report now whether its tasks wait for failed ones")
         return out
 
     async def depended(self, stretches: Sequence[bytes]) -> dict[str, Any]:
-        """Those that unfinished tasks led from here depend on, and the partitions for which that is said."""
+        """Return those on which unfinished local tasks depend, and the partitions that this answer covers."""
         wanted = set(stretches)
         found: set[bytes] = set()
         heard = []
@@ -70,14 +70,14 @@ class Depended:
             async for header in self._headers(partition):
                 found.update(wanted.intersection(stretch_of(one) for one in header.get(DEPENDS, ())))
             try:
-                await leader.write([])  # who was deposed does not know what there is
+                await leader.write([])  # a deposed leader may not know the newest tasks
             except OnyxqError:
                 continue
             heard.append(partition)
         return {"partitions": heard, "depended": sorted(found)}
 
     async def _headers(self, partition: int) -> Any:
-        """Headers of runs that wait, and of those that transactions will enqueue."""
+        """Yield the headers of waiting runs, and of runs that prepared transactions will enqueue."""
         after = b""
         while page := self._host.store.waiting(partition, after=after, limit=PAGE_RUNS):
             for _, body in page:
@@ -89,7 +89,7 @@ class Depended:
             yield header
 
     def _lacks_pending(self, partition: int) -> bool:
-        """Whether a committed transaction has something here that is to be got from another node first."""
+        """Return whether pending rows of a committed transaction are missing here and must be fetched."""
         committed = self._host.replica.transactions
         if not any(partition in found.parts and found.parts[partition][0] for found in committed.values()):
             return False
@@ -101,7 +101,7 @@ class Depended:
 
 
 def pending_runs(host: OperationsHost, partition: int) -> Iterator[tuple[TaskId, dict[str, Any]]]:
-    """First ids and headers of the runs that transactions under way enqueue in a partition; raises `Corrupt`."""
+    """Yield first ids and headers of the runs that pending transactions enqueue in a partition; raises `Corrupt`."""
     store = host.store
     for name in store.pending_transactions(partition):
         try:

@@ -1,7 +1,7 @@
-"""Enqueueing: a leader stores task runs on majorities of their holders.
+"""Enqueues: a leader stores task runs on majorities of their holders.
 
-Plain runs are stored as they came.  Those with keys or dependencies take more looks first;
-they are stored in the order in which they were asked for, too.
+Plain runs are stored at once. Runs with keys or dependencies are checked first. They too are stored
+in the order of the requests.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from onyxq.leader.task_keys import Keyed, Started
 from onyxq.leader.token_check import Standing
 
 Ack = int | list[Any] | dict[str, Any]
-"""How many nodes have a run, ``[that, id that stands, what it is]`` of a unique key's, or an error map."""
+"""The number of nodes that have a run, or an error map.
+
+For a task with a unique key it is ``[number, current task of the key, what happened]``.
+"""
 
 
 class _Asked(NamedTuple):
-    """A run to enqueue, and what its row says."""
+    """A run to enqueue, with the contents of its row."""
 
     first: TaskId
     body: bytes
     at_ms: int | None
-    """The due time that its user named."""
+    """The due time that the user named."""
     header: dict[str, Any]
     count: int  # type: ignore[assignment]  # shadows the tuple's method
 
@@ -50,7 +53,7 @@ class Enqueuing:
         self._keyed = keyed
 
     async def enqueue(self, runs: Sequence[Sequence[Any]], wanted: int | None) -> list[Ack]:
-        """Store task runs ``(first, body[, at_ms])``; see `Ack`."""
+        """Store task runs ``(first, body[, at_ms])``; see `Ack` for the answers."""
         asked = [
             _Asked(first, body, rest[0] if rest else None, *facts.task_header(body)) for first, body, *rest in runs
         ]
@@ -72,14 +75,14 @@ class Enqueuing:
         ]
 
     def _early(self, one: _Asked) -> bool:
-        """Whether the run's queue wants answers before the disks have it; keyed tasks are not answered for so."""
+        """Return whether the run may be acknowledged before it is on disk: its queue says so, and it has no key."""
         replica = self._host.replica
         if not replica.queues or self._keyed.concerns(one.header):
             return False
         return settings_of(replica, one.header["queue"]).durability == "opportunistic"
 
     def _rows(self, leader: PartitionLeader, one: _Asked, body: bytes) -> list[Row]:
-        """The rows to write for a run; of what is here already, those that are."""
+        """Return the rows to write for a run; for tasks that exist already, their existing rows."""
         first, stretch = one.first, stretch_of(one.first)
         known = self._host.store.known_bits(stretch) & mask_of(first, one.count)
         new = mask_of(first, one.count) & ~known
@@ -91,7 +94,7 @@ class Enqueuing:
             for run in runs_of(stretch, new)
         ]
         if known:
-            # A repeat: what is here already goes to the holders again, so that its ack is honest.
+            # A repeated request: the existing rows are sent to the holders again before they are acknowledged.
             rows += self._known_rows(first, known)
         self._host.count_event(one.header["queue"], "enqueued", new.bit_count())
         return rows
@@ -113,7 +116,7 @@ class Enqueuing:
     async def _ack(
         self, one: _Asked, vote: Vote | OnyxqError, leader: PartitionLeader | None, wanted: int | None
     ) -> int | dict[str, Any]:
-        """How many nodes have it; a keyed task is with a majority always, whatever is wanted."""
+        """Return the number of nodes that have the run; a task with a key always needs a majority."""
         if isinstance(vote, OnyxqError):
             return vote.to_map()
         if leader is None:
@@ -141,7 +144,7 @@ class Enqueuing:
                 count = await self._ack(asked[place], started.vote, started.leader, wanted)
                 acks[place] = [count, *started.stands] if started.stands and isinstance(count, int) else count
             except trio.Cancelled:
-                # Whoever asked waits no longer; the next of its key still must.
+                # The client no longer waits, but the next request with the key waits for the decision.
                 over = partial(self._host.start_soon, self._see_through, asked[place], started)
                 raise
             finally:
@@ -170,13 +173,15 @@ class Enqueuing:
         return self._host.store.known_bits(stretch_of(one.first)) & mask == mask
 
     def _check_time(self, one: _Asked) -> None:
-        """Raise `BadRequest` if the time asked for lies further back than the queue's grace."""
+        """Raise `BadRequest` if the named due time is further in the past than the queue's grace."""
         if one.at_ms is None or self._is_known(one):
             return
         grace_ms = settings_of(self._host.replica, one.header["queue"]).grace_ms
         late_ms = self._host.wall_ms() - one.at_ms
         if late_ms > grace_ms:
-            raise BadRequest(f"at_ms lies {late_ms} ms in the past; at most {grace_ms} are allowed", field="at_ms")
+            raise BadRequest(
+                f"at_ms is {late_ms} ms in the past; the queue allows at most {grace_ms} ms", field="at_ms"
+            )
 
     async def _start(
         self, leader: PartitionLeader, one: _Asked, found: dict[TaskId, str | OnyxqError | None]

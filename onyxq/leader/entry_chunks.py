@@ -1,7 +1,7 @@
-"""Work on claims cut into entries that fit the log (design: the log).
+"""Cuts work on claims into log entries of a limited size (design: the log).
 
-One request may concern more runs, and one round more workers, than an entry holds.  Sizes
-are estimates from above: cutting too early costs a few bytes, too late an error.
+One request may name more runs, and one round more workers, than an entry can hold. The sizes are
+upper estimates: cutting too early costs a few bytes, cutting too late is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onyxq.core.entry import ENTRY_BYTES_MAX
 from onyxq.core.ids import Run
 
 PART_BYTES = 48
-"""Of one grant, renewal, release or expiry besides its text and runs."""
+"""Bytes of one grant, renewal, release or expiry without its text and runs."""
 RUN_BYTES = 32
 PIECE_RUNS_MAX = 1_000
 ENTRY_ROOM_BYTES = ENTRY_BYTES_MAX - 1_024
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def fitting(parts: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """The parts in their order, in groups that fit one entry each."""
+    """Yield the parts in their order, in groups that fit one entry each."""
     group: list[T] = []
     used = 0
     for part in parts:
@@ -37,11 +37,11 @@ def fitting(parts: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 
 
 def size_of(runs: Sequence[Run], text: str = "") -> int:
-    """Bytes that a part of an entry takes at most."""
+    """Return the most bytes that a part of an entry takes."""
     return PART_BYTES + 4 * len(text) + RUN_BYTES * len(runs)
 
 
 def run_groups(runs: Sequence[Run]) -> Iterator[tuple[Run, ...]]:
-    """The runs in groups of which each fits an entry."""
+    """Yield the runs in groups that fit one entry each."""
     for start in range(0, len(runs), PIECE_RUNS_MAX):
         yield tuple(runs[start : start + PIECE_RUNS_MAX])

@@ -1,8 +1,8 @@
-"""Expiry: leaders take back the claims whose deadline has passed in log time.
+"""Expiry: leaders end claims whose lease is over in log time.
 
-A task whose attempts are used up by it becomes a dead letter; claims on tasks that are
-finished already are only let go.  A completion that is older than the claim does not count:
-its worker may have been told so.
+A task without attempts left becomes a dead letter. Claims on finished tasks are released. A
+completion that is older than the claim does not count: its worker may have learned that it was
+refused.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from onyxq.leader.leader import PartitionLeader
 
 @define
 class _Due:
-    """What the deadlines that have passed ask for."""
+    """The work that expired claims require."""
 
     lapsed: list[expire_claims.Args] = field(factory=list)
     over: dict[int, list[tuple[int, Finish]]] = field(factory=dict)
-    """Per partition, with the place of what is refused: dead letters, and completions whose claims are still there."""
+    """Finishes to write, per partition: dead letters, and completions whose claims were not released."""
     overtaken: list[Run] = field(factory=list)
-    """Those of ``lapsed`` that are finished only by completions older than their claims."""
+    """Tasks of ``lapsed`` whose only completions are older than their claims."""
 
 
 class Expiry:
-    """Expires claims on the partitions that a node leads."""
+    """Expires claims in the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost, completing: Completing, renewed: Renewed) -> None:
         self._host = host
@@ -44,19 +44,19 @@ class Expiry:
         self._renewed = renewed
 
     async def expire(self) -> None:
-        """Take back the claims whose deadline has passed, of all led partitions together.
+        """End the expired claims of all led partitions together.
 
-        A node that takes partitions over finds some in each of them: the log is waited for once.
+        A node that takes over many partitions may find some in each of them. Together they need one log record.
         """
         due = self._due()
         if due.lapsed:
             await self._let_lapse(due)
         if due.over:
-            over = self._due().over if due.lapsed else due.over  # that took its time
+            over = self._due().over if due.lapsed else due.over  # the wait for the log took time, so look again
             await self._completing.finish_all(over, [[]])
 
     def _due(self) -> _Due:
-        """What is to be done about claims whose deadline has passed by now."""
+        """Return the work that claims require which are expired now."""
         due = _Due()
         for partition in self._host.granter.led():
             claims = self._host.replica.claims.get(partition)
@@ -78,14 +78,14 @@ class Expiry:
             finished = self._host.store.finished_bits(stretch)
             for offset, count, token, _, _ in pieces:
                 run = Run(id_at(stretch, offset), count)
-                # A renewal that is on its way is decided first: death is for good.
+                # A renewal that is on its way is decided first, because an expiry may fail the task for good.
                 bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0) & ~self._renewed.bits(stretch)
                 done = bits & finished
                 void = overtaken_bits(self._host.store, run, token, done)
                 due.overtaken += runs_of(stretch, void)
                 done &= ~void
                 for part in runs_of(stretch, done):
-                    # Its release was lost. It may be stored here only: it goes out again first.
+                    # Its release was lost. The completion may be stored only here, so it is written again first.
                     rows = self._completing.completion_rows_of(leader, part)
                     over.append(Finish(part, token, facts.COMPLETED, [], rows))
                 for part in runs_of(stretch, bits & ~done):
@@ -96,7 +96,7 @@ class Expiry:
             due.lapsed.append(expire_claims.Args(leader.partition, leader.epoch, tuple(group)))
 
     async def _let_lapse(self, due: _Due) -> None:
-        # That the overtaken are finished is told to nobody, until the store knows that they are not.
+        # Until the store knows that these tasks are unfinished, their old completions must not be reported.
         with self._completing.begun(due.overtaken):
             await self._host.verdicts(due.lapsed)
             if due.overtaken:

@@ -1,7 +1,7 @@
-"""Whether a leader can say that a token does not stand (design: claims).
+"""Checks whether a leader is recent enough to call a token stale (design: claims).
 
-A leader that was deposed and does not know it has not heard of what its successor granted.
-It must not call such a token stale: that would tell its holder to stop.
+A deposed leader does not know the grants of its successor. It must not call their tokens stale,
+because the holders would stop working.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from onyxq.leader.leader import PartitionLeader
 
 
 class JudgingHost(Protocol):
-    """What judging needs of its node."""
+    """What these checks need of their node."""
 
     replica: Replica
 
     @property
     def leaders(self) -> Mapping[int, PartitionLeader]:
-        """Partitions led from here."""
+        """The partitions that this node leads."""
         ...
 
     async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
-        """Submit entries; position and verdicts. Raises `LogUnavailable`."""
+        """Submit entries and return their position and verdicts; raises `LogUnavailable`."""
         ...
 
 
 async def unsure_partitions(host: JudgingHost, named: Iterable[tuple[TaskId, int]]) -> set[int]:
-    """Partitions for which ``(task, token)`` are named of which the node cannot tell whether they stand.
+    """Return the partitions of ``(task, token)`` pairs whose tokens this node cannot check now.
 
-    Where a token lies beyond what it has read of the log, the log is read to its end: an
-    entry that changes nothing says by its verdict whether this node still leads, and is read
-    behind every grant that was made before.
+    If a token is newer than what this node has read, it reads the log to its end first. For that it submits an
+    entry that changes nothing. The verdict shows whether the node still leads, and comes after every earlier
+    grant.
     """
     position = host.replica.position
     unsure = set()
@@ -51,9 +51,9 @@ async def unsure_partitions(host: JudgingHost, named: Iterable[tuple[TaskId, int
 
 
 async def _leads(host: JudgingHost, leader: PartitionLeader) -> bool:
-    """Whether the log says so now; what it said before has been read then."""
+    """Return whether the log confirms the leadership; everything before the answer has then been read."""
     try:
         _, verdicts = await host.verdicts([renew_claims.Args(leader.partition, leader.epoch, ())])
     except OnyxqError:
         return False
-    return verdicts[0] == BAD_RUN  # not refused for its epoch
+    return verdicts[0] == BAD_RUN  # the entry was not refused for its epoch

@@ -1,4 +1,4 @@
-"""What serving clients needs of its node, and the words that the operations share."""
+"""What the leader's operations need of their node, and the types that they share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onyxq.leader.grants.granter import Granter, GranterHost
 from onyxq.leader.leader import PartitionLeader
 
 Refused = list[Any]
-"""``[first, count, error map]`` of a part of an item."""
+"""``[first, count, error map]`` of the refused part of an item."""
 
 
 class OperationsHost(GranterHost, Protocol):
@@ -22,23 +22,23 @@ class OperationsHost(GranterHost, Protocol):
     granter: Granter
 
     def random(self) -> float:
-        """0 <= x < 1, from the node's generator."""
+        """Return a random number, 0 <= x < 1, from the node's generator."""
         ...
 
     async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
-        """Submit entries; position and verdicts. Raises `LogUnavailable`."""
+        """Submit entries and return their position and verdicts; raises `LogUnavailable`."""
         ...
 
     async def settled(self) -> None:
-        """Return once what the log said of claims so far can be read from the store."""
+        """Wait until the log's events about claims so far can be read from the store."""
         ...
 
     async def recorded(self) -> None:
-        """Return once all that the log said so far is in the store."""
+        """Wait until everything that the log has recorded so far is in the store."""
         ...
 
     async def moved(self) -> None:
-        """Return at the next step of the log."""
+        """Wait for the next step of the log."""
         ...
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
@@ -50,5 +50,5 @@ class OperationsHost(GranterHost, Protocol):
         ...
 
     def submit_lazily(self, entry: Any) -> None:
-        """Submit an entry that nobody waits for; lost entries are owed again later."""
+        """Submit an entry without waiting for it; a lost entry is owed again later."""
         ...

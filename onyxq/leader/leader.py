@@ -1,12 +1,12 @@
-"""One partition led by this node under one epoch: takeover, quorum writes, settling.
+"""The leader of one partition under one epoch: takeover, quorum writes, settling.
 
-Takeover: a majority of members promise the epoch durably; what they hold is merged into
-this store; then ``ready_partition`` goes to the log and the partition serves.  Behind
-that every holder is brought up to date, and once a majority of the target is,
+In a takeover, a majority of the members durably promise the epoch. Their rows are merged into this
+node's store. Then ``ready_partition`` goes to the log and the partition serves. After that, the
+leader brings every holder up to date. Once a majority of the target is up to date,
 ``settle_partition`` makes the target the members.
 
-The leader belongs to the node, not to the peer: while the log is away it goes on taking
-writes under its epoch.  A newer epoch anywhere in the cohort stops it.
+The leader belongs to the node, not to the peer. So it continues to take writes under its epoch
+while the log is unavailable. It stops when any node of the cohort reports a newer epoch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FEW_COPIES = "It stays stored. Repeat the same request once more nodes are up, o
 RETRY_PAUSE_S = 0.25
 RETRY_PAUSE_MAX_S = 5.0
 COMPARE_EVERY_S = 60.0
-"""Between two comparisons of a holder that is up to date."""
+"""Pause between two comparisons with a holder that is up to date, in seconds."""
 REACH_TIMEOUT_S = 2.0
 TARGET_PATIENCE_S = 1.0
 YIELD_PAUSE_MAX_S = 60.0
@@ -52,18 +52,18 @@ class LeaderHost(Host, Protocol):
     replica: Replica
 
     pacer: Pacer
-    """Paces what is exchanged to bring other nodes up to date."""
+    """Limits the speed at which other nodes are brought up to date."""
 
     def synced(self, direction: str, rows: int, size: int) -> None:
-        """A page of rows was ``sent`` to, or ``taken`` from, another node to make copies equal."""
+        """Count a page of rows that was ``sent`` to another node, or ``taken`` from it, to make copies equal."""
         ...
 
     def sync_limit(self, node: str, *, takeover: bool = False) -> trio.CapacityLimiter:
-        """Bounds how many partitions are brought up to date on a node, or taken over with its help, at once."""
+        """Return the limit of partitions that are synchronised with a node, or taken over with its help, at once."""
         ...
 
     def sender(self, node: str) -> Sender:
-        """The sender of writes to a node (this one included)."""
+        """Return the sender of writes to a node (this one included)."""
         ...
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
@@ -79,20 +79,20 @@ class LeaderHost(Host, Protocol):
         ...
 
     def became_ready(self, leader: PartitionLeader) -> None:
-        """The partition serves from now on."""
+        """Take note that the partition serves from now on."""
         ...
 
     def became_backed(self, leader: PartitionLeader) -> None:
-        """What the leader found finished stays finished, whoever leads next."""
+        """Take note that a majority of the members has all that the leader found: a next leader will have it too."""
         ...
 
     def live_candidates(self, partition: int) -> int:
-        """Nodes that could lead the partition now."""
+        """Return the number of nodes that could lead the partition now."""
         ...
 
 
 class PartitionLeader:
-    """See the module's first paragraph."""
+    """Leads one partition under one epoch."""
 
     def __init__(self, host: LeaderHost, *, partition: int, epoch: int, peer: str) -> None:
         self.partition = partition
@@ -101,44 +101,45 @@ class PartitionLeader:
         self.ready = False
         self.deposed = False
         self.backed = False
-        """Whether a majority of the members has all that was found here once the partition was taken
-        over: from then on what is finished here is so for whoever leads next."""
+        """Whether a majority of the members has all rows that were found here after the takeover.
+
+        From then on a next leader will also know that the tasks that are finished here are finished.
+        """
         self.closing: Watermark = NOTHING
-        """What may be about to be purged: no new task of it is taken."""
+        """The ids that may be purged soon. No new task with such an id is accepted."""
         self.in_doubt = False
         """Whether an entry that purges may be on its way to the log."""
         self.since_s = trio.current_time()
         self.told_s: dict[TaskId, float] = {}
-        """When it was last said of stretches with failed tasks that these failed."""
+        """Stretch with failed tasks -> when their failure was last reported to another node, in seconds."""
         self.scope = trio.CancelScope()
         self.current: set[str] = {host.node_id}
-        """Holders that have all that was here when they were last compared."""
+        """Holders that had all rows of this node when they were last compared."""
         self._host = host
         self._merged: set[str] = {host.node_id}
-        """Holders that reached the epoch and whose rows were merged after that."""
+        """Holders that promised the epoch and whose rows were merged after that."""
         self._reached: set[str] = {host.node_id}
-        """Holders that promised the epoch: they take writes."""
+        """Holders that promised the epoch, so they accept writes."""
         self._failing: set[str] = set()
-        """Holders that could not be brought up to date when that was tried last."""
+        """Holders for which the last synchronisation failed."""
         self._marks = 0
         self._promised = trio.Event()
-        """Set once this node's own promise of the epoch is on its disk, behind what it took in earlier ones,
-        and the partition's index here is complete."""
+        """Set once this node's own promise and all earlier writes are stored, and the partition's index is complete."""
         self._progress = trio.Event()
         self._trouble_since: float | None = None
         self._alone_since: float | None = None
-        """Since when no majority of the members answers this node, though they may be in the ring."""
+        """Since when no majority of the members answers this node, although they may be in the ring."""
         self._behind: dict[str, trio.Event] = {}
         self._transfers: dict[str, Transfer] = {}
-        """The exchange with each holder that is under way, or was the last."""
+        """The exchange with each holder that is running or was the last."""
 
     @property
     def placed(self) -> Partition:
-        """Where the replica places the partition now."""
+        """The partition's placement in the replica."""
         return self._host.replica.partitions[self.partition]
 
     def in_trouble(self) -> bool:
-        """Whether the takeover, or the last write, has not succeeded yet, or no majority answers."""
+        """Return whether the takeover or the last write has not succeeded yet, or no majority answers."""
         if not self.ready or self.has_majority():
             self._alone_since = None
         elif self._alone_since is None:
@@ -149,36 +150,40 @@ class PartitionLeader:
         return min((at for at in (self._trouble_since, self._alone_since) if at is not None), default=None)
 
     def check(self) -> None:
-        """Raise `NotLeader` unless writes may be taken."""
+        """Raise `NotLeader` unless the partition accepts writes."""
         if self.deposed:
-            raise NotLeader(f"partition {self.partition} is not led from here any more")
+            raise NotLeader(f"partition {self.partition} is no longer led from here")
         if not self.ready:
             members = self.placed.members
             answered = len(self._merged.intersection(members))
             raise NotLeader(
                 f"partition {self.partition} is being taken over: {answered} of its {len(members)} members "
-                f"have answered, a majority must"
+                f"have answered, and a majority is needed"
             )
 
     def check_new(self, first: bytes) -> None:
-        """Raise `Purged` if a new task's id is of a time that is purged, `Unavailable` if it is about to be."""
+        """Raise `Purged` if a new task's id belongs to a purged time, `Unavailable` if it may be purged soon."""
         if self._host.store.watermark(self.partition).covers(first):
-            raise Purged(f"task {first.hex()} is of a time of which all finished tasks are purged", field="id")
+            raise Purged(f"task {first.hex()} belongs to a time whose finished tasks are purged", field="id")
         if self.closing.covers(first):
             raise Unavailable(f"partition {self.partition} may be about to purge tasks of that time")
 
     # --- writes
 
     def mark(self) -> Mark:
-        """What says of a row that it was written after all that any leader wrote before.
+        """Return the mark of a new row, which is greater than those of all rows that any leader wrote before.
 
-        Whatever was acknowledged is known here, so what another node holds instead was not.
+        A leader knows every acknowledged row. So if another node holds a different row, it was not
+        acknowledged.
         """
         self._marks += 1
         return Mark(self.epoch, self._marks)
 
     def replicate(self, rows: Sequence[Row], *, early: bool = False) -> Vote:
-        """Send rows to every holder; the vote tells when majorities have them (``early``: in memory at least)."""
+        """Send rows to every holder; return the vote, which is won once majorities have them.
+
+        ``early``: rows in a node's memory count as well.
+        """
         placed = self.placed
         self._host.pacer.served()
         vote = Vote(leader=self._host.node_id, members=placed.members, target=placed.target)
@@ -189,17 +194,18 @@ class PartitionLeader:
                 self._heard_error(node, error)
 
         with failures.serving("a write"):
-            if rows:  # without rows it asks only whether this node still leads
+            if rows:  # without rows, it only asks whether this node still leads
                 failures.begin()
             for node in self.holders():
                 self._host.sender(node).submit(self.partition, self.epoch, rows, heard, early=early)
         return vote
 
     async def decide(self, vote: Vote, *, wanted: int | None = None) -> int:
-        """How many holders have the write; raises `Unknown`, `StoreFailed` or `StaleEpoch`.
+        """Wait until the write is decided; return how many holders have it.
 
-        Decided once majorities have it, or as many as are ``wanted``, this node among them.  If more than a
-        majority are wanted and do not answer in `EXTRA_ACKS_S`, it is `Unknown` although the write stays.
+        A write is decided once majorities have it, or once ``wanted`` nodes have it, this node among them. If
+        more than a majority are wanted and do not answer within `EXTRA_ACKS_S`, the outcome is `Unknown`
+        although the write stays. Raises `Unknown`, `StoreFailed`, `StaleEpoch` or `Unavailable`.
         """
         if wanted is not None and wanted < vote.majority:
             await vote.wait_for(wanted, WRITE_TIMEOUT_S)
@@ -212,7 +218,7 @@ class PartitionLeader:
             acks = await vote.wait_for(wanted, EXTRA_ACKS_S)
             if acks >= wanted:
                 return acks
-            raise Unknown(f"{acks} of the {wanted} nodes that w asks for have it", hint=FEW_COPIES)
+            raise Unknown(f"{acks} nodes have it, and w asks for {wanted}", hint=FEW_COPIES)
         if self._trouble_since is None:
             self._trouble_since = trio.current_time()
         for kind in (StaleEpoch, StoreFailed):
@@ -220,19 +226,19 @@ class PartitionLeader:
                 if isinstance(error, kind):
                     raise error
         if not vote.acks:
-            raise Unavailable(f"partition {self.partition}: no majority of its nodes can be written")
+            raise Unavailable(f"partition {self.partition}: no majority of its nodes accepts writes")
         raise Unknown(f"partition {self.partition}: no majority of its nodes has confirmed the write")
 
     async def write(self, rows: Sequence[Row]) -> int:
-        """Replicate and decide."""
+        """Replicate rows and wait for the decision."""
         return await self.decide(self.replicate(rows))
 
     def holders(self) -> list[str]:
-        """Nodes of members and target, sorted."""
+        """Return the nodes of members and target, sorted."""
         return sorted({*holders(self.placed), self._host.node_id})
 
     def has_majority(self) -> bool:
-        """Whether a majority of the members is in the ring and answers, as far as is known."""
+        """Return whether a majority of the members is in the ring and answers, as far as is known."""
         host = self._host
         nodes, members = host.replica.nodes, self.placed.members
         up = {host.node_id}
@@ -242,7 +248,7 @@ class PartitionLeader:
             if not host.sender(node).down:
                 up.add(node)
             elif (event := self._behind.get(node)) is not None:
-                event.set()  # it may be back: have its follower look
+                event.set()  # it may be back, so its follower tries again
         return majority(members, up)
 
     def _heard_error(self, node: str, error: OnyxqError) -> None:
@@ -254,7 +260,7 @@ class PartitionLeader:
             self._lacks_rows(node)
 
     def _compare_all(self) -> None:
-        """Compare all copies now: this one has all that was acknowledged, but not what others have of a write."""
+        """Compare all copies now: other nodes may have rows of a write that failed here."""
         for behind in self._behind.values():
             behind.set()
 
@@ -283,7 +289,7 @@ class PartitionLeader:
         while not self._has_read_majority():
             await self._progressed()
         with trio.move_on_after(TARGET_PATIENCE_S):
-            # Writes need a majority of the target too; a dead target must not hold up reads and claims.
+            # Writes need a majority of the target too. But reads and claims must not wait for a dead target.
             while not majority(self.placed.target, self._reached):
                 await self._progressed()
         self._trouble_since = None
@@ -297,7 +303,7 @@ class PartitionLeader:
             await self._propose(ready_partition.Args(self.partition, self.epoch))
 
     def _has_read_majority(self) -> bool:
-        """Return whether what a majority of the members had when it promised the epoch has been merged here."""
+        """Return whether the rows of a majority of the members, as of their promises, have been merged here."""
         return majority(self.placed.members, self._merged)
 
     async def _until_written(self, batch: Batch) -> None:
@@ -314,7 +320,7 @@ class PartitionLeader:
                 await trio.sleep(RETRY_PAUSE_S)
 
     async def _until_landed(self) -> None:
-        """Wait until everything that this node has answered for is on its disk."""
+        """Wait until all rows that this node has acknowledged are on its disk."""
         await self._host.floating.landed()
 
     async def _settle(self) -> None:
@@ -328,15 +334,16 @@ class PartitionLeader:
                 await self._progressed()
 
     def _may_settle(self, placed: Partition) -> bool:
-        """Whether the target is up to date, and no whole copy of a node that lives is given up before another is made.
+        """Return whether the target is up to date and no complete copy of a live node would be dropped too early.
 
-        A majority is enough where the others are gone: their places are to be taken soon.
+        Each complete copy of a live member needs a complete copy in the target. If the other members are gone,
+        a majority is enough, because they should be replaced soon.
         """
         wanted = min(len(self._whole_copies(placed)), len(placed.target))
         return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted
 
     def _whole_copies(self, placed: Partition) -> list[str]:
-        """Return the live members whose copies may be whole; one that has not been compared yet may be."""
+        """Return the live members whose copies may be complete, those included that have not been compared yet."""
         nodes = self._host.replica.nodes
         lives = [node for node in placed.members if node in nodes and nodes[node].peer]
         return [node for node in lives if node in self.current or node not in self._failing]
@@ -406,7 +413,7 @@ class PartitionLeader:
                     await behind.wait()
 
     async def _reach(self, node: str) -> None:
-        """Have the node promise the epoch; from then on it gets every write."""
+        """Ask a node to promise the epoch; from then on it gets every write."""
         replica = self._host.replica
         log = [self._host.node_id, replica.position, trail_at(replica.trail, replica.position)]
         reach = {"partition": self.partition, "epoch": self.epoch, "log": log}
@@ -416,14 +423,14 @@ class PartitionLeader:
         self._note_progress()
 
     async def _until_promised(self) -> None:
-        """Wait until what is compared here has all that this node has answered for in earlier epochs."""
+        """Wait until this node's store has all rows that the node acknowledged in earlier epochs."""
         await self._promised.wait()
 
     async def _bring_up(self, node: str) -> None:
-        """Take what the node has (once it reached the epoch), give it what it lacks."""
+        """Merge the rows of a node that reached the epoch, and send it the rows that it lacks."""
         exchange = self._exchange(node)
         if node not in self._merged:
-            # Whoever waits for the takeover is to wait neither for the pace nor for copies that are made at it.
+            # The takeover must wait neither for the pace nor for copies that are made at it.
             async with self._host.sync_limit(node, takeover=not self.ready):
                 differing = await exchange.run(pull=True, push=False, paced=self.ready)
                 await self._share_pending(node, exchange.call)
@@ -438,7 +445,7 @@ class PartitionLeader:
         self._note_progress()
 
     async def _make_alike(self, node: str, exchange: Exchange) -> None:
-        """Exchange what differs. Who waits for a majority to have the last few rows does not wait for copies either."""
+        """Exchange rows that differ; a few rows are exchanged at once, because clients may wait for their majority."""
         few = exchange.few
         if few:
             async with self._host.sync_limit(node, takeover=True):
@@ -469,13 +476,13 @@ class PartitionLeader:
         )
 
     async def _share_pending(self, node: str, call: pending_facts.Call) -> None:
-        """The same for what transactions have pending: it is in no digest."""
+        """Exchange pending rows of transactions too, which are in no digest."""
         store = self._host.store
         theirs = await pending_facts.pull(store, call, self.partition)
         await pending_facts.push(store, call, self.partition, self.epoch, theirs=theirs)
 
     def transfers(self) -> list[dict[str, Any]]:
-        """For people: the live holders that lack something still, as far as is known, and how far each has come."""
+        """Return the live holders that still lack rows, with the progress of each, for display."""
         nodes = self._host.replica.nodes
         behind = (node for node in self.holders() if node not in self.current)
         return [
@@ -492,7 +499,7 @@ class PartitionLeader:
         self._progress = trio.Event()
 
     def _is_backed(self) -> bool:
-        """Return whether a majority of the members has all that was found here; see `backed`."""
+        """Return whether a majority of the members has all rows that were found here; see `backed`."""
         return majority(self.placed.members, self.current)
 
     # --- giving up
@@ -503,14 +510,14 @@ class PartitionLeader:
         return self._promised.is_set()
 
     async def give_up(self) -> None:
-        """Have the next candidate lead, which may be this node under another epoch."""
+        """Let the next candidate lead, which may be this node under another epoch."""
         if self.placed.epoch == self.epoch:
             await self._propose(yield_partition.Args(self.partition, self.epoch))
 
     async def yield_if_in_trouble(self) -> None:
-        """Give up leading when no write, or no takeover, has succeeded for too long, or nobody answered.
+        """Give up leading if no write or takeover has succeeded for too long, or no majority answered.
 
-        The node calls it every second. Each yield of the partition in a row doubles the patience.
+        The node calls it every second. Each yield of the partition in a row doubles the time.
         """
         since, placed = self._since(), self.placed
         if since is None or placed.epoch != self.epoch:

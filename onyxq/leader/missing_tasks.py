@@ -1,4 +1,4 @@
-"""What is said of a task that is not there: that it never was, or is purged."""
+"""The error about a missing task: it never existed, or it is purged."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from onyxq.store.interface import Store
 
 
 def missing(store: Store, task_id: TaskId, field: str = "id") -> NotFound:
-    """The error about a task that a store does not have."""
+    """Return the error about a task that a store does not have."""
     if not store.watermark(partition_of(task_id)).covers(task_id):
         return NotFound(f"there is no task {task_id.hex()}", field=field)
     return NotFound(
-        f"task {task_id.hex()} is purged, if there ever was one: finished tasks of its time are gone",
+        f"task {task_id.hex()} is purged or never existed: finished tasks of its time are purged",
         field=field,
-        hint="Where its queue archives tasks, onyxq task get ID --archive DIR reads it.",
+        hint="If its queue archives tasks, read it with: onyxq task get ID --archive DIR",
     )

@@ -1,8 +1,8 @@
-"""What the leader of a partition does for clients: enqueue, finish, renew, update, cancel.
+"""The operations of a partition's leader for clients: enqueue, complete, renew, update, cancel and others.
 
-Enqueues, updates, completions and cancels are facts: quorum writes under the epoch, which
-go on while the log is away.  Renewals, failures with a retry and returns are entries.
-Each has its own module; this is where they meet.
+Enqueues, updates, completions and cancels are facts: quorum writes under the epoch, which continue
+while the log is unavailable. Renewals, failures with a retry and releases are log entries. Each
+operation has its own module; this one combines them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onyxq.leader.transaction_parts import Transacting
 
 
 class Host(TransactingHost, PurgingHost, Protocol):
-    """What all of it needs of its node."""
+    """What the operations need of their node."""
 
 
 class Operations:
@@ -60,7 +60,7 @@ class Operations:
         self.timers = Timers(host, self.standing, keyed=keyed, completing=self.completing, cancelling=cancelling)
 
     async def run(self) -> None:
-        """What goes on without being asked for, until cancelled."""
+        """Run the background work of the operations until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.completing.run)
             nursery.start_soon(self.completing.freeing.run)
@@ -69,6 +69,6 @@ class Operations:
             nursery.start_soon(self.purging.run)
 
     def backed(self, leader: PartitionLeader) -> None:
-        """What is finished in the partition stays so."""
+        """Continue with a partition whose finished tasks will stay finished under any next leader."""
         self.completing.freeing.free_finished(leader)
         self.dependencies.lead(leader.partition)

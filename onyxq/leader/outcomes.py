@@ -1,7 +1,7 @@
-"""What became of tasks, as the leader of their partition says it to those that wait for them.
+"""Outcomes of tasks, as the leader of their partition reports them to nodes with waiting tasks.
 
-A completion counts once a majority has it.  Whoever asks is told, as a hint, when what was
-unfinished ends.
+A completion counts once a majority has it. A node that asks about an unfinished task gets a hint
+when the task is finished.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 
 ASKED_IDS_MAX = 5_000
-"""Ids in one question, or one hint."""
+"""Most ids in one request or one hint."""
 TELL_TIMEOUT_S = 4.0
 WATCHED_MAX = 200_000
-"""Stretches of watched tasks in memory; what is forgotten is found by asking again."""
+"""Most stretches of watched tasks in memory. If one is forgotten, the node asks again."""
 
 UNFINISHED, UNSERVED, PURGED = "unfinished", "unserved", "purged"
 ENDS = ("completed", "failed", "cancelled", PURGED)
-"""Outcomes that do not change any more, unless somebody opens the task again."""
+"""Outcomes that are final unless a user requeues the task."""
 
 log = logging.getLogger(__name__)
 
 
 class Outcomes:
-    """See the module's first paragraph; one per node. ``hint`` hears of ended tasks that this node watches."""
+    """Reports outcomes of local tasks; one per node. ``hint`` takes finished tasks for which this node waits."""
 
     def __init__(self, host: OperationsHost, hint: Callable[[Iterable[TaskId]], None]) -> None:
         self._host = host
         self._hint = hint
         self._watchers: dict[bytes, dict[str, int]] = {}
-        """Stretch -> node that waits for tasks of it -> which."""
+        """Stretch -> node that waits for tasks of it -> mask of these tasks."""
 
     async def outcomes(self, ids: Sequence[TaskId], watcher: str) -> list[str | None]:
-        """What became of each task, if it is led from here; ``watcher`` is told when the others finish."""
-        # What the end of such a claim makes void must be known before anything is said of it.
+        """Return the outcome of each task that is led from here.
+
+        ``watcher`` is the node that gets a hint when one of the unfinished tasks is finished.
+        """
+        # If such a claim has ended, the store must show that the old completion is void before it is reported.
         overtaken = {task_id for task_id in ids if self._is_overtaken(task_id)}
         await self._host.settled()
         found = [UNFINISHED if task_id in overtaken else self._outcome(task_id) for task_id in ids]
@@ -54,8 +57,8 @@ class Outcomes:
         for partition in sorted({partition_of(one) for one, said in zip(ids, found, strict=True) if said is None}):
             leader = self._host.leaders.get(partition)
             if leader is None:
-                raise NotLeader(f"partition {partition} is not led from here any more")
-            await leader.write([])  # who was deposed does not know what there is
+                raise NotLeader(f"partition {partition} is no longer led from here")
+            await leader.write([])  # a deposed leader may not know the newest tasks
         return found
 
     def _outcome(self, task_id: TaskId) -> str | None:
@@ -77,7 +80,7 @@ class Outcomes:
 
     @staticmethod
     def _told(leader: PartitionLeader, task_id: TaskId, outcome: str) -> str:
-        """What to say of a finished task: whoever asks must have made something of a failure before it is purged."""
+        """Return the outcome to report, and remember reported failures: dependents need time before a purge."""
         if outcome == facts.OUTCOMES[facts.COMPLETED]:
             return outcome
         if leader.closing.covers(task_id):
@@ -88,7 +91,7 @@ class Outcomes:
         return outcome
 
     def _standing(self, task_id: TaskId) -> TaskId:
-        """The task, or the one that stands for its unique key instead."""
+        """Return the current task of the task's unique key, or the task itself."""
         row = self._host.store.task_row(task_id)
         if row is None or not may_say(row[1], UNIQUE_KEY):
             return task_id
@@ -98,7 +101,7 @@ class Outcomes:
         return self._host.store.unique(partition_of(task_id), header["queue"], header[UNIQUE_KEY]) or task_id
 
     def _is_overtaken(self, task_id: TaskId) -> bool:
-        """Whether a worker holds a claim that is newer than the task's completion."""
+        """Return whether a worker holds a claim that is newer than the task's completion."""
         store, claim = self._host.store, claim_of(self._host.replica, task_id)
         if claim is None or not store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1):
             return False
@@ -112,7 +115,7 @@ class Outcomes:
         watchers[watcher] = watchers.get(watcher, 0) | mask_of(task_id, 1)
 
     def finished(self, runs: Sequence[Run]) -> None:
-        """Tasks that are led from here are finished for good: tell who waits for them."""
+        """Send hints about finished local tasks to the nodes that wait for them."""
         if not self._watchers:
             return
         told: dict[str, list[TaskId]] = {}
@@ -145,4 +148,4 @@ class Outcomes:
                 part = ids[start : start + ASKED_IDS_MAX]
                 await self._host.call(watcher, "lead.finished", {"ids": part}, timeout_s=TELL_TIMEOUT_S)
         except OnyxqError as error:
-            log.debug("node %s finds out by itself: %s", watcher, error.message)
+            log.debug("node %s will find finished tasks by its own check: %s", watcher, error.message)

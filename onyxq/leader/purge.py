@@ -1,13 +1,18 @@
-"""What the leader of a partition purges, and when (design: retention).
+"""Chooses what a partition's leader purges, and when (design: retention).
 
-Ids begin with the time at which their tasks were made, or due; the leader goes through a
-partition in *buckets* of that time, oldest first.  A stretch goes once all of its tasks are
-finished, their queues' retention has passed, nothing unfinished waits for one that failed,
-and it is archived where a queue asks for that.  What cannot go is kept below the watermark
-as long as there are few such stretches; a bucket with more holds up those behind it.
+Ids begin with the time at which their tasks were made, or are due. The leader goes through a
+partition in *buckets* of that time, oldest first. A stretch can be purged once all of the following
+hold:
 
-While it looks, the leader takes no new task below the place where the watermark may come
-to lie: what it has seen to be finished cannot be joined by something that is not.
+* all of its tasks are finished and their queues' retention has passed,
+* no unfinished task waits for a failed task of it,
+* it is archived if a queue asks for that.
+
+Up to a limit, stretches below the watermark are kept as exceptions. A bucket with more exceptions
+delays the later buckets.
+
+While it looks, the leader accepts no new task below the possible watermark. So no unfinished task
+can join stretches that were found to be finished.
 """
 
 from __future__ import annotations
@@ -38,34 +43,36 @@ from onyxq.store.index.records import HOUR_MS
 from onyxq.store.interface import Ended
 
 LOOKS_PER_BUCKET = 4
-"""How often in the time of a bucket a partition is looked at."""
+"""Checks of a partition per bucket time."""
 LOOK_EVERY_S_MAX = 60.0
 PAGE_STRETCHES = 64
-"""Looked at without a pause."""
+"""Stretches that are checked without a pause."""
 PAUSE_S = 0.005
 SETTLED_PART = 5
-"""What was said of a failed task, and whoever asked, has settled after this part of the margin."""
+"""Part of the margin (1/5) after which a reported failure has reached all dependents."""
 BEFORE_ALL = b""
 
-ABSENT, TOO_MANY, NO_DIRECTORY = "something cannot be asked", "too many stretches to keep", "no archive directory"
+ABSENT = "a node does not answer"
+TOO_MANY = "too many stretches to keep"
+NO_DIRECTORY = "no archive directory"
 
 log = logging.getLogger(__name__)
 
 
 @frozen
 class Plan:
-    """How a node purges."""
+    """Settings of a node for purging."""
 
     bucket_ms: int = HOUR_MS
-    """The watermark is a multiple of it."""
+    """Time of a bucket. The watermark is a multiple of it."""
     margin_ms: int = 600_000
-    """How far it stays behind the clock at least."""
+    """Shortest distance of the watermark from the clock."""
     directory: Path | None = None
-    """Where tasks are archived whose queues ask for it."""
+    """Directory of the archive, for queues that ask for one."""
 
     @property
     def settled_ms(self) -> int:
-        """How long a task is finished before it is purged, at least."""
+        """Shortest time from the end of a task to its purge."""
         return self.margin_ms // SETTLED_PART
 
 
@@ -78,7 +85,7 @@ class PurgingHost(OperationsHost, Protocol):
 
 @define
 class _Bucket:
-    """The stretches of one bucket, looked at."""
+    """The checked stretches of one bucket."""
 
     keep: list[TaskId] = field(factory=list)
     failed: list[TaskId] = field(factory=list)
@@ -88,20 +95,20 @@ class _Bucket:
 
 @define
 class _Found:
-    """What can be purged of a partition."""
+    """The result of a check: what can be purged of a partition."""
 
     before_ms: int
     keep: list[TaskId] = field(factory=list)
     failed: list[TaskId] = field(factory=list)
-    """Stretches that go and have failed tasks."""
+    """Stretches to purge that have failed tasks."""
     goes: int = 0
     archives: set[str] = field(factory=set)
-    """Queues of what goes that ask for an archive."""
+    """Queues of the stretches to purge that ask for an archive."""
     waits: str = ""
-    """Why the next bucket waits."""
+    """Why the next bucket cannot be purged yet."""
 
     def take(self, bucket: _Bucket, before_ms: int) -> bool:
-        """Add a bucket, unless too much of it would have to be kept."""
+        """Add a bucket and return True, unless too many of its stretches must be kept."""
         if len(self.keep) + len(bucket.keep) > KEPT_MAX:
             self.waits = TOO_MANY
             return False
@@ -114,19 +121,19 @@ class _Found:
 
 
 class Purging:
-    """See the module's first paragraph; one per node."""
+    """Purges partitions that a node leads; one per node."""
 
     def __init__(self, host: PurgingHost, *, dead: Dead, depended: Depended) -> None:
         self._host = host
         self._dead = dead
         self._depended = depended
         self._again_ms: dict[int, int] = {}
-        """When to look at a partition again."""
+        """Partition -> time of its next check."""
         self.waits: dict[int, str] = {}
-        """Partitions led from here whose oldest bucket could go but for this."""
+        """Partition led from here -> why its oldest bucket is not purged."""
 
     async def run(self) -> None:
-        """Purge what can go until cancelled."""
+        """Purge until cancelled."""
         every_s = min(LOOK_EVERY_S_MAX, self._pause_ms / 1000)
         while True:
             await trio.sleep(every_s)
@@ -150,7 +157,7 @@ class Purging:
         try:
             why = await self.look(leader)
         except OnyxqError as error:
-            log.info("partition %d: nothing is purged now: %s", leader.partition, error.message)
+            log.info("partition %d: nothing can be purged now: %s", leader.partition, error.message)
             why = ABSENT
         if why and why != self.waits.get(leader.partition):
             log.warning("partition %d: finished tasks are not purged: %s", leader.partition, why)
@@ -161,12 +168,13 @@ class Purging:
     # --- one look
 
     async def look(self, leader: PartitionLeader) -> str:
-        """Purge what can go of a partition; why the oldest bucket that could go otherwise waits, or "".
+        """Purge a partition; return why its oldest bucket cannot be purged, or an empty string.
 
-        Raises `Unavailable` where something cannot be asked or written now.
+        Raises `Unavailable` if a node does not answer, or rows or entries cannot be written now.
         """
         if leader.in_doubt:
-            # An entry behind it that changes nothing: once it is read, so is the one that may be on its way.
+            # Once this entry, which changes nothing, has been read, the purge that may be on its way has been
+            # too.
             await self._host.verdicts([renew_claims.Args(leader.partition, leader.epoch, ())])
             leader.in_doubt, leader.closing = False, NOTHING
         number, known = leader.partition, watermark_of(leader.placed)
@@ -189,14 +197,14 @@ class Purging:
                 leader.closing = NOTHING
 
     def _edge_ms(self, number: int) -> int:
-        """Where the watermark can lie at most."""
+        """Return the highest possible watermark."""
         host, plan = self._host, self._host.purging
         replica = host.replica
         kept_ms = [settings_of(replica, queue).retention_ms for queue in host.store.queues(number)]
         edge_ms = host.wall_ms() - max(plan.margin_ms, min(kept_ms, default=DEFAULTS.retention_ms))
         partitions = replica.settings.partitions
         for _, one in sorted(replica.periodic.items()):
-            # What has not fired yet gets an id of the time at which it should have.
+            # The next task of a periodic task gets an id of the time at which it should fire.
             if not one.paused and partition_of(task_id(one, one.next_ms, partitions)) == number:
                 edge_ms = min(edge_ms, one.next_ms)
         for first, _ in pending_runs(host, number):
@@ -204,22 +212,22 @@ class Purging:
         return max(0, edge_ms // plan.bucket_ms * plan.bucket_ms)
 
     async def _quiet(self, leader: PartitionLeader) -> None:
-        """Return once all that was let in before is in the store."""
+        """Wait until all rows that were accepted before are in the store."""
         await leader.write([])
         await self._host.floating.landed()
         await self._host.recorded()
         for first, _ in pending_runs(self._host, leader.partition):
             if leader.closing.covers(first):
-                raise Unavailable("a transaction enqueues a task of that time")
+                raise Unavailable("a transaction enqueues a task in the time to purge")
 
     async def _walk(self, leader: PartitionLeader, before_ms: int, edge_ms: int) -> _Found:
-        """Look at the stretches up to ``edge_ms``, bucket by bucket."""
+        """Check the stretches up to ``edge_ms``, bucket by bucket."""
         bucket_ms = self._host.purging.bucket_ms
         found, open_buckets, after = _Found(before_ms), dict[int, _Bucket](), BEFORE_ALL
         while page := self._host.store.stretches(
             leader.partition, after=after, before_ms=edge_ms, limit=PAGE_STRETCHES
         ):
-            # Stretches come by the hour: buckets that end before this one's are complete.
+            # The pages are in order of hours, so buckets that end before this hour are complete.
             hour_ms = ms_of(page[0][-20:]) // HOUR_MS * HOUR_MS
             for number in sorted(one for one in open_buckets if (one + 1) * bucket_ms <= hour_ms):
                 if not found.take(open_buckets.pop(number), (number + 1) * bucket_ms):
@@ -251,7 +259,7 @@ class Purging:
             bucket.archives |= {queue for queue in ended.queues if settings_of(replica, queue).archive}
 
     def _ended(self, leader: PartitionLeader, stretch: TaskId) -> Ended | None:
-        """How a stretch ended, if it can go."""
+        """Return how a stretch ended, or None if it cannot be purged."""
         host = self._host
         granter = host.granter
         if stretch in (host.replica.claims.get(leader.partition) or ()) or self._dead.opens(leader, stretch):
@@ -268,29 +276,29 @@ class Purging:
         return ended
 
     async def _spare_depended(self, leader: PartitionLeader, found: _Found) -> None:
-        """Keep what failed and others wait for, or may; raises `Unavailable` if that is too much."""
+        """Keep failed tasks that others may wait for; raises `Unavailable` if there are too many."""
         if not found.failed:
             return
         now_s, settled_s = trio.current_time(), self._host.purging.settled_ms / 1000
         leader.told_s = {one: at_s for one, at_s in leader.told_s.items() if now_s - at_s < settled_s}
         wanted: Container[bytes] = found.failed
-        # Whom the leader before told that a task failed may not have made anything of it yet.
+        # A node to which the previous leader reported a failure may not have acted on it yet.
         if now_s - leader.since_s >= settled_s:
             try:
                 wanted = await self._depended.everywhere([one for one in found.failed if one not in leader.told_s])
             except Unavailable as error:
-                log.info("partition %d: failed tasks stay: %s", leader.partition, error.message)
+                log.info("partition %d: failed tasks are kept: %s", leader.partition, error.message)
                 found.waits = ABSENT
         spared = [one for one in found.failed if one in wanted or one in leader.told_s]
         found.keep += spared
         found.goes -= len(spared)
         if len(found.keep) > KEPT_MAX:
-            raise Unavailable("too many failed tasks may be waited for")
+            raise Unavailable("other tasks may wait for too many failed tasks")
 
     # --- archive and entry
 
     async def _archive(self, leader: PartitionLeader, found: _Found) -> str:
-        """Archive what goes; why that is not possible now, or ""."""
+        """Archive the stretches to purge; return why that is not possible now, or an empty string."""
         directory = self._host.purging.directory
         if directory is None:
             return NO_DIRECTORY
@@ -319,6 +327,6 @@ class Purging:
         _, (verdict,) = await self._host.verdicts([entry])
         leader.in_doubt = False
         if verdict != APPLIED:
-            raise Unavailable(f"the log says: {verdict}")
-        log.info("partition %d: %d stretches are purged", leader.partition, found.goes)
+            raise Unavailable(f"the log refused the purge: {verdict}")
+        log.info("partition %d: purged %d stretches", leader.partition, found.goes)
         self._again_ms[leader.partition] = 0

@@ -1,10 +1,12 @@
-"""Keys of tasks as they are enqueued: their place in an ordering key, and what a unique key stands for.
+"""Keys of new tasks: the place in an ordering key, and the current task of a unique key.
 
-The order of an ordering key is fixed by its leader and kept in the task's row, so it is the
-same under every leader: the due time, where the user named one that lay ahead, else the
-time of enqueueing, which never runs backwards in a key; then the leader's epoch and count.
-Those of its key that a task depends on come before it, however late they are: in front of
-them it would wait for what waits for it.
+The leader fixes the order of an ordering key and stores it in the task's row, so it is the same
+under every leader. Tasks are ordered by time, then by the leader's epoch and count. The time is the
+due time if the user named one in the future, otherwise the time of the enqueue. The time of
+enqueues never goes back within a key.
+
+If a task depends on tasks of its own key, it comes after them, however late they are. Before them
+it would wait for tasks that wait for it.
 """
 
 from __future__ import annotations
@@ -28,41 +30,41 @@ from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 
 CLOCKS_APART_MS = 1_000
-"""How far an id's time may lie ahead of the leader's clock although nobody asked for a later time."""
+"""How far an id's time may be ahead of the leader's clock if the user named no later time."""
 GRANT_PATIENCE_S = 4.0
-"""How long the repeat of a unique key waits for the log to say whether its task was granted."""
+"""Longest wait of a repeated unique key for the log to decide a grant of its task, in seconds."""
 NEW, REPLACED, EXISTS = "new", "replaced", "exists"
 
 
 def _nothing() -> None:
-    """For what needs no end."""
+    """Do nothing."""
 
 
 @frozen
 class Started:
-    """A write that is under way."""
+    """A write whose decision is not known yet."""
 
     leader: PartitionLeader
     vote: Vote
     stands: tuple[TaskId, str] | None = None
-    """Of a unique key: the task that stands, and whether it is new, has new data, or was there."""
+    """For a unique key: its current task, and whether the task is new, has new data or existed."""
     over: Callable[[], None] = _nothing
-    """To be called once the write is decided."""
+    """Called once the write is decided."""
 
 
 class Keyed:
-    """Prepares rows with keys for the partitions that a node leads."""
+    """Prepares rows of tasks with keys for the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost) -> None:
         self._host = host
         self._clocks: dict[tuple[int, int], int] = {}
-        """Per partition and epoch led: the latest time given to a row."""
+        """(partition, epoch) -> the latest time given to a row."""
         self._locks: dict[bytes, trio.Semaphore] = {}
-        """Of unique keys that are being enqueued."""
+        """Locks of the unique keys that are being enqueued."""
 
     @staticmethod
     def concerns(header: dict[str, Any]) -> bool:
-        """Whether a row has a key."""
+        """Return whether a row has a key."""
         return ORDERING_KEY in header or UNIQUE_KEY in header
 
     # --- order
@@ -70,7 +72,7 @@ class Keyed:
     def ordered(
         self, leader: PartitionLeader, first: TaskId, header: dict[str, Any], body: bytes, at_ms: int | None
     ) -> bytes:
-        """The body of a new row with its place among those of its key."""
+        """Return the body of a new row with its place in the order of its key."""
         now_ms, due_ms = self._clock_ms(leader), ms_of(first)
         scheduled = due_ms > now_ms + (CLOCKS_APART_MS if at_ms is None else 0)
         if not scheduled:
@@ -85,7 +87,7 @@ class Keyed:
         return facts.pack_task(dict(sorted(said.items())), facts.unpack_task(body).all_payloads())
 
     def _behind_ms(self, leader: PartitionLeader, header: dict[str, Any]) -> int:
-        """The latest due time, in its key's order, of those of a task's key that it depends on; 0 if there are none."""
+        """Return the latest due time of the tasks of the same key on which a task depends; 0 if there are none."""
         if not {ORDERING_KEY, DEPENDS} <= header.keys():
             return 0
         found = [0]
@@ -97,7 +99,7 @@ class Keyed:
         return max(found)
 
     def _clock_ms(self, leader: PartitionLeader) -> int:
-        """The wall clock as far as it did not go back since the partition is led."""
+        """Return the wall clock, which never goes back while the partition is led."""
         led = (leader.partition, leader.epoch)
         now_ms = max(self._host.wall_ms(), self._clocks.get(led, 0))
         if led not in self._clocks:
@@ -110,10 +112,10 @@ class Keyed:
     async def unique(
         self, leader: PartitionLeader, first: TaskId, header: dict[str, Any], body: bytes
     ) -> Started | None:
-        """The write for a key that another task stands for; None if this one may.
+        """Return the write for a unique key that has a current task; None if the new task may be stored.
 
-        Enqueues of one key follow each other: until `Started.over` of this one, or of what
-        `stands` makes of it, the next one waits.
+        Enqueues of one key are serialised. The next one waits for `Started.over` of this write, or of the write
+        that is returned for the new task.
         """
         digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
         await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
@@ -128,13 +130,13 @@ class Keyed:
             raise
 
     def _other_task(self, leader: PartitionLeader, first: TaskId, header: dict[str, Any]) -> TaskId | None:
-        """Return the task that stands for a unique key, unless that is this one."""
+        """Return the current task of a unique key if it is another one than ``first``."""
         standing = self._host.store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
         return standing if standing != first else None
 
     @asynccontextmanager
     async def turn(self, header: dict[str, Any]) -> AsyncIterator[None]:
-        """Nothing else about the unique key of a task happens meanwhile."""
+        """Serialise with all other requests about the unique key of a task."""
         digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
         await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
         try:
@@ -143,12 +145,12 @@ class Keyed:
             self._unlock(digest)
 
     def stands(self, started: Started, first: TaskId, header: dict[str, Any]) -> Started:
-        """The same write of a task that stands for its unique key, `unique` having said so."""
+        """Return the same write as that of a new unique key, after `unique` allowed it."""
         digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
         return Started(started.leader, started.vote, (first, NEW), self._unlocking(digest))
 
     def failed(self, header: dict[str, Any]) -> None:
-        """No write came of it although `unique` said that it may."""
+        """Unlock the key after a write that `unique` allowed could not be started."""
         if UNIQUE_KEY in header:
             self._unlock(facts.key_digest(header["queue"], header[UNIQUE_KEY]))
 
@@ -168,7 +170,7 @@ class Keyed:
         row = self._host.store.task_row(standing)
         if row is None:
             raise missing(self._host.store, standing, "unique_key")
-        # Its own row goes out again: it may be here only, and its ack must be honest.
+        # The existing row may be stored only here, so it is written again before it is acknowledged.
         rows: list[Row] = [facts.task_row(*row)]
         if await self._was_had(standing):
             return Started(leader, leader.replicate(rows), (standing, EXISTS), over)
@@ -184,11 +186,11 @@ class Keyed:
         return Started(leader, vote, (standing, REPLACED), written)
 
     async def _was_had(self, task_id: TaskId) -> bool:
-        """Whether a task was ever granted, or is finished or about to be."""
+        """Return whether a task was ever granted, is finished or is being finished."""
         host, run = self._host, Run(task_id, 1)
         await host.settled()
         with trio.move_on_after(GRANT_PATIENCE_S):
-            # On its way to somebody: the log says soon whether it gets there.
+            # A grant is on its way, and the log decides it soon.
             while host.granter.is_blocked(run) and claim_of(host.replica, task_id) is None:
                 await host.moved()
             await host.settled()

@@ -1,4 +1,4 @@
-"""Updates: what a worker notes of its progress, numbered per claim, stored as facts."""
+"""Task updates: notes of a worker about a task, numbered per claim and stored as facts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ UPDATES_BYTES_MAX = 8 * 1024 * 1024
 
 
 def updates_of(store: Store, task_id: TaskId) -> list[Update]:
-    """The updates that are stored of a task, of all its claims."""
+    """Return the stored updates of a task, of all its claims."""
     return [facts.unpack_update(body) for _, body in store.covering(facts.UPDATE, task_id)]
 
 
 def check_room(stored: Sequence[Update], more: int, field: str) -> None:
-    """Raise `TooLarge` if a task's updates would hold too much with so many bytes more."""
+    """Raise `TooLarge` if a task's updates would be too large with ``more`` additional bytes."""
     if sum(len(one.data) for one in stored) + more > UPDATES_BYTES_MAX:
         raise TooLarge(
             f"the updates of a task hold at most {UPDATES_BYTES_MAX} bytes, those of earlier attempts included",
@@ -50,13 +50,15 @@ class Updating:
         self._host = host
         self._standing = standing
         self._updates: dict[tuple[bytes, int], int] = {}
-        """Next sequence number of updates being written, per (task, token)."""
+        """(task, token) -> next sequence number, while updates are being written."""
 
     async def update(
         self, items: Sequence[tuple[TaskId, int, int, bytes]], wanted: int | None = None
     ) -> list[int | dict[str, Any]]:
-        """Store ``(id, token, seq, data)`` updates on so many nodes (None: a majority); how many have
-        each, or its error map."""
+        """Store ``(id, token, seq, data)`` updates; return how many nodes have each, or its error map.
+
+        ``wanted``: the number of nodes to wait for; None: a majority.
+        """
         unsure = await unsure_partitions(self._host, ((task_id, token) for task_id, token, *_ in items))
         started: list[tuple[PartitionLeader, Vote] | OnyxqError] = []
         keys = []
@@ -68,9 +70,9 @@ class Updating:
                 started.append(error)
         try:
             return [await self._ack(item[0], one, wanted) for item, one in zip(items, started, strict=True)]
-        finally:  # also if nobody waits any more, and perhaps asks again
+        finally:  # also if the client no longer waits; it may repeat the request
             for key, following in keys:
-                if self._updates.get(key) == following:  # else later ones are still being written
+                if self._updates.get(key) == following:  # otherwise later ones are still being written
                     del self._updates[key]
 
     async def _ack(
@@ -106,7 +108,7 @@ class Updating:
         else:
             expected = max(len(stored), self._updates.get((task_id, token), 0))
             if len(stored) <= seq < expected:
-                raise Unavailable(f"update {seq} of this claim is just being stored")
+                raise Unavailable(f"update {seq} of this claim is being stored right now")
             if seq != expected:
                 raise SequenceGap(f"update {expected} comes next, not {seq}", field="seq")
             check_room(found, len(data), "data")
@@ -115,7 +117,7 @@ class Updating:
         return leader, leader.replicate([row])
 
     def check_sequence(self, first: TaskId, count: int, token: int, seq: int | None) -> None:
-        """A completion that names a sequence number must follow the claim's last update."""
+        """Raise `SequenceGap` unless the sequence number of a completion follows the claim's last update."""
         if seq is None:
             return
         stored = sum(one.token == token for one in updates_of(self._host.store, first))

@@ -1,10 +1,9 @@
-"""Timers at a partition's leader: which task stands for a timer's id.
+"""Timers at a partition's leader: which task is the current one of a timer's id.
 
-The id is the task's unique key, so the index of unique keys leads from it to the task.  To
-replace a timer is to store another task under its key with a higher mark, which is one row: from
-the moment that a majority has it the new task stands, until then the old one does.  An old
-one that was claimed already may still be delivered, and is not tried again.  All about
-one id comes in turn.
+A timer's id is the unique key of its task, so the index of unique keys finds the task. To replace a
+timer, the leader stores another task under its key with a higher mark, which is one row. Once a
+majority has the row, the new task is the current one. If the old task was already claimed, it may
+still be delivered, but is not tried again. Requests about one id are serialised.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from onyxq.leader.task_keys import Keyed
 from onyxq.leader.token_check import Standing
 
 CANCELLED, REPLACED, FINISHED = "cancelled", "replaced", "finished"
-"""What became of a cancel."""
+"""Outcomes of a cancel."""
 
 
 class Timers:
-    """Sets and cancels timers of the partitions that a node leads."""
+    """Sets and cancels timers in the partitions that a node leads."""
 
     def __init__(
         self,
@@ -48,22 +47,22 @@ class Timers:
         self._cancelling = cancelling
 
     def standing(self, partition: int, queue: str, timer: str) -> TaskId | None:
-        """The task that stands for an id, finished or not; raises `NotLeader`."""
+        """Return the current task of a timer's id, finished or not; raises `NotLeader`."""
         self._standing.leader(partition)
         return self._host.store.unique(partition, queue, timer)
 
     async def set(self, first: TaskId, body: bytes, *, replace: bool) -> int:
-        """Have a new task stand for the id that its header names; how many nodes have it.
+        """Make a new task the current one of the id in its header; return how many nodes have it.
 
-        Raises `Conflict` if one that is not finished stands already, or with ``replace``
-        `NotFound` if none does.  The same task again, or another one of the same request, is stored once.
+        Without ``replace``, raises `Conflict` if the id has an unfinished task. With ``replace``, raises
+        `NotFound` if it has none. A repeated task, or another task of the same request, is stored once.
         """
         header = facts.task_header(body)[0]
         leader = self._standing.leader(partition_of(first))
         async with self._keyed.turn(header):
             leader.check()
             row = await self._row(leader, first, header, body, replace=replace)
-            with trio.CancelScope(shield=True):  # the next one of this id must know what became of it
+            with trio.CancelScope(shield=True):  # the next request about this id must know the outcome
                 acks = await leader.write([row])
         return acks
 
@@ -72,7 +71,8 @@ class Timers:
     ) -> facts.Row:
         store = self._host.store
         if store.known_bits(stretch_of(first)) & mask_of(first, 1) and (known := store.task_row(first)) is not None:
-            return facts.task_row(*known)  # a repeat: it may be here only, and its ack must be honest
+            # a repeat: the row may be stored only here, so it is written again before it is acknowledged
+            return facts.task_row(*known)
         standing = store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
         if standing is not None and (row := store.task_row(standing)) is not None and _alike(row[1], body):
             return facts.task_row(*row)
@@ -93,9 +93,9 @@ class Timers:
         return not self._cancelling.finished(task_id)
 
     async def cancel(self, task_id: TaskId) -> str:
-        """Cancel a task, claimed or not, if it stands for its id still; what became of that.
+        """Cancel a timer's task, claimed or not, if it is still the current one of its id; return the outcome.
 
-        Raises `NotFound`, and `Unavailable` if it cannot be told now.
+        Raises `NotFound`, and `Unavailable` if the outcome is unknown now.
         """
         self._standing.leader(partition_of(task_id))
         row = self._host.store.task_row(task_id)
@@ -119,6 +119,6 @@ class Timers:
 
 
 def _alike(known: bytes, body: bytes) -> bool:
-    """Whether two tasks were made for the same request."""
+    """Return whether two tasks were made for the same request."""
     request = request_of(facts.unpack_task(body).payload(0))
     return bool(request) and request_of(facts.unpack_task(known).payload(0)) == request

@@ -1,7 +1,7 @@
-"""Which tokens stand (design: claims).
+"""Checks of fencing tokens (design: claims).
 
-From the moment a newer grant is on its way older tokens are refused; a lapsed token is
-taken while nobody newer was granted.
+Once a newer grant is on its way, older tokens are refused. The token of an expired claim is
+accepted until the task is granted again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from onyxq.leader.missing_tasks import missing
 
 
 class Standing:
-    """Judges tokens of the partitions that a node leads."""
+    """Checks tokens of the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost) -> None:
         self._host = host
 
     def leader(self, partition: int) -> PartitionLeader:
-        """The serving leader of a partition; raises `NotLeader`, `BadRequest`."""
+        """Return the serving leader of a partition; raises `NotLeader`, `BadRequest`."""
         if partition >= self._host.replica.settings.partitions:
             raise BadRequest(f"there is no partition {partition}", field="id")
         leader = self._host.leaders.get(partition)
@@ -34,17 +34,17 @@ class Standing:
         return leader
 
     def judge(self, task_id: TaskId, token: int, unsure: set[int]) -> PartitionLeader:
-        """The leader that can say whether a token stands; raises `NotLeader` if it cannot be told here now."""
+        """Return the leader that can check a token; raises `NotLeader` if that is not possible here now."""
         leader = self.leader(partition_of(task_id))
         if leader.partition in unsure and token > self._host.replica.position:
-            raise NotLeader(f"token {token} lies beyond what this node has read of the log")
+            raise NotLeader(f"token {token} is newer than what this node has read of the log")
         return leader
 
     def standing(self, run: Run, token: int) -> tuple[int, list[Refused]]:
-        """Mask of the tasks on which ``token`` still stands, and the refused parts.
+        """Return the mask of the tasks for which ``token`` is valid, and the refused parts.
 
-        A lapsed token stands while nobody newer was granted. Tasks that this very token
-        completed already are neither: their repeat is stored again.
+        The token of an expired claim is valid until the task is granted again. Tasks that this token already
+        completed are in neither result: their completion is written again.
         """
         mask, stretch = mask_of(*run), stretch_of(run.first)
         store = self._host.store
@@ -65,23 +65,25 @@ class Standing:
         return stands, refused
 
     def _why_not(self, task_id: TaskId, token: int) -> OnyxqError | None:
-        """Why ``token`` does not stand on a task that it does not hold; None if it does."""
+        """Return why ``token`` is not valid for a task that it does not hold; None if it is valid."""
         run = Run(task_id, 1)
         store = self._host.store
         if not self._host.granter.serves(partition_of(task_id)):
-            return NotLeader(f"what the log said of the claims of task {task_id.hex()} is not in the store yet")
+            return NotLeader(f"the log's events about the claims of task {task_id.hex()} are not in the store yet")
         if store.finished_bits(stretch_of(task_id)) & mask_of(*run):
             done = [facts.unpack_completion(body) for _, body in store.covering(facts.COMPLETION, task_id)]
             newest = max(done, key=lambda one: (one.mark, one.token), default=None)
             if newest is not None and newest.token == token and newest.outcome == facts.COMPLETED:
-                # Had it been acknowledged nobody would have been granted the task after it.
+                # If the completion had been acknowledged, the task would not have been granted again.
                 if not self._granted_after(task_id, token):
                     return None
                 return StaleToken(f"task {task_id.hex()} was granted under a newer token than {token}")
             how = "was cancelled" if newest is not None and newest.outcome == facts.CANCELLED else "is finished already"
             return AlreadyFinished(f"task {task_id.hex()} {how}")
         if self._host.granter.is_undecided(run):
-            return NotLeader(f"whether task {task_id.hex()} was granted anew when the log was lost is not known yet")
+            return NotLeader(
+                f"task {task_id.hex()} may have been granted again when the log was lost; that is not known yet"
+            )
         return self._why_not_unfinished(task_id, token)
 
     def _why_not_unfinished(self, task_id: TaskId, token: int) -> OnyxqError | None:
@@ -94,11 +96,13 @@ class Standing:
             return StaleToken(f"token {token} is void: it is from before the log was recovered")
         grants = [event.token for event in self.history(task_id) if event.event == facts.GRANTED]
         if not grants or max(grants) != token or token < store.counts_from(task_id):
-            return StaleToken(f"token {token} is not the last granted on task {task_id.hex()}, or of a life before")
+            return StaleToken(
+                f"token {token} is not the last one granted on task {task_id.hex()}, or the task was requeued since"
+            )
         return None
 
     def _granted_after(self, task_id: TaskId, token: int) -> bool:
-        """Whether somebody has, had or is about to get a task under a newer token."""
+        """Return whether a newer token was granted on a task, or is being granted now."""
         offset = offset_of(task_id)
         held = pieces_of(self._host.replica, task_id)
         if any(at <= offset < at + count and other > token for at, count, other, *_ in held):
@@ -108,5 +112,5 @@ class Standing:
         return newer or bool(self._host.granter.is_blocked(Run(task_id, 1)))
 
     def history(self, task_id: TaskId) -> list[History]:
-        """What the log said about a task's claims, in order."""
+        """Return the log's events about a task's claims, in order."""
         return history_of(self._host.store, task_id)

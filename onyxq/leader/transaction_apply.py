@@ -1,9 +1,9 @@
-"""Making committed transactions visible: their pending facts become facts (design: transactions).
+"""Makes committed transactions visible: their pending rows become facts (design: transactions).
 
-Who leads a partition of which the replica says that a committed transaction has not settled
-there writes the part's items through the paths that all facts take, and then submits
-``settle_transaction``.  All of it may be repeated, by this leader or the next one, which
-finds the pending rows at its takeover.
+The replica says in which partitions a committed transaction has not settled. The leader of such a
+partition writes the part's items like all other facts, and then submits ``settle_transaction``.
+This leader or the next one may repeat all of it. The next leader gets the pending rows in its
+takeover.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from onyxq.leader.task_updates import updates_of
 from onyxq.log.outbox import Outbox
 
 AT_ONCE_MAX = 512
-"""Transactions that one partition makes visible together."""
+"""Most transactions that one partition makes visible together."""
 DEPENDS_PATIENCE_S = 120.0
-"""How long a task waits to be made visible for others of its transaction that it depends on."""
+"""Longest wait of a task for other tasks of its transaction on which it depends, in seconds."""
 RETRY_PAUSE_S = 0.25
 FETCH_TIMEOUT_S = 5.0
 
@@ -62,23 +62,23 @@ Enqueue = Callable[[Sequence[Any], int | None], Awaitable[list[Any]]]
 
 
 class MakingVisible:
-    """See the module's first paragraph; one per node."""
+    """Makes transactions visible in the partitions that a node leads; one per node."""
 
     def __init__(self, host: TransactingHost, *, completing: Completing, enqueue: Enqueue) -> None:
         self._host = host
         self._completing = completing
         self._enqueue = enqueue
         self._todo: dict[int, dict[str, None]] = {}
-        """Transactions to be made visible, per partition led from here."""
+        """Transactions to make visible, per partition led from here."""
         self._busy: set[int] = set()
         self._wake = trio.Event()
         self._refused: dict[TaskId, float] = {}
-        """When runs were first refused because of what they depend on."""
+        """First id of a run -> when it was first refused because of its dependencies."""
         self.lost = 0
-        """Parts whose pending rows no holder had, though all were asked."""
+        """Number of parts whose pending rows no holder had, although all were asked."""
 
     async def run(self) -> None:
-        """Background work until cancelled."""
+        """Make transactions visible until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 await self._wake.wait()
@@ -86,19 +86,19 @@ class MakingVisible:
                 for partition in sorted(self._todo.keys() - self._busy):
                     leader = self._host.leaders.get(partition)
                     if leader is None or not self._leads(leader):
-                        del self._todo[partition]  # who leads next looks at everything again
+                        del self._todo[partition]  # the next leader checks all transactions again
                         continue
                     self._busy.add(partition)
                     nursery.start_soon(self._serve, leader)
 
     def owe(self, partition: int, name: str) -> None:
-        """A committed transaction has a part in a partition; it is no concern of a node that does not lead it."""
+        """Make a committed transaction visible in a partition, if this node leads the partition."""
         if partition in self._host.leaders:
             self._todo.setdefault(partition, {})[name] = None
             self._wake.set()
 
     async def _serve(self, leader: PartitionLeader) -> None:
-        """Make visible what a partition owes, as long as it is led from here and owes something."""
+        """Make the transactions of a partition visible while it is led from here and has any."""
         partition = leader.partition
         try:
             while self._leads(leader) and (names := self._todo.pop(partition, None)):
@@ -117,7 +117,7 @@ class MakingVisible:
         return self._host.leaders.get(leader.partition) is leader and leader.ready and not leader.deposed
 
     async def _finish(self, leader: PartitionLeader, names: list[str]) -> list[str]:
-        """Make parts of transactions visible and say so; the names of those that must be tried again."""
+        """Make parts of transactions visible and settle them; return the names of those that must be tried again."""
         items: dict[str, list[Any]] = {}
         failed: list[str] = []
         for name in names:
@@ -133,11 +133,11 @@ class MakingVisible:
             return failed
         if len(items) == 1:
             return failed + list(items)
-        # One of them may hold up the others.
+        # One of them may fail and delay the others.
         return failed + [name for name, own in items.items() if not await self._done(leader, {name: own})]
 
     async def _done(self, leader: PartitionLeader, items: dict[str, list[Any]]) -> bool:
-        """Whether all of these parts are visible now, and that was said."""
+        """Make all of these parts visible and settle them; return whether that succeeded."""
         try:
             await self._make_visible(leader, [item for own in items.values() for item in own])
             self._settle(leader, list(items))
@@ -148,11 +148,11 @@ class MakingVisible:
 
     def _settle(self, leader: PartitionLeader, names: list[str]) -> None:
         entries = [settle_transaction.Args(name, leader.partition, leader.epoch) for name in names]
-        if entries:  # if the session ends first, the leader of the next epoch owes them again
+        if entries:  # if the session ends first, the leader of the next epoch submits them again
             self._host.outbox_now().submit(entries)
 
     async def _items(self, leader: PartitionLeader, name: str, found: Transaction) -> list[Any]:
-        """The items of a part, from here or, if they are not whole, from another holder."""
+        """Return the items of a part, from this node or, if they are incomplete here, from another holder."""
         _, digest = found.parts[leader.partition]
         key = key_in(found, name, leader.partition)
         bodies = self._bodies(leader.partition, key, digest)
@@ -168,11 +168,11 @@ class MakingVisible:
                     break
         if bodies is None:
             if answered < asked:
-                raise Unavailable("its pending facts are not here, and not every holder answers")
-            # Every holder was asked: a majority of them was lost, and an operator accepted it.
-            # What it completes is known from the log; results, updates and new tasks are gone.
+                raise Unavailable("its pending rows are not here, and not every holder answers")
+            # Every holder was asked, so a majority of them was lost and an operator accepted that. The log still
+            # shows which tasks are completed. Results, updates and new tasks are lost.
             self.lost += 1
-            log.error("partition %d lost what transaction %s wrote there", leader.partition, name)
+            log.error("partition %d lost the results, updates and new tasks of transaction %s", leader.partition, name)
             mine = [(token, runs) for number, token, runs in found.claims if number == leader.partition]
             return [["C", first, count, token, None] for token, runs in mine for first, count in runs]
         return pending_facts.unpack_items(bodies)
@@ -196,11 +196,11 @@ class MakingVisible:
         return 1
 
     async def _make_visible(self, leader: PartitionLeader, items: list[Any]) -> None:
-        """Write items as facts; raises what keeps a majority from having them."""
+        """Write items as facts; raises if a majority does not have them."""
         if not items:
             return
         if not self._leads(leader):
-            raise NotLeader(f"partition {leader.partition} is not led from here any more")
+            raise NotLeader(f"partition {leader.partition} is no longer led from here")
         runs = [one[1:] for one in items if one[0] == "T"]
         finishes = [
             Finish(Run(TaskId(first), count), token, facts.COMPLETED, results or [])
@@ -231,14 +231,14 @@ class MakingVisible:
 
     async def _complete_all(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
         if not self._leads(leader):
-            raise NotLeader(f"partition {leader.partition} is not led from here any more")
+            raise NotLeader(f"partition {leader.partition} is no longer led from here")
         refused: list[list[Any]] = [[] for _ in finishes]
         await self._completing.finish_all({leader.partition: list(enumerate(finishes))}, refused)
         for part in (part for parts in refused for part in parts):
             raise from_map(part[2])
 
     async def _enqueue_all(self, runs: list[Any]) -> None:
-        """Write task runs; those that depend on others of their transaction once these are there."""
+        """Write task runs; those that depend on others of their transaction follow once these are stored."""
         wall_ms = self._host.wall_ms()
         left = [(TaskId(first), body, at_ms if at_ms and at_ms > wall_ms else None) for first, body, at_ms in runs]
         while left:
@@ -251,11 +251,11 @@ class MakingVisible:
             for first, *_ in left if self._refused and not refused else ():
                 self._refused.pop(first, None)
             if again and len(refused) == len(left):
-                raise Unavailable("what a task depends on is not there yet")
+                raise Unavailable("a task depends on tasks that are not stored yet")
             left = again
 
     def _may_come(self, first: TaskId, error: OnyxqError) -> bool:
-        """Whether a refused run may be taken later: what it depends on may be in another partition."""
+        """Return whether a refused run may be accepted later, because its dependency may be in another partition."""
         now = trio.current_time()
         since = self._refused.setdefault(first, now)
         if error.field == "depends" and now - since < DEPENDS_PATIENCE_S:
@@ -265,7 +265,7 @@ class MakingVisible:
         return False
 
     def _update_rows(self, leader: PartitionLeader, items: list[Any]) -> list[Row]:
-        """The rows of updates. A number that an update of the same claim took meanwhile is passed over."""
+        """Return the rows of updates; skips numbers that other updates of the same claim took meanwhile."""
         rows: list[Row] = []
         taken: dict[tuple[TaskId, int], dict[int, bytes]] = {}
         for _, task_id, token, seq, data in (one for one in items if one[0] == "U"):

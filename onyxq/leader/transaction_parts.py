@@ -1,12 +1,15 @@
-"""Transactions at the leaders of their parts: kept as pending facts first, then made visible (design: transactions).
+"""Transactions at the leaders of their parts: prepared, then made visible (design: transactions).
 
-*Prepare*: the part's tokens are judged and its items are kept, as pending rows, by a majority
-of the partition's holders, under its epoch like any write; nobody sees them.  *Commit* is an
-entry of the log.  What follows it is told in `onyxq.leader.transaction_apply`.
+To *prepare* a part, the leader checks its tokens. A majority of the partition's holders stores its
+items as pending rows, under the leader's epoch like any write. No reader sees them. The *commit* is
+a log entry. `onyxq.leader.transaction_apply` does what follows it.
 
-Pending rows go once their part has settled, or once the replica tells that a commit which it does
-not know can never come: log time has passed the transaction's deadline, or the transaction is of a
-batch of a job that was committed otherwise, or whose driver was replaced, or that has ended.
+Pending rows are deleted once their part has settled, or once no commit of them can come any more.
+That is so in these cases:
+
+* log time has passed the transaction's deadline,
+* the transaction belongs to a batch of a job, and another transaction was committed for the batch,
+  the job's driver was replaced, or the job has ended.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from onyxq.system import failures
 
 SWEEP_EVERY_S = 5.0
 DROP_PAUSE_S = 0.2
-"""How long pending rows that are over wait for company."""
+"""Delay before pending rows are deleted, in seconds, so that several are deleted together."""
 REPEAT = "repeat"
 
 log = logging.getLogger(__name__)
@@ -50,19 +53,19 @@ HeldClaim = tuple[TaskId, int, int]
 
 
 class Asked(NamedTuple):
-    """What a leader is asked to prepare: one part of a transaction."""
+    """Request to a leader to prepare one part of a transaction."""
 
     name: str
     deadline_ms: int
     partition: int
     items: list[Any]
-    """As `onyxq.leader.cohort.pending_facts` has them; may be empty, where claims are only judged."""
+    """Items of `onyxq.leader.cohort.pending_facts`; may be empty if claims are only checked."""
     require: list[HeldClaim]
-    """Claims that must stand, beside those of the items."""
+    """Claims that must be valid in addition to those of the items."""
 
 
 class Transacting:
-    """See the module's first paragraph; one per node."""
+    """Prepares and finishes parts of transactions in the partitions that a node leads; one per node."""
 
     def __init__(self, host: TransactingHost, *, standing: Standing, completing: Completing, enqueue: Enqueue) -> None:
         self._host = host
@@ -70,14 +73,14 @@ class Transacting:
         self._completing = completing
         self.visible = MakingVisible(host, completing=completing, enqueue=enqueue)
         self._over: dict[tuple[int, str], None] = {}
-        """Parts that have settled and whose pending rows can go."""
+        """Settled parts whose pending rows can be deleted."""
         self._over_wake = trio.Event()
         self._waiting: dict[str, trio.Event] = {}
         self.wants_time = False
-        """Whether pending rows here wait for log time to pass their deadline."""
+        """Whether pending rows here wait until log time has passed their deadline."""
 
     async def run(self) -> None:
-        """Background work until cancelled."""
+        """Run the background work until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.visible.run)
             nursery.start_soon(self._drop_settled)
@@ -86,7 +89,7 @@ class Transacting:
     # --- the log moves on
 
     def note(self, before: Replica, step: Step) -> None:
-        """Take what a step of the log says of transactions."""
+        """Take the events about transactions of a step of the log."""
         for outcome in step.outcomes:
             args: Any = outcome.args
             if outcome.verdict != APPLIED:
@@ -106,7 +109,7 @@ class Transacting:
                     self._tell(args.name)
 
     def look(self) -> None:
-        """Take another replica: anything may have happened before it."""
+        """Check all transactions of a new replica, because steps before it were not seen here."""
         for name, found in self._host.replica.transactions.items():
             for partition in found.parts:
                 self.visible.owe(partition, name)
@@ -114,13 +117,13 @@ class Transacting:
             self._tell(name)
 
     def lead(self, leader: PartitionLeader) -> None:
-        """A partition serves from here now: what others began is to be finished."""
+        """Make committed transactions visible in a partition that serves from here now."""
         for name, found in self._host.replica.transactions.items():
             if leader.partition in found.parts:
                 self.visible.owe(leader.partition, name)
 
     def _tell_dependents(self, found: Transaction, partition: int) -> None:
-        """What the transaction held is finished for good, now that it holds it no longer."""
+        """Report tasks as finished for good, now that the transaction's claims on them have ended."""
         if partition in self._host.leaders:
             held = [runs for number, _, runs in found.claims if number == partition]
             self._completing.on_finished([Run(TaskId(first), count) for runs in held for first, count in runs])
@@ -131,7 +134,7 @@ class Transacting:
             event.set()
 
     async def heard_of(self, name: str) -> None:
-        """Return when the log says something of a transaction: committed, or settled everywhere."""
+        """Wait until the log commits a transaction or it is settled everywhere."""
         event = self._waiting.setdefault(name, trio.Event())
         try:
             await event.wait()
@@ -142,7 +145,7 @@ class Transacting:
     # --- prepare
 
     async def prepare(self, asked: Sequence[Asked]) -> list[Any]:
-        """Keep parts of transactions: ``[rows, digest]``, ``["repeat", position]`` or an error map each."""
+        """Store parts of transactions; return ``[rows, digest]``, ``["repeat", position]`` or an error map for each."""
         named = [(first, token) for one in asked for first, _, token in _claims(one)]
         unsure = await unsure_partitions(self._host, named)
         await self._completing.turn([Run(first, n) for one in asked for first, n, _ in _claims(one)])
@@ -164,7 +167,7 @@ class Transacting:
         ]
 
     async def _keep(self, rows: dict[int, list[Row]]) -> dict[int, dict[str, Any]]:
-        """Have majorities keep pending rows per partition; error maps of those where none did."""
+        """Store pending rows on majorities, per partition; return an error map for each partition that failed."""
         votes = []
         failed: dict[int, dict[str, Any]] = {}
         for partition, part in sorted(rows.items()):
@@ -196,7 +199,7 @@ class Transacting:
         return [len(bodies), part.digest], pending_facts.pending_rows(asked.partition, part, bodies)
 
     def _check_claims(self, asked: Asked, unsure: set[int]) -> None:
-        """Raise `StaleToken` that names every claim which does not stand."""
+        """Raise `StaleToken` that names every claim that is not valid."""
         gone: list[list[Any]] = []
         for first, count, token in _claims(asked):
             self._standing.judge(first, token, unsure)
@@ -216,8 +219,8 @@ class Transacting:
         _, refused = self._standing.standing(run, token)
         why = {task_id: error for task_id, _, error in refused}
         for task_id in (one for part in runs_of(stretch_of(first), mask & ~stands) for one in ids_of(*part)):
-            # A lapsed claim may still be completed by itself; a commit needs the claim.
-            lapsed = StaleToken(f"token {token} does not hold task {task_id.hex()} any more")
+            # The task of an expired claim may still be completed alone. A commit needs a valid claim.
+            lapsed = StaleToken(f"token {token} no longer holds task {task_id.hex()}")
             yield task_id, why.get(task_id) or lapsed.to_map()
 
     def _check_updates(self, asked: Asked) -> None:
@@ -254,10 +257,10 @@ class Transacting:
             try:
                 await self._host.store.write(Batch(drop_pending=over))
             except StoreFailed as error:
-                log.info("pending facts stay for now: %s", error.message)  # until the next sweep
+                log.info("pending rows cannot be deleted now: %s", error.message)  # until the next sweep
 
     async def _sweep(self) -> None:
-        """Drop what is left of transactions that were given up, or settled while this node was away."""
+        """Delete pending rows of transactions that were abandoned, or that settled while this node was away."""
         while True:
             await trio.sleep(SWEEP_EVERY_S)
             replica = self._host.replica
@@ -277,16 +280,17 @@ class Transacting:
 
 
 def stale_token(gone: list[list[Any]]) -> StaleToken:
-    """The error that names claims which do not stand: ``[id, token, code, message]`` each."""
+    """Return the error that names claims which are not valid, each as ``[id, token, code, message]``."""
     first = gone[0]
     more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
     return StaleToken(
-        f"nothing was done: the claim on {first[0].hex()} under {first[1]} does not stand{more}", details=gone
+        f"nothing was done: the claim on task {first[0].hex()} under token {first[1]} is not valid{more}",
+        details=gone,
     )
 
 
 def _claims(asked: Asked) -> list[HeldClaim]:
-    """Every claim that a part needs to stand."""
+    """Return every claim that must be valid for a part."""
     claims = list(asked.require)
     for kind, *item in asked.items:
         if kind == "C":

@@ -53,7 +53,7 @@ def test_a_task_that_expired_and_is_requeued_expires_again() -> None:
             for _ in range(2):
                 await trio.sleep(1.5)
                 found = await tasks.get(task_id)
-                assert found["state"] == "failed" and found["error"].startswith("expired: nobody ran it before")
+                assert found["state"] == "failed" and found["error"].startswith("expired: no worker started it before")
                 await client.requeue(task_id)
                 assert await tasks.state(task_id) == "ready"
                 assert await tasks.take(wait_ms=0) is None

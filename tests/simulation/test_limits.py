@@ -146,7 +146,7 @@ def test_a_task_that_nobody_ran_in_time_fails_with_the_reason() -> None:
             await client.fail(claim, "again")
             await trio.sleep(3.5)
             found = await tasks.get(late)
-            assert found["state"] == "failed" and found["error"].startswith("expired: nobody ran it before")
+            assert found["state"] == "failed" and found["error"].startswith("expired: no worker started it before")
             claim = await tasks.take()
             assert claim is not None and claim.id == ran
             await tasks.done(claim)

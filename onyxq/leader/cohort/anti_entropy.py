@@ -1,12 +1,12 @@
-"""Anti-entropy between a leader and one node: compare digests, exchange what differs.
+"""Anti-entropy between a leader and one node: compare digests, exchange rows that differ.
 
-Rows are facts: the union of both sides is right whatever the order, so a session may be
-cut anywhere and begun again, and goes on where it was, for what arrived compares equal.
-Digests are compared by hour, then by leaf, then keys with checksums are listed for the
-leaves that differ; what one side has nothing of is not listed but sent.  Rows travel in
-pages, at the pace of a `onyxq.leader.cohort.copy_pace.Pacer`, and no more than a few pages are in
-memory.  Where both sides hold another value under one key their stores keep the same of
-the two.
+Rows are facts, and the union of both sides is right in any order. So a session may be interrupted
+at any point. The next one continues there, because rows that arrived compare as equal.
+
+Digests are compared by hour, then by leaf. For leaves that differ, the keys with checksums are
+listed. If one side has no rows of a leaf, the rows are sent without a list. Rows are sent in pages,
+at the speed of a `onyxq.leader.cohort.copy_pace.Pacer`. Only a few pages are in memory. If both
+sides have different values for one key, both stores keep the same one of the two.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from onyxq.store.interface import Store
 Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Calls a ``cohort.*`` method of the other node."""
 Keep = Callable[[Sequence[Row]], Awaitable[None]]
-"""Stores rows that the other node has."""
+"""Stores rows of the other node."""
 Digests = Mapping[int, Sequence[int]]
 """``[rows, total]`` per hour or leaf."""
 
 PAGE_BYTES = 1024 * 1024
 PAGE_ROWS = 1_000
-"""A page of rows is what a node applies at once: it bounds for how long its clients wait."""
+"""Rows in one page. A node applies a page at once, so this limits how long its clients wait."""
 LISTED_ROWS = 8_000
 """Rows whose keys are compared at a time."""
 FEW_ROWS, FEW_BYTES = 256, 128 * 1024
-"""By no more copies differ that were written to until a moment ago."""
+"""Most rows and bytes by which two copies differ if only the last moments of writes are missing."""
 
 
 class Transfer:
-    """How far the rows of one partition have come on their way between two nodes.
+    """Progress of the exchange of one partition's rows between two nodes.
 
-    ``counted`` hears of each page: ``sent`` or ``taken``, rows, bytes.
+    ``counted`` is called for each page with ``sent`` or ``taken``, rows and bytes.
     """
 
     def __init__(self, counted: Callable[[str, int, int], None]) -> None:
@@ -50,19 +50,18 @@ class Transfer:
         self.rows = 0
         self.bytes = 0
         self.rows_left: int | None = None
-        """An estimate: by how many rows the two sides' digests differ in what is still to be compared.
-        None before they were compared."""
+        """Estimated rows still to exchange, from the difference of the digests; None before they were compared."""
         self.began = trio.current_time()
 
     def moved(self, direction: str, rows: int, size: int) -> None:
-        """Some more have arrived."""
+        """Count rows that arrived."""
         self._counted(direction, rows, size)
         self.rows += rows
         self.bytes += size
         self.rows_left = max(0, (self.rows_left or 0) - rows)
 
     def view(self) -> dict[str, Any]:
-        """For people: done, left, and in how many seconds at the present rate."""
+        """Return the rows done and left, and the seconds left at the present rate, for display."""
         passed = trio.current_time() - self.began
         rate = self.rows / passed if passed > 0 else 0.0
         return {
@@ -74,7 +73,7 @@ class Transfer:
 
 
 class Exchange:
-    """One comparison of a partition's rows here and on another node."""
+    """One comparison of a partition's rows with those of another node."""
 
     def __init__(
         self, *, store: Store, partition: int, epoch: int, call: Call, keep: Keep, pacer: Pacer, transfer: Transfer
@@ -90,15 +89,17 @@ class Exchange:
         self._page_bytes = 0
         self._paced = True
         self.few = False
-        """Whether both sides differed by a few rows only when they were compared last. If `run` cannot send
-        all that differs because it is not few after all, it says so here."""
+        """Whether the two sides differed by a few rows only in the last comparison.
+
+        `run` sets it to False if the rows turn out to be too many for an unpaced exchange.
+        """
         self.pulled = 0
         self.pushed = 0
 
     async def run(self, *, pull: bool, push: bool, paced: bool = True) -> bool:
-        """Make one side, or both, hold what the other has; whether anything differed.
+        """Give one side, or both, the rows of the other; return whether anything differed.
 
-        ``paced``: clients go first. Else only a few rows are sent.
+        ``paced``: client requests have priority. Otherwise only a few rows are sent.
         """
         self._paced = paced
         theirs: Digests = await self.call("cohort.hours", {"partition": self._partition})
@@ -153,12 +154,13 @@ class Exchange:
             if self._paced:
                 await self._pacer.took(size)
             got = {row.key for row in rows}
-            # The page ends at a size limit: whatever was asked behind its last row comes next.
+            # A page has a size limit, so the keys after its last row are requested next.
             last = max(got, default=asked[-1])
             missing += sum(key <= last and key not in got and self._store.get(key) is None for key in asked)
             keys = [key for key in keys if key > last]
         if missing:
-            # Damaged there, and not here: what only that node has must not be passed over.
+            # The rows are damaged on the other node and missing here. They may exist only there, so this is an
+            # error.
             raise Corrupt(f"{missing} rows of partition {self._partition} were listed but not given")
 
     async def _push(self, keys: Iterable[bytes]) -> None:
@@ -198,13 +200,13 @@ def _differing(mine: Digests, theirs: Digests) -> list[int]:
 
 
 def _missing(mine: Sequence[int] | None, theirs: Sequence[int] | None, *, pull: bool = True, push: bool = True) -> int:
-    """By how many rows one side has more than the other, where they are to travel."""
+    """Return by how many rows one side exceeds the other, in the directions that are exchanged."""
     ahead = (mine[0] if mine else 0) - (theirs[0] if theirs else 0)
     return ahead if ahead > 0 and push else -ahead if ahead < 0 and pull else 0
 
 
 def _grouped(leaves: Sequence[int], mine: Digests, theirs: Digests) -> Iterator[list[int]]:
-    """The leaves in groups of about `LISTED_ROWS` rows."""
+    """Yield the leaves in groups of about `LISTED_ROWS` rows."""
     group: list[int] = []
     rows = 0
     for leaf in leaves:

@@ -1,9 +1,9 @@
-"""How fast copies are made: a limit in bytes a second, and clients first.
+"""The speed of copying: a limit in bytes per second, and priority for clients.
 
-One `Pacer` per node and direction, for all partitions and nodes it exchanges rows with.
-While the node serves clients one page is on its way at a time, and each is followed by a
-pause in proportion to the time that it took: the busier the two nodes and the network are,
-the longer a page takes, and the longer the pause.
+There is one `Pacer` per node and direction, for all partitions and nodes with which it exchanges
+rows. While the node serves clients, only one page is in flight. After each page there is a pause in
+proportion to the time that the page took. The busier the two nodes and the network are, the longer
+a page takes, and the longer is the pause.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from contextlib import asynccontextmanager
 import trio
 
 BYTES_PER_S = 64 << 20
-"""The limit unless a setting says otherwise."""
+"""Default limit, in bytes per second."""
 PAGES_MAX = 2
-"""Pages on their way at once while nobody is served."""
+"""Pages in flight at once while no client is served."""
 BURST_S = 0.1
-"""So far may bytes run ahead of the limit."""
+"""Longest time by which bytes may exceed the limit, in seconds."""
 BUSY_S = 0.5
-"""A client's write this long ago means that clients are being served."""
+"""Time after a client's write for which clients count as being served, in seconds."""
 BUSY_PAUSE = 8.0
-"""Pause behind a page while clients are served, as a multiple of the time that it took: with 4, peers that
-share their processors with their clients lost a tenth of their speed more (``bench/sync.py``)."""
+"""Pause after a page while clients are served, as a multiple of the time that the page took.
+
+With 4, peers that share their processors with their clients lost another tenth of their speed
+(``bench/sync.py``).
+"""
 PAUSE_MAX_S = 2.0
 
 
 class Pacer:
-    """See the module's first paragraph; ``bytes_per_s`` is the limit."""
+    """Limits the speed of copying to ``bytes_per_s`` bytes per second, with priority for clients."""
 
     def __init__(self, bytes_per_s: int = BYTES_PER_S) -> None:
         self.bytes_per_s = bytes_per_s
@@ -39,7 +42,7 @@ class Pacer:
         self._alone = trio.Lock()
 
     def served(self) -> None:
-        """A client's write is under way."""
+        """Take note that a client's write has started."""
         self._served_at = trio.current_time()
 
     @property
@@ -49,13 +52,13 @@ class Pacer:
 
     @property
     def quiet(self) -> bool:
-        """Whether neither clients are being served nor copies made."""
+        """Whether no client is being served and no copy is being made."""
         return not self.busy and trio.current_time() - self._moved_at >= BUSY_S
 
     @asynccontextmanager
     async def page(self) -> AsyncIterator[None]:
-        """Send or fetch one page inside; leaving it pauses as clients ask for."""
-        # A page waits for the one before it and its pause; whoever begins when all is quiet need not.
+        """Send or fetch one page inside the context; at its end, pause if clients are being served."""
+        # A page waits for the previous page and its pause, unless no client is being served.
         async with self._pages:
             if not self.busy:
                 yield
@@ -67,7 +70,7 @@ class Pacer:
                 await trio.sleep(min(took_s * BUSY_PAUSE, PAUSE_MAX_S))
 
     async def took(self, size: int) -> None:
-        """Return once ``size`` more bytes fit the limit."""
+        """Wait until ``size`` more bytes fit the limit."""
         now = self._moved_at = trio.current_time()
         self._free_at = max(self._free_at, now) + size / self.bytes_per_s
         await trio.sleep(max(0.0, self._free_at - now - BURST_S))

@@ -1,8 +1,8 @@
-"""What a node answers as a member of partitions' cohorts: promises, writes, digests.
+"""Serves requests to a node as a member of partitions' cohorts: promises, writes, digests.
 
-A node never takes a write below the epoch it has reached; the promise is durable before
-it is given.  A write above it is refused as `Behind`: the leader first brings the node up
-to date (`onyxq.leader.leader`), then repeats.
+A node never accepts a write below the epoch that it has reached. Its promise is durable before it
+is given. A write above that epoch is refused as `Behind`. Then the leader first brings the node up
+to date (`onyxq.leader.leader`) and repeats the write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS_PAGE_BYTES = 1024 * 1024
 EPOCHS = 1 << 62
 HOURS = 1 << 32
 ADMISSION_S = 1.0
-"""Longest wait until the log knows the store of a node that is asked to promise an epoch, in seconds."""
+"""Longest wait of a promise until the log knows this node's store, in seconds."""
 
 
 class Host(Protocol):
@@ -42,17 +42,17 @@ class Host(Protocol):
         ...
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
-        """New pieces are in the store."""
+        """Take note of new pieces in the store."""
         ...
 
 
 def checked_rows(rows: Any, partition: int) -> list[Row]:
-    """Rows as they came over the wire, verified; raises `BadRequest`."""
+    """Return verified rows from the wire; raises `BadRequest`."""
     return [Row(one.key, one.value) for one in prepared_rows(rows, partition)]
 
 
 def prepared_rows(rows: Any, partition: int) -> list[Prepared]:
-    """The same as a store takes them without checking them again."""
+    """Return verified rows in the form that a store accepts without another check; raises `BadRequest`."""
     if not isinstance(rows, list):
         raise BadRequest("rows must be a list", field="rows")
     out = []
@@ -66,7 +66,7 @@ def prepared_rows(rows: Any, partition: int) -> list[Prepared]:
 
 
 def _number(value: Any, field: str, below: int) -> int:
-    """A number from a peer; raises `BadRequest`."""
+    """Return a whole number from a peer if it is below a limit; raises `BadRequest`."""
     if type(value) is not int or not 0 <= value < below:
         raise BadRequest(f"{field} must be a whole number below {below}", field=field)
     return value
@@ -81,13 +81,13 @@ class Cohort:
     def check_known(self) -> None:
         """Raise `Unavailable` while the log does not know this node's store.
 
-        Until then other nodes may count on the copies, and on the promises, of a store that was lost.
+        Until then other nodes may rely on copies and promises of a store that was lost.
         """
         if not self._host.is_known:
             raise Unavailable("this node has not joined with its present store yet")
 
     async def reach(self, partition: int, epoch: int) -> None:
-        """Promise durably never to take a write below ``epoch``; raises `StaleEpoch`."""
+        """Promise durably never to accept a write below ``epoch``; raises `StaleEpoch`."""
         host = self._host
         with trio.move_on_after(ADMISSION_S):
             await host.admitted.wait()
@@ -100,7 +100,7 @@ class Cohort:
         await self._keep_promise(partition, epoch)
 
     async def _keep_promise(self, partition: int, epoch: int) -> None:
-        """Store a promised epoch after everything that was answered for: the leader reads next what is here."""
+        """Store a promised epoch after all acknowledged rows, because the leader reads this store next."""
         await self._host.floating.landed()
         await self._host.store.write(Batch(epochs=((partition, epoch),)))
 
@@ -114,7 +114,7 @@ class Cohort:
             raise Behind(f"partition {partition} has only reached epoch {reached}, not {epoch}")
 
     async def write(self, writes: Any, *, early: bool = False) -> list[dict[str, Any] | None]:
-        """Store ``[[partition, epoch, rows], ...]`` in one batch; an error map or None each.
+        """Store ``[[partition, epoch, rows], ...]`` in one batch; return an error map or None for each.
 
         ``early``: the answer need not wait for the disk.
         """
@@ -146,25 +146,25 @@ class Cohort:
         self._host.pieces_added(written.pieces)
 
     def pending(self, partition: int, known: Sequence[str], want: str | None) -> dict[str, Any]:
-        """Return what transactions have pending here that the asker lacks; see `onyxq.leader.cohort.pending_facts`."""
+        """Return pending rows of transactions that the asking node lacks; see `onyxq.leader.cohort.pending_facts`."""
         self.check_known()
         return page(self._host.store, _number(partition, "partition", PARTITIONS_MAX), known=known, want=want)
 
     def hours(self, partition: int) -> dict[int, list[int]]:
-        """Digest per hour, as ``[rows, total]``."""
+        """Return the digest of each hour, as ``[rows, total]``."""
         self.check_known()
         _number(partition, "partition", PARTITIONS_MAX)
         return {hour: list(digest) for hour, digest in self._host.store.hours(partition).items()}
 
     def leaves(self, partition: int, hour: int) -> dict[int, list[int]]:
-        """Digest per leaf of an hour."""
+        """Return the digest of each leaf of an hour."""
         self.check_known()
         _number(partition, "partition", PARTITIONS_MAX)
         _number(hour, "hour", HOURS)
         return {leaf: list(digest) for leaf, digest in self._host.store.leaves(partition, hour).items()}
 
     def keys(self, partition: int, hour: int, leaves: Sequence[int]) -> list[list[bytes]]:
-        """Row keys of some leaves, each with the checksum of its value."""
+        """Return the row keys of some leaves, each with the checksum of its value."""
         self.check_known()
         _number(partition, "partition", PARTITIONS_MAX)
         _number(hour, "hour", HOURS)
@@ -173,7 +173,7 @@ class Cohort:
         return [list(listed) for leaf in leaves for listed in self._host.store.keys(partition, hour, leaf)]
 
     def rows(self, keys: Sequence[bytes]) -> list[list[bytes]]:
-        """Sound rows by key, as many as fit a page; at least one of those that exist."""
+        """Return undamaged rows by key, as many as fit a page; at least one of those that exist."""
         self.check_known()
         out: list[list[bytes]] = []
         size = 0
@@ -192,6 +192,6 @@ class Cohort:
         return out
 
     def covering(self, task_id: bytes) -> list[list[bytes]]:
-        """``[kind, first id, body]`` of every row that covers a task."""
+        """Return ``[kind, first id, body]`` of every row that covers a task."""
         store = self._host.store
         return [[kind, first, body] for kind in KINDS for first, body in store.covering(kind, task_id)]

@@ -1,13 +1,15 @@
-"""Pending facts of transactions: their bytes on the way, and how copies of them meet (design: transactions).
+"""Pending rows of transactions: their encoding, and how their copies are exchanged (design: transactions).
 
-A part of a transaction is what it does in one partition.  Its items are kept as pending rows
-under a name that tells which attempt they are of, `part_key`: an attempt that was given up and
-a repeat with other contents never mix.  Between nodes they travel among the rows of a write,
-under the row kind ``P``, which no store takes for a fact.
+A part of a transaction is what it does in one partition. Its items are stored as pending rows under
+a name that identifies the attempt, `part_key`. So rows of an abandoned attempt, or of a repeat with
+other contents, never mix. Between nodes they are sent among the rows of a write, under the row kind
+``P``, which no store accepts as a fact.
 
-Items are lists: ``["T", first, body, at_ms]`` a task run (and the due time that its user named,
-or nil), ``["C", first, count, token, results]`` a completion, ``["U", id, token, seq, data]`` an
-update.
+Items are lists:
+
+* ``["T", first, body, at_ms]``: a task run, and the due time that its user named, or nil,
+* ``["C", first, count, token, results]``: a completion,
+* ``["U", id, token, seq, data]``: an update.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from onyxq.core.replica import Replica, Transaction
 from onyxq.store.interface import Batch, PendingRow, Store
 
 PENDING = b"P"
-"""Kind of the rows that pending ones travel as."""
+"""Kind of the rows in which pending rows are sent."""
 ROW_BYTES_MAX = 256 * 1024
-"""Item bytes after which a part's next pending row begins."""
+"""Item bytes after which a new pending row of the part begins."""
 PAGE_BYTES = 4 * 1024 * 1024
 
 Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class Part(NamedTuple):
-    """Which part of which attempt: all that the names of pending rows tell."""
+    """Identifies a part of one attempt of a transaction; the name of its pending rows contains all of it."""
 
     deadline_ms: int
     digest: bytes
@@ -43,24 +45,24 @@ class Part(NamedTuple):
 
 
 def part_key(part: Part) -> str:
-    """The name of a part's pending rows."""
+    """Return the name of a part's pending rows."""
     return f"{part.deadline_ms}/{part.digest.hex()}/{part.name}"
 
 
 def part_of(key: str) -> Part:
-    """What `part_key` put together; raises `ValueError`."""
+    """Return the part that a name identifies; raises `ValueError`."""
     deadline, digest, name = key.split("/", 2)
     return Part(int(deadline), bytes.fromhex(digest), name)
 
 
 def key_in(found: Transaction, name: str, partition: int) -> str:
-    """The name of the pending rows that a committed transaction has in a partition."""
+    """Return the name of the pending rows that a committed transaction has in a partition."""
     _, digest = found.parts.get(partition, (0, b""))
     return part_key(Part(found.deadline_ms, digest, name))
 
 
 def is_over(replica: Replica, partition: int, key: str) -> bool:
-    """Whether nothing can come of a part's pending rows any more."""
+    """Return whether a part's pending rows can never be needed again."""
     part = part_of(key)
     found = replica.transactions.get(part.name)
     if found is not None and found.deadline_ms == part.deadline_ms:
@@ -71,12 +73,12 @@ def is_over(replica: Replica, partition: int, key: str) -> bool:
 
 
 def completed_runs(items: Iterable[Any]) -> list[Run]:
-    """The tasks that a part completes."""
+    """Return the tasks that a part completes."""
     return [Run(TaskId(item[1]), item[2]) for item in items if item[0] == "C"]
 
 
 def is_completed(store: Store, replica: Replica, task_id: TaskId) -> bool:
-    """Whether a transaction that may be committed yet, or is, completes a task; raises `Corrupt`."""
+    """Return whether a task is completed by a committed transaction or one that may be; raises `Corrupt`."""
     partition, stretch, mask = partition_of(task_id), stretch_of(task_id), mask_of(task_id, 1)
     for key in store.pending_transactions(partition):
         if not is_over(replica, partition, key):
@@ -87,7 +89,7 @@ def is_completed(store: Store, replica: Replica, task_id: TaskId) -> bool:
 
 
 def pack_items(items: Sequence[Any]) -> list[bytes]:
-    """The bodies of a part's pending rows."""
+    """Return the bodies of a part's pending rows."""
     bodies: list[bytes] = []
     packed: list[bytes] = []
     size = 0
@@ -103,7 +105,7 @@ def pack_items(items: Sequence[Any]) -> list[bytes]:
 
 
 def unpack_items(bodies: Iterable[bytes]) -> list[Any]:
-    """The items in pending rows' bodies."""
+    """Return the items in the bodies of pending rows."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     items: list[Any] = []
     for body in bodies:
@@ -113,7 +115,7 @@ def unpack_items(bodies: Iterable[bytes]) -> list[Any]:
 
 
 def digest_of(bodies: Iterable[bytes]) -> bytes:
-    """What tells a part's pending rows from any others."""
+    """Return the digest that identifies the contents of a part's pending rows."""
     digest = blake2b(digest_size=16)
     for body in bodies:
         digest.update(len(body).to_bytes(8, "big"))
@@ -122,7 +124,7 @@ def digest_of(bodies: Iterable[bytes]) -> bytes:
 
 
 def pending_rows(partition: int, part: Part, bodies: Sequence[bytes]) -> list[PendingRow]:
-    """The pending rows of a part."""
+    """Return the pending rows of a part."""
     key = part_key(part)
     return [PendingRow(key, part.deadline_ms, partition, number, body) for number, body in enumerate(bodies)]
 
@@ -131,13 +133,13 @@ def pending_rows(partition: int, part: Part, bodies: Sequence[bytes]) -> list[Pe
 
 
 def as_row(pending: PendingRow) -> Row:
-    """A pending row in the form in which it travels among the rows of a write."""
+    """Return a pending row in the form in which it is sent among the rows of a write."""
     key = pending.partition.to_bytes(2, "big") + PENDING
     return Row(key, seal(key, msgpack.packb((pending.transaction, pending.deadline_ms, pending.number, pending.body))))
 
 
 def parted(rows: Sequence[Row]) -> tuple[Sequence[Row], list[PendingRow]]:
-    """Facts and pending rows among the rows of a write; raises `BadRequest` for malformed pending ones."""
+    """Split the rows of a write into facts and pending rows; raises `BadRequest` for malformed pending rows."""
     if not any(row.key[2:3] == PENDING for row in rows):
         return rows, []
     pending = [of_row(row) for row in rows if row.key[2:3] == PENDING]
@@ -145,7 +147,7 @@ def parted(rows: Sequence[Row]) -> tuple[Sequence[Row], list[PendingRow]]:
 
 
 def of_row(row: Row) -> PendingRow:
-    """The pending row that travelled as ``row``; raises `BadRequest`."""
+    """Return the pending row that was sent as ``row``; raises `BadRequest`."""
     try:
         if len(row.key) != 3 or not sealed(*row):
             raise ValueError
@@ -160,7 +162,7 @@ def of_row(row: Row) -> PendingRow:
 
 
 def wire_rows(rows: Any, partition: int) -> tuple[list[Any], list[PendingRow]]:
-    """Pending rows taken out of rows as they came over the wire; raises `BadRequest`."""
+    """Split rows from the wire into other rows and pending rows; raises `BadRequest`."""
     if not isinstance(rows, list):
         raise BadRequest("rows must be a list", field="rows")
     others: list[Any] = []
@@ -181,9 +183,9 @@ def wire_rows(rows: Any, partition: int) -> tuple[list[Any], list[PendingRow]]:
 
 
 def page(store: Store, partition: int, *, known: Sequence[str], want: str | None) -> dict[str, Any]:
-    """What a node answers who asks for pending rows: the names that it has, and rows of those not ``known``.
+    """Return the answer to a request for pending rows: all names here, and the rows of names not in ``known``.
 
-    ``want``: of that one only.
+    ``want``: return rows of this name only.
     """
     names = store.pending_transactions(partition)
     rows: list[list[bytes]] = []
@@ -204,7 +206,7 @@ def page(store: Store, partition: int, *, known: Sequence[str], want: str | None
 
 
 async def pull(store: Store, call: Call, partition: int, *, want: str | None = None) -> set[str]:
-    """Take what a node has and this one lacks (or just ``want``); the names that it has."""
+    """Fetch pending rows that this node lacks (or only ``want``); return the names that the other node has."""
     known = set(store.pending_transactions(partition)) if want is None else set()
     while True:
         answer = await call("cohort.pending", {"partition": partition, "known": sorted(known), "want": want})
@@ -217,7 +219,7 @@ async def pull(store: Store, call: Call, partition: int, *, want: str | None = N
 
 
 async def push(store: Store, call: Call, partition: int, epoch: int, *, theirs: set[str]) -> None:
-    """Give a node what is here and not among ``theirs``."""
+    """Send a node the pending rows whose names are not among ``theirs``."""
     rows: list[list[bytes]] = []
     size = 0
     for name in store.pending_transactions(partition):
@@ -226,7 +228,7 @@ async def push(store: Store, call: Call, partition: int, epoch: int, *, theirs: 
         try:
             found = [as_row(row) for row in store.pending(partition, name)]
         except Corrupt:
-            continue  # who makes it visible gets it from another node
+            continue  # the leader that makes it visible gets it from another node
         rows += map(list, found)
         size += sum(len(row.value) for row in found)
         if size > PAGE_BYTES:

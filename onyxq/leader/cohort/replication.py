@@ -1,7 +1,7 @@
-"""Quorum writes: rows go to every holder of a partition, and a majority must keep them.
+"""Quorum writes: rows go to every holder of a partition, and a majority must store them.
 
-Writes of many partitions that wait for the same node leave together: one message, one
-transaction there.  The same holds for the leader's own store.
+Writes of many partitions to the same node are sent together, as one message and one transaction
+there. The same holds for the leader's own store.
 """
 
 from __future__ import annotations
@@ -25,27 +25,31 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 """Row bytes that may wait for one node before it counts as down."""
 
 Heard = Callable[[str, OnyxqError | None], None]
-"""Called with the node and None once it has the rows, else with its error."""
+"""Called with the node, and with None once it has the rows, otherwise with its error."""
 Send = Callable[[list[tuple[int, int, Sequence[Row]]], bool], Awaitable[list[OnyxqError | None]]]
-"""Sends a message; told whether the node may answer before its disk has the rows."""
+"""Sends a message; the flag says whether the node may answer before the rows are on its disk."""
 
 
 class Vote:
-    """One write under way: decided when majorities have it, or can no longer have it and the leader knows if it has."""
+    """One write, until it is decided.
+
+    It is won once majorities have it. It is lost once majorities can no longer have it and the leader knows
+    whether it has the write itself.
+    """
 
     def __init__(self, *, leader: str, members: Sequence[str], target: Sequence[str]) -> None:
         self.acks: set[str] = set()
         self.errors: dict[str, OnyxqError] = {}
         self._leader = leader
         self._cohorts = {frozenset(members), frozenset(target)}
-        """Those of which a majority must have it; mostly both are the same."""
+        """Sets of nodes that must each have a majority. Mostly there is only one."""
         self._won = False
         self._decided = trio.Event()
         self._wanted = 0
         self._enough: trio.Event | None = None
 
     def hear(self, node: str, error: OnyxqError | None) -> None:
-        """A holder answered."""
+        """Take the answer of a holder."""
         if error is None:
             self.acks.add(node)
         else:
@@ -57,12 +61,12 @@ class Vote:
 
     @property
     def majority(self) -> int:
-        """How many acks it takes at least."""
+        """The lowest number of acknowledgements that can win."""
         return max(len(cohort) // 2 + 1 for cohort in self._cohorts)
 
     @property
     def won(self) -> bool:
-        """The leader and majorities of members and target have it."""
+        """Whether the leader and majorities of members and target have the write."""
         if not self._won:
             self._won = self._leader in self.acks and all(majority(cohort, self.acks) for cohort in self._cohorts)
         return self._won
@@ -71,33 +75,37 @@ class Vote:
     def _lost(self) -> bool:
         if not self.errors:
             return False
-        # As long as the leader does not know it could take what is stored here a moment later for absent.
+        # Until the leader's own store has answered, the leader may take the rows for missing although they are
+        # stored here a moment later.
         return self._leader in self.errors or (self._leader in self.acks and self._out_of_reach)
 
     @property
     def _out_of_reach(self) -> bool:
-        """Whether a majority can no longer have it."""
+        """Whether a majority can no longer have the write."""
         hopeful = {node for cohort in self._cohorts for node in cohort} - self.errors.keys()
         return not all(majority(cohort, hopeful) for cohort in self._cohorts)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether it was won within ``timeout_s``."""
+        """Wait for the decision; return whether it was won within ``timeout_s``."""
         if not self.won:
             with trio.move_on_after(timeout_s):
                 await self._decided.wait()
         return self.won
 
     def has(self, acks: int) -> bool:
-        """Whether the leader and so many in all have it."""
+        """Return whether the leader and at least ``acks`` nodes in total have the write."""
         return len(self.acks) >= acks and self._leader in self.acks
 
     def _may_have(self, acks: int) -> bool:
-        """Whether that many nodes, the leader among them, may still get it."""
+        """Return whether that many nodes, the leader among them, may still get the write."""
         holders = {self._leader}.union(*self._cohorts)
         return self._leader not in self.errors and len(holders - self.errors.keys()) >= acks
 
     async def wait_for(self, acks: int, timeout_s: float) -> int:
-        """Return how many nodes have it, once ``acks`` have, or that has become impossible, or ``timeout_s`` passed."""
+        """Wait until ``acks`` nodes have the write, at most ``timeout_s``; return how many have it.
+
+        Returns early if not enough nodes can get it any more.
+        """
         if not self.has(acks) and self._may_have(acks):
             self._wanted, self._enough = acks, trio.Event()
             with trio.move_on_after(timeout_s):
@@ -116,13 +124,13 @@ class _Waiting(NamedTuple):
 
 
 class Sender:
-    """Carries writes to one node; see the module's first paragraph."""
+    """Sends writes to one node."""
 
     def __init__(self, node: str, send: Send, *, missed: Callable[[], None] = lambda: None) -> None:
         self.node = node
         self._send = send
         self._on_missed = missed
-        """Called when somebody begins to wait in `back`."""
+        """Called when a caller begins to wait in `back`."""
         self._waiting: deque[_Waiting] = deque()
         self._wake = trio.Event()
         self._bytes = 0
@@ -138,14 +146,14 @@ class Sender:
         return self._down is not None
 
     def resume(self) -> None:
-        """The node answers (again): writes are sent to it from now on."""
+        """Send writes to the node from now on, because it answers (again)."""
         self._down = None
         self.heard_at = trio.current_time()
 
     def suspect(self, error: OnyxqError) -> None:
-        """It does not answer: who waits hears it now, and nothing more is sent until `resume`.
+        """Fail the waiting writes, and send no more until `resume`, because the node does not answer.
 
-        The leaders' anti-entropy makes the node whole later.
+        The leaders' anti-entropy completes the node's copies later.
         """
         if not isinstance(error, StoreFailed):
             self._down = error
@@ -155,16 +163,16 @@ class Sender:
 
     @property
     def missed(self) -> bool:
-        """Whether somebody waits for the node to answer again."""
+        """Whether a caller waits for the node to answer again."""
         return self._waiters > 0
 
     def returned(self) -> None:
-        """The node answered a probe: whoever waits in `back` goes on."""
+        """Wake the callers in `back`, because the node answered a probe."""
         self._returned.set()
         self._returned = trio.Event()
 
     async def back(self) -> None:
-        """Return when the node, which did not answer, answers a probe."""
+        """Wait until the node answers a probe."""
         self._waiters += 1
         self._on_missed()
         try:
@@ -173,9 +181,9 @@ class Sender:
             self._waiters -= 1
 
     def submit(self, partition: int, epoch: int, rows: Sequence[Row], heard: Heard, *, early: bool = False) -> None:
-        """Queue rows of one partition; ``heard`` is called once, at once if the node is down.
+        """Queue rows of one partition; ``heard`` is called once, immediately if the node is down.
 
-        ``early``: the node may answer before they are on its disk.
+        ``early``: the node may answer before the rows are on its disk.
         """
         size = sum(len(row.value) for row in rows)
         if self._down is None and self._bytes + size > WAITING_BYTES_MAX and self._waiting:
@@ -224,5 +232,5 @@ class Sender:
 
 
 def errors_from(results: Sequence[dict[str, object] | None]) -> list[OnyxqError | None]:
-    """Errors out of the maps that ``cohort.write`` answers."""
+    """Return the errors in the maps that ``cohort.write`` returns."""
     return [from_map(result) if result is not None else None for result in results]

@@ -1,7 +1,7 @@
-"""Every node deletes the rows of what is purged, a little at a time (design: retention).
+"""Deletion of purged rows, which every node does little by little (design: retention).
 
-From the record that raised a watermark on nothing below it is shown or taken; the rows go
-behind that at leisure, so however much is purged at once nobody waits for it.
+Rows below a watermark are hidden and refused as soon as a record has raised it. The rows are
+deleted later, in small steps. So clients do not wait, however much is purged at once.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from onyxq.core.replica import Replica
 from onyxq.store.interface import Batch, Purge, Store
 
 ROWS_MAX = 256
-"""Rows deleted in one write: for so long the event loop is busy."""
+"""Rows deleted in one write. The event loop is busy for that long."""
 PAUSE_S = 0.01
 ROUND_S = 60.0
-"""Between two looks for rows that came back otherwise: a damaged one that was put right."""
+"""Pause between two checks, in seconds, for purged rows that were restored when a damaged row was repaired."""
 RETRY_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 class DeletingHost(Protocol):
-    """What deleting needs of its node."""
+    """What deletion needs of its node."""
 
     store: Store
     replica: Replica
 
 
 class Deleting:
-    """See the module's first paragraph; ``deleted`` hears how many rows went."""
+    """Deletes purged rows of one node; ``deleted`` is called with the number of rows deleted."""
 
     def __init__(self, host: DeletingHost, deleted: Callable[[int], None]) -> None:
         self._host = host
@@ -44,7 +44,7 @@ class Deleting:
         self._wake = trio.Event()
 
     def note(self, before: Replica, after: Replica) -> None:
-        """The log went on: hide at once what is purged now, and delete it later."""
+        """Hide what a step of the log purged, and delete it later."""
         for number, placed in after.partitions.items():
             if placed.purged_ms and placed is not before.partitions.get(number):
                 watermark = watermark_of(placed)
@@ -68,7 +68,7 @@ class Deleting:
                 await self._wake.wait()
 
     async def _look(self) -> None:
-        """Look through all partitions for something to delete."""
+        """Check all partitions for rows to delete."""
         for number in self._host.store.partitions():
             if self._host.store.purge_left(number):
                 self._todo.add(number)
@@ -80,7 +80,7 @@ class Deleting:
             try:
                 written = await store.write(Batch(purge=Purge(number, store.watermark(number), after, ROWS_MAX)))
             except StoreFailed as error:
-                log.warning("partition %d: what is purged cannot be deleted now: %s", number, error.message)
+                log.warning("partition %d: purged rows cannot be deleted now: %s", number, error.message)
                 await trio.sleep(RETRY_S)
                 continue
             rows += written.purged_rows
@@ -90,4 +90,4 @@ class Deleting:
                 break
             await trio.sleep(PAUSE_S)
         if rows:
-            log.info("partition %d: %d rows of purged tasks are deleted", number, rows)
+            log.info("partition %d: deleted %d rows of purged tasks", number, rows)

@@ -1,12 +1,12 @@
-"""Repairs what rotted in a node's store: rows from other nodes, indexes from the rows.
+"""Repairs a node's damaged store: rows from other nodes, indexes from the rows.
 
-Each reader notes damaged rows and entries in the store.  Besides, a scrub reads everything now and
-then, so that rot is found while the other copies are still sound.  A round of the scrub begins
-when the store is opened, and continues in slices of a few milliseconds.  The pauses between them
-are short while no client uses the node.  The longer a round worked, the longer it rests afterwards.
+Every read notes damaged rows and entries. In addition, a scrub reads the whole store now and then,
+so that damage is found while the other copies are still intact. A round of the scrub begins when
+the store is opened, and continues in slices of a few milliseconds. The pauses between slices are
+short while no client uses the node. The longer a round worked, the longer is the pause after it.
 
-An index is rebuilt while no leader of this node reads it.  So a leader gives its partition up
-first; if no other node can lead, this node leads again once the index is complete.
+An index is rebuilt only while no leader of this node reads it. So a leader gives its partition up
+first. If no other node can lead, this node leads again once the index is complete.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from onyxq.system.metrics import Metrics
 
 LOOK_EVERY_S = 1.0
 SCRUB_BYTES = 1024 * 1024
-"""About `SLICE_S` of work, the most that is checked at once."""
+"""Most bytes that are checked at once, about `SLICE_S` of work."""
 GRAIN_BYTES = 16 * 1024
-"""What is checked between two looks at the clock: how much work bytes are depends on what they are."""
+"""Bytes that are checked between two looks at the clock. The work for a byte varies with the contents."""
 SLICE_S = 0.005
-"""How long a slice lasts, during which the node does nothing else."""
+"""Length of a slice, in seconds, during which the node does nothing else."""
 QUIET_PAUSE_S = 0.01
-"""Between two slices while nobody asks for anything: a third of a core is used."""
+"""Pause between two slices while no client uses the node, in seconds. A third of a core is used."""
 BUSY_PART, BUSY_PAUSE_S = 5, 0.1
-"""While clients are served a slice is a fifth as long: a claim that waits for one is not much slower."""
+"""While clients are served: the divisor of a slice, so that claims hardly wait for one, and the pause in seconds."""
 SCRUB_PAUSE_S = 60.0
-"""From the end of one round to the next, at least."""
+"""Shortest pause between two rounds, in seconds."""
 REST = 100
-"""The same as a multiple of the round's own work: scrubbing is a hundredth of a core at most."""
+"""Shortest pause between two rounds, as a multiple of the round's work. A scrub uses 1% of a core at most."""
 RETRY_EVERY_S = 10.0
 REBUILD_AFTER_S = 5.0
-"""From the end of a leadership to the rebuild, in seconds: until all that it began has ended."""
+"""Delay from the end of a leadership to the rebuild, in seconds, in which requests to the leader end."""
 REPAIR_ROWS = 256
 REPAIR_TIMEOUT_S = 10.0
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class RepairHost(Protocol):
-    """What repairing needs of its node."""
+    """What repair needs of its node."""
 
     node_id: str
     store: Store
@@ -60,7 +60,7 @@ class RepairHost(Protocol):
 
     @property
     def quiet(self) -> bool:
-        """Whether nobody asks the node for anything."""
+        """Whether no client uses the node."""
         ...
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
@@ -72,33 +72,33 @@ class RepairHost(Protocol):
         ...
 
     async def give_up(self, partition: int) -> None:
-        """Have another node lead the partition, or this one anew."""
+        """Let another node lead the partition, or this one again."""
         ...
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
-        """New pieces are in the store."""
+        """Take note of new pieces in the store."""
         ...
 
     def repaired(self, partition: int, rows: int) -> None:
-        """Rows of a partition can be read again."""
+        """Take note of repaired rows of a partition."""
         ...
 
 
 class Repair:
-    """See the module's first paragraph."""
+    """Repairs the store of one node."""
 
     def __init__(self, host: RepairHost) -> None:
         self._host = host
         self._after = b""
         self._slices = 0.0
-        """Those of the present round."""
+        """Slices of the present round."""
         self._scrub_at_s = 0.0
         self._took_s = 0.0
-        """By the clock, the last slice."""
+        """Duration of the last slice, in seconds."""
         self._told: dict[bytes, float] = {}
         """Damaged rows that could not be repaired, and when to try again."""
         self._alone: set[bytes] = set()
-        """Those that no other node can replace, because no other node holds the partition."""
+        """Damaged rows of partitions that no other node holds, so that none can replace them."""
         self._read_s: dict[int, float] = {}
         """Partition to rebuild -> when a leader of this node was last seen to read its index."""
 
@@ -121,15 +121,15 @@ class Repair:
         if not self._after:
             return LOOK_EVERY_S
         part, pause_s = self._pace()
-        # One thing may be more than a slice: a stretch of a thousand rows is looked at whole.
+        # A slice may last longer than planned: a stretch of a thousand rows is checked at once.
         return pause_s * max(1.0, self._took_s * part / SLICE_S)
 
     def _pace(self) -> tuple[int, float]:
-        """What part of a slice is made at once, and the pause behind it."""
+        """Return the divisor of a slice and the pause after it, in seconds."""
         return (1, QUIET_PAUSE_S) if self._host.quiet else (BUSY_PART, BUSY_PAUSE_S)
 
     def _scrub(self) -> None:
-        """Check one slice more."""
+        """Check one more slice."""
         metrics = self._host.metrics
         part, _ = self._pace()
         began_s, left, over = trio.current_time(), SCRUB_BYTES // part, False
@@ -163,7 +163,7 @@ class Repair:
             log.warning("the index of partition %d cannot be rebuilt now: %s", partition, error.message)
 
     async def _rebuild_slices(self, partition: int) -> None:
-        """Rebuild until the index is complete, or a damaged row is in the way."""
+        """Rebuild until the index is complete, or a damaged row prevents it."""
         store = self._host.store
         until_s = trio.current_time() + LOOK_EVERY_S
         while partition not in {partition_of_key(key) for key in store.damaged - self._alone}:
@@ -200,7 +200,10 @@ class Repair:
                 await self._fetch(partition, keys[start : start + REPAIR_ROWS])
 
     async def _fetch(self, partition: int, keys: list[bytes]) -> None:
-        """Ask every holder: one that is not up to date may hold what another leader had made of a row."""
+        """Fetch damaged rows from every holder, and keep the best version of each.
+
+        A holder that is not up to date may have the version of another leader.
+        """
         host = self._host
         placed = host.replica.partitions.get(partition)
         others = [node for node in holders(placed) if node != host.node_id] if placed is not None else []
@@ -211,13 +214,13 @@ class Repair:
                 given = await host.call(node, "cohort.rows", {"keys": keys}, timeout_s=REPAIR_TIMEOUT_S)
                 rows = checked_rows(given, partition)
             except OnyxqError as error:
-                log.info("node %s repairs nothing of partition %d: %s", node, partition, error.message)
+                log.info("node %s cannot repair rows of partition %d now: %s", node, partition, error.message)
                 lost.clear()
                 continue
             for row in rows:
                 known = found.setdefault(row.key, row)
                 found[row.key] = max(known, row, key=lambda one: rank(*one))
-            if rows:  # the page may have ended there
+            if rows:  # the page may have ended after its last row
                 lost = {key for key in lost if key < rows[-1].key} - found.keys()
         await self._keep(partition, [found[key] for key in keys if key in found])
         if not others:

@@ -1,9 +1,9 @@
-"""Rows that a node answers for from memory, before they are on its disk.
+"""Rows that a node acknowledges from memory, before they are on its disk.
 
-Only for queues that ask for it (``durability`` ``opportunistic``).  How much can be lost if
-the machine stops is bounded: once one of the rows has waited for the disk for
-`WINDOW_S`, or many bytes wait, nothing more is answered for before it is written.  A disk
-that fails is tried again until it takes the rows, and meanwhile nothing is answered early.
+This is done only for queues with ``durability`` ``opportunistic``. The possible loss if the machine
+stops is bounded. Once one of the rows has waited for the disk for `WINDOW_S`, or many bytes wait,
+no more rows are acknowledged early. A write that fails is repeated until the disk accepts it.
+Meanwhile no rows are acknowledged early.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onyxq.store.interface import Batch, Store, Written
 from onyxq.store.row_checks import Prepared
 
 WINDOW_S = 0.1
-"""What was answered for, and is not written yet, was so within a span of this length."""
+"""Longest time between the acknowledgements of two rows that are not written yet, in seconds."""
 BYTES_MAX = 16 * 1024 * 1024
 RETRY_EVERY_S = 0.25
 READABLE_S = 1.0
@@ -28,22 +28,22 @@ log = logging.getLogger(__name__)
 
 
 class Floating:
-    """See the module's first paragraph; ``stored`` hears what each write changed."""
+    """Writes rows that were acknowledged early; ``stored`` takes the result of each write."""
 
     def __init__(self, store: Store, *, stored: Callable[[Written], None], start_soon: Callable[..., object]) -> None:
         self._store = store
         self._stored = stored
         self._start_soon = start_soon
         self._since: dict[int, float] = {}
-        """When each write that is under way was answered for; the oldest first."""
+        """Running write -> when its rows were acknowledged; the oldest first."""
         self._bytes = 0
         self._number = 0
         self._landed = trio.Event()
         self.longest_s = 0.0
-        """The longest that a row had to wait so far."""
+        """The longest wait of a row for the disk so far, in seconds."""
 
     def take(self, rows: Sequence[Row | Prepared]) -> bool:
-        """Begin to write checked rows; whether they may be answered for now. If not nothing was begun."""
+        """Start to write checked rows and return True, or return False if they must not be acknowledged early."""
         now = trio.current_time()
         oldest = next(iter(self._since.values()), now)
         if now - oldest >= WINDOW_S or self._bytes >= BYTES_MAX:
@@ -56,13 +56,13 @@ class Floating:
         return True
 
     async def landed(self) -> None:
-        """Return once all that was answered for before is written."""
+        """Wait until all rows that were acknowledged before are written."""
         last = self._number
         while self._since and next(iter(self._since)) <= last:
             await self._landed.wait()
 
     async def readable(self) -> None:
-        """The same for who would rather miss some than wait for a disk that fails."""
+        """Wait like `landed`, but not long: a reader may miss rows rather than wait for a failing disk."""
         with trio.move_on_after(READABLE_S):
             await self.landed()
 
@@ -73,10 +73,10 @@ class Floating:
                     self._stored(await self._store.write(Batch(rows=rows)))
                     return
                 except StoreFailed as error:
-                    log.error("%d rows that were answered for cannot be written yet: %s", len(rows), error.message)
+                    log.error("%d acknowledged rows cannot be written yet: %s", len(rows), error.message)
                     await trio.sleep(RETRY_EVERY_S)
                 except BadRequest as error:
-                    log.error("%d rows that were answered for are refused: %s", len(rows), error.message)
+                    log.error("the store refuses %d acknowledged rows: %s", len(rows), error.message)
                     return
         finally:
             self.longest_s = max(self.longest_s, trio.current_time() - self._since.pop(number))

@@ -1,8 +1,8 @@
-"""What claimers are handed: a task row's body as it came, or with what replaced its data since.
+"""Bodies of granted tasks: the task row's body, or the body with data that replaced the original.
 
-A unique task runs with the data of its first grant, and with no other: a replacement that an
-earlier leader wrote and nobody acknowledged may turn up later.  So before the first grant
-under another leader its data is written once more, under this one's mark, which wins.
+A unique task runs with the data of its first grant and with no other. An earlier leader may have
+written a replacement that was never acknowledged and that is found later. So before the first grant
+under another leader, that leader writes the data again with its own mark, which wins.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ class Bodies:
     """Bodies of the tasks that a node grants."""
 
     def __init__(self, store: Store, stands: Callable[[TaskId, int, bytes], bool]) -> None:
-        """``stands``: whether data of this epoch can be granted; if not the task is offered again once it can."""
+        """Take the store and ``is_final``: whether data of an epoch can be granted.
+
+        If the data is not final yet, the task is offered again once it is.
+        """
         self._store = store
         self._stands = stands
         self._rows: dict[bytes, tuple[bytes, bool]] = {}
-        """Body per task row, and whether it must be looked at closely."""
+        """First id of a task row -> its body, and whether the body needs a closer check."""
         self._rows_bytes = 0
 
     def of(self, piece: Piece, bits: int, *, most: int, now_ms: int) -> list[tuple[Run, bytes]]:
-        """Those of the tasks ``bits`` of a piece that may be granted, ``most`` at most, in runs with their
-        bodies; raises `Corrupt`."""
+        """Return grantable tasks among ``bits`` of a piece, at most ``most``, in runs with bodies; raises `Corrupt`."""
         body, special = self._row(piece.row_first)
         if special:
             header, _ = task_header(body)
@@ -52,7 +54,7 @@ class Bodies:
         return found
 
     def _unique(self, first: TaskId, header: dict[str, Any], body: bytes) -> list[tuple[Run, bytes]]:
-        """A unique task with its data, or nothing yet."""
+        """Return a unique task with its data, or nothing if the data is not final yet."""
         epoch, payload = self._latest(first, header, body)
         had = any(one.event == GRANTED for one in history_of(self._store, first))
         if not had and not self._stands(first, epoch, payload):
@@ -82,7 +84,7 @@ class Bodies:
         return found
 
     def _wanted(self, piece: Piece, bits: int, header: dict[str, object], now_ms: int) -> int:
-        """Less what gave way to another task of its unique key, and what nobody ran in time."""
+        """Return ``bits`` without tasks that another task of their unique key replaced, and without expired ones."""
         queue, key = header["queue"], header.get(UNIQUE_KEY)
         partition = int.from_bytes(piece.row_first[6:8], "big")
         if key is not None and self._store.unique(partition, str(queue), str(key)) != piece.row_first:

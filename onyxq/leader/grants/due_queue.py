@@ -1,20 +1,19 @@
-"""What falls due in the partitions that a node leads: loaded ahead of time, offered when its time comes.
+"""Delayed tasks of the partitions that a node leads: loaded ahead of time, offered when they are due.
 
-The tasks of the next moments are in memory, in order, so that a due time costs no write and
-no search.  They are read from the store's due index piece by piece, some time ahead; what is
-written with a due time before the point read up to is pushed straight in.  Memory is bounded:
-where much is due at a time less of it is read ahead.
+The tasks of the next moments are in memory, in order, so a due time needs no write and no search.
+They are read in pages from the store's due index, some time ahead. A new task that is due before
+the point read up to is added directly. Memory is bounded: if much is due at one time, less is read
+ahead.
 
-A claim takes a while: a coordinator hears of the task, asks for it, and the log decides.  So
-what falls due is offered twice: a moment ahead to those who claim ahead and begin it once it is
-due, and then, unless it was claimed, to all when it is due.  Where timers come thick and fast,
-those of some milliseconds are offered together, at moments that all nodes share: what it takes to
-claim and complete a task is mostly the same for many at once.  One that comes alone, and that
-nobody claimed ahead, is offered right when it is due.
+A claim takes time: a coordinator must learn of the task and claim it, and the log must decide. So
+due tasks are offered twice. Shortly before the due time they are offered to claimers that claim
+ahead and start the task once it is due. At the due time, unclaimed tasks are offered to all. If
+many timers are due in a short time, those of some milliseconds are offered together, at moments
+that all nodes share, because claims and completions of many tasks cost little more than those of
+one. A single timer that was not claimed ahead is offered exactly at its due time.
 
-Behind that, a few times a second, the store moves what fell due and is not done yet from its
-due index to the ready one, where it may wait in any number.  A task that is missed here, for
-whatever reason, is offered then.
+A few times a second, the store also moves unfinished due tasks from its due index to the ready
+index, which may hold any number. A task that was missed here is offered then.
 """
 
 from __future__ import annotations
@@ -30,35 +29,35 @@ from onyxq.core.errors import StoreFailed
 from onyxq.store.interface import Batch, Piece, Store
 
 AHEAD_MS = 2_000
-"""How far the due index is read ahead."""
+"""Time by which the due index is read ahead."""
 LOOK_PIECES_MAX = 256
-"""Pieces of one partition read at a time."""
+"""Pieces of one partition that are read at a time."""
 PIECES_MAX = 50_000
-"""Pieces in memory from which on nothing more is read ahead."""
+"""Most pieces in memory. With more, nothing is read ahead."""
 TOGETHER_MS = 24
-"""Pieces that fall due so soon after others were offered wait for the next whole multiple of this."""
+"""Pieces that are due less than this time after the last offer wait for the next multiple of it."""
 ROUND_MS = 192
-"""What falls due between two whole multiples of this is offered ahead together,"""
+"""Pieces that are due between two multiples of this time are offered ahead together."""
 SOON_MS = 192
-"""so long before the first of them: a claim takes less, also where processors are busy."""
+"""Time by which they are offered before the first is due: more than a claim takes, even on busy processors."""
 PROMOTE_EVERY_MS = 500
-"""Partitions are promoted together, at whole multiples of this."""
+"""Partitions are promoted together, at multiples of this time."""
 FAILED_PAUSE_MS = 1_000
 LOOK_AGAIN_S = 1.0
-"""The wall clock may jump while the monotonic one is waited on."""
+"""Longest single wait, because the wall clock may jump meanwhile."""
 
 log = logging.getLogger(__name__)
 
 
 class Agenda:
-    """For each partition the earliest time at which something is to be done with it."""
+    """For each partition, the earliest time at which work on it is due."""
 
     def __init__(self) -> None:
         self._at: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
 
     def put(self, partition: int, at_ms: int) -> bool:
-        """At this time, unless it is to be earlier; whether nothing comes before it."""
+        """Set the time of a partition unless it has an earlier one; return whether it is now the first of all."""
         if at_ms < self._at.get(partition, math.inf):
             self._at[partition] = at_ms
             heapq.heappush(self._heap, (at_ms, partition))
@@ -66,13 +65,13 @@ class Agenda:
         return False
 
     def next_ms(self) -> int | None:
-        """The earliest time."""
+        """Return the earliest time."""
         while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take(self, now_ms: int) -> list[int]:
-        """Partitions whose time has come, sorted; they have none any more."""
+        """Return the partitions whose time has come, sorted, and remove them."""
         found = []
         while (at_ms := self.next_ms()) is not None and at_ms <= now_ms:
             partition = heapq.heappop(self._heap)[1]
@@ -81,12 +80,12 @@ class Agenda:
         return sorted(found)
 
     def drop(self, partition: int) -> None:
-        """Nothing is to be done with it."""
+        """Remove a partition."""
         self._at.pop(partition, None)
 
 
 class Upcoming:
-    """See the module's first paragraph."""
+    """Offers due tasks of the partitions that a node leads; one per node."""
 
     def __init__(
         self,
@@ -100,19 +99,19 @@ class Upcoming:
         self._store = store
         self._wall_ms = wall_ms
         self._offer = offer
-        """Takes pieces that are due."""
+        """Called with pieces that are due."""
         self._offer_soon = offer_soon
-        """Takes pieces that will be due in a moment; they are offered once more then."""
+        """Called with pieces that will be due in a moment; they are offered again then."""
         self._pieces_max = pieces_max
         self._pieces: list[tuple[int, int, Piece]] = []
-        """Neither due nor offered ahead."""
+        """Pieces that are neither due nor offered ahead."""
         self._soon: list[tuple[int, int, Piece]] = []
-        """Offered ahead, not due yet."""
+        """Pieces that were offered ahead and are not due yet."""
         self._count = 0
         self._read_to: dict[int, int] = {}
-        """Of each partition led: due time before which all is in memory, or was offered."""
+        """Partition led from here -> due time before which all tasks are in memory or were offered."""
         self._offered_ms = 0
-        """When something was offered last."""
+        """Time of the last offer."""
         self._looks = Agenda()
         self._promotions = Agenda()
         self._sooner = trio.Event()
@@ -121,7 +120,7 @@ class Upcoming:
     # --- what others tell
 
     def lead(self, partition: int) -> None:
-        """The partition serves from here: what is overdue is promoted at once, the rest in its time."""
+        """Start with a partition: promote overdue tasks at once, the others when they are due."""
         now_ms = self._wall_ms()
         self._read_to[partition] = now_ms
         self._look_at(partition, now_ms)
@@ -129,13 +128,13 @@ class Upcoming:
             self._promote_at(partition, next_ms if next_ms <= now_ms else _promotion_ms(next_ms))
 
     def drop(self, partition: int) -> None:
-        """The partition is no longer led from here."""
+        """Stop with a partition that is no longer led from here."""
         self._read_to.pop(partition, None)
         self._looks.drop(partition)
         self._promotions.drop(partition)
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """Pieces that fall due later are in the store."""
+        """Add pieces of the store that are due later."""
         for piece in pieces:
             partition = int.from_bytes(piece.first[6:8], "big")
             read_to_ms = self._read_to.get(partition)
@@ -151,7 +150,7 @@ class Upcoming:
                 self._look_at(partition, piece.due_ms - AHEAD_MS // 2)
 
     async def run(self) -> None:
-        """Offer and promote in time until cancelled."""
+        """Offer and promote tasks in time until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._promote_in_time)
             while True:
@@ -167,7 +166,7 @@ class Upcoming:
 
     @property
     def _room(self) -> int:
-        """How many pieces more may be in memory."""
+        """How many more pieces may be in memory."""
         return self._pieces_max - len(self._pieces) - len(self._soon)
 
     def _offer_ahead(self, now_ms: int) -> None:
@@ -191,14 +190,14 @@ class Upcoming:
             self._offer(due)
 
     def _offer_ms(self) -> int:
-        """When the next pieces are offered."""
+        """Return when the next pieces are offered."""
         due_ms = self._soon[0][0]
         if 0 <= due_ms - self._offered_ms < TOGETHER_MS:
             return _multiple(due_ms, TOGETHER_MS)
         return due_ms
 
     def _look(self, partition: int, now_ms: int) -> None:
-        """Read on in a partition's due index."""
+        """Read the next part of a partition's due index."""
         start_ms, end_ms = self._read_to[partition], now_ms + AHEAD_MS
         limit = min(LOOK_PIECES_MAX, self._room)
         if limit <= 0:
@@ -212,7 +211,7 @@ class Upcoming:
             if (next_ms := self._store.next_due_ms(partition, end_ms)) is not None:
                 self._looks.put(partition, max(next_ms - AHEAD_MS, now_ms + AHEAD_MS // 2))
         else:
-            # If all are due in one millisecond, what is left of it is had when it is promoted.
+            # If all are due in one millisecond, the rest of them is offered when it is promoted.
             self._read_to[partition] = max(found[-1].due_ms, start_ms + 1)
             self._looks.put(partition, max(found[limit // 2].due_ms, now_ms + 1))
 
@@ -270,15 +269,15 @@ class Upcoming:
 
 
 def _promotion_ms(due_ms: int) -> int:
-    """When what is due at a time is promoted: together with what is due about then."""
+    """Return when tasks of a due time are promoted: together with others of about the same time."""
     return _multiple(due_ms, PROMOTE_EVERY_MS)
 
 
 def _soon_ms(due_ms: int) -> int:
-    """When what is due at a time is offered ahead."""
+    """Return when tasks of a due time are offered ahead."""
     return _multiple(due_ms, ROUND_MS) - ROUND_MS - SOON_MS
 
 
 def _multiple(at_ms: int, every_ms: int) -> int:
-    """The next whole multiple, the time itself if it is one."""
+    """Return the next multiple, or the time itself if it is one."""
     return -(-at_ms // every_ms) * every_ms

@@ -1,7 +1,8 @@
-"""What may be granted now: neither claimed nor on its way, not finished, and not held up by its key.
+"""Which tasks may be granted now: unclaimed, unfinished, and not waiting for another task of their key.
 
-Blocked tasks: from the moment an entry about them is in the outbox until its effect is
-in the replica (grants) or in the store (retries, expiries), nobody else can get them.
+Tasks are *blocked* from the moment when an entry about them is in the outbox. The block ends when
+the replica has the effect (grants) or the store has it (retries, expiries). Blocked tasks are not
+granted.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class AvailableHost(Protocol):
     replica: Replica
 
     def wall_ms(self) -> int:
-        """The node's wall clock."""
+        """Return the node's wall clock."""
         ...
 
 
 class Available:
-    """See the module's first paragraph."""
+    """Decides which tasks of the partitions that a node leads may be granted."""
 
     def __init__(
         self,
@@ -45,31 +46,34 @@ class Available:
         self._host = host
         self._leaders = leaders
         self._offer_later = offer_later
-        """Has a task offered again in so many seconds."""
+        """Offers a task again after a number of seconds."""
         self._blocked: dict[bytes, int] = {}
         self.finishing: dict[bytes, int] = {}
-        """Tasks whose completion is being written, per stretch: not to be had meanwhile, whoever
-        holds them. A lapsed token may complete a task that nobody holds."""
+        """Tasks whose completion is being written, per stretch.
+
+        They are not granted meanwhile, even if they are unclaimed: the token of an expired claim may complete
+        an unclaimed task.
+        """
         self.unsettled: dict[bytes, int] = {}
-        """Tasks of which it is not known whether a completion is stored on a majority, per stretch."""
+        """Tasks whose completion may or may not be stored on a majority, per stretch."""
         self.keys = Keys(host.store, self._busy)
         self._since_ms: dict[int, int] = {}
-        """Wall-clock time since which each partition is led."""
+        """Partition -> wall-clock time since which it is led."""
         self._seen: dict[bytes, tuple[int, list[Piece]]] | None = None
-        """While one round picks: unavailable tasks and moved pieces per stretch."""
+        """While one round picks tasks: unavailable tasks and moved pieces, per stretch."""
 
     def lead(self, partition: int) -> None:
-        """A partition serves: find what its workers hold up."""
+        """Start with a partition that serves from here: find the ordering keys of its claimed tasks."""
         self._since_ms.setdefault(partition, self._host.wall_ms())
         self._hold_keys(partition)
 
     def drop(self, partition: int) -> None:
-        """The partition is no longer led from here."""
+        """Stop with a partition that is no longer led from here."""
         self._since_ms.pop(partition, None)
         self.keys.drop(partition)
 
     def _hold_keys(self, partition: int) -> None:
-        """Find the keys of the tasks that are with workers already."""
+        """Hold the ordering keys of the tasks that workers hold."""
         store = self._host.store
         for stretch, pieces in (self._host.replica.claims.get(partition) or {}).items():
             finished, bits = store.finished_bits(stretch), claimed_bits(pieces)
@@ -91,7 +95,7 @@ class Available:
     # --- blocking
 
     def block(self, runs: Iterable[Run]) -> None:
-        """Nobody gets these tasks until `unblock`."""
+        """Keep these tasks from being granted until `unblock`."""
         for run in runs:
             stretch = stretch_of(run.first)
             self._blocked[stretch] = self._blocked.get(stretch, 0) | mask_of(*run)
@@ -107,18 +111,18 @@ class Available:
                 self._blocked.pop(stretch, None)
 
     def _busy(self, task_id: TaskId) -> bool:
-        """Whether a task is claimed, on its way to somebody, being finished, or perhaps finished."""
+        """Return whether a task is claimed, being granted, being finished, or perhaps finished."""
         stretch = stretch_of(task_id)
         taken = self._blocked.get(stretch, 0) | self.finishing.get(stretch, 0) | self.unsettled.get(stretch, 0)
         return bool((taken | claimed_bits(pieces_of(self._host.replica, stretch))) & mask_of(task_id, 1))
 
     def is_blocked(self, run: Run) -> int:
-        """Mask of the run's tasks that are blocked."""
+        """Return the mask of the run's blocked tasks."""
         return self._blocked.get(stretch_of(run.first), 0) & mask_of(*run)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Nothing but blocks changes meanwhile: each stretch is looked up once."""
+        """Look each stretch up only once inside the context, in which only blocks may change."""
         self._seen = {}
         try:
             yield
@@ -138,7 +142,7 @@ class Available:
         return bits if not (piece.key and bits) or self._key_free(piece) else 0
 
     def _key_free(self, piece: Piece) -> bool:
-        """Whether a task with an ordering key may be granted now; if that is a matter of time it is offered then."""
+        """Return whether a task with an ordering key may be granted now; if only its rate delays it, offer it later."""
         partition = int.from_bytes(piece.row_first[6:8], "big")
         if not self._is_backed(partition) or not self.keys.free(piece):
             return False
@@ -152,12 +156,12 @@ class Available:
         return wait_ms <= 0
 
     def _is_backed(self, partition: int) -> bool:
-        """Return whether the ends of earlier tasks of a key here are so for the next leader, too."""
+        """Return whether a next leader would also know the finished tasks of the partition's keys."""
         leader = self._leaders.get(partition)
         return leader is not None and leader.backed
 
     def _state(self, stretch: TaskId) -> tuple[int, list[Piece]]:
-        """Tasks of a stretch that are claimed, finished or being finished; its moved pieces."""
+        """Return the tasks of a stretch that are claimed, finished or being finished, and its moved pieces."""
         if self._seen is not None and stretch in self._seen:
             return self._seen[stretch]
         taken = claimed_bits(pieces_of(self._host.replica, stretch)) | self.finishing.get(stretch, 0)
@@ -167,7 +171,7 @@ class Available:
         return state
 
     def granting(self, piece: Piece) -> None:
-        """A task with an ordering key is on its way to somebody."""
+        """Take note that a task with an ordering key is being granted."""
         self.keys.hold(piece.key, piece.row_first)
         key_rate = settings_of(self._host.replica, piece.queue).key_rate
         if key_rate:

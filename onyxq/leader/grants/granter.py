@@ -1,9 +1,9 @@
-"""Granting: a node picks the best ready tasks of the partitions it leads for claimers.
+"""Grants: a node picks the best ready tasks of the partitions that it leads, and claims them for workers.
 
-Requests that wait together are answered by one round: every grant they get goes to the
-log in the same record.  A task is free when the replica holds no claim on it, no grant
-or return of it is on its way, and the store has it unfinished; all three are asked at
-the moment it is picked, so windows may be approximate without harm.
+Requests that wait together are answered in one round, and all grants of a round go to the log in
+one record. A task may be granted if the replica has no claim on it, no grant or release of it is on
+its way, and the store has it as unfinished. All three are checked when the task is picked, so the
+windows need not be exact.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from onyxq.system.metrics import Metrics
 REQUESTS_MAX = 10_000
 QUEUES_KNOWN_MAX = 100_000
 ROOM_BYTES = 3 * 1024 * 1024
-"""Task rows behind which requests that are answered together get no more; the last one may go beyond."""
+"""Bytes of task rows in one answer. The last row may exceed it."""
 WRITE_AGAIN_S = 0.5
 log = logging.getLogger(__name__)
 
 
 class Granted(NamedTuple):
-    """One granted run; ``body`` is the task row's body cut to the run."""
+    """A granted run; ``body`` is the task row's body cut to the run."""
 
     token: int
     expires_ms: int
@@ -55,37 +55,37 @@ class Granted(NamedTuple):
     body: bytes
     lease_ms: int = 0
     due_in_ms: int = 0
-    """How long it is not to be begun yet: it was claimed ahead."""
+    """Time until the worker may start it; above 0 if it was claimed ahead."""
 
 
 @define(eq=False)
 class Room:
-    """How many bytes of tasks still fit in one answer."""
+    """Bytes of tasks that still fit in one answer."""
 
     left: int = ROOM_BYTES
 
 
 Reply = Callable[[list[Granted], OnyxqError | None], bool]
-"""Takes what was granted, or the error; False if nobody waits for it any more."""
+"""Called with the granted runs, or with the error; returns False if the client no longer waits."""
 
 
 @define(eq=False)
 class ClaimRequest:
-    """One claimer's request, as the leaders' node sees it."""
+    """One claimer's request, at the node of the leaders."""
 
     queues: Sequence[str]
     maximum: int
     lease_ms: int
-    """0: as the queue says."""
+    """0: the lease of the queue."""
     worker: str
     reply: Reply
     ahead_ms: int = 0
-    """If nothing is ready: so long before they are due it may have tasks."""
+    """How long before their due time tasks may be claimed if nothing is ready."""
     room: Room = field(factory=Room)
-    """Shared by those that are answered together."""
+    """Shared by requests that are answered together."""
     granted: list[Granted] = field(factory=list)
     entries: int = 0
-    """Entries whose verdict is awaited."""
+    """Number of entries whose verdict is awaited."""
 
 
 class _Pick(NamedTuple):
@@ -95,47 +95,47 @@ class _Pick(NamedTuple):
     body: bytes
     lease_ms: int
     ahead_ms: int = 0
-    """Its lease is so much longer, as it is not due yet."""
+    """Time by which its lease is longer, because the task is not due yet."""
 
     @property
     def granted_ms(self) -> int:
-        """The lease that the log is asked for: the worker's own begins when the task is due."""
+        """The lease to request from the log. The worker's own lease begins when the task is due."""
         return min(self.lease_ms + self.ahead_ms, LEASE_MS_MAX)
 
     def due_in_ms(self, now_ms: int) -> int:
-        """Return how long the worker must wait; no longer than the lease is longer, should the clock go back."""
+        """Return how long the worker must wait, at most the extra lease in case the clock goes back."""
         return min(max(0, self.piece.due_ms - now_ms), self.ahead_ms)
 
 
 class GranterHost(Protocol):
-    """What granting needs of its node."""
+    """What grants need of their node."""
 
     store: Store
     replica: Replica
     metrics: Metrics
 
     def count_event(self, queue: str, event: str, count: int) -> None:
-        """Metrics."""
+        """Count an event of a queue in the metrics."""
         ...
 
     def outbox_now(self) -> Outbox:
-        """The outbox of the member peer; raises `LogUnavailable`."""
+        """Return the outbox of the member peer; raises `LogUnavailable`."""
         ...
 
     def wall_ms(self) -> int:
-        """The node's wall clock."""
+        """Return the node's wall clock."""
         ...
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
-        """Pieces can be had, now or once they are due."""
+        """Take pieces that are ready, or will be once they are due."""
         ...
 
     def give_back(self, partition: int, token: int, runs: Sequence[Run]) -> None:
-        """Release claims that nobody waits for any more."""
+        """Release claims for which no client waits any more."""
         ...
 
     def corrupt(self, partition: int, error: Corrupt) -> None:
-        """A row is damaged: alarm, and repair from the cohort."""
+        """Report a damaged row, and have it repaired from the cohort."""
         ...
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
@@ -144,13 +144,13 @@ class GranterHost(Protocol):
 
 
 class Granter:
-    """See the module's first paragraph."""
+    """Grants tasks of the partitions that a node leads; one per node."""
 
     def __init__(self, host: GranterHost) -> None:
         self._host = host
         self._leaders: dict[int, PartitionLeader] = {}
         self.on_head: Callable[[TaskId], None] = lambda head: None
-        """Told of tasks that come first in their keys from now on."""
+        """Called with tasks that become the first of their ordering keys."""
         self.limits = Limits(host)
         self._wakes = Wakes(self._woken)
         self.available = Available(host, leaders=self._leaders, offer_later=self._wakes.after)
@@ -169,12 +169,12 @@ class Granter:
         self._wake = trio.Event()
         self._queue_of: dict[bytes, str] = {}
         self._undecided: dict[int, list[Run]] = {}
-        """Tasks per partition whose grants may have landed in the log when it was lost."""
+        """Partition -> tasks whose grants may have been in the log when the log was lost."""
 
     # --- leadership
 
     def lead(self, leader: PartitionLeader) -> None:
-        """The partition serves: look at everything it has."""
+        """Start with a partition that serves from here, and check all tasks that it has."""
         if self._leaders.get(leader.partition) is leader:
             self.heads.drop(leader.partition)
         else:
@@ -184,28 +184,28 @@ class Granter:
         self.heads.lead(leader.partition)
 
     def drop(self, partition: int) -> None:
-        """The partition is no longer led from here."""
+        """Stop with a partition that is no longer led from here."""
         self._leaders.pop(partition, None)
-        # Whoever leads next has read what became of them.
+        # The next leader has read their outcome in the log.
         self.available.unblock(self._undecided.pop(partition, ()))
         self.available.drop(partition)
         self.heads.drop(partition)
 
     def led(self) -> list[int]:
-        """Partitions that serve from here, sorted."""
+        """Return the partitions that serve from here, sorted."""
         return sorted(self._leaders)
 
     def serves(self, partition: int) -> bool:
-        """Whether the partition serves here, and the store has every log record from before it began serving."""
+        """Return whether the partition serves here and the store has every log record from before that."""
         return partition in self._leaders
 
     def backed(self, leader: PartitionLeader) -> None:
-        """What is finished in the partition stays so: tasks behind others of their key can be had."""
+        """Offer tasks that wait for others of their key: any next leader will know the finished ones."""
         if self._leaders.get(leader.partition) is leader:
             self.restart_windows(leader.partition)
 
     def moved(self, before: Replica, after: Replica) -> None:
-        """The replica moved on: queues may have been paused, resumed or limited, or have room again."""
+        """Wake queues that a step of the log changed: paused, resumed, limited or below their limit again."""
         for queue in self.limits.moved(before, after):
             self._woken(queue)
 
@@ -216,28 +216,28 @@ class Granter:
             self.heads.wake(name)
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """Pieces became ready in the store."""
+        """Add pieces that became ready in the store."""
         self.heads.add(pieces)
 
     def add_ahead(self, pieces: Iterable[Piece]) -> None:
-        """Pieces fall due in a moment; they are added once more then."""
+        """Add pieces that will be due in a moment; they are added again then."""
         self.heads.add_ahead(pieces)
 
     def add_due(self, pieces: Iterable[Piece]) -> None:
-        """Pieces fell due; some of them may have been claimed ahead."""
+        """Add pieces that are due now; some may have been claimed ahead."""
         self.heads.add(piece for piece in pieces if piece.key or self.available.free(piece))
 
     def restart_windows(self, partition: int) -> None:
-        """Look at everything that the store holds of a partition again."""
+        """Check all tasks of a partition in the store again."""
         if leader := self._leaders.get(partition):
             self.lead(leader)
 
     def block(self, runs: Iterable[Run]) -> None:
-        """Nobody gets these tasks until `unblock`."""
+        """Keep these tasks from being granted until `unblock`."""
         self.available.block(runs)
 
     def is_undecided(self, run: Run) -> bool:
-        """Whether any of these tasks may have been granted just when the log was lost."""
+        """Return whether any of these tasks may have been granted just when the log was lost."""
         runs = self._undecided.get(int.from_bytes(run.first[6:8], "big"))
         if not runs:
             return False
@@ -245,14 +245,14 @@ class Granter:
         return any(stretch_of(one.first) == stretch and mask_of(*one) & mask for one in runs)
 
     def unblock(self, runs: Iterable[Run], *, readd: bool) -> None:
-        """Undo `block`; with ``readd`` they are offered again if they are ready."""
+        """Undo `block`; with ``readd`` offer the tasks again if they are ready."""
         runs = list(runs)
         self.available.unblock(runs)
         if readd:
             self.offer(runs)
 
     def offer(self, runs: Iterable[Run]) -> None:
-        """Offer again what is ready of these runs, and what comes first in their keys, or once it is due."""
+        """Offer the ready tasks of these runs again, those that are due later, and the first tasks of their keys."""
         store = self._host.store
         for run in runs:
             self._host.pieces_added(store.pieces(stretch_of(run.first), mask_of(*run)))
@@ -262,7 +262,7 @@ class Granter:
                     self._host.pieces_added(store.pieces(stretch_of(head), mask_of(head, 1)))
 
     def finished(self, runs: Iterable[Run]) -> None:
-        """Tasks are finished for good: the next of their keys can be had."""
+        """Offer the next tasks of the keys of finished tasks."""
         for run in runs:
             held = self.keys.held(run)
             if held:
@@ -275,8 +275,10 @@ class Granter:
                         self.on_head(head)
 
     def pieces(self, run: Run, token: int) -> list[Piece]:
-        """The pieces of a run, which may be of several task rows, that nobody finished since it was granted
-        under ``token``; some may not be due, or wait."""
+        """Return the pieces of a run's tasks that are unfinished since they were granted under ``token``.
+
+        The run may span several task rows. Some tasks may not be due, or may wait for others.
+        """
         store = self._host.store
         stretch = stretch_of(run.first)
         finished = store.finished_bits(stretch) & mask_of(*run)
@@ -291,7 +293,7 @@ class Granter:
             try:
                 row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
             except Corrupt:
-                row = None  # its tasks are looked at again once it is repaired
+                row = None  # its tasks are checked again once it is repaired
             if row is None:
                 bits &= bits - 1
                 continue
@@ -302,7 +304,7 @@ class Granter:
         return found
 
     def _overtaken(self, task_id: TaskId) -> list[Piece]:
-        """The piece of a task whose completion is older than its claim; the indexes have none."""
+        """Return the piece of a task whose completion is older than its claim, which is in no index."""
         try:
             row = self._host.store.task_row(task_id)
         except Corrupt:
@@ -317,15 +319,15 @@ class Granter:
     # --- requests
 
     def submit(self, request: ClaimRequest) -> None:
-        """Take a request; its ``reply`` is called once."""
+        """Queue a request; its ``reply`` is called once."""
         if len(self._requests) >= REQUESTS_MAX:
-            request.reply([], Unavailable("too many claims wait here"))
+            request.reply([], Unavailable(f"more than {REQUESTS_MAX} claims wait at this node"))
             return
         self._requests.append(request)
         self._wake.set()
 
     async def run(self) -> None:
-        """Answer requests, and look again at what is had later, until cancelled."""
+        """Answer requests, and wake queues and tasks in time, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._wakes.run)
             await self._rounds()
@@ -341,7 +343,7 @@ class Granter:
                 self._refuse(error)
                 continue
             self._round(outbox)
-            # While its record is on the way, further requests gather for the next one.
+            # While the record is on its way, requests for the next one arrive.
             await outbox.flushed()
             await trio.lowlevel.checkpoint()
 
@@ -373,7 +375,7 @@ class Granter:
             self._grant(outbox, partition, queue, group)
 
     def _by_limits(self, picks: list[_Pick]) -> list[tuple[str, list[_Pick]]]:
-        """Picks of each limited queue, and of all others under an empty name."""
+        """Group picks by limited queue, and those of all other queues under an empty name."""
         if not self._host.replica.queues:
             return [("", picks)]
         groups: dict[str, list[_Pick]] = {}
@@ -383,7 +385,7 @@ class Granter:
         return sorted(groups.items())
 
     def _grant(self, outbox: Outbox, partition: int, queue: str, picks: list[_Pick]) -> None:
-        """Ask the log for the claims; ``queue``: of all of them, if it has limits."""
+        """Submit the claims to the log; ``queue`` is the queue of all of them if it has limits."""
         by_request: dict[tuple[ClaimRequest, int], list[Run]] = {}
         for pick in picks:
             by_request.setdefault((pick.request, pick.granted_ms), []).append(pick.run)
@@ -431,7 +433,7 @@ class Granter:
                 self._answer(request, lost=verdicts is None)
 
     def _keep_undecided(self, partition: int, runs: Sequence[Run]) -> None:
-        """Nobody has these tasks, under an older claim neither, before it is known whether they were granted."""
+        """Keep these tasks from all claimers, old ones included, until it is known whether they were granted."""
         if partition in self._leaders:
             self._undecided.setdefault(partition, []).extend(runs)
 
@@ -443,7 +445,7 @@ class Granter:
         self._host.metrics.task_wait_seconds.observe(max(0, now_ms - pick.piece.due_ms) / 1000, pick.run.count)
 
     def queue_of(self, task_id: bytes) -> str:
-        """Queue of a task granted here lately, for metrics; empty if that is not known."""
+        """Return the queue of a task that was granted here lately, for metrics; empty if it is unknown."""
         return self._queue_of.get(stretch_of(task_id), "")
 
     def _answer(self, request: ClaimRequest, *, lost: bool) -> None:
@@ -471,8 +473,11 @@ class Granter:
         return found or self._pick_ahead(request)
 
     def _pick_ahead(self, request: ClaimRequest) -> list[_Pick]:
-        """Tasks that fall due in a moment, if the request may have such; no more than half as many as it asks for,
-        so that it has room for what becomes ready meanwhile."""
+        """Pick tasks that are due in a moment, if the request may claim ahead.
+
+        They are at most half of the tasks that it asks for, so it has room for tasks that become ready
+        meanwhile.
+        """
         if not request.ahead_ms:
             return []
         found: list[_Pick] = []
@@ -487,7 +492,7 @@ class Granter:
         return [pick._replace(ahead_ms=max(1, longest_ms)) for pick in found]
 
     def _take(self, request: ClaimRequest, window: Window | None, piece: Piece, bits: int, left: int) -> list[_Pick]:
-        """Tasks of a piece, which is the head of ``window``, if it is not one of those to come."""
+        """Pick tasks of a piece, which is the head of ``window``; None: a piece that is due later."""
         room = self.limits.room(piece.queue)
         try:
             most = left if room is None else min(left, room)
@@ -509,7 +514,7 @@ class Granter:
         return picks
 
     def _drop(self, window: Window | None, piece: Piece) -> None:
-        """Look at a piece no more, or not before it is due."""
+        """Drop a piece, or drop it until it is due."""
         if window is not None:
             window.pop()
         else:
@@ -518,7 +523,7 @@ class Granter:
     # --- data of unique tasks
 
     def _data_stands(self, task_id: TaskId, epoch: int, payload: bytes) -> bool:
-        """Whether no earlier leader's replacement of a unique task's data can win over it; if one can, see to it."""
+        """Return whether no earlier leader's replacement can win over a unique task's data; else write it again."""
         leader = self._leaders.get(int.from_bytes(task_id[6:8], "big"))
         if leader is None or epoch >= leader.epoch:
             return leader is not None
@@ -530,7 +535,7 @@ class Granter:
         try:
             await leader.write([data_row(task_id, Data(self._host.wall_ms(), payload, leader.mark()))])
         except OnyxqError as error:
-            log.info("task %s is granted later: %s", task_id.hex(), error.message)
+            log.info("task %s will be granted later: %s", task_id.hex(), error.message)
             await trio.sleep(WRITE_AGAIN_S)
         finally:
             self.unblock([Run(task_id, 1)], readd=True)

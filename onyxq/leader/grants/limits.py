@@ -1,8 +1,7 @@
-"""Limits of queues as a leader sees them: how many more tasks may be asked for now.
+"""Limits of queues at a leader: how many more tasks may be granted now.
 
-Limits hold in the whole cluster, so the log has the last word: an entry that would go over
-one changes nothing.  What is known here only keeps leaders from asking in vain, and tells
-when to ask again.
+Limits hold in the whole cluster, so the log decides. An entry that would exceed a limit changes
+nothing. With the counts here, leaders avoid useless entries and know when to try again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class LimitsHost(Protocol):
 
 
 class Limits:
-    """See the module's first paragraph."""
+    """Limits of all queues at one node."""
 
     def __init__(self, host: LimitsHost) -> None:
         self._host = host
@@ -36,7 +35,7 @@ class Limits:
         """Monotonic second of the replica's last record."""
 
     def moved(self, before: Replica, after: Replica) -> list[str]:
-        """Note a step of the log; the queues of which more, or less, may be granted since."""
+        """Take a step of the log; return the queues whose limits or counts it changed."""
         self._moved_s = trio.current_time()
         if before.queues is after.queues and before.running is after.running and before.rates is after.rates:
             return []
@@ -49,7 +48,7 @@ class Limits:
         )
 
     def room(self, queue: str) -> int | None:
-        """How many more tasks of a queue may be granted; None: any number."""
+        """Return how many more tasks of a queue may be granted; None: any number."""
         replica = self._host.replica
         if queue not in replica.queues:
             return None
@@ -57,21 +56,21 @@ class Limits:
         return left if left is None else max(0, left - self._asked.get(queue, 0))
 
     def wait_s(self, queue: str) -> float | None:
-        """In how many seconds the queue's rate allows another task; None if that is not what it waits for."""
+        """Return in how many seconds the queue's rate allows another task; None if it does not wait for its rate."""
         if queues.settings_of(self._host.replica, queue).paused:
             return None
         wait_ms = queues.wait_ms(self._host.replica, queue)
         if wait_ms is None or wait_ms <= (since_ms := self._since_ms()):
-            return None  # it waits for claims to end, or for grants to be decided: both are heard of
+            return None  # it waits until claims end or grants are decided, and steps of the log report both
         return (wait_ms - since_ms) / 1000
 
     def limited(self, queue: str) -> bool:
-        """Whether grants of the queue are counted."""
+        """Return whether the queue has limits, so that its grants are counted."""
         replica = self._host.replica
         return queue in replica.queues and queues.is_limited(replica.queues[queue])
 
     def ask(self, queue: str, count: int) -> None:
-        """Tasks of a limited queue are about to be granted; negative: the log has said what became of it."""
+        """Count tasks of a limited queue as being granted; a negative count ends that, once the log has decided."""
         asked = self._asked.get(queue, 0) + count
         if asked > 0:
             self._asked[queue] = asked
@@ -83,7 +82,7 @@ class Limits:
 
 
 class Wakes:
-    """Calls ``wake(name)`` at the times asked for; one pending time per name, the earliest."""
+    """Calls ``wake(name)`` at given times. Each name has one pending time, the earliest."""
 
     def __init__(self, wake: Callable[[Name], None]) -> None:
         self._wake: Callable[..., None] = wake
@@ -93,7 +92,7 @@ class Wakes:
         self._sooner = trio.Event()
 
     def after(self, seconds: float, name: Hashable) -> None:
-        """Wake ``name`` in so many seconds, unless it is woken before that anyway."""
+        """Wake ``name`` after a number of seconds, unless it will be woken earlier anyway."""
         at_s = trio.current_time() + seconds
         if self._pending.get(name, float("inf")) <= at_s:
             return
@@ -103,7 +102,7 @@ class Wakes:
         self._sooner.set()
 
     async def run(self) -> None:
-        """Wake until cancelled."""
+        """Wake names until cancelled."""
         while True:
             wait_s = self._times[0][0] - trio.current_time() if self._times else float("inf")
             if wait_s > 0:

@@ -1,11 +1,11 @@
-"""Heads: the best ready tasks per queue, over all partitions that a node leads.
+"""Heads: the best ready tasks of each queue, over all partitions that a node leads.
 
-Windows are hints about the order (`onyxq.leader.grants.window`); whether a task may be had is
-asked of `onyxq.leader.grants.grantable` when it is looked at.  Coordinators of claims wait here
-for a better head than they know of.
+Windows are hints about the order (`onyxq.leader.grants.window`). Whether a task may be granted is
+decided by `onyxq.leader.grants.grantable` when the task is considered. Coordinators of claims wait
+here for a head that is better than the one that they know.
 
-What falls due in a moment stands beside the windows: it is a head only for those who claim
-ahead, and only where nothing is ready.
+Tasks that are due in a moment are kept beside the windows. Such a task is a head only for claimers
+that claim ahead, and only if nothing is ready.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ from onyxq.leader.leader import PartitionLeader
 from onyxq.store.interface import Piece, Store
 
 ESTIMATE_MAX = 1_000
-"""Ready tasks are counted no further than this for coordinators."""
+"""Ready tasks are counted up to this number for coordinators."""
 
 TOLD_S = 0.005
-"""How long those who were told of a task may take to claim it before others are told."""
+"""Time in which notified coordinators may claim a task before others are notified."""
 
 RANKED_LEAST = 32
-"""Tasks that a head lists, if coordinators want fewer."""
+"""Tasks that a head lists at least, if there are that many."""
 RANKS_MAX = 256
-"""Most ranks of a head."""
+"""Most ranks in a head."""
 
 Rank = tuple[int, int, int]
-"""(-priority, due time, number of tasks) of ready tasks that follow each other in the order."""
+"""(-priority, due time, number of tasks) of ready tasks that are adjacent in the order."""
 
 
 class Head(NamedTuple):
-    """The best ready task of a queue at a node, and what follows it; see also `is_ahead`."""
+    """The best ready task of a queue at a node, and the tasks after it; see also `is_ahead`."""
 
     priority: int
-    """-priority, so that less is better."""
+    """-priority, so the lowest is the best."""
     due_ms: int
     about: int
     """About how many tasks are ready."""
     ranks: tuple[Rank, ...] = ()
-    """The best tasks in their order, this one included."""
+    """The best tasks in order, this one included."""
     whole: bool = True
-    """Whether ``ranks`` has all ready tasks."""
+    """Whether ``ranks`` includes all ready tasks."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """Sort key of heads: the least is the best."""
+        """Sort key of heads; the lowest is the best."""
         return self.priority, self.due_ms
 
 
 AHEAD = 1 << 32
-"""Is added to the first part of a head that is not due yet: it comes behind all that is ready."""
+"""Added to the priority of a head that is not due yet, which sorts it after all ready ones."""
 Wanted = Callable[[], int]
-"""How many tasks the claimers of a coordinator could take now."""
+"""Returns how many tasks the claimers of a coordinator could take now."""
 Best = tuple[Window, Piece, int]
-"""The best ready task's window and piece, and the mask of the tasks that may be had."""
+"""The window and the piece of the best ready task, and the mask of the piece's grantable tasks."""
 
 
 def is_ahead(head: Head) -> bool:
-    """Whether the head is not due yet."""
+    """Return whether the head is not due yet."""
     return head.priority > AHEAD >> 1
 
 
 def unpack_head(packed: Sequence[Any] | None) -> Head | None:
-    """A head as it came over the wire."""
+    """Return a head from its form on the wire."""
     if packed is None:
         return None
     priority, due_ms, about, ranks, whole = packed
@@ -79,24 +79,24 @@ def unpack_head(packed: Sequence[Any] | None) -> Head | None:
 
 
 class _QueueHeads:
-    """Partitions with ready tasks of one queue and a lower bound of their best key."""
+    """Partitions with ready tasks of one queue, each with a lower bound of its best sort key."""
 
     def __init__(self) -> None:
         self.windows: dict[int, Window] = {}
         self.keys: dict[int, SortKey] = {}
         self.ahead: list[tuple[int, int, Piece]] = []
-        """Pieces that fall due in a moment, as a heap by that time."""
+        """Pieces that are due in a moment, as a heap ordered by due time."""
         self.changed = trio.Event()
         self.waiting = 0
-        """Coordinators that wait for a better head."""
+        """Number of coordinators that wait for a better head."""
         self.wants: list[int] = []
-        """Number of tasks that waiting claimers of other nodes want."""
+        """Number of tasks that each waiting coordinator of another node wants."""
         self.near: list[Wanted] = []
-        """What the one of this very node wants while it waits: no message brings a task closer to a worker."""
+        """Demand of this node's own coordinator while it waits. It comes first, because it needs no message."""
         self.looked: tuple[trio.Event, Head | None] | None = None
-        """The head as it was found after a change, for all who were woken by it."""
+        """The head that was found after a change, for all coordinators that the change woke."""
         self.told = 0
-        """How many of its tasks those want who were told of it."""
+        """How many tasks the coordinators want that were notified of this head."""
 
     @property
     def wanted(self) -> int:
@@ -110,13 +110,13 @@ class _QueueHeads:
         self.wake()
 
     def wake(self) -> None:
-        """More may be had: whoever waits, or was woken already and has not looked yet, is to look now."""
+        """Wake the waiting coordinators; those that were woken before and have not looked yet look again."""
         self.looked = None
         self.changed.set()
 
 
 class Heads:
-    """See the module's first paragraph."""
+    """Heads of all queues at one node."""
 
     def __init__(
         self,
@@ -135,27 +135,27 @@ class Heads:
         self._free = free
         self._limits = limits
         self._wake_later = wake_later
-        """Has `wake` called for a queue in so many seconds."""
+        """Calls `wake` for a queue after a number of seconds."""
         self._queues: dict[str, _QueueHeads] = {}
         self._held = Held()
         self._serving: dict[int, bool] | None = None
-        """While one round picks: whether a majority of each partition's nodes answers."""
+        """While one round picks tasks: whether a majority of each partition's nodes answers."""
 
     def lead(self, partition: int) -> None:
-        """A partition serves: look at everything it has."""
+        """Start with a partition that serves from here, and check all tasks that it has."""
         for queue in self._store.queues(partition):
             self._window(queue, partition)
             self._refresh(queue, partition)
 
     def drop(self, partition: int) -> None:
-        """The partition is no longer led from here."""
+        """Stop with a partition that is no longer led from here."""
         for heads in self._queues.values():
             if (window := heads.windows.pop(partition, None)) is not None:
-                window.restart()  # what it held counts no more
+                window.restart()  # its pieces are no longer counted
             heads.keys.pop(partition, None)
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """Pieces became ready in the store."""
+        """Add pieces that became ready in the store."""
         for piece in pieces:
             partition = int.from_bytes(piece.first[6:8], "big")
             if partition in self._leaders:
@@ -163,7 +163,7 @@ class Heads:
                 self._queues[piece.queue].note(piece.sort_key, partition)
 
     def add_ahead(self, pieces: Iterable[Piece]) -> None:
-        """Pieces fall due in a moment; they are added once more then."""
+        """Add pieces that will be due in a moment; they are added again then."""
         now_ms = self._wall_ms()
         for piece in pieces:
             partition = int.from_bytes(piece.first[6:8], "big")
@@ -177,14 +177,14 @@ class Heads:
             heads.wake()
 
     def wake(self, queue: str) -> None:
-        """More of a queue may be had than before: who waits for it looks again."""
+        """Wake the coordinators that wait for a queue, because more of its tasks may be granted than before."""
         if queue in self._queues:
             self._queues[queue].wake()
 
     # --- as coordinators ask for them
 
     def head(self, queue: str, *, ahead: bool = False, wanted: int = 1) -> Head | None:
-        """The best ready task of a queue here; if there is none, ``ahead``: the first that falls due in a moment.
+        """Return the best ready task of a queue here; with ``ahead``, otherwise the first that is due in a moment.
 
         ``wanted``: how many tasks the coordinator could take, so how many the head should list.
         """
@@ -206,7 +206,7 @@ class Heads:
         return Head(-piece.priority, piece.due_ms, about, *self._ranks(heads, best, max(wanted, RANKED_LEAST)))
 
     def _ranks(self, heads: _QueueHeads, best: Best, wanted: int) -> tuple[tuple[Rank, ...], bool]:
-        """Return the best ``wanted`` ready tasks in their order, and whether these are all."""
+        """Return the best ``wanted`` ready tasks in order, and whether these are all."""
         found: list[tuple[SortKey, int, int, Iterator[tuple[SortKey, int]] | None]] = []
         for partition in heads.keys:
             leader, window = self._leaders.get(partition), heads.windows[partition]
@@ -234,8 +234,10 @@ class Heads:
         return tuple(ranks), True
 
     def oldest_due_ms(self, queue: str) -> int | None:
-        """Since when the first ready task of a queue is due, whether or not pauses, limits or a lost majority
-        keep it from being granted; None if none is ready."""
+        """Return since when the oldest ready task of a queue is due; None if no task is ready.
+
+        Tasks count even if a pause, a limit or a missing majority keeps them from being granted.
+        """
         found = []
         for partition, window in self._queues[queue].windows.items() if queue in self._queues else ():
             head = window.head(self._free) if partition in self._leaders else None
@@ -252,11 +254,12 @@ class Heads:
         wanted: int | Wanted = 1,
         ahead: bool = False,
     ) -> Head | None:
-        """The head once there is one better than ``known`` (any, if None), or at the time's end.
+        """Wait for a head better than ``known`` (any, if None); return the head, or the present one after the timeout.
 
-        Of those who wait no more are told of a head than can take its tasks, for a moment: the others would
-        claim in vain. ``wanted``: how many tasks that is; a function is this node's own coordinator, told first.
-        ``ahead``: as of `head`.
+        Only as many waiting coordinators are notified of a head as can take its tasks. The others are notified
+        a moment later, because they would claim in vain. ``wanted`` is the number of tasks that the coordinator
+        could take. If it is a function, it is this node's own coordinator, which is notified first. ``ahead``:
+        as in `head`.
         """
         heads = self._queues.setdefault(queue, _QueueHeads())
         heads.waiting += 1
@@ -280,16 +283,17 @@ class Heads:
             for tasks in wants:
                 heads.wants.remove(tasks)
             if not heads.waiting and not heads.windows and self._best_ahead(queue) is None:
-                self._queues.pop(queue, None)  # a name that has no tasks here
+                self._queues.pop(queue, None)  # the queue has no tasks here
 
     async def _head_after_change(
         self, heads: _QueueHeads, queue: str, known: tuple[int, int] | None, wanted: int | Wanted
     ) -> Head | None:
-        if heads.changed.is_set():  # else somebody else waits for it already
+        if heads.changed.is_set():  # otherwise another coordinator waits for it already
             heads.changed = trio.Event()
         changed = heads.changed
         await changed.wait()
-        # All who waited are woken together: one looks, and as many as can take its tasks are told at once.
+        # All waiting coordinators wake together. The first one finds the head for all. As many are notified at
+        # once as can take its tasks.
         if heads.looked is None or heads.looked[0] is not changed:
             head = self.head(queue, ahead=True, wanted=heads.wanted)
             heads.looked, heads.told = (changed, head), sum(near() for near in heads.near)
@@ -304,14 +308,14 @@ class Heads:
 
     @property
     def known_queues(self) -> int:
-        """How many queues have tasks here, or somebody who waits for some."""
+        """Number of queues that have tasks here or waiting coordinators."""
         return len(self._queues)
 
     # --- as granting picks them
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """No node comes or goes meanwhile: of each partition it is asked once whether its majority answers."""
+        """Check the majority of each partition only once inside the context, in which no node comes or goes."""
         self._serving = {}
         try:
             yield
@@ -333,7 +337,7 @@ class Heads:
         return min(found, key=lambda best: best[1].sort_key, default=None)
 
     def _may_go_ahead(self, piece: Piece, partition: int) -> bool:
-        """Return whether tasks may be claimed before they are due: those of a key may have to wait for others."""
+        """Return whether a task may be claimed ahead; a task with an ordering key may have to wait for others."""
         return not piece.key and partition in self._leaders
 
     def best(self, queue: str) -> Best | None:
@@ -362,16 +366,19 @@ class Heads:
         return None
 
     def best_ahead(self, queues: Sequence[str]) -> tuple[Piece, int] | None:
-        """The first piece that falls due in a moment, and its free tasks; none of queues with limits, or paused."""
+        """Return the first piece that is due in a moment, and its grantable tasks.
+
+        Queues that are paused or have limits have none.
+        """
         found = [one for one in map(self._best_ahead, queues) if one is not None]
         return min(found, key=lambda one: one[0].due_ms, default=None)
 
     def drop_ahead(self, piece: Piece) -> None:
-        """Look at a piece no more before it is due; it is the first of its queue."""
+        """Drop a piece until it is due; it must be the first of its queue."""
         heapq.heappop(self._queues[piece.queue].ahead)
 
     def _is_counted(self, queue: str) -> bool:
-        """Return whether a claim of a queue's task takes the place of another one."""
+        """Return whether claims of a queue's tasks are limited, so that one takes the place of another."""
         return self._limits.room(queue) is not None
 
     def _best_ahead(self, queue: str) -> tuple[Piece, int] | None:
@@ -389,13 +396,15 @@ class Heads:
         return None
 
     def why_nothing(self, queues: Sequence[str]) -> OnyxqError | None:
-        """Why there may be tasks although none can be had, or None."""
+        """Return why no task can be granted although there may be some, or None."""
         for queue in queues:
             heads = self._queues.get(queue)
             for partition, window in sorted(heads.windows.items()) if heads else ():
                 leader = self._leaders.get(partition)
                 if leader is not None and not self._serves(leader) and window.head(self._free):
-                    return Unavailable(f"partition {partition} has no majority of its nodes: no claims there")
+                    return Unavailable(
+                        f"partition {partition} has no majority of its nodes: its tasks cannot be claimed"
+                    )
         return None
 
     # --- windows
@@ -419,5 +428,5 @@ def _better(head: Head | None, known: tuple[int, int] | None) -> bool:
 
 
 def _is_outdated(key: SortKey, head: Piece) -> bool:
-    """Return whether the first task of a partition comes later than its ``key`` says."""
+    """Return whether the first task of a partition comes later than its ``key``, which is a lower bound."""
     return head.sort_key > key

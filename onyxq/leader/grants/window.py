@@ -1,9 +1,9 @@
-"""Windows: what a leader keeps in memory of its ready index, best tasks first.
+"""Windows: the parts of the ready index that a leader has in memory, best tasks first.
 
-A window is only a hint about the order: whether a task is free is asked of the replica,
-of the grants on their way and of the store when it is picked, so a piece may stand in a
-window twice, or be outdated, and do no harm.  Memory is bounded, for a window and for all of
-a node: behind a full window the pieces stay in the store until it is read on.
+A window is only a hint about the order. When a task is picked, the replica, the grants on their way
+and the store decide whether it may be granted. So a piece may be in a window twice or be outdated
+without harm. Memory is bounded for a window and for all windows of a node. If a window is full,
+further pieces stay in the store until they are read.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from collections.abc import Callable, Iterable, Iterator
 from onyxq.store.interface import Piece, Store
 
 WINDOW_PIECES = 512
-"""Pieces read at once."""
+"""Pieces that are read at once."""
 WINDOW_PIECES_MAX = 8_192
 CROWDED_PIECES = 131_072
-"""Pieces in all windows of a node, some 500 bytes each, from which on a window holds few."""
+"""Pieces in all windows of a node, about 500 bytes each, above which every window has a smaller limit."""
 WINDOW_PIECES_LEAST = 64
-"""So many at most, then."""
+"""That smaller limit, in pieces."""
 
 SortKey = tuple[int, int, bytes]
 Free = Callable[[Piece], int]
-"""The tasks of a piece that may be granted, as a mask."""
+"""Returns the grantable tasks of a piece, as a mask."""
 
 
 class Held:
-    """How many pieces the windows of a node hold together."""
+    """Counts the pieces in all windows of a node."""
 
     def __init__(self) -> None:
         self.pieces = 0
 
     @property
     def window_max(self) -> int:
-        """How many one window may hold now."""
+        """How many pieces one window may have now."""
         return WINDOW_PIECES_MAX if self.pieces < CROWDED_PIECES else WINDOW_PIECES_LEAST
 
 
@@ -50,14 +50,14 @@ class Window:
         self._count = 0
         self._last: Piece | None = None
         self._complete = False
-        """Whether everything that the store holds was read."""
+        """Whether all pieces of the store were read."""
 
     def add(self, piece: Piece) -> None:
-        """A piece became ready (again); the store may still have it among what is due."""
+        """Add a piece that became ready (again); the store may still have it in its due index."""
         if self._last is None and not self._complete:
             self._read_on()
         if not self._complete and (self._last is None or piece.sort_key > self._last.sort_key):
-            return  # it is read in its turn
+            return  # it will be read in its turn
         self._push(piece)
         if len(self._heap) > (limit := self._held.window_max):
             keep = heapq.nsmallest(limit // 2, self._heap)
@@ -65,13 +65,13 @@ class Window:
             self._heap, self._last, self._complete = keep, keep[-1][2], False
 
     def restart(self) -> None:
-        """Forget what was read: everything in the store is looked at again."""
+        """Forget the pieces, so that all of the store is read again."""
         self._held.pieces -= len(self._heap)
         self._heap.clear()
         self._last, self._complete = None, False
 
     def head(self, free: Free) -> tuple[Piece, int] | None:
-        """The best piece with free tasks and their mask; drops those without."""
+        """Return the best piece with grantable tasks, and their mask; drop pieces without such tasks."""
         while True:
             while self._heap:
                 piece = self._heap[0][2]
@@ -83,9 +83,10 @@ class Window:
             self._read_on()
 
     def ranked(self, free: Free) -> Iterator[tuple[SortKey, int]]:
-        """Yield the keys of the pieces in memory and how many tasks of each are free, best first.
+        """Yield the sort keys of the pieces in memory and how many tasks of each are grantable, best first.
 
-        Nothing changes. If the store has more, the last one is of no task: what follows it is not known.
+        Nothing changes. If the store has more pieces, the last item has a count of 0: the tasks after it are
+        unknown.
         """
         heap, last = self._heap, None
         places = [(heap[0][:2], 0)] if heap else []
@@ -101,12 +102,12 @@ class Window:
             yield self._last.sort_key, 0
 
     def pop(self) -> None:
-        """Drop the head: all its free tasks were taken."""
+        """Drop the head, whose grantable tasks were all taken."""
         heapq.heappop(self._heap)
         self._held.pieces -= 1
 
     def estimate(self) -> int:
-        """About how many tasks are ready, from what is in memory."""
+        """Return about how many tasks are ready, from the pieces in memory."""
         return sum(piece.bits.bit_count() for _, _, piece in self._heap[:16])
 
     def _read_on(self) -> None:
