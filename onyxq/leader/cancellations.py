@@ -18,20 +18,20 @@ from onyxq.core.replica import HELD_MS, claim_of
 from onyxq.core.task_headers import ORDERING_KEY, may_say
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import Finish, overtaken_bits, token_now
-from onyxq.leader.completions import Completing
+from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
-from onyxq.leader.token_check import Standing
+from onyxq.leader.token_check import TokenCheck
 
 
-class Cancelling:
+class Cancellations:
     """Cancels tasks of the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, standing: Standing, completing: Completing) -> None:
+    def __init__(self, host: OperationsHost, tokens: TokenCheck, completions: Completions) -> None:
         self._host = host
-        self._standing = standing
-        self._completing = completing
+        self._tokens = tokens
+        self._completions = completions
 
     async def cancel(self, ids: Sequence[TaskId], *, claimed: bool = False) -> list[dict[str, Any] | None]:
         """Finish tasks as cancelled; return an error map or None for each.
@@ -44,34 +44,34 @@ class Cancelling:
         work: dict[int, list[tuple[int, Finish]]] = {}
         for place, task_id in enumerate(ids):
             try:
-                leader = self._standing.leader(partition_of(task_id))
+                leader = self._tokens.leader(partition_of(task_id))
                 if (row := self._host.store.task_row(task_id)) is None:
                     raise missing(self._host.store, task_id)
-                finish = self._again(leader, task_id) or self._first(task_id, row[1], claimed=claimed)
+                finish = self._repeated_cancel(leader, task_id) or self._new_cancel(task_id, row[1], claimed=claimed)
                 self._host.granter.keys.note(task_id, row[1])
                 work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])
-        await self._completing.finish_all(work, refused)
+        await self._completions.finish_all(work, refused)
         return [parts[0][2] if parts else None for parts in refused]
 
     async def _until_decided(self, ids: Sequence[TaskId]) -> None:
         """Wait until earlier writes of these tasks are readable and no completion of them is undecided."""
-        await self._host.floating.readable()
-        await self._completing.turn([Run(task_id, 1) for task_id in ids])
+        await self._host.unflushed_writes.readable()
+        await self._completions.until_decided([Run(task_id, 1) for task_id in ids])
 
-    def _again(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
+    def _repeated_cancel(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
         """Return the repeated cancel of a task that is already cancelled, or None."""
-        again = self._completing.cancelled(leader, task_id) if self.finished(task_id) else None
+        again = self._completions.cancelled(leader, task_id) if self.finished(task_id) else None
         if again is not None:
             self._check_transactions(task_id)
         return again
 
-    def _first(self, task_id: TaskId, body: bytes, *, claimed: bool) -> Finish:
+    def _new_cancel(self, task_id: TaskId, body: bytes, *, claimed: bool) -> Finish:
         """Return the cancel of a task that is not cancelled yet; raises the reason if it cannot be cancelled."""
         if claimed:
-            self._check_place(task_id, body)
-        token, results = self._means(task_id, claimed=claimed)
+            self._check_next_task(task_id, body)
+        token, results = self._token_and_results(task_id, claimed=claimed)
         return Finish(Run(task_id, 1), token, facts.CANCELLED, results)
 
     def finished(self, task_id: TaskId) -> int:
@@ -87,7 +87,7 @@ class Cancelling:
         if claim_of(replica, task_id) is not None and pending_facts.is_completed(self._host.store, replica, task_id):
             raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
 
-    def _check_place(self, task_id: TaskId, body: bytes) -> None:
+    def _check_next_task(self, task_id: TaskId, body: bytes) -> None:
         """Raise `Conflict` if cancelling a claimed task would let two tasks run where one is allowed.
 
         The worker of a claimed task learns later that it was cancelled and runs until then. Meanwhile the next
@@ -108,7 +108,7 @@ class Cancelling:
             hint="Let its worker release the task, or wait until its lease expires.",
         )
 
-    def _means(self, task_id: TaskId, *, claimed: bool) -> tuple[int, list[bytes | None]]:
+    def _token_and_results(self, task_id: TaskId, *, claimed: bool) -> tuple[int, list[bytes | None]]:
         """Return the token under which to cancel a task, and the results; raises the reason if that is impossible."""
         store, replica = self._host.store, self._host.replica
         claim = claim_of(replica, task_id)

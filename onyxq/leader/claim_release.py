@@ -17,13 +17,13 @@ from onyxq.leader.entry_chunks import fitting, run_groups, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 
-FREE_TOGETHER_S = 0.2
+RELEASE_DELAY_S = 0.2
 """Longest delay of a release, in seconds, so that several are sent together."""
-FREE_TOGETHER_MAX = 1_000
+RELEASE_RUNS_MAX = 1_000
 """Completed runs of one partition that may wait; with more they are released at once."""
 
 
-class Freeing:
+class ClaimRelease:
     """Releases claims of the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost) -> None:
@@ -32,7 +32,7 @@ class Freeing:
         """Completed runs whose claims are to be released, by partition."""
         self._soon = trio.Event()
 
-    def free_finished(self, leader: PartitionLeader) -> None:
+    def release_finished(self, leader: PartitionLeader) -> None:
         """Release claims on tasks whose completions an earlier leader had stored."""
         finishes = []
         for stretch, pieces in sorted((self._host.replica.claims.get(leader.partition) or {}).items()):
@@ -43,17 +43,17 @@ class Freeing:
                 bits &= ~overtaken_bits(self._host.store, run, token, bits)
                 finishes += [Finish(part, token, facts.COMPLETED, []) for part in runs_of(stretch, bits)]
         if finishes:
-            self.let_go(leader, finishes)
+            self.release_later(leader, finishes)
 
-    def let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
+    def release_later(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
         """Release the claims of stored completions, a little later and together.
 
         If the cluster has limited queues, release them at once: their claims count towards the limits.
         """
         waiting = self._waiting.setdefault(leader.partition, [])
         waiting += finishes
-        if self._host.replica.limited or len(waiting) >= FREE_TOGETHER_MAX:
-            self._free(leader.partition)
+        if self._host.replica.limited or len(waiting) >= RELEASE_RUNS_MAX:
+            self._release(leader.partition)
         else:
             self._soon.set()
 
@@ -61,12 +61,12 @@ class Freeing:
         """Release the claims that wait for it, until cancelled."""
         while True:
             await self._soon.wait()
-            await trio.sleep(FREE_TOGETHER_S)
+            await trio.sleep(RELEASE_DELAY_S)
             self._soon = trio.Event()
             for partition in sorted(self._waiting):
-                self._free(partition)
+                self._release(partition)
 
-    def _free(self, partition: int) -> None:
+    def _release(self, partition: int) -> None:
         finishes = self._waiting.pop(partition)
         leader = self._host.leaders.get(partition)
         if leader is not None:  # otherwise the new leader of the partition finds them

@@ -15,19 +15,19 @@ from onyxq.core.ids import Run, TaskId, mask_of, partition_of, runs_of, stretch_
 from onyxq.core.replica import held_bits
 from onyxq.core.task_headers import Policy, policy_of
 from onyxq.leader.completion_rows import Finish, completions_of, not_ended_by, overtaken_bits
-from onyxq.leader.completions import Completing
+from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
-from onyxq.leader.token_check import Standing
+from onyxq.leader.token_check import TokenCheck
 
 BACKOFF_MAX_MS = 3_600_000
 NOTE_CHARS_MAX = 1_024
 
 
-class Renewed:
+class PendingRenewals:
     """Tasks whose claims are being renewed: from the check of the request until the log has decided."""
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class Renewed:
                     del self._masks[stretch]
 
 
-class ClaimsKept:
+class ClaimUpdates:
     """Ends and extends claims in the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, standing: Standing, completing: Completing) -> None:
+    def __init__(self, host: OperationsHost, tokens: TokenCheck, completions: Completions) -> None:
         self._host = host
-        self._standing = standing
-        self._completing = completing
-        self.renewed = Renewed()
+        self._tokens = tokens
+        self._completions = completions
+        self.pending_renewals = PendingRenewals()
 
     async def fail(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
         """Retry ``(first, count, token, error, retry_in_ms)`` items, or fail those without retries left for good."""
@@ -76,7 +76,7 @@ class ClaimsKept:
         self, items: Sequence[tuple[TaskId, int, int, str, int | None]], *, counted: bool
     ) -> list[list[Refused]]:
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
-        await self._completing.turn([Run(first, count) for first, count, *_ in items])
+        await self._completions.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         dead: dict[int, list[tuple[int, Finish]]] = {}
         retries: dict[int, list[release_claims.Release]] = {}
@@ -92,7 +92,7 @@ class ClaimsKept:
                             planned.append(end)
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
-        await self._completing.finish_all(dead, refused)
+        await self._completions.finish_all(dead, refused)
         await self._release(retries, refused, items)
         return refused
 
@@ -110,7 +110,7 @@ class ClaimsKept:
         """
         for place, (first, count, token, *_) in enumerate(items):
             try:
-                leader = self._standing.judge(first, token, unsure)
+                leader = self._tokens.leader_for(first, token, unsure)
                 held = self._held(Run(first, count), token, refused[place], event)
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
@@ -193,7 +193,7 @@ class ClaimsKept:
             return
         overtaken = [part for entry in entries for one in entry.releases for part in self._overtaken(one)]
         # Until the store knows that these tasks are unfinished, their old completions must not be reported.
-        with self._completing.begun(overtaken):
+        with self._completions.marked_finishing(overtaken):
             try:
                 _, verdicts = await self._host.verdicts(entries)
             except OnyxqError as error:
@@ -217,7 +217,7 @@ class ClaimsKept:
     async def renew(self, items: Sequence[tuple[TaskId, int, int, int]]) -> list[list[Refused]]:
         """Extend the leases of ``(first, count, token, lease_ms)`` items."""
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, _ in items))
-        await self._completing.turn([Run(first, count) for first, count, *_ in items])
+        await self._completions.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[renew_claims.Renewal]] = {}
         for place, leader, runs in self._held_of(items, refused, unsure):
@@ -230,7 +230,7 @@ class ClaimsKept:
         ]
         if entries:
             renewals = [one for entry in entries for one in entry.renewals]
-            with self.renewed.under_way([run for one in renewals for run in one.runs]):
+            with self.pending_renewals.under_way([run for one in renewals for run in one.runs]):
                 await self._renew(entries, refused, items)
         return refused
 

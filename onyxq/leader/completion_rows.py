@@ -68,7 +68,7 @@ def completions_of(store: Store, run: Run) -> list[tuple[TaskId, Completion]]:
     return parts
 
 
-def holds_other(store: Store, run: Run, results: list[bytes | None]) -> bool:
+def has_other_result(store: Store, run: Run, results: list[bytes | None]) -> bool:
     """Return whether a finished task of a run has another result than the given one."""
     given = results or [None] * run.count
     for first, done in completions_of(store, run):

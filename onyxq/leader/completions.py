@@ -19,14 +19,14 @@ from onyxq.core.errors import AlreadyFinished, NotLeader, OnyxqError
 from onyxq.core.facts import Completion, Row
 from onyxq.core.ids import Run, TaskId, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.replica import claimed_bits, pieces_of
-from onyxq.leader.claim_release import Freeing
+from onyxq.leader.claim_release import ClaimRelease
 from onyxq.leader.cohort.replication import Vote
-from onyxq.leader.completion_rows import Finish, completions_of, holds_other, merged
+from onyxq.leader.completion_rows import Finish, completions_of, has_other_result, merged
 from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
-from onyxq.leader.task_updates import Updating
-from onyxq.leader.token_check import Standing
+from onyxq.leader.task_updates import TaskUpdates
+from onyxq.leader.token_check import TokenCheck
 
 SETTLE_EVERY_S = 1.0
 
@@ -41,32 +41,32 @@ class _Sent(NamedTuple):
     vote: Vote
 
 
-class Completing:
+class Completions:
     """Finishes tasks of the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, standing: Standing, updating: Updating) -> None:
+    def __init__(self, host: OperationsHost, tokens: TokenCheck, task_updates: TaskUpdates) -> None:
         self._host = host
-        self._standing = standing
-        self._updating = updating
+        self._tokens = tokens
+        self._task_updates = task_updates
         self._finished = trio.Event()
         self.on_finished: Callable[[Sequence[Run]], None] = lambda runs: None
         """Called with tasks that are finished for good."""
         self._unsettled = trio.Event()
-        self.freeing = Freeing(host)
+        self.claim_release = ClaimRelease(host)
 
     async def complete(
         self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None] | None]]
     ) -> list[list[Refused]]:
         """Write completions for ``(first, count, token, seq, results)`` items of any partitions."""
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
-        await self.turn([Run(first, count) for first, count, *_ in items])
+        await self.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[tuple[int, Finish]]] = {}
         for place, (first, count, token, seq, results) in enumerate(items):
             try:
-                leader = self._standing.judge(first, token, unsure)
-                taken, refusals = self._standing.standing(Run(first, count), token)
-                self._updating.check_sequence(first, count, token, seq)
+                leader = self._tokens.leader_for(first, token, unsure)
+                taken, refusals = self._tokens.valid_tasks(Run(first, count), token)
+                self._task_updates.check_sequence(first, count, token, seq)
                 refused[place] += refusals
                 stretch = stretch_of(first)
                 for run in runs_of(stretch, taken):
@@ -78,7 +78,7 @@ class Completing:
                     rest &= ~mask_of(part_first, part_count)
                 for run in runs_of(stretch, rest):
                     part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
-                    if holds_other(self._host.store, run, part):
+                    if has_other_result(self._host.store, run, part):
                         other = AlreadyFinished(f"task {run.first.hex()} was completed with another result")
                         refused[place].append([*run, other.to_map()])
                         continue
@@ -89,14 +89,14 @@ class Completing:
         await self.finish_all(work, refused)
         return refused
 
-    async def turn(self, runs: Sequence[Run]) -> None:
+    async def until_decided(self, runs: Sequence[Run]) -> None:
         """Wait until no completion of these tasks is being written, so that it is known whether they are finished."""
         finishing = self._host.granter.finishing
         while finishing and any(finishing.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs):
             await self._finished.wait()
 
     @contextmanager
-    def begun(self, tasks: Sequence[Run]) -> Iterator[None]:
+    def marked_finishing(self, tasks: Sequence[Run]) -> Iterator[None]:
         """Treat tasks as being finished while something is written that may complete them later.
 
         Other requests for the tasks wait in `until_decided`. Tasks that became ready meanwhile could not be
@@ -108,7 +108,7 @@ class Completing:
             yield
         finally:
             _mark(self._host.granter.finishing, tasks, on=False)
-            self._told()
+            self._wake_waiting()
             self._host.granter.offer(self._unclaimed(tasks))
 
     def _unclaimed(self, tasks: Sequence[Run]) -> Iterator[Run]:
@@ -155,9 +155,9 @@ class Completing:
             await self._decide(sent, refused)
         finally:
             if sent:
-                self._decide_alone(sent, refused)
+                self._decide_in_background(sent, refused)
 
-    def _decide_alone(self, sent: deque[_Sent], refused: list[list[Refused]]) -> None:
+    def _decide_in_background(self, sent: deque[_Sent], refused: list[list[Refused]]) -> None:
         """Decide sent completions although their client no longer waits: other requests for the tasks wait for it."""
         self._host.start_soon(self._decide, sent, refused)
 
@@ -180,7 +180,7 @@ class Completing:
                 for finish in (finish for _, finish in finishes if finish.rows is None):
                     queue = self._host.granter.queue_of(finish.run.first)
                     self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
-                self.freeing.let_go(leader, [finish for _, finish in finishes])
+                self.claim_release.release_later(leader, [finish for _, finish in finishes])
                 self.on_finished(runs)
             else:
                 for place, finish in finishes:
@@ -205,9 +205,9 @@ class Completing:
     def _mark_finishing(self, finishes: Iterable[tuple[int, Finish]], *, on: bool) -> None:
         _mark(self._host.granter.finishing, (finish.run for _, finish in finishes), on=on)
         if not on:
-            self._told()
+            self._wake_waiting()
 
-    def _told(self) -> None:
+    def _wake_waiting(self) -> None:
         """Wake the requests that wait in `until_decided`."""
         self._finished.set()
         self._finished = trio.Event()
@@ -252,7 +252,7 @@ class Completing:
 
     async def repeat(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
         """Write the completions of finished tasks again and release the claims on these tasks."""
-        await self.turn(runs)
+        await self.until_decided(runs)
         finishes = [
             (0, Finish(part, token, facts.COMPLETED, [], self.completion_rows_of(leader, part)))
             for run in runs

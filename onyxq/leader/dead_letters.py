@@ -16,12 +16,12 @@ from onyxq.core.facts import Completion
 from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.replica import claim_of
 from onyxq.leader.completion_rows import Finish, completions_of, history_of, token_now
-from onyxq.leader.completions import Completing
+from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
-from onyxq.leader.token_check import Standing
+from onyxq.leader.token_check import TokenCheck
 
 PAGE_TASKS = 64
 PATIENCE_S = 4.0
@@ -31,14 +31,14 @@ Group = tuple[PartitionLeader, list[tuple[int, reopen_tasks.Reopened]]]
 """The tasks that one entry requeues, each with its place in the request."""
 
 
-class Dead:
+class DeadLetters:
     """Serves dead letters of the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, standing: Standing, completing: Completing) -> None:
+    def __init__(self, host: OperationsHost, tokens: TokenCheck, completions: Completions) -> None:
         self._host = host
-        self._standing = standing
-        self._completing = completing
-        self._opening: dict[TaskId, PartitionLeader] = {}
+        self._tokens = tokens
+        self._completions = completions
+        self._requeueing: dict[TaskId, PartitionLeader] = {}
         """Dead letters that are being requeued, with the leader, until the log has decided.
 
         Meanwhile other requests for them are refused, because the outcome is unknown. If the log is lost, only
@@ -54,9 +54,9 @@ class Dead:
                 return
             after = page[-1]
 
-    def opens(self, leader: PartitionLeader, stretch: bytes) -> bool:
+    def is_requeueing(self, leader: PartitionLeader, stretch: bytes) -> bool:
         """Return whether a dead letter of a stretch is being requeued, or may be."""
-        return any(stretch_of(one) == stretch and found is leader for one, found in self._opening.items())
+        return any(stretch_of(one) == stretch and found is leader for one, found in self._requeueing.items())
 
     def error_of(self, task_id: TaskId) -> str:
         """Return the error of a failed task."""
@@ -75,18 +75,18 @@ class Dead:
         """
         results: list[dict[str, Any] | None] = [None] * len(ids)
         work: dict[int, list[tuple[int, reopen_tasks.Reopened]]] = {}
-        await self._completing.turn([Run(task_id, 1) for task_id in ids])
+        await self._completions.until_decided([Run(task_id, 1) for task_id in ids])
         for place, task_id in enumerate(ids):
             try:
-                leader = self._standing.leader(partition_of(task_id))
-                self._check_opening(task_id)
-                if self._opened_again(task_id):
+                leader = self._tokens.leader(partition_of(task_id))
+                self._check_requeueing(task_id)
+                if self._is_reopened(task_id):
                     continue
                 self._check_dead(task_id)
                 leader.check_new(task_id)
                 reopened = reopen_tasks.Reopened(Run(task_id, 1), self._attempts(task_id))
                 work.setdefault(leader.partition, []).append((place, reopened))
-                self._opening[task_id] = leader
+                self._requeueing[task_id] = leader
             except OnyxqError as error:
                 results[place] = error.to_map()
         groups = [
@@ -143,19 +143,19 @@ class Dead:
         for (leader, group), verdict in zip_longest(groups, verdicts):
             ids = [one.run.first for _, one in group]
             if verdict == APPLIED:
-                self._host.start_soon(self._opened, leader, ids)
+                self._host.start_soon(self._reopened, leader, ids)
             else:
                 self._forget(leader, ids)
 
-    async def _opened(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
+    async def _reopened(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
         """Report tasks as requeued once the store has recorded it."""
         await self._host.recorded()
         self._forget(leader, ids)
 
     def _forget(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
         for task_id in ids:
-            if self._opening.get(task_id) is leader:
-                del self._opening[task_id]
+            if self._requeueing.get(task_id) is leader:
+                del self._requeueing[task_id]
 
     def _entries(self, groups: list[Group]) -> list[Any]:
         """Return one entry for each group, after entries that release the claims under which its tasks failed.
@@ -166,7 +166,7 @@ class Dead:
         releases = [
             release
             for leader, group in groups
-            for release in self._completing.freeing.releases(leader, [self._held(one.run) for _, one in group])
+            for release in self._completions.claim_release.releases(leader, [self._held(one.run) for _, one in group])
         ]
         now_ms = self._host.wall_ms()
         return releases + [
@@ -185,20 +185,20 @@ class Dead:
         """
         refused: list[list[Refused]] = [[] for _ in ids]
         work: dict[int, list[tuple[int, Finish]]] = {}
-        await self._completing.turn([Run(task_id, 1) for task_id in ids])
+        await self._completions.until_decided([Run(task_id, 1) for task_id in ids])
         for place, task_id in enumerate(ids):
             try:
-                leader = self._standing.leader(partition_of(task_id))
-                work.setdefault(leader.partition, []).append((place, self._given_up(leader, task_id)))
+                leader = self._tokens.leader(partition_of(task_id))
+                work.setdefault(leader.partition, []).append((place, self._discarded(leader, task_id)))
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])
-        await self._completing.finish_all(work, refused)
+        await self._completions.finish_all(work, refused)
         return [parts[0][2] if parts else None for parts in refused]
 
-    def _given_up(self, leader: PartitionLeader, task_id: TaskId) -> Finish:
-        if (again := self._completing.cancelled(leader, task_id)) is not None:
+    def _discarded(self, leader: PartitionLeader, task_id: TaskId) -> Finish:
+        if (again := self._completions.cancelled(leader, task_id)) is not None:
             return again
-        self._check_opening(task_id)
+        self._check_requeueing(task_id)
         self._check_dead(task_id)
         row = self._host.store.task_row(task_id)
         if row is not None:
@@ -206,21 +206,21 @@ class Dead:
         token = token_now(self._host.store, task_id, self._host.replica.position)
         return Finish(Run(task_id, 1), token, facts.CANCELLED, [])
 
-    def _check_opening(self, task_id: TaskId) -> None:
+    def _check_requeueing(self, task_id: TaskId) -> None:
         """Raise `Unavailable` while a dead letter is being requeued, or while that is unknown."""
-        if (leader := self._opening.get(task_id)) is not None:
+        if (leader := self._requeueing.get(task_id)) is not None:
             if self._host.leaders.get(leader.partition) is leader:
                 raise Unavailable(f"task {task_id.hex()} is being requeued")
-            del self._opening[task_id]
+            del self._requeueing[task_id]
 
-    def _opened_again(self, task_id: TaskId) -> bool:
+    def _is_reopened(self, task_id: TaskId) -> bool:
         """Return whether a task was requeued and is still unfinished."""
-        return not self._finished(task_id) and self._was_opened(task_id)
+        return not self._finished(task_id) and self._was_reopened(task_id)
 
     def _finished(self, task_id: TaskId) -> bool:
         return bool(self._host.store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1))
 
-    def _was_opened(self, task_id: TaskId) -> bool:
+    def _was_reopened(self, task_id: TaskId) -> bool:
         return any(one.event == facts.REOPENED for one in history_of(self._host.store, task_id))
 
     def _check_dead(self, task_id: TaskId) -> None:
@@ -229,6 +229,6 @@ class Dead:
             raise missing(self._host.store, task_id, "ids")
         partition, before = partition_of(task_id), (int.from_bytes(task_id, "big") - 1).to_bytes(len(task_id), "big")
         if task_id not in self._host.store.failed(partition, after=before, limit=1):
-            done = self._finished(task_id) and self._was_opened(task_id)
+            done = self._finished(task_id) and self._was_reopened(task_id)
             since = ": it was requeued and finished since" if done else ""
             raise Conflict(f"task {task_id.hex()} is not a dead letter{since}", field="ids")

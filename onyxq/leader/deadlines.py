@@ -13,7 +13,7 @@ from onyxq.core.ids import Run, TaskId, mask_of, stretch_of
 from onyxq.core.replica import claim_of
 from onyxq.core.task_headers import EXPIRES_MS, failure_of
 from onyxq.leader.completion_rows import Finish, token_now
-from onyxq.leader.completions import Completing
+from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 class Deadlines:
     """Fails expired tasks of the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, completing: Completing) -> None:
+    def __init__(self, host: OperationsHost, completions: Completions) -> None:
         self._host = host
-        self._completing = completing
+        self._completions = completions
 
     async def run(self) -> None:
         """Look for expired tasks until cancelled."""
@@ -53,7 +53,7 @@ class Deadlines:
         granter.block(finish.run for finish in finishes)
         refused: list[list[Any]] = [[] for _ in finishes]
         try:
-            await self._completing.finish_all({leader.partition: list(enumerate(finishes))}, refused)
+            await self._completions.finish_all({leader.partition: list(enumerate(finishes))}, refused)
         except OnyxqError as error:
             log.info("partition %d: expired tasks will be failed later: %s", leader.partition, error.message)
         finally:

@@ -23,7 +23,7 @@ from onyxq.core.ids import Run, TaskId, id_at, ids_of, mask_of, offset_of, parti
 from onyxq.core.replica import leader_node
 from onyxq.core.task_headers import DEPENDS, failure_of
 from onyxq.leader.completion_rows import Finish, token_now
-from onyxq.leader.completions import Completing
+from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.outcomes import ASKED_IDS_MAX, ENDS, UNSERVED, Outcomes
@@ -47,12 +47,12 @@ Outcome = str | OnyxqError | None
 class Dependencies:
     """Resolves waiting tasks of the partitions that a node leads; one per node."""
 
-    def __init__(self, host: OperationsHost, completing: Completing) -> None:
+    def __init__(self, host: OperationsHost, completions: Completions) -> None:
         self._host = host
-        self._completing = completing
+        self._completions = completions
         self._outcomes = Outcomes(host, self.hint)
         self.outcomes = self._outcomes.outcomes
-        completing.on_finished = self._outcomes.finished
+        completions.on_finished = self._outcomes.finished
         host.granter.on_head = self.look
         self._dependents: dict[TaskId, set[TaskId]] = {}
         """Task -> the first ids of local waiting runs that depend on it, as far as they are known."""
@@ -236,7 +236,7 @@ class Dependencies:
         leader = self._host.leaders.get(partition)
         if leader is None or leader.deposed or not leader.ready:
             return
-        await self._completing.turn([run])
+        await self._completions.until_decided([run])
         store = self._host.store
         bits = mask_of(*run) & ~store.finished_bits(stretch_of(run.first))
         failed = next(one for one in header[DEPENDS] if found.get(one) in ("failed", "cancelled"))
@@ -253,7 +253,7 @@ class Dependencies:
                     self._host.granter.keys.note(task_id, row[1])
         refused: list[list[Any]] = [[]]
         if finishes:
-            await self._completing.finish_all({partition: finishes}, refused)
+            await self._completions.finish_all({partition: finishes}, refused)
         if refused[0]:
             self._retry([run])
 

@@ -26,7 +26,7 @@ STRETCHES_MAX = 4_000
 """Most stretches in one request."""
 
 
-class Depended:
+class Dependents:
     """Finds dependents of failed tasks; one per node."""
 
     def __init__(self, host: OperationsHost) -> None:
@@ -66,7 +66,7 @@ class Depended:
         for partition, leader in sorted(self._host.leaders.items()):
             if not leader.ready or leader.deposed or self._lacks_pending(partition):
                 continue
-            await self._host.floating.landed()
+            await self._host.unflushed_writes.flushed()
             async for header in self._headers(partition):
                 found.update(wanted.intersection(stretch_of(one) for one in header.get(DEPENDS, ())))
             try:

@@ -22,8 +22,8 @@ from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.dependencies import Dependencies
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
-from onyxq.leader.task_keys import Keyed, Started
-from onyxq.leader.token_check import Standing
+from onyxq.leader.task_keys import Started, TaskKeys
+from onyxq.leader.token_check import TokenCheck
 
 Ack = int | list[Any] | dict[str, Any]
 """The number of nodes that have a run, or an error map.
@@ -32,7 +32,7 @@ For a task with a unique key it is ``[number, current task of the key, what happ
 """
 
 
-class _Asked(NamedTuple):
+class _RunRequest(NamedTuple):
     """A run to enqueue, with the contents of its row."""
 
     first: TaskId
@@ -43,19 +43,19 @@ class _Asked(NamedTuple):
     count: int  # type: ignore[assignment]  # shadows the tuple's method
 
 
-class Enqueuing:
+class Enqueues:
     """Stores task runs in the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, standing: Standing, dependencies: Dependencies, keyed: Keyed) -> None:
+    def __init__(self, host: OperationsHost, tokens: TokenCheck, dependencies: Dependencies, keys: TaskKeys) -> None:
         self._host = host
-        self._standing = standing
+        self._tokens = tokens
         self._dependencies = dependencies
-        self._keyed = keyed
+        self._keys = keys
 
     async def enqueue(self, runs: Sequence[Sequence[Any]], wanted: int | None) -> list[Ack]:
         """Store task runs ``(first, body[, at_ms])``; see `Ack` for the answers."""
         asked = [
-            _Asked(first, body, rest[0] if rest else None, *facts.task_header(body)) for first, body, *rest in runs
+            _RunRequest(first, body, rest[0] if rest else None, *facts.task_header(body)) for first, body, *rest in runs
         ]
         if any(one.at_ms is not None or not SPECIAL.isdisjoint(one.header) for one in asked):
             return await self._enqueue_special(asked, wanted)
@@ -64,7 +64,7 @@ class Enqueuing:
         for one in asked:
             leader = None
             try:
-                leader = self._standing.leader(partition_of(one.first))
+                leader = self._tokens.leader(partition_of(one.first))
                 early = self._early(one)
                 votes.append(leader.replicate(self._rows(leader, one, one.body), early=early))
             except OnyxqError as error:
@@ -74,14 +74,14 @@ class Enqueuing:
             await self._ack(one, vote, leader, wanted) for one, vote, leader in zip(asked, votes, leaders, strict=True)
         ]
 
-    def _early(self, one: _Asked) -> bool:
+    def _early(self, one: _RunRequest) -> bool:
         """Return whether the run may be acknowledged before it is on disk: its queue says so, and it has no key."""
         replica = self._host.replica
-        if not replica.queues or self._keyed.concerns(one.header):
+        if not replica.queues or self._keys.concerns(one.header):
             return False
         return settings_of(replica, one.header["queue"]).durability == "opportunistic"
 
-    def _rows(self, leader: PartitionLeader, one: _Asked, body: bytes) -> list[Row]:
+    def _rows(self, leader: PartitionLeader, one: _RunRequest, body: bytes) -> list[Row]:
         """Return the rows to write for a run; for tasks that exist already, their existing rows."""
         first, stretch = one.first, stretch_of(one.first)
         known = self._host.store.known_bits(stretch) & mask_of(first, one.count)
@@ -114,14 +114,14 @@ class Enqueuing:
         return list(rows.values())
 
     async def _ack(
-        self, one: _Asked, vote: Vote | OnyxqError, leader: PartitionLeader | None, wanted: int | None
+        self, one: _RunRequest, vote: Vote | OnyxqError, leader: PartitionLeader | None, wanted: int | None
     ) -> int | dict[str, Any]:
         """Return the number of nodes that have the run; a task with a key always needs a majority."""
         if isinstance(vote, OnyxqError):
             return vote.to_map()
         if leader is None:
             return 0
-        if wanted is not None and self._keyed.concerns(one.header):
+        if wanted is not None and self._keys.concerns(one.header):
             wanted = max(wanted, vote.majority)
         try:
             return await leader.decide(vote, wanted=wanted)
@@ -133,7 +133,7 @@ class Enqueuing:
 
     # --- runs with keys, dependencies or a time of their own
 
-    async def _enqueue_special(self, asked: Sequence[_Asked], wanted: int | None) -> list[Ack]:
+    async def _enqueue_special(self, asked: Sequence[_RunRequest], wanted: int | None) -> list[Ack]:
         new = [one for one in asked if "depends" in one.header and not self._is_known(one)]
         found = await self._dependencies.outcomes_for({one for row in new for one in row.header["depends"]})
         acks: list[Ack] = [0] * len(asked)
@@ -142,10 +142,10 @@ class Enqueuing:
             over = started.over
             try:
                 count = await self._ack(asked[place], started.vote, started.leader, wanted)
-                acks[place] = [count, *started.stands] if started.stands and isinstance(count, int) else count
+                acks[place] = [count, *started.current] if started.current and isinstance(count, int) else count
             except trio.Cancelled:
                 # The client no longer waits, but the next request with the key waits for the decision.
-                over = partial(self._host.start_soon, self._see_through, asked[place], started)
+                over = partial(self._host.start_soon, self._decide_abandoned, asked[place], started)
                 raise
             finally:
                 over()
@@ -153,7 +153,7 @@ class Enqueuing:
         async with trio.open_nursery() as nursery:
             for place, one in enumerate(asked):
                 try:
-                    leader = self._standing.leader(partition_of(one.first))
+                    leader = self._tokens.leader(partition_of(one.first))
                     self._check_time(one)
                     started = await self._start(leader, one, found)
                 except OnyxqError as error:
@@ -162,17 +162,17 @@ class Enqueuing:
                     nursery.start_soon(settle, place, started)
         return acks
 
-    async def _see_through(self, one: _Asked, started: Started) -> None:
+    async def _decide_abandoned(self, one: _RunRequest, started: Started) -> None:
         try:
             await self._ack(one, started.vote, started.leader, None)
         finally:
             started.over()
 
-    def _is_known(self, one: _Asked) -> bool:
+    def _is_known(self, one: _RunRequest) -> bool:
         mask = mask_of(one.first, one.count)
         return self._host.store.known_bits(stretch_of(one.first)) & mask == mask
 
-    def _check_time(self, one: _Asked) -> None:
+    def _check_time(self, one: _RunRequest) -> None:
         """Raise `BadRequest` if the named due time is further in the past than the queue's grace."""
         if one.at_ms is None or self._is_known(one):
             return
@@ -184,23 +184,23 @@ class Enqueuing:
             )
 
     async def _start(
-        self, leader: PartitionLeader, one: _Asked, found: dict[TaskId, str | OnyxqError | None]
+        self, leader: PartitionLeader, one: _RunRequest, found: dict[TaskId, str | OnyxqError | None]
     ) -> Started:
         body, extra = one.body, list[Row]()
         if "depends" in one.header and not self._is_known(one):
             extra = self._dependencies.check(leader, one.first, one.count, one.header, found)
-        if self._keyed.concerns(one.header):
-            body = self._keyed.ordered(leader, one.first, one.header, body, one.at_ms)
+        if self._keys.concerns(one.header):
+            body = self._keys.ordered(leader, one.first, one.header, body, one.at_ms)
         if UNIQUE_KEY in one.header:
-            unique = await self._keyed.unique(leader, one.first, one.header, body)
+            unique = await self._keys.unique(leader, one.first, one.header, body)
             if unique is not None:
                 return unique
         try:
             rows = [*self._rows(leader, one, body), *extra]
             started = Started(leader, leader.replicate(rows, early=self._early(one)))
         except OnyxqError:
-            self._keyed.failed(one.header)
+            self._keys.failed(one.header)
             raise
         if UNIQUE_KEY in one.header:
-            return self._keyed.stands(started, one.first, one.header)
+            return self._keys.as_new(started, one.first, one.header)
         return started

@@ -16,9 +16,9 @@ from onyxq.core import facts
 from onyxq.core.claims import lapsed as may_expire
 from onyxq.core.ids import Run, id_at, mask_of, runs_of, stretch_of
 from onyxq.core.task_headers import policy_of
-from onyxq.leader.claim_updates import Renewed
+from onyxq.leader.claim_updates import PendingRenewals
 from onyxq.leader.completion_rows import Finish, overtaken_bits
-from onyxq.leader.completions import Completing
+from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
@@ -38,10 +38,10 @@ class _Due:
 class Expiry:
     """Expires claims in the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, completing: Completing, renewed: Renewed) -> None:
+    def __init__(self, host: OperationsHost, completions: Completions, pending_renewals: PendingRenewals) -> None:
         self._host = host
-        self._completing = completing
-        self._renewed = renewed
+        self._completions = completions
+        self._pending_renewals = pending_renewals
 
     async def expire(self) -> None:
         """End the expired claims of all led partitions together.
@@ -53,7 +53,7 @@ class Expiry:
             await self._let_lapse(due)
         if due.over:
             over = self._due().over if due.lapsed else due.over  # the wait for the log took time, so look again
-            await self._completing.finish_all(over, [[]])
+            await self._completions.finish_all(over, [[]])
 
     def _due(self) -> _Due:
         """Return the work that claims require which are expired now."""
@@ -79,14 +79,18 @@ class Expiry:
             for offset, count, token, _, _ in pieces:
                 run = Run(id_at(stretch, offset), count)
                 # A renewal that is on its way is decided first, because an expiry may fail the task for good.
-                bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0) & ~self._renewed.bits(stretch)
+                bits = (
+                    mask_of(*run)
+                    & ~self._host.granter.finishing.get(stretch, 0)
+                    & ~self._pending_renewals.bits(stretch)
+                )
                 done = bits & finished
                 void = overtaken_bits(self._host.store, run, token, done)
                 due.overtaken += runs_of(stretch, void)
                 done &= ~void
                 for part in runs_of(stretch, done):
                     # Its release was lost. The completion may be stored only here, so it is written again first.
-                    rows = self._completing.completion_rows_of(leader, part)
+                    rows = self._completions.completion_rows_of(leader, part)
                     over.append(Finish(part, token, facts.COMPLETED, [], rows))
                 for part in runs_of(stretch, bits & ~done):
                     self._plan_expiry(part, token, lapsed, over)
@@ -97,7 +101,7 @@ class Expiry:
 
     async def _let_lapse(self, due: _Due) -> None:
         # Until the store knows that these tasks are unfinished, their old completions must not be reported.
-        with self._completing.begun(due.overtaken):
+        with self._completions.marked_finishing(due.overtaken):
             await self._host.verdicts(due.lapsed)
             if due.overtaken:
                 await self._host.settled()

@@ -17,7 +17,7 @@ from onyxq.core.replica import Replica
 from onyxq.leader.leader import PartitionLeader
 
 
-class JudgingHost(Protocol):
+class FreshnessHost(Protocol):
     """What these checks need of their node."""
 
     replica: Replica
@@ -32,7 +32,7 @@ class JudgingHost(Protocol):
         ...
 
 
-async def unsure_partitions(host: JudgingHost, named: Iterable[tuple[TaskId, int]]) -> set[int]:
+async def unsure_partitions(host: FreshnessHost, named: Iterable[tuple[TaskId, int]]) -> set[int]:
     """Return the partitions of ``(task, token)`` pairs whose tokens this node cannot check now.
 
     If a token is newer than what this node has read, it reads the log to its end first. For that it submits an
@@ -50,7 +50,7 @@ async def unsure_partitions(host: JudgingHost, named: Iterable[tuple[TaskId, int
     return unsure
 
 
-async def _leads(host: JudgingHost, leader: PartitionLeader) -> bool:
+async def _leads(host: FreshnessHost, leader: PartitionLeader) -> bool:
     """Return whether the log confirms the leadership; everything before the answer has then been read."""
     try:
         _, verdicts = await host.verdicts([renew_claims.Args(leader.partition, leader.epoch, ())])

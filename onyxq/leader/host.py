@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from onyxq.leader.cohort.unflushed_writes import Floating
+from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
 from onyxq.leader.grants.granter import Granter, GranterHost
 from onyxq.leader.leader import PartitionLeader
 
@@ -18,7 +18,7 @@ class OperationsHost(GranterHost, Protocol):
 
     node_id: str
     leaders: dict[int, PartitionLeader]
-    floating: Floating
+    unflushed_writes: UnflushedWrites
     granter: Granter
 
     def random(self) -> float:

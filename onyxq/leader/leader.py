@@ -110,7 +110,7 @@ class PartitionLeader:
         self.in_doubt = False
         """Whether an entry that purges may be on its way to the log."""
         self.since_s = trio.current_time()
-        self.told_s: dict[TaskId, float] = {}
+        self.reported_s: dict[TaskId, float] = {}
         """Stretch with failed tasks -> when their failure was last reported to another node, in seconds."""
         self.scope = trio.CancelScope()
         self.current: set[str] = {host.node_id}
@@ -129,7 +129,7 @@ class PartitionLeader:
         self._trouble_since: float | None = None
         self._alone_since: float | None = None
         """Since when no majority of the members answers this node, although they may be in the ring."""
-        self._behind: dict[str, trio.Event] = {}
+        self._compare_now: dict[str, trio.Event] = {}
         self._transfers: dict[str, Transfer] = {}
         """The exchange with each holder that is running or was the last."""
 
@@ -247,7 +247,7 @@ class PartitionLeader:
                 continue
             if not host.sender(node).down:
                 up.add(node)
-            elif (event := self._behind.get(node)) is not None:
+            elif (event := self._compare_now.get(node)) is not None:
                 event.set()  # it may be back, so its follower tries again
         return majority(members, up)
 
@@ -261,14 +261,14 @@ class PartitionLeader:
 
     def _compare_all(self) -> None:
         """Compare all copies now: other nodes may have rows of a write that failed here."""
-        for behind in self._behind.values():
+        for behind in self._compare_now.values():
             behind.set()
 
     def _lacks_rows(self, node: str) -> None:
         """Count a copy as incomplete, and bring it up to date now."""
         self.current.discard(node)
-        if node in self._behind:
-            self._behind[node].set()
+        if node in self._compare_now:
+            self._compare_now[node].set()
 
     # --- takeover, in the background until cancelled
 
@@ -311,7 +311,7 @@ class PartitionLeader:
             self.deposed = True
             await trio.sleep_forever()
         self._host.epochs[self.partition] = self.epoch
-        await self._until_landed()
+        await self._until_flushed()
         while True:
             try:
                 await self._host.store.write(batch)
@@ -319,9 +319,9 @@ class PartitionLeader:
             except StoreFailed:
                 await trio.sleep(RETRY_PAUSE_S)
 
-    async def _until_landed(self) -> None:
+    async def _until_flushed(self) -> None:
         """Wait until all rows that this node has acknowledged are on its disk."""
-        await self._host.floating.landed()
+        await self._host.unflushed_writes.flushed()
 
     async def _settle(self) -> None:
         while True:
@@ -391,11 +391,11 @@ class PartitionLeader:
         pause = RETRY_PAUSE_S
         with scope:
             while not self.deposed:
-                behind = self._behind[node] = trio.Event()
+                behind = self._compare_now[node] = trio.Event()
                 try:
                     await self._reach(node)
                     await self._until_promised()
-                    await self._bring_up(node)
+                    await self._bring_up_to_date(node)
                     self._failing.discard(node)
                     pause = RETRY_PAUSE_S
                 except OnyxqError as error:
@@ -426,7 +426,7 @@ class PartitionLeader:
         """Wait until this node's store has all rows that the node acknowledged in earlier epochs."""
         await self._promised.wait()
 
-    async def _bring_up(self, node: str) -> None:
+    async def _bring_up_to_date(self, node: str) -> None:
         """Merge the rows of a node that reached the epoch, and send it the rows that it lacks."""
         exchange = self._exchange(node)
         if node not in self._merged:
@@ -440,11 +440,11 @@ class PartitionLeader:
             self._note_progress()
             if not differing:
                 return
-        await self._make_alike(node, exchange)
+        await self._synchronize(node, exchange)
         self.current.add(node)
         self._note_progress()
 
-    async def _make_alike(self, node: str, exchange: Exchange) -> None:
+    async def _synchronize(self, node: str, exchange: Exchange) -> None:
         """Exchange rows that differ; a few rows are exchanged at once, because clients may wait for their majority."""
         few = exchange.few
         if few:

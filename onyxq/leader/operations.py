@@ -11,25 +11,25 @@ from typing import Protocol
 
 import trio
 
-from onyxq.leader.cancellations import Cancelling
-from onyxq.leader.claim_updates import ClaimsKept
-from onyxq.leader.completions import Completing
-from onyxq.leader.dead_letters import Dead
+from onyxq.leader.cancellations import Cancellations
+from onyxq.leader.claim_updates import ClaimUpdates
+from onyxq.leader.completions import Completions
+from onyxq.leader.dead_letters import DeadLetters
 from onyxq.leader.deadlines import Deadlines
 from onyxq.leader.dependencies import Dependencies
-from onyxq.leader.dependents import Depended
-from onyxq.leader.enqueues import Enqueuing
+from onyxq.leader.dependents import Dependents
+from onyxq.leader.enqueues import Enqueues
 from onyxq.leader.leader import PartitionLeader
-from onyxq.leader.purge import Purging, PurgingHost
-from onyxq.leader.task_keys import Keyed
-from onyxq.leader.task_updates import Updating
+from onyxq.leader.purge import Purger, PurgingHost
+from onyxq.leader.task_keys import TaskKeys
+from onyxq.leader.task_updates import TaskUpdates
 from onyxq.leader.timers import Timers
-from onyxq.leader.token_check import Standing
-from onyxq.leader.transaction_apply import TransactingHost
-from onyxq.leader.transaction_parts import Transacting
+from onyxq.leader.token_check import TokenCheck
+from onyxq.leader.transaction_apply import TransactionHost
+from onyxq.leader.transaction_parts import TransactionParts
 
 
-class Host(TransactingHost, PurgingHost, Protocol):
+class Host(TransactionHost, PurgingHost, Protocol):
     """What the operations need of their node."""
 
 
@@ -37,38 +37,40 @@ class Operations:
     """Serves the ``lead.*`` methods of one node."""
 
     def __init__(self, host: Host) -> None:
-        self.standing = Standing(host)
-        updating = Updating(host, self.standing)
-        self.completing = Completing(host, self.standing, updating)
-        self.dependencies = Dependencies(host, self.completing)
-        self.dead = Dead(host, self.standing, self.completing)
-        self.depended = Depended(host)
-        self.purging = Purging(host, dead=self.dead, depended=self.depended)
-        self._deadlines = Deadlines(host, self.completing)
-        kept = ClaimsKept(host, self.standing, self.completing)
-        self.leader = self.standing.leader
-        keyed = Keyed(host)
-        self.enqueue = Enqueuing(host, self.standing, self.dependencies, keyed).enqueue
-        self.transacting = Transacting(host, standing=self.standing, completing=self.completing, enqueue=self.enqueue)
-        self.complete = self.completing.complete
-        self.update = updating.update
-        self.fail, self.release, self.renew = kept.fail, kept.release, kept.renew
-        self.renewed = kept.renewed
-        self.postpone = kept.postpone
-        cancelling = Cancelling(host, self.standing, self.completing)
-        self.cancel = cancelling.cancel
-        self.timers = Timers(host, self.standing, keyed=keyed, completing=self.completing, cancelling=cancelling)
+        self.tokens = TokenCheck(host)
+        task_updates = TaskUpdates(host, self.tokens)
+        self.completions = Completions(host, self.tokens, task_updates)
+        self.dependencies = Dependencies(host, self.completions)
+        self.dead_letters = DeadLetters(host, self.tokens, self.completions)
+        self.dependents = Dependents(host)
+        self.purger = Purger(host, dead_letters=self.dead_letters, dependents=self.dependents)
+        self._deadlines = Deadlines(host, self.completions)
+        claim_updates = ClaimUpdates(host, self.tokens, self.completions)
+        self.leader = self.tokens.leader
+        keys = TaskKeys(host)
+        self.enqueue = Enqueues(host, self.tokens, self.dependencies, keys).enqueue
+        self.transaction_parts = TransactionParts(
+            host, tokens=self.tokens, completions=self.completions, enqueue=self.enqueue
+        )
+        self.complete = self.completions.complete
+        self.update = task_updates.update
+        self.fail, self.release, self.renew = claim_updates.fail, claim_updates.release, claim_updates.renew
+        self.pending_renewals = claim_updates.pending_renewals
+        self.postpone = claim_updates.postpone
+        cancellations = Cancellations(host, self.tokens, self.completions)
+        self.cancel = cancellations.cancel
+        self.timers = Timers(host, self.tokens, keys=keys, completions=self.completions, cancellations=cancellations)
 
     async def run(self) -> None:
         """Run the background work of the operations until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.completing.run)
-            nursery.start_soon(self.completing.freeing.run)
+            nursery.start_soon(self.completions.run)
+            nursery.start_soon(self.completions.claim_release.run)
             nursery.start_soon(self.dependencies.run)
             nursery.start_soon(self._deadlines.run)
-            nursery.start_soon(self.purging.run)
+            nursery.start_soon(self.purger.run)
 
     def backed(self, leader: PartitionLeader) -> None:
         """Continue with a partition whose finished tasks will stay finished under any next leader."""
-        self.completing.freeing.free_finished(leader)
+        self.completions.claim_release.release_finished(leader)
         self.dependencies.lead(leader.partition)

@@ -69,28 +69,28 @@ class Outcomes:
         if not store.known_bits(stretch) & mask:
             return PURGED if store.watermark(leader.partition).covers(task_id) else None
         if not store.finished_bits(stretch) & mask:
-            standing = self._standing(task_id)
-            return UNFINISHED if standing == task_id else self._outcome(standing)
+            current = self._current_task(task_id)
+            return UNFINISHED if current == task_id else self._outcome(current)
         granter = self._host.granter
         unsure = granter.finishing.get(stretch, 0) | granter.unsettled.get(stretch, 0)
         if unsure & mask or not leader.backed or self._is_overtaken(task_id):
             return UNFINISHED
         outcome = completions_of(store, Run(task_id, 1))[0][1].outcome
-        return self._told(leader, task_id, facts.OUTCOMES[outcome])
+        return self._reported(leader, task_id, facts.OUTCOMES[outcome])
 
     @staticmethod
-    def _told(leader: PartitionLeader, task_id: TaskId, outcome: str) -> str:
+    def _reported(leader: PartitionLeader, task_id: TaskId, outcome: str) -> str:
         """Return the outcome to report, and remember reported failures: dependents need time before a purge."""
         if outcome == facts.OUTCOMES[facts.COMPLETED]:
             return outcome
         if leader.closing.covers(task_id):
             return UNSERVED
-        if len(leader.told_s) >= WATCHED_MAX:
-            leader.told_s, leader.since_s = {}, trio.current_time()
-        leader.told_s[stretch_of(task_id)] = trio.current_time()
+        if len(leader.reported_s) >= WATCHED_MAX:
+            leader.reported_s, leader.since_s = {}, trio.current_time()
+        leader.reported_s[stretch_of(task_id)] = trio.current_time()
         return outcome
 
-    def _standing(self, task_id: TaskId) -> TaskId:
+    def _current_task(self, task_id: TaskId) -> TaskId:
         """Return the current task of the task's unique key, or the task itself."""
         row = self._host.store.task_row(task_id)
         if row is None or not may_say(row[1], UNIQUE_KEY):
@@ -118,16 +118,16 @@ class Outcomes:
         """Send hints about finished local tasks to the nodes that wait for them."""
         if not self._watchers:
             return
-        told: dict[str, list[TaskId]] = {}
+        finished_ids: dict[str, list[TaskId]] = {}
         for run in runs:
             stretch, mask = stretch_of(run.first), mask_of(*run)
             for watcher, bits in list(self._watchers.get(stretch, {}).items()):
                 if bits & mask:
-                    told.setdefault(watcher, []).extend(
+                    finished_ids.setdefault(watcher, []).extend(
                         one for part in runs_of(stretch, bits & mask) for one in ids_of(*part)
                     )
                     self._forget(stretch, watcher, bits & ~mask)
-        for watcher, ids in told.items():
+        for watcher, ids in finished_ids.items():
             if watcher == self._host.node_id:
                 self._hint(ids)
             else:

@@ -35,8 +35,8 @@ from onyxq.core.queue_settings import DEFAULTS
 from onyxq.core.queues import settings_of
 from onyxq.history.parquet.bucket import Bucket
 from onyxq.history.parquet.writer import write_bucket
-from onyxq.leader.dead_letters import Dead
-from onyxq.leader.dependents import Depended, pending_runs
+from onyxq.leader.dead_letters import DeadLetters
+from onyxq.leader.dependents import Dependents, pending_runs
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.store.index.records import HOUR_MS
@@ -120,13 +120,13 @@ class _Found:
         return True
 
 
-class Purging:
+class Purger:
     """Purges partitions that a node leads; one per node."""
 
-    def __init__(self, host: PurgingHost, *, dead: Dead, depended: Depended) -> None:
+    def __init__(self, host: PurgingHost, *, dead_letters: DeadLetters, dependents: Dependents) -> None:
         self._host = host
-        self._dead = dead
-        self._depended = depended
+        self._dead_letters = dead_letters
+        self._dependents = dependents
         self._again_ms: dict[int, int] = {}
         """Partition -> time of its next check."""
         self.waits: dict[int, str] = {}
@@ -214,7 +214,7 @@ class Purging:
     async def _quiet(self, leader: PartitionLeader) -> None:
         """Wait until all rows that were accepted before are in the store."""
         await leader.write([])
-        await self._host.floating.landed()
+        await self._host.unflushed_writes.flushed()
         await self._host.recorded()
         for first, _ in pending_runs(self._host, leader.partition):
             if leader.closing.covers(first):
@@ -262,7 +262,9 @@ class Purging:
         """Return how a stretch ended, or None if it cannot be purged."""
         host = self._host
         granter = host.granter
-        if stretch in (host.replica.claims.get(leader.partition) or ()) or self._dead.opens(leader, stretch):
+        if stretch in (host.replica.claims.get(leader.partition) or ()) or self._dead_letters.is_requeueing(
+            leader, stretch
+        ):
             return None
         if granter.finishing.get(stretch) or granter.unsettled.get(stretch):
             return None
@@ -280,16 +282,18 @@ class Purging:
         if not found.failed:
             return
         now_s, settled_s = trio.current_time(), self._host.purging.settled_ms / 1000
-        leader.told_s = {one: at_s for one, at_s in leader.told_s.items() if now_s - at_s < settled_s}
+        leader.reported_s = {one: at_s for one, at_s in leader.reported_s.items() if now_s - at_s < settled_s}
         wanted: Container[bytes] = found.failed
         # A node to which the previous leader reported a failure may not have acted on it yet.
         if now_s - leader.since_s >= settled_s:
             try:
-                wanted = await self._depended.everywhere([one for one in found.failed if one not in leader.told_s])
+                wanted = await self._dependents.everywhere(
+                    [one for one in found.failed if one not in leader.reported_s]
+                )
             except Unavailable as error:
                 log.info("partition %d: failed tasks are kept: %s", leader.partition, error.message)
                 found.waits = ABSENT
-        spared = [one for one in found.failed if one in wanted or one in leader.told_s]
+        spared = [one for one in found.failed if one in wanted or one in leader.reported_s]
         found.keep += spared
         found.goes -= len(spared)
         if len(found.keep) > KEPT_MAX:

@@ -46,13 +46,13 @@ class Started:
 
     leader: PartitionLeader
     vote: Vote
-    stands: tuple[TaskId, str] | None = None
+    current: tuple[TaskId, str] | None = None
     """For a unique key: its current task, and whether the task is new, has new data or existed."""
     over: Callable[[], None] = _nothing
     """Called once the write is decided."""
 
 
-class Keyed:
+class TaskKeys:
     """Prepares rows of tasks with keys for the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost) -> None:
@@ -80,13 +80,13 @@ class Keyed:
             if ORDERING_KEY in header:
                 digest = facts.key_digest(header["queue"], header[ORDERING_KEY])
                 due_ms = max(now_ms, self._host.store.last_immediate_ms(leader.partition, digest))
-        behind_ms = self._behind_ms(leader, header)
-        if behind_ms > due_ms:
-            due_ms, scheduled = behind_ms, True
+        dependency_ms = self._latest_dependency_ms(leader, header)
+        if dependency_ms > due_ms:
+            due_ms, scheduled = dependency_ms, True
         said = {**header, "order": [due_ms, *leader.mark()], **({"scheduled": True} if scheduled else {})}
         return facts.pack_task(dict(sorted(said.items())), facts.unpack_task(body).all_payloads())
 
-    def _behind_ms(self, leader: PartitionLeader, header: dict[str, Any]) -> int:
+    def _latest_dependency_ms(self, leader: PartitionLeader, header: dict[str, Any]) -> int:
         """Return the latest due time of the tasks of the same key on which a task depends; 0 if there are none."""
         if not {ORDERING_KEY, DEPENDS} <= header.keys():
             return 0
@@ -121,21 +121,21 @@ class Keyed:
         await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
         try:
             leader.check()
-            standing = self._other_task(leader, first, header)
-            if standing is None:
+            current = self._other_task(leader, first, header)
+            if current is None:
                 return None
-            return await self._repeat(leader, standing, body, self._unlocking(digest))
+            return await self._repeat(leader, current, body, self._unlocking(digest))
         except BaseException:
             self._unlock(digest)
             raise
 
     def _other_task(self, leader: PartitionLeader, first: TaskId, header: dict[str, Any]) -> TaskId | None:
         """Return the current task of a unique key if it is another one than ``first``."""
-        standing = self._host.store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
-        return standing if standing != first else None
+        current = self._host.store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+        return current if current != first else None
 
     @asynccontextmanager
-    async def turn(self, header: dict[str, Any]) -> AsyncIterator[None]:
+    async def locked(self, header: dict[str, Any]) -> AsyncIterator[None]:
         """Serialise with all other requests about the unique key of a task."""
         digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
         await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
@@ -144,7 +144,7 @@ class Keyed:
         finally:
             self._unlock(digest)
 
-    def stands(self, started: Started, first: TaskId, header: dict[str, Any]) -> Started:
+    def as_new(self, started: Started, first: TaskId, header: dict[str, Any]) -> Started:
         """Return the same write as that of a new unique key, after `unique` allowed it."""
         digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
         return Started(started.leader, started.vote, (first, NEW), self._unlocking(digest))
@@ -164,28 +164,26 @@ class Keyed:
         if not waits:
             del self._locks[digest]
 
-    async def _repeat(
-        self, leader: PartitionLeader, standing: TaskId, body: bytes, over: Callable[[], None]
-    ) -> Started:
-        row = self._host.store.task_row(standing)
+    async def _repeat(self, leader: PartitionLeader, current: TaskId, body: bytes, over: Callable[[], None]) -> Started:
+        row = self._host.store.task_row(current)
         if row is None:
-            raise missing(self._host.store, standing, "unique_key")
+            raise missing(self._host.store, current, "unique_key")
         # The existing row may be stored only here, so it is written again before it is acknowledged.
         rows: list[Row] = [facts.task_row(*row)]
-        if await self._was_had(standing):
-            return Started(leader, leader.replicate(rows), (standing, EXISTS), over)
-        run = Run(standing, 1)
+        if await self._was_granted(current):
+            return Started(leader, leader.replicate(rows), (current, EXISTS), over)
+        run = Run(current, 1)
         self._host.granter.block([run])
         data = Data(self._host.wall_ms(), facts.unpack_task(body).payload(0), leader.mark())
-        vote = leader.replicate([*rows, facts.data_row(standing, data)])
+        vote = leader.replicate([*rows, facts.data_row(current, data)])
 
         def written() -> None:
             self._host.granter.unblock([run], readd=True)
             over()
 
-        return Started(leader, vote, (standing, REPLACED), written)
+        return Started(leader, vote, (current, REPLACED), written)
 
-    async def _was_had(self, task_id: TaskId) -> bool:
+    async def _was_granted(self, task_id: TaskId) -> bool:
         """Return whether a task was ever granted, is finished or is being finished."""
         host, run = self._host, Run(task_id, 1)
         await host.settled()

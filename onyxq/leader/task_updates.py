@@ -22,7 +22,7 @@ from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
-from onyxq.leader.token_check import Standing
+from onyxq.leader.token_check import TokenCheck
 from onyxq.store.interface import Store
 
 UPDATES_BYTES_MAX = 8 * 1024 * 1024
@@ -43,12 +43,12 @@ def check_room(stored: Sequence[Update], more: int, field: str) -> None:
         )
 
 
-class Updating:
+class TaskUpdates:
     """Stores updates of claimed tasks in the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, standing: Standing) -> None:
+    def __init__(self, host: OperationsHost, tokens: TokenCheck) -> None:
         self._host = host
-        self._standing = standing
+        self._tokens = tokens
         self._updates: dict[tuple[bytes, int], int] = {}
         """(task, token) -> next sequence number, while updates are being written."""
 
@@ -92,8 +92,8 @@ class Updating:
     def _start_update(
         self, task_id: TaskId, token: int, seq: int, data: bytes, unsure: set[int]
     ) -> tuple[PartitionLeader, Vote]:
-        leader = self._standing.judge(task_id, token, unsure)
-        taken, refused = self._standing.standing(Run(task_id, 1), token)
+        leader = self._tokens.leader_for(task_id, token, unsure)
+        taken, refused = self._tokens.valid_tasks(Run(task_id, 1), token)
         if refused or not taken:
             code = refused[0][2]["code"] if refused else AlreadyFinished.code
             raise (StaleToken if code == StaleToken.code else AlreadyFinished)(

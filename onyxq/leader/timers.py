@@ -17,12 +17,12 @@ from onyxq.core.errors import AlreadyFinished, Conflict, NotFound, OnyxqError, f
 from onyxq.core.ids import Run, TaskId, mask_of, ms_of, partition_of, stretch_of
 from onyxq.core.task_headers import UNIQUE_KEY
 from onyxq.core.timer_model import request_of
-from onyxq.leader.cancellations import Cancelling
-from onyxq.leader.completions import Completing
+from onyxq.leader.cancellations import Cancellations
+from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
-from onyxq.leader.task_keys import Keyed
-from onyxq.leader.token_check import Standing
+from onyxq.leader.task_keys import TaskKeys
+from onyxq.leader.token_check import TokenCheck
 
 CANCELLED, REPLACED, FINISHED = "cancelled", "replaced", "finished"
 """Outcomes of a cancel."""
@@ -34,21 +34,21 @@ class Timers:
     def __init__(
         self,
         host: OperationsHost,
-        standing: Standing,
+        tokens: TokenCheck,
         *,
-        keyed: Keyed,
-        completing: Completing,
-        cancelling: Cancelling,
+        keys: TaskKeys,
+        completions: Completions,
+        cancellations: Cancellations,
     ) -> None:
         self._host = host
-        self._standing = standing
-        self._keyed = keyed
-        self._completing = completing
-        self._cancelling = cancelling
+        self._tokens = tokens
+        self._keys = keys
+        self._completions = completions
+        self._cancellations = cancellations
 
-    def standing(self, partition: int, queue: str, timer: str) -> TaskId | None:
+    def current_task(self, partition: int, queue: str, timer: str) -> TaskId | None:
         """Return the current task of a timer's id, finished or not; raises `NotLeader`."""
-        self._standing.leader(partition)
+        self._tokens.leader(partition)
         return self._host.store.unique(partition, queue, timer)
 
     async def set(self, first: TaskId, body: bytes, *, replace: bool) -> int:
@@ -58,8 +58,8 @@ class Timers:
         `NotFound` if it has none. A repeated task, or another task of the same request, is stored once.
         """
         header = facts.task_header(body)[0]
-        leader = self._standing.leader(partition_of(first))
-        async with self._keyed.turn(header):
+        leader = self._tokens.leader(partition_of(first))
+        async with self._keys.locked(header):
             leader.check()
             row = await self._row(leader, first, header, body, replace=replace)
             with trio.CancelScope(shield=True):  # the next request about this id must know the outcome
@@ -73,10 +73,10 @@ class Timers:
         if store.known_bits(stretch_of(first)) & mask_of(first, 1) and (known := store.task_row(first)) is not None:
             # a repeat: the row may be stored only here, so it is written again before it is acknowledged
             return facts.task_row(*known)
-        standing = store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
-        if standing is not None and (row := store.task_row(standing)) is not None and _alike(row[1], body):
+        current = store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+        if current is not None and (row := store.task_row(current)) is not None and _alike(row[1], body):
             return facts.task_row(*row)
-        lives = standing is not None and await self._lives(standing)
+        lives = current is not None and await self._lives(current)
         if lives and not replace:
             raise Conflict(
                 f"there is a timer {header[UNIQUE_KEY]!r} already", field="id", hint="Replace it, or cancel it first."
@@ -85,31 +85,31 @@ class Timers:
             raise NotFound(f"there is no timer {header[UNIQUE_KEY]!r} that has not fired yet", field="id")
         leader.check_new(first)
         self._host.count_event(header["queue"], "enqueued", 1)
-        return facts.task_row(first, self._keyed.ordered(leader, first, header, body, ms_of(first)))
+        return facts.task_row(first, self._keys.ordered(leader, first, header, body, ms_of(first)))
 
     async def _lives(self, task_id: TaskId) -> bool:
         await self._host.settled()
-        await self._completing.turn([Run(task_id, 1)])
-        return not self._cancelling.finished(task_id)
+        await self._completions.until_decided([Run(task_id, 1)])
+        return not self._cancellations.finished(task_id)
 
     async def cancel(self, task_id: TaskId) -> str:
         """Cancel a timer's task, claimed or not, if it is still the current one of its id; return the outcome.
 
         Raises `NotFound`, and `Unavailable` if the outcome is unknown now.
         """
-        self._standing.leader(partition_of(task_id))
+        self._tokens.leader(partition_of(task_id))
         row = self._host.store.task_row(task_id)
         if row is None:
             raise NotFound("there is no such timer", field="id")
         header = facts.task_header(row[1])[0]
         if UNIQUE_KEY not in header:
             raise NotFound("there is no such timer", field="id")
-        async with self._keyed.turn(header):
-            standing = self._host.store.unique(partition_of(task_id), header["queue"], header[UNIQUE_KEY])
-            if standing != task_id:
+        async with self._keys.locked(header):
+            current = self._host.store.unique(partition_of(task_id), header["queue"], header[UNIQUE_KEY])
+            if current != task_id:
                 return REPLACED
             with trio.CancelScope(shield=True):
-                (refused,) = await self._cancelling.cancel([task_id], claimed=True)
+                (refused,) = await self._cancellations.cancel([task_id], claimed=True)
         error: OnyxqError | None = None if refused is None else from_map(refused)
         if isinstance(error, AlreadyFinished):
             return FINISHED

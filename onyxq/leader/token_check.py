@@ -17,7 +17,7 @@ from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 
 
-class Standing:
+class TokenCheck:
     """Checks tokens of the partitions that a node leads."""
 
     def __init__(self, host: OperationsHost) -> None:
@@ -33,14 +33,14 @@ class Standing:
         leader.check()
         return leader
 
-    def judge(self, task_id: TaskId, token: int, unsure: set[int]) -> PartitionLeader:
+    def leader_for(self, task_id: TaskId, token: int, unsure: set[int]) -> PartitionLeader:
         """Return the leader that can check a token; raises `NotLeader` if that is not possible here now."""
         leader = self.leader(partition_of(task_id))
         if leader.partition in unsure and token > self._host.replica.position:
             raise NotLeader(f"token {token} is newer than what this node has read of the log")
         return leader
 
-    def standing(self, run: Run, token: int) -> tuple[int, list[Refused]]:
+    def valid_tasks(self, run: Run, token: int) -> tuple[int, list[Refused]]:
         """Return the mask of the tasks for which ``token`` is valid, and the refused parts.
 
         The token of an expired claim is valid until the task is granted again. Tasks that this token already
@@ -50,19 +50,19 @@ class Standing:
         store = self._host.store
         held = held_bits(self._host.replica, run, token) & ~self._host.granter.is_blocked(run)
         finished = store.finished_bits(stretch) & mask
-        stands = held & ~finished | overtaken_bits(store, run, token, held & finished)
+        valid = held & ~finished | overtaken_bits(store, run, token, held & finished)
         refused: list[Refused] = []
-        rest = mask & ~stands
+        rest = mask & ~valid
         for part in runs_of(stretch, rest):
             for task_id in (id_at(stretch, offset_of(part.first) + i) for i in range(part.count)):
                 error = self._why_not(task_id, token)
                 if error is None and not finished & mask_of(task_id, 1):
-                    stands |= mask_of(task_id, 1)
+                    valid |= mask_of(task_id, 1)
                     if (row := store.task_row(task_id)) is not None:
                         self._host.granter.keys.note(task_id, row[1])
                 elif error is not None:
                     refused.append([task_id, 1, error.to_map()])
-        return stands, refused
+        return valid, refused
 
     def _why_not(self, task_id: TaskId, token: int) -> OnyxqError | None:
         """Return why ``token`` is not valid for a task that it does not hold; None if it is valid."""

@@ -23,7 +23,7 @@ from onyxq.core.replica import Replica, Transaction
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.cohort.pending_facts import key_in
 from onyxq.leader.completion_rows import Finish
-from onyxq.leader.completions import Completing
+from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import updates_of
@@ -39,7 +39,7 @@ FETCH_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class TransactingHost(OperationsHost, Protocol):
+class TransactionHost(OperationsHost, Protocol):
     """What transactions need of their node."""
 
     node_id: str
@@ -61,12 +61,12 @@ class TransactingHost(OperationsHost, Protocol):
 Enqueue = Callable[[Sequence[Any], int | None], Awaitable[list[Any]]]
 
 
-class MakingVisible:
+class TransactionApplier:
     """Makes transactions visible in the partitions that a node leads; one per node."""
 
-    def __init__(self, host: TransactingHost, *, completing: Completing, enqueue: Enqueue) -> None:
+    def __init__(self, host: TransactionHost, *, completions: Completions, enqueue: Enqueue) -> None:
         self._host = host
-        self._completing = completing
+        self._completions = completions
         self._enqueue = enqueue
         self._todo: dict[int, dict[str, None]] = {}
         """Transactions to make visible, per partition led from here."""
@@ -233,7 +233,7 @@ class MakingVisible:
         if not self._leads(leader):
             raise NotLeader(f"partition {leader.partition} is no longer led from here")
         refused: list[list[Any]] = [[] for _ in finishes]
-        await self._completing.finish_all({leader.partition: list(enumerate(finishes))}, refused)
+        await self._completions.finish_all({leader.partition: list(enumerate(finishes))}, refused)
         for part in (part for parts in refused for part in parts):
             raise from_map(part[2])
 

@@ -32,12 +32,12 @@ from onyxq.core.transactions import known_as
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.cohort.pending_facts import Part, is_over, key_in
 from onyxq.leader.completion_rows import overtaken_bits
-from onyxq.leader.completions import Completing
+from onyxq.leader.completions import Completions
 from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import check_room, updates_of
-from onyxq.leader.token_check import Standing
-from onyxq.leader.transaction_apply import Enqueue, MakingVisible, TransactingHost
+from onyxq.leader.token_check import TokenCheck
+from onyxq.leader.transaction_apply import Enqueue, TransactionApplier, TransactionHost
 from onyxq.store.interface import Batch, PendingRow
 from onyxq.system import failures
 
@@ -52,7 +52,7 @@ HeldClaim = tuple[TaskId, int, int]
 """(first, count, token)."""
 
 
-class Asked(NamedTuple):
+class PartRequest(NamedTuple):
     """Request to a leader to prepare one part of a transaction."""
 
     name: str
@@ -64,14 +64,16 @@ class Asked(NamedTuple):
     """Claims that must be valid in addition to those of the items."""
 
 
-class Transacting:
+class TransactionParts:
     """Prepares and finishes parts of transactions in the partitions that a node leads; one per node."""
 
-    def __init__(self, host: TransactingHost, *, standing: Standing, completing: Completing, enqueue: Enqueue) -> None:
+    def __init__(
+        self, host: TransactionHost, *, tokens: TokenCheck, completions: Completions, enqueue: Enqueue
+    ) -> None:
         self._host = host
-        self._standing = standing
-        self._completing = completing
-        self.visible = MakingVisible(host, completing=completing, enqueue=enqueue)
+        self._tokens = tokens
+        self._completions = completions
+        self.applier = TransactionApplier(host, completions=completions, enqueue=enqueue)
         self._over: dict[tuple[int, str], None] = {}
         """Settled parts whose pending rows can be deleted."""
         self._over_wake = trio.Event()
@@ -82,7 +84,7 @@ class Transacting:
     async def run(self) -> None:
         """Run the background work until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.visible.run)
+            nursery.start_soon(self.applier.run)
             nursery.start_soon(self._drop_settled)
             nursery.start_soon(self._sweep)
 
@@ -96,7 +98,7 @@ class Transacting:
                 continue
             for committed in committed_by(args):
                 for part in committed.parts:
-                    self.visible.owe(part.partition, committed.name)
+                    self.applier.owe(part.partition, committed.name)
                 self._tell(committed.name)
             if isinstance(args, settle_transaction.Args):
                 found = before.transactions.get(args.name)
@@ -112,7 +114,7 @@ class Transacting:
         """Check all transactions of a new replica, because steps before it were not seen here."""
         for name, found in self._host.replica.transactions.items():
             for partition in found.parts:
-                self.visible.owe(partition, name)
+                self.applier.owe(partition, name)
         for name in list(self._waiting):
             self._tell(name)
 
@@ -120,13 +122,13 @@ class Transacting:
         """Make committed transactions visible in a partition that serves from here now."""
         for name, found in self._host.replica.transactions.items():
             if leader.partition in found.parts:
-                self.visible.owe(leader.partition, name)
+                self.applier.owe(leader.partition, name)
 
     def _tell_dependents(self, found: Transaction, partition: int) -> None:
         """Report tasks as finished for good, now that the transaction's claims on them have ended."""
         if partition in self._host.leaders:
             held = [runs for number, _, runs in found.claims if number == partition]
-            self._completing.on_finished([Run(TaskId(first), count) for runs in held for first, count in runs])
+            self._completions.on_finished([Run(TaskId(first), count) for runs in held for first, count in runs])
 
     def _tell(self, name: str) -> None:
         event = self._waiting.pop(name, None)
@@ -144,11 +146,11 @@ class Transacting:
 
     # --- prepare
 
-    async def prepare(self, asked: Sequence[Asked]) -> list[Any]:
+    async def prepare(self, asked: Sequence[PartRequest]) -> list[Any]:
         """Store parts of transactions; return ``[rows, digest]``, ``["repeat", position]`` or an error map for each."""
         named = [(first, token) for one in asked for first, _, token in _claims(one)]
         unsure = await unsure_partitions(self._host, named)
-        await self._completing.turn([Run(first, n) for one in asked for first, n, _ in _claims(one)])
+        await self._completions.until_decided([Run(first, n) for one in asked for first, n, _ in _claims(one)])
         answers: list[Any] = []
         rows: dict[int, list[Row]] = {}
         for one in asked:
@@ -159,7 +161,7 @@ class Transacting:
             except OnyxqError as error:
                 answers.append(error.to_map())
         prepared = [one for one, answer in zip(asked, answers, strict=True) if isinstance(answer, list)]
-        with self._completing.begun(_completed_runs(prepared)):
+        with self._completions.marked_finishing(_completed_runs(prepared)):
             failed = await self._keep(rows)
         return [
             failed[one.partition] if one.partition in failed and isinstance(answer, list) else answer
@@ -182,8 +184,8 @@ class Transacting:
                 failed[leader.partition] = error.to_map()
         return failed
 
-    def _prepared(self, asked: Asked, unsure: set[int]) -> tuple[list[Any], list[PendingRow]]:
-        leader = self._standing.leader(asked.partition)
+    def _prepared(self, asked: PartRequest, unsure: set[int]) -> tuple[list[Any], list[PendingRow]]:
+        leader = self._tokens.leader(asked.partition)
         known = known_as(self._host.replica, asked.name)
         if known is not None:
             return [REPEAT, known[0]], []
@@ -198,32 +200,32 @@ class Transacting:
         part = Part(asked.deadline_ms, pending_facts.digest_of(bodies), asked.name)
         return [len(bodies), part.digest], pending_facts.pending_rows(asked.partition, part, bodies)
 
-    def _check_claims(self, asked: Asked, unsure: set[int]) -> None:
+    def _check_claims(self, asked: PartRequest, unsure: set[int]) -> None:
         """Raise `StaleToken` that names every claim that is not valid."""
         gone: list[list[Any]] = []
         for first, count, token in _claims(asked):
-            self._standing.judge(first, token, unsure)
-            why = self._gone(first, count, token)
+            self._tokens.leader_for(first, token, unsure)
+            why = self._invalid_claims(first, count, token)
             gone += [[task_id, token, error["code"], error["message"]] for task_id, error in why]
         if gone:
             raise stale_token(gone)
 
-    def _gone(self, first: TaskId, count: int, token: int) -> Iterable[tuple[TaskId, dict[str, Any]]]:
+    def _invalid_claims(self, first: TaskId, count: int, token: int) -> Iterable[tuple[TaskId, dict[str, Any]]]:
         run = Run(first, count)
         host, store, mask = self._host, self._host.store, mask_of(*run)
         held = held_bits(host.replica, run, token) & ~host.granter.is_blocked(run)
         finished = store.finished_bits(stretch_of(first)) & mask
-        stands = held & ~finished | overtaken_bits(store, run, token, held & finished)
-        if stands == mask:
+        valid = held & ~finished | overtaken_bits(store, run, token, held & finished)
+        if valid == mask:
             return
-        _, refused = self._standing.standing(run, token)
+        _, refused = self._tokens.valid_tasks(run, token)
         why = {task_id: error for task_id, _, error in refused}
-        for task_id in (one for part in runs_of(stretch_of(first), mask & ~stands) for one in ids_of(*part)):
+        for task_id in (one for part in runs_of(stretch_of(first), mask & ~valid) for one in ids_of(*part)):
             # The task of an expired claim may still be completed alone. A commit needs a valid claim.
             lapsed = StaleToken(f"token {token} no longer holds task {task_id.hex()}")
             yield task_id, why.get(task_id) or lapsed.to_map()
 
-    def _check_updates(self, asked: Asked) -> None:
+    def _check_updates(self, asked: PartRequest) -> None:
         following: dict[tuple[TaskId, int], int] = {}
         more: dict[TaskId, int] = {}
         for kind, *item in asked.items:
@@ -289,7 +291,7 @@ def stale_token(gone: list[list[Any]]) -> StaleToken:
     )
 
 
-def _claims(asked: Asked) -> list[HeldClaim]:
+def _claims(asked: PartRequest) -> list[HeldClaim]:
     """Return every claim that must be valid for a part."""
     claims = list(asked.require)
     for kind, *item in asked.items:
@@ -300,6 +302,6 @@ def _claims(asked: Asked) -> list[HeldClaim]:
     return claims
 
 
-def _completed_runs(parts: Iterable[Asked]) -> list[Run]:
+def _completed_runs(parts: Iterable[PartRequest]) -> list[Run]:
     """Return the tasks that parts of transactions complete."""
     return [run for one in parts for run in pending_facts.completed_runs(one.items)]

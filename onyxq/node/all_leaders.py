@@ -214,7 +214,7 @@ class AllLeaders:
         if leads:
             await self._node.settled()
             with trio.move_on_after(LANDED_TIMEOUT_S) as waited:
-                await self._node.floating.landed()
+                await self._node.unflushed_writes.flushed()
             if waited.cancelled_caught:
                 raise Unavailable("what was answered for is not on a leader's disk yet")
             leads = self._leads(epochs)

@@ -485,7 +485,7 @@ class Peer:
             await self._check_clock(outbox)
             claims = any(number in node.replica.claims for number in node.granter.led())
             quiet_s = trio.current_time() - self._log_time[1]
-            waited_for = claims or node.operations.transacting.wants_time or self._counts_absence()
+            waited_for = claims or node.operations.transaction_parts.wants_time or self._counts_absence()
             if waited_for and quiet_s > QUIET_MAX_MS / 1000:
                 outbox.submit_empty()
             if claims:

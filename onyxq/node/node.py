@@ -32,13 +32,13 @@ from onyxq.core.step import Outcome, Step
 from onyxq.history.claim_rows import HistoryWriter, history_rows, returned_runs
 from onyxq.leader.cohort.copy_pace import Pacer
 from onyxq.leader.cohort.member import Cohort
-from onyxq.leader.cohort.pending_facts import parted
+from onyxq.leader.cohort.pending_facts import split_rows
 from onyxq.leader.cohort.replication import Sender, errors_from
-from onyxq.leader.cohort.row_deletion import Deleting
+from onyxq.leader.cohort.row_deletion import RowDeletion
 from onyxq.leader.cohort.row_repair import Repair
-from onyxq.leader.cohort.unflushed_writes import Floating
+from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
 from onyxq.leader.expiry import Expiry
-from onyxq.leader.grants.due_queue import Upcoming
+from onyxq.leader.grants.due_queue import DueQueue
 from onyxq.leader.grants.granter import Granter
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.operations import Operations
@@ -131,7 +131,7 @@ class Node:
         self._placement = trio.Event()
         self._moved = trio.Event()
         self.history = HistoryWriter(store, self._stored)
-        self.floating = Floating(store, stored=self._stored, start_soon=nursery.start_soon)
+        self.unflushed_writes = UnflushedWrites(store, stored=self._stored, start_soon=nursery.start_soon)
         self.pacer = Pacer(settings.sync_bytes_per_s)
         """Limits the rows that this node, as a leader, exchanges to bring copies up to date."""
         self.taking = Pacer(settings.sync_bytes_per_s)
@@ -140,14 +140,14 @@ class Node:
         """How old tasks are purged."""
         self.cohort = Cohort(self)
         self.granter = Granter(self)
-        self.upcoming = Upcoming(
+        self.due_queue = DueQueue(
             store, wall_ms=self.wall_ms, offer=self.granter.add_due, offer_soon=self.granter.add_ahead
         )
         self.operations = Operations(self)
-        self.expiry = Expiry(self, self.operations.completing, self.operations.renewed)
+        self.expiry = Expiry(self, self.operations.completions, self.operations.pending_renewals)
         self.repair = Repair(self)
         self.probing = Probing(self)
-        self.deleting = Deleting(self, lambda rows: self.metrics.purged_rows.add(n=rows))
+        self.row_deletion = RowDeletion(self, lambda rows: self.metrics.purged_rows.add(n=rows))
 
     async def run(self) -> None:
         """Run the background work until cancelled."""
@@ -155,14 +155,14 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.history.run)
             nursery.start_soon(self.granter.run)
-            nursery.start_soon(self.operations.transacting.run)
+            nursery.start_soon(self.operations.transaction_parts.run)
             nursery.start_soon(self.operations.run)
-            nursery.start_soon(self.upcoming.run)
+            nursery.start_soon(self.due_queue.run)
             nursery.start_soon(MovedAway(self).run)
             nursery.start_soon(self._yield_in_trouble, nursery)
             nursery.start_soon(self.probing.run)
             nursery.start_soon(self.repair.run)
-            nursery.start_soon(self.deleting.run)
+            nursery.start_soon(self.row_deletion.run)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Run a function in the node's nursery."""
@@ -176,7 +176,7 @@ class Node:
         self.admission.note(self.replica)
         self._note_log_time()
         if before.partitions is not after.partitions:
-            self.deleting.note(before, after)
+            self.row_deletion.note(before, after)
         self.granter.moved(before, after)
         if step.outcomes:
             self._note_history(before, step, record)
@@ -188,7 +188,7 @@ class Node:
         if before.partitions is not after.partitions or before.peers is not after.peers:
             self.reconcile()
         if before.transactions is not after.transactions or before.remembered is not after.remembered:
-            self.operations.transacting.note(before, step)
+            self.operations.transaction_parts.note(before, step)
         if step.peer == self.peer_id and self.peer_id in after.ring.members and not step.problem:
             said_ms = after.clock_ms + after.peers[self.peer_id].clock_skew_ms
             off_ms, shared = clock_error_ms(after, self.peer_id), clock_is_shared(after, self.peer_id)
@@ -203,7 +203,7 @@ class Node:
         before, self.replica = self.replica, replica
         self.admission.note(self.replica)
         self._note_log_time()
-        self.deleting.note(EMPTY, replica)
+        self.row_deletion.note(EMPTY, replica)
         self.granter.moved(before, replica)
         self.records.clear()
         self.history.keep(replica.position, snapshot)
@@ -211,7 +211,7 @@ class Node:
         if self.outbox is not None:
             self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0), replica.position)
         self.reconcile()
-        self.operations.transacting.look()
+        self.operations.transaction_parts.look()
         for number in self.granter.led():
             self.granter.restart_windows(number)
         self._moved.set()
@@ -264,7 +264,7 @@ class Node:
         leader.deposed = True
         leader.scope.cancel()
         self.granter.drop(number)
-        self.upcoming.drop(number)
+        self.due_queue.drop(number)
 
     async def _yield_in_trouble(self, nursery: trio.Nursery) -> None:
         while True:
@@ -275,7 +275,7 @@ class Node:
 
     def became_ready(self, leader: PartitionLeader) -> None:
         """Serve claims once everything that the log held before is in the store."""
-        self.operations.transacting.lead(leader)
+        self.operations.transaction_parts.lead(leader)
         self._nursery.start_soon(self._serve_claims, leader)
 
     def became_backed(self, leader: PartitionLeader) -> None:
@@ -287,7 +287,7 @@ class Node:
         await self.history.reached(self.replica.position)
         if self.leaders.get(leader.partition) is leader:
             self.granter.lead(leader)
-            self.upcoming.lead(leader.partition)
+            self.due_queue.lead(leader.partition)
 
     def _note_history(self, before: Replica, step: Step, record: Record) -> None:
         after = step.replica
@@ -335,7 +335,7 @@ class Node:
         """
         with trio.move_on_after(SETTLE_TIMEOUT_S):
             await self.history.settled()
-            await self.floating.landed()
+            await self.unflushed_writes.flushed()
 
     async def recorded(self) -> None:
         """Wait until everything in the log so far is in the store."""
@@ -346,7 +346,7 @@ class Node:
         if pieces:
             now_ms = self.wall_ms()
             self.granter.add(piece for piece in pieces if piece.due_ms <= now_ms)
-            self.upcoming.add(piece for piece in pieces if piece.due_ms > now_ms)
+            self.due_queue.add(piece for piece in pieces if piece.due_ms > now_ms)
 
     def live_candidates(self, partition: int) -> int:
         """Return the number of nodes that could lead the partition now."""
@@ -379,7 +379,7 @@ class Node:
 
         A report has the transfers under way, and the reason why finished tasks wait to be purged.
         """
-        transfers, waits = self.transfers_here(), self.operations.purging.waits
+        transfers, waits = self.transfers_here(), self.operations.purger.waits
         return {
             number: {"transfers": transfers.get(number, []), "purge_waits": waits.get(number)}
             for number in sorted(transfers.keys() | waits.keys())
@@ -413,10 +413,10 @@ class Node:
                 errors.append(None)
             except OnyxqError as error:
                 errors.append(error)
-        if early and self.floating.take(rows):
+        if early and self.unflushed_writes.take(rows):
             return errors
         try:
-            facts_of, pending_of = parted(rows)
+            facts_of, pending_of = split_rows(rows)
             written = await self.store.write(Batch(rows=facts_of, pending=pending_of))
         except (StoreFailed, BadRequest) as error:
             return [error if found is None else found for found in errors]
@@ -550,7 +550,7 @@ class Node:
         """Look for ready tasks again: a write that was refused may have reached the disk."""
         for number in self.granter.led():
             self.granter.restart_windows(number)
-            self.upcoming.lead(number)
+            self.due_queue.lead(number)
 
     def corrupt(self, partition: int, error: Corrupt) -> None:
         """Log a damaged row.

@@ -68,7 +68,7 @@ class BackingUp:
             while node.replica.position < position:
                 await node.moved()
             await node.recorded()
-            await node.floating.landed()
+            await node.unflushed_writes.flushed()
         if waited.cancelled_caught:
             raise Unavailable("this node is behind with the log")
         epoch = node.operations.leader(partition).epoch

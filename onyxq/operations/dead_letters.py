@@ -62,11 +62,11 @@ class DeadLetters:
 
     async def requeue(self, args: RequeueDead) -> DeadResults:
         """Requeue dead letters."""
-        return await self._change(args, "lead.requeue", self._node.operations.dead.requeue)
+        return await self._change(args, "lead.requeue", self._node.operations.dead_letters.requeue)
 
     async def discard(self, args: DiscardDead) -> DeadResults:
         """Discard dead letters."""
-        return await self._change(args, "lead.discard", self._node.operations.dead.discard)
+        return await self._change(args, "lead.discard", self._node.operations.dead_letters.discard)
 
     async def _change(
         self, args: NamedDeadLetters, method: str, local: Callable[[Sequence[TaskId]], Awaitable[list[Any]]]
@@ -107,7 +107,7 @@ class DeadLetters:
         views = args.get("views") is True
         asked = {name: value for name, value in args.items() if name != "views"}
         wanted = msgspec.structs.asdict(LIST_DEAD.decode(asked))
-        where, dead = wanted["where"], self._node.operations.dead
+        where, dead = wanted["where"], self._node.operations.dead_letters
 
         def take(task_id: TaskId) -> Any:
             if where is not None and where not in dead.error_of(task_id):
@@ -120,5 +120,5 @@ class DeadLetters:
         )
 
     def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:
-        for task_id in self._node.operations.dead.find(partition, queue=wanted["queue"], after=after):
+        for task_id in self._node.operations.dead_letters.find(partition, queue=wanted["queue"], after=after):
             yield task_id, True, 1

@@ -79,7 +79,7 @@ class Health:
         """How much other nodes lack of the partitions that are led here."""
         rows: dict[tuple[str, ...], float] = {}
         partitions: dict[tuple[str, ...], float] = {}
-        waits = Counter(self._node.operations.purging.waits.values())
+        waits = Counter(self._node.operations.purger.waits.values())
         self._node.metrics.purge_waits.replace({(why,): count for why, count in waits.items()})
         for transfers in self._node.transfers_here().values():
             for one in transfers:

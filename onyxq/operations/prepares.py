@@ -9,7 +9,7 @@ import trio
 from attrs import define, field
 
 from onyxq.core.errors import OnyxqError
-from onyxq.leader.transaction_parts import Asked
+from onyxq.leader.transaction_parts import PartRequest
 from onyxq.node.node import Node
 from onyxq.node.routing import CALL_TIMEOUT_S
 from onyxq.system.failures import serving
@@ -22,7 +22,7 @@ FLIGHTS = 2
 
 @define(eq=False)
 class _Waiting:
-    asked: Asked
+    asked: PartRequest
     size: int
     answer: Any = None
     done: trio.Event = field(factory=trio.Event)
@@ -37,7 +37,7 @@ class ToLeader:
         self._waiting: deque[_Waiting] = deque()
         self._flights = 0
 
-    async def ask(self, asked: Asked) -> Any:
+    async def ask(self, asked: PartRequest) -> Any:
         """The leader's answer, or the map of the error that there was none."""
         waiting = _Waiting(asked, _size(asked))
         self._waiting.append(waiting)
@@ -65,11 +65,11 @@ class ToLeader:
             size += group[-1].size
         return group
 
-    async def _answers(self, asked: list[Asked]) -> list[Any]:
+    async def _answers(self, asked: list[PartRequest]) -> list[Any]:
         try:
             if self._leader == self._node.node_id:
                 with serving("lead.prepare"):
-                    return await self._node.operations.transacting.prepare(asked)
+                    return await self._node.operations.transaction_parts.prepare(asked)
             parts = [[*one[:3], one.items, [list(claim) for claim in one.require]] for one in asked]
             answers = await self._node.call(self._leader, "lead.prepare", {"parts": parts}, timeout_s=CALL_TIMEOUT_S)
             return list(answers)
@@ -77,5 +77,5 @@ class ToLeader:
             return [error.to_map()] * len(asked)
 
 
-def _size(asked: Asked) -> int:
+def _size(asked: PartRequest) -> int:
     return sum(len(item[2]) if item[0] == "T" else 64 for item in asked.items)

@@ -94,7 +94,7 @@ class Listing:
         if not self._any(partition, queue, state):
             return ()
         if state == "failed":
-            find = self._node.operations.dead.find
+            find = self._node.operations.dead_letters.find
             return ((one, True, 1) for one in find(partition, queue=queue, after=after))
         return self._stored(partition, after, queue, state)
 

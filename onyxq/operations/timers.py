@@ -131,7 +131,7 @@ class Timers:
             check.integer(args["partition"], "partition", 0, PARTITIONS_MAX),
         )
         await self._node.settled()
-        task_id = self._node.operations.timers.standing(partition, QUEUE, timer)
+        task_id = self._node.operations.timers.current_task(partition, QUEUE, timer)
         return {"view": None if task_id is None else self._reading.view_here(task_id)}
 
     async def lead_cancel(self, args: dict[str, Any]) -> str:

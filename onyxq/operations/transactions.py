@@ -37,7 +37,7 @@ from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.queues import settings_of
 from onyxq.core.transactions import Claim, Part, Prepared, known_as, stale
 from onyxq.leader.outcomes import UNSERVED
-from onyxq.leader.transaction_parts import REPEAT, Asked, HeldClaim, stale_token
+from onyxq.leader.transaction_parts import REPEAT, HeldClaim, PartRequest, stale_token
 from onyxq.node.node import Node
 from onyxq.node.routing import insist, is_passing, leader_of
 from onyxq.operations.arguments.transactions import DIGEST_BYTES, Contents, transaction
@@ -101,11 +101,11 @@ class Transactions:
         with trio.move_on_after(SETTLE_TIMEOUT_S):
             for name in names:
                 while name in self._node.replica.transactions:
-                    await self._node.operations.transacting.heard_of(name)
+                    await self._node.operations.transaction_parts.heard_of(name)
         return not any(name in self._node.replica.transactions for name in names)
 
     async def _until(self, condition: Any, name: str, timeout_s: float) -> None:
-        transacting = self._node.operations.transacting
+        transacting = self._node.operations.transaction_parts
         with trio.move_on_after(timeout_s):
             while not condition():
                 await transacting.heard_of(name)
@@ -216,7 +216,7 @@ class Transactions:
         for claim in wanted.require:
             require.setdefault(partition_of(claim[0]), []).append(claim)
         asked = [
-            Asked(wanted.name, deadline_ms, partition, items.get(partition, []), require.get(partition, []))
+            PartRequest(wanted.name, deadline_ms, partition, items.get(partition, []), require.get(partition, []))
             for partition in sorted({*items, *require})
         ]
         answers: dict[int, Any] = {}
@@ -224,7 +224,7 @@ class Transactions:
             answers[asked[0].partition] = await self._ask(asked[0])
         else:
 
-            async def ask(one: Asked) -> None:
+            async def ask(one: PartRequest) -> None:
                 answers[one.partition] = await self._ask(one)
 
             async with trio.open_nursery() as nursery:
@@ -233,7 +233,7 @@ class Transactions:
         _raise_errors([from_map(answers[one.partition]) for one in asked if isinstance(answers[one.partition], dict)])
         return answers
 
-    async def _ask(self, asked: Asked) -> Any:
+    async def _ask(self, asked: PartRequest) -> Any:
         """A leader's answer about one part, which may be an error map."""
         leader = leader_of(self._node, asked.partition)
         if not leader:

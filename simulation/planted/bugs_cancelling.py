@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from onyxq.core.ids import TaskId
-from onyxq.leader.cancellations import Cancelling
+from onyxq.leader.cancellations import Cancellations
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.task_keys import Started
 from simulation.planted.planted import Planted
@@ -24,8 +24,8 @@ def _one_token_older(original: _Means) -> _Means:
     return means
 
 
-async def _only_readable(cancelling: Cancelling, ids: Sequence[TaskId]) -> None:
-    await cancelling._host.floating.readable()
+async def _only_readable(cancellations: Cancellations, ids: Sequence[TaskId]) -> None:
+    await cancellations._host.unflushed_writes.readable()
 
 
 async def _over_at_once(enqueuing: object, asked: object, started: Started) -> None:
@@ -40,7 +40,7 @@ def _lost_before_the_leader_knows(vote: Vote) -> bool:
 CANCELLING_BUGS: tuple[Planted, ...] = (
     Planted(
         "a cancel older than the claim that it ends",
-        "onyxq.leader.cancellations:Cancelling._means",
+        "onyxq.leader.cancellations:Cancellations._token_and_results",
         _one_token_older,
         "the worker of a cancelled task completes it",
         "told_to_stop",
@@ -48,7 +48,7 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "cancelled although a transaction completes it",
-        "onyxq.leader.cancellations:Cancelling._check_transactions",
+        "onyxq.leader.cancellations:Cancellations._check_transactions",
         returning(None),
         "a transaction that is committed next completes a task that was cancelled",
         "told_to_stop",
@@ -62,21 +62,21 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a cancel does not wait for a completion",
-        "onyxq.leader.cancellations:Cancelling._until_decided",
+        "onyxq.leader.cancellations:Cancellations._until_decided",
         instead(_only_readable),
         "a cancel is acknowledged beside a completion that was stored before",
         "told_to_stop",
     ),
     Planted(
         "a repeated cancel is refused",
-        "onyxq.leader.cancellations:Cancelling._again",
+        "onyxq.leader.cancellations:Cancellations._repeated_cancel",
         returning(None),
         "who was not answered, and asks again, is told that a task was not cancelled which he cancelled",
         "impatient",
     ),
     Planted(
         "a repeated requeue is refused",
-        "onyxq.leader.dead_letters:Dead._opened_again",
+        "onyxq.leader.dead_letters:DeadLetters._is_reopened",
         returning(False),
         "who was not answered, and asks again, is told that a task is no dead letter which he requeued",
         "requeued_twice",
@@ -84,7 +84,7 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "completions that nobody waits for are forgotten",
-        "onyxq.leader.completions:Completing._decide_alone",
+        "onyxq.leader.completions:Completions._decide_in_background",
         returning(None),
         "nobody is answered about these tasks any more, and what comes after them never runs",
         "impatient",
@@ -92,7 +92,7 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a unique key is let go with the request",
-        "onyxq.leader.enqueues:Enqueuing._see_through",
+        "onyxq.leader.enqueues:Enqueues._decide_abandoned",
         instead(_over_at_once),
         "the next enqueue does not see a task of its key that is on its way to the disk",
         "impatient",

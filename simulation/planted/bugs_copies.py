@@ -12,7 +12,7 @@ from onyxq.core.queue_settings import Queue
 from onyxq.core.replica import Partition, Replica, majority
 from onyxq.leader.cohort.member import Cohort
 from onyxq.leader.cohort.replication import Sender
-from onyxq.leader.grants.grantable import Available
+from onyxq.leader.grants.grantable import Grantable
 from onyxq.leader.leader import PartitionLeader
 from onyxq.store.index.stretches import State
 from onyxq.store.interface import Batch
@@ -43,7 +43,7 @@ def _never_strict(original: Callable[[Replica, str], Queue]) -> Callable[[Replic
     return lambda replica, queue: evolve(original(replica, queue), durability="opportunistic")
 
 
-def _led_is_backed(available: Available, partition: int) -> bool:
+def _led_is_backed(available: Grantable, partition: int) -> bool:
     return partition in available._leaders
 
 
@@ -77,7 +77,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a leader compares copies before its own early answers are on disk",
-        "onyxq.leader.leader:PartitionLeader._until_landed",
+        "onyxq.leader.leader:PartitionLeader._until_flushed",
         returning(None),
         "a follower counts as up to date and lacks acknowledged tasks",
         "early_and_deposed",
@@ -85,7 +85,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a key goes on before its head's end is backed",
-        "onyxq.leader.grants.grantable:Available._is_backed",
+        "onyxq.leader.grants.grantable:Grantable._is_backed",
         instead(_led_is_backed),
         "a task runs before the one ahead of it, which is run again by the next leader",
         "half_written",

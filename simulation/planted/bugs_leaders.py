@@ -10,7 +10,7 @@ from onyxq.core.placement import holders
 from onyxq.core.replica import ClaimPiece, Partition, Replica, majority
 from onyxq.leader.cohort.member import Cohort
 from onyxq.leader.cohort.replication import Vote
-from onyxq.leader.grants.grantable import Available
+from onyxq.leader.grants.grantable import Grantable
 from onyxq.leader.leader import PartitionLeader
 from onyxq.store.interface import Piece
 from simulation.planted.planted import Planted
@@ -31,7 +31,7 @@ def _earlier_epochs_too(original: Callable[..., str]) -> Callable[..., str]:
 
 
 async def _promised_in_memory(cohort: Cohort, partition: int, epoch: int) -> None:
-    await cohort._host.floating.landed()
+    await cohort._host.unflushed_writes.flushed()
 
 
 def _half(cohort: Iterable[str], have: Collection[str]) -> bool:
@@ -47,11 +47,11 @@ def _promises_are_enough(leader: PartitionLeader) -> bool:
     return majority(leader.placed.members, leader._reached)
 
 
-_State = Callable[[Available, bytes], tuple[int, list[Piece]]]
+_State = Callable[[Grantable, bytes], tuple[int, list[Piece]]]
 
 
 def _finished_or_not(original: _State) -> _State:
-    def state(available: Available, stretch: bytes) -> tuple[int, list[Piece]]:
+    def state(available: Grantable, stretch: bytes) -> tuple[int, list[Piece]]:
         taken, moved = original(available, stretch)
         return taken & ~available._host.store.finished_bits(stretch), moved
 
@@ -144,7 +144,7 @@ LEADER_BUGS: tuple[Planted, ...] = (
     # --- claims
     Planted(
         "completion taken after the re-grant is in the outbox",
-        "onyxq.leader.grants.grantable:Available.is_blocked",
+        "onyxq.leader.grants.grantable:Grantable.is_blocked",
         returning(0),
         "two workers' completions of one task are both taken",
         "late",
@@ -152,7 +152,7 @@ LEADER_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a completed task granted again after takeover",
-        "onyxq.leader.grants.grantable:Available._state",
+        "onyxq.leader.grants.grantable:Grantable._state",
         _finished_or_not,
         "what is ready is believed without asking what is finished",
         "leases",
@@ -173,7 +173,7 @@ LEADER_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "retry not counted",
-        "onyxq.leader.claim_updates:ClaimsKept._failure_ends",
+        "onyxq.leader.claim_updates:ClaimUpdates._failure_ends",
         _uncounted,
         "a task that always fails is tried for ever",
         "retries",

@@ -9,14 +9,14 @@ from attrs import evolve
 from log_entries.purge import Args
 from onyxq.core.facts import HISTORY, STOPPED
 from onyxq.core.replica import EMPTY, Partition, Replica
-from onyxq.leader.cohort.row_deletion import Deleting
+from onyxq.leader.cohort.row_deletion import RowDeletion
 from onyxq.store.index.applier import Applier
 from onyxq.store.index.stretches import Owner, Stretch
 from onyxq.store.row_checks import Prepared
 from simulation.planted.planted import Planted
 from simulation.planted.seams import instead, returning
 
-_Note = Callable[[Deleting, Replica, Replica], None]
+_Note = Callable[[RowDeletion, Replica, Replica], None]
 _Refusal = Callable[[Replica, Partition, Args], str]
 
 
@@ -62,7 +62,7 @@ RETENTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "failed tasks are purged whoever waits for them",
-        "onyxq.leader.purge:Purging._spare_depended",
+        "onyxq.leader.purge:Purger._spare_depended",
         returning(None),
         "what was to fail with them runs",
         "failed_and_waited_for",
@@ -85,7 +85,7 @@ RETENTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "who reads the origin does not hear of watermarks",
-        "onyxq.leader.cohort.row_deletion:Deleting.note",
+        "onyxq.leader.cohort.row_deletion:RowDeletion.note",
         _as_if_known_before,
         "a node that was away while the log was trimmed shows what was purged",
         "back_behind_a_trim",

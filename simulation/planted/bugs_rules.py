@@ -17,7 +17,7 @@ from onyxq.leader.completion_rows import Finish
 from onyxq.leader.dependencies import Dependencies, Outcome
 from onyxq.leader.grants.bodies import Bodies
 from onyxq.leader.outcomes import ENDS, UNSERVED
-from onyxq.leader.task_keys import Keyed
+from onyxq.leader.task_keys import TaskKeys
 from onyxq.store.index.facets import Facets, free_bits
 from onyxq.store.index.heads import Rules
 from onyxq.store.index.stretches import Owner, Stretch, owners
@@ -39,9 +39,11 @@ def _free_pieces(original: Callable[[RuledReads, bytes], list[Piece]]) -> Callab
     return moved
 
 
-def _never_had(original: Callable[[Keyed, TaskId], Awaitable[bool]]) -> Callable[[Keyed, TaskId], Awaitable[bool]]:
-    async def was_had(keyed: Keyed, task_id: TaskId) -> bool:
-        await original(keyed, task_id)
+def _never_had(
+    original: Callable[[TaskKeys, TaskId], Awaitable[bool]],
+) -> Callable[[TaskKeys, TaskId], Awaitable[bool]]:
+    async def was_had(keys: TaskKeys, task_id: TaskId) -> bool:
+        await original(keys, task_id)
         return False
 
     return was_had
@@ -183,7 +185,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a task in front of those of its key that it depends on",
-        "onyxq.leader.task_keys:Keyed._behind_ms",
+        "onyxq.leader.task_keys:TaskKeys._latest_dependency_ms",
         returning(0),
         "each waits for the other, and everything behind them for both",
         "after_their_own",
@@ -191,7 +193,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     # --- unique keys
     Planted(
         "a repeat of a unique key is another task",
-        "onyxq.leader.task_keys:Keyed._other_task",
+        "onyxq.leader.task_keys:TaskKeys._other_task",
         returning(None),
         "the same thing is done twice",
         "same_again",
@@ -199,7 +201,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "data replaced behind the first grant",
-        "onyxq.leader.task_keys:Keyed._was_had",
+        "onyxq.leader.task_keys:TaskKeys._was_granted",
         _never_had,
         "who looks finds other data than what was run with",
         "same_again",
@@ -284,21 +286,21 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a discarded dead letter is merely failed",
-        "onyxq.leader.dead_letters:Dead._given_up",
+        "onyxq.leader.dead_letters:DeadLetters._discarded",
         _discarded_is_failed,
         "it comes up again and again, and may be requeued",
         "opened_again",
     ),
     Planted(
         "a requeue that was never sent is under way for ever",
-        "onyxq.leader.dead_letters:Dead._not_sent",
+        "onyxq.leader.dead_letters:DeadLetters._not_sent",
         returning(None),
         "a dead letter cannot be requeued or discarded, and what waits behind it in its key does so for ever",
         "opened_again",
     ),
     Planted(
         "a requeue is under way although the task is open again",
-        "onyxq.leader.dead_letters:Dead._opened",
+        "onyxq.leader.dead_letters:DeadLetters._reopened",
         returning(None),
         "it cannot be requeued a second time, and is never purged",
         "opened_again",

@@ -12,8 +12,8 @@ from log_entries.commit_transaction import Args as Commit
 from onyxq.core.entry import Stamp
 from onyxq.core.replica import Replica
 from onyxq.core.transactions import Claim
-from onyxq.leader.transaction_apply import MakingVisible
-from onyxq.leader.transaction_parts import Transacting
+from onyxq.leader.transaction_apply import TransactionApplier
+from onyxq.leader.transaction_parts import TransactionParts
 from onyxq.store.interface import Store
 from simulation.planted.planted import Planted
 from simulation.planted.seams import Fault, instead, returning
@@ -38,7 +38,7 @@ def _in_the_background(answer: object) -> Fault:
     """Return the fault that has a method of a host's part run alone, and answers at once."""
 
     def fault(original: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-        async def begin(part: MakingVisible | Transacting, *args: object) -> object:
+        async def begin(part: TransactionApplier | TransactionParts, *args: object) -> object:
             part._host.start_soon(original, part, *args)
             await trio.lowlevel.checkpoint()
             return answer
@@ -102,7 +102,7 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "settled before it is written",
-        "onyxq.leader.transaction_apply:MakingVisible._make_visible",
+        "onyxq.leader.transaction_apply:TransactionApplier._make_visible",
         _in_the_background(None),
         "a leader that dies takes what was committed with it",
         "dead_leaders",
@@ -110,14 +110,14 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "prepared before a majority keeps it",
-        "onyxq.leader.transaction_parts:Transacting._keep",
+        "onyxq.leader.transaction_parts:TransactionParts._keep",
         _in_the_background({}),
         "what is committed was kept by nobody who lives",
         "dying",
     ),
     Planted(
         "what came back meanwhile is not offered",
-        "onyxq.leader.completions:Completing._unclaimed",
+        "onyxq.leader.completions:Completions._unclaimed",
         returning(()),
         "nobody gets a task that was given back, or expired, while a transaction was about to complete it",
         "given_back_meanwhile",

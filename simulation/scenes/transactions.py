@@ -11,7 +11,7 @@ from onyxq.client.claims import Claim
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
 from onyxq.core.transactions import Part
-from onyxq.leader.transaction_parts import Asked
+from onyxq.leader.transaction_parts import PartRequest
 from simulation.scenes.base import PROMPT_S, Scene, by_name, leader_of, soon
 from simulation.scenes.rules import finished, working
 from simulation.world.clients import RecordingClient, tried
@@ -309,7 +309,7 @@ async def _prepare_here(world: World, node: SimulatedNode) -> commit_transaction
     deadline_ms = inner.replica.log_time_ms + DEADLINE_MS
     first = make_id(inner.wall_ms(), 0, 0xBEEF, 0)
     item = ["T", first, pack_task({"queue": "out"}, [payload]), None]
-    (answer,) = await inner.operations.transacting.prepare([Asked(name, deadline_ms, 0, [item], [])])
+    (answer,) = await inner.operations.transaction_parts.prepare([PartRequest(name, deadline_ms, 0, [item], [])])
     return commit_transaction.Args(name, deadline_ms, (), (), (Part(0, *answer),))
 
 

@@ -164,7 +164,7 @@ class Moves:
     def _rubbish(self) -> list[tuple[str, str]]:
         """Return the pending facts on running nodes; raise if a committed part of a transaction was lost."""
         for node in self.world.nodes:
-            if node.inner is not None and node.inner.operations.transacting.visible.lost:
+            if node.inner is not None and node.inner.operations.transaction_parts.applier.lost:
                 raise self.world.audit.all_or_nothing.broken(f"{node.name} found that what was committed is lost")
         return self.world.pending()
 

@@ -8,7 +8,7 @@ import pytest
 
 from onyxq.core.ids import TaskId
 from onyxq.leader.grants import window as windows
-from onyxq.leader.grants.window import Held, Window
+from onyxq.leader.grants.window import PieceCounter, Window
 from onyxq.store.interface import Piece
 from tests.conformance.store_world import NOW_MS, AnyStore, World, done, first_id, in_trio, put, tasks
 
@@ -36,9 +36,9 @@ async def test_crowded_windows_hold_little_and_give_all(world: World, monkeypatc
     """However many queues there are, what is in memory stays about the same; the rest is read in its turn."""
     monkeypatch.setattr(windows, "CROWDED_PIECES", 50)
     monkeypatch.setattr(windows, "WINDOW_PIECES_LEAST", 8)
-    held = Held()
+    counter = PieceCounter()
     async with world.store() as store:
-        all_windows = {queue: Window(store, partition=3, queue=queue, held=held) for queue in QUEUES}
+        all_windows = {queue: Window(store, partition=3, queue=queue, counter=counter) for queue in QUEUES}
         for window in all_windows.values():
             assert window.head(lambda piece: piece.bits) is None
         given: dict[str, list[TaskId]] = {queue: [] for queue in QUEUES}
@@ -49,12 +49,12 @@ async def test_crowded_windows_hold_little_and_give_all(world: World, monkeypatc
                 written = await put(store, tasks(first, 1, queue=queue))
                 for piece in written.pieces:
                     all_windows[queue].add(piece)
-                assert held.pieces <= 50 + 8 * len(QUEUES)
+                assert counter.pieces <= 50 + 8 * len(QUEUES)
         await put(store, done(given["a"][7], 1))
         assert drained(all_windows["a"], store) == [*given["a"][:7], *given["a"][8:]]
         assert drained(all_windows["b"], store) == given["b"]
         all_windows["c"].restart()
-        assert held.pieces == 0
+        assert counter.pieces == 0
 
 
 @in_trio

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from onyxq.core.ids import make_id
-from onyxq.leader.grants.due_queue import LOOK_PIECES_MAX, PROMOTE_EVERY_MS, ROUND_MS, SOON_MS, TOGETHER_MS, Upcoming
+from onyxq.leader.grants.due_queue import LOOK_PIECES_MAX, PROMOTE_EVERY_MS, ROUND_MS, SOON_MS, TOGETHER_MS, DueQueue
 from onyxq.store.index.applier import PROMOTE_PIECES_MAX
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
@@ -26,7 +26,7 @@ class Offered:
 
     def __init__(self, **options: Any) -> None:
         self.store = MemoryStore(now_ms=self.wall_ms)
-        self.upcoming = Upcoming(
+        self.due_queue = DueQueue(
             self.store, wall_ms=self.wall_ms, offer=self.offer, offer_soon=self.offer_soon, **options
         )
         self.soon_ms: dict[bytes, int] = {}
@@ -57,7 +57,7 @@ class Offered:
     async def put(self, *ids: bytes) -> None:
         """Tasks under these ids; whoever leads hears of them."""
         written = await self.store.write(Batch(rows=tuple(tasks(one, 1) for one in ids)))
-        self.upcoming.add([piece for piece in written.pieces if piece.due_ms > self.wall_ms()])
+        self.due_queue.add([piece for piece in written.pieces if piece.due_ms > self.wall_ms()])
 
     def late_ms(self, ids: Sequence[bytes]) -> list[int]:
         """How late each was offered."""
@@ -77,7 +77,7 @@ def on_simulated_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]
 async def seen_to(world: Offered, until_ms: int) -> None:
     """Let time pass with the loop at work."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.upcoming.run)
+        nursery.start_soon(world.due_queue.run)
         await trio.sleep(until_ms / 1000 - trio.current_time())
         nursery.cancel_scope.cancel()
 
@@ -88,10 +88,10 @@ async def test_each_is_offered_at_its_time() -> None:
     world, rng = Offered(), random.Random(1)
     before = [world.id_due(rng.randrange(1, FAR_MS)) for _ in range(300)]
     await world.put(*before)
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     after: list[bytes] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.upcoming.run)
+        nursery.start_soon(world.due_queue.run)
         for at_ms in range(0, FAR_MS, 500):
             await trio.sleep(at_ms / 1000 - trio.current_time())
             # A millisecond ahead, within what was read already, and beyond that.
@@ -111,7 +111,7 @@ async def test_what_comes_alone_is_offered_right_when_it_is_due() -> None:
     world = Offered()
     ids = [world.id_due(1_000 + (2 * TOGETHER_MS + 1) * place) for place in range(50)]
     await world.put(*ids)
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     await seen_to(world, 6_000)
     assert max(world.late_ms(ids)) <= 1  # the clock's milliseconds are rounded
 
@@ -124,7 +124,7 @@ async def test_what_falls_due_thick_and_fast_is_offered_together() -> None:
     async with trio.open_nursery() as nursery:
         for node, world in enumerate(worlds):
             await world.put(*ids[node])
-            world.upcoming.lead(PARTITION)
+            world.due_queue.lead(PARTITION)
             nursery.start_soon(seen_to, world, 3_000)
     for node, world in enumerate(worlds):
         late = world.late_ms(ids[node])
@@ -141,7 +141,7 @@ async def test_each_is_offered_ahead_long_enough_before_it_is_due() -> None:
     world, rng = Offered(), random.Random(2)
     ids = [world.id_due(rng.randrange(2_000, 9_000)) for _ in range(200)]
     await world.put(*ids)
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     sudden = [world.id_due(5_000 + in_ms) for in_ms in (1, SOON_MS // 2)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(seen_to, world, 10_000)
@@ -161,7 +161,7 @@ async def test_a_crowd_is_offered_in_time() -> None:
     world = Offered()
     ids = [world.id_due(5_000 + place // 50) for place in range(10 * LOOK_PIECES_MAX)]
     await world.put(*ids)
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     await seen_to(world, 6_000)
     assert world.at_ms.keys() == set(ids)
     late = sorted(world.late_ms(ids))
@@ -175,7 +175,7 @@ async def test_none_of_those_due_in_one_millisecond_is_late_where_reading_ends_b
     world = Offered()
     ids = [world.id_due(5_000 + place // 3) for place in range(3 * LOOK_PIECES_MAX)]
     await world.put(*ids)
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     await seen_to(world, 6_000)
     assert world.at_ms.keys() == set(ids)
     assert 0 <= min(world.late_ms(ids)) <= max(world.late_ms(ids)) <= TOGETHER_MS
@@ -185,7 +185,7 @@ async def test_none_of_those_due_in_one_millisecond_is_late_where_reading_ends_b
 async def test_memory_is_bounded() -> None:
     """With room for a few only all are offered, at the latest when they are promoted."""
     world = Offered(pieces_max=10)
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     ids = [world.id_due(100 + 7 * place) for place in range(500)]
     await world.put(*ids[::2])
     await world.put(*ids[1::2])
@@ -202,7 +202,7 @@ async def test_what_is_overdue_is_promoted_at_once() -> None:
     ids = [world.id_due(1 + place % 100) for place in range(PROMOTE_PIECES_MAX + 5)]
     await world.put(*ids)
     await trio.sleep(3_600)
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     await seen_to(world, 3_600_050)
     assert world.at_ms.keys() == set(ids)
     assert world.store.next_due_ms(PARTITION) is None
@@ -212,7 +212,7 @@ async def test_what_is_overdue_is_promoted_at_once() -> None:
 async def test_what_is_left_is_promoted() -> None:
     """What is done by then costs no promotion; the rest is ready in the store soon after its time."""
     world = Offered()
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     ids = [world.id_due(1_000), world.id_due(1_001)]
     await world.put(*ids)
     await seen_to(world, 1_100)
@@ -228,12 +228,12 @@ async def test_a_deposed_leader_reads_nothing() -> None:
     world = Offered()
     ids = [world.id_due(1_000), world.id_due(6_000)]
     await world.put(*ids)
-    world.upcoming.lead(PARTITION)
-    world.upcoming.drop(PARTITION)
+    world.due_queue.lead(PARTITION)
+    world.due_queue.drop(PARTITION)
     await world.put(world.id_due(1_500))
     await seen_to(world, 4_000)
     assert world.at_ms == {}
-    world.upcoming.lead(PARTITION)
+    world.due_queue.lead(PARTITION)
     await seen_to(world, 7_000)
     assert world.late_ms(ids[1:]) == [0]
     assert len(world.at_ms) == 3

@@ -8,7 +8,7 @@ import trio
 from onyxq.core.facts import key_digest, pack_task, task_row
 from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import BadRequest
-from onyxq.leader.grants.ordering_keys import INTERVAL_MS, TIMES_MAX, Keys
+from onyxq.leader.grants.ordering_keys import INTERVAL_MS, TIMES_MAX, OrderingKeys
 from onyxq.operations.enqueues import needed, waves
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
@@ -37,7 +37,7 @@ def test_a_task_that_comes_before_a_claimed_one_waits_for_it() -> None:
 
     async def main() -> None:
         store = MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000)
-        keys = Keys(store, busy.__contains__)
+        keys = OrderingKeys(store, busy.__contains__)
         await store.write(Batch(rows=[task_row(later, later_body)]))
         assert keys.free(piece(later))
         keys.hold(DIGEST, later)
@@ -51,7 +51,7 @@ def test_a_task_that_comes_before_a_claimed_one_waits_for_it() -> None:
 
 def test_the_pace_of_a_key_holds_however_many_keys_have_one() -> None:
     """Keys whose time has come are forgotten to save memory; those that must wait still wait."""
-    keys = Keys(MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000), set[TaskId]().__contains__)
+    keys = OrderingKeys(MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000), set[TaskId]().__contains__)
     pieces = [piece(task(1, 0)[0])._replace(key=key_digest("q", str(number))) for number in range(2 * TIMES_MAX + 2)]
     early, late = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
     for one in early:

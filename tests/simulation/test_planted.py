@@ -94,8 +94,8 @@ def test_a_property_stays_a_property_and_a_wrapper_gets_its_function() -> None:
 
 def test_a_coroutine_function_that_returns_at_once_stays_one() -> None:
     """Its callers await it."""
-    with faulty([("onyxq.leader.leader:PartitionLeader._until_landed", returning(7))]):
-        assert trio.run(PartitionLeader._until_landed, None) == 7
+    with faulty([("onyxq.leader.leader:PartitionLeader._until_flushed", returning(7))]):
+        assert trio.run(PartitionLeader._until_flushed, None) == 7
 
 
 @pytest.mark.long

@@ -205,13 +205,13 @@ def test_a_requeue_that_nobody_waits_for_is_under_way_until_it_is_decided() -> N
             world.disconnect_log(leader)
             with trio.move_on_after(1.0):
                 await client.requeue(task_id)
-            (refused,) = await node.operations.dead.discard([task_id])
+            (refused,) = await node.operations.dead_letters.discard([task_id])
             assert refused is not None and "is being requeued" in refused["message"]
-            assert node.operations.dead.opens(node.leaders[0], stretch_of(task_id))
+            assert node.operations.dead_letters.is_requeueing(node.leaders[0], stretch_of(task_id))
             world.reconnect_log(leader)
             await client.complete(await taken(client), b"done")
             assert leader_of(world) is leader
-            assert not node.operations.dead.opens(node.leaders[0], stretch_of(task_id))
+            assert not node.operations.dead_letters.is_requeueing(node.leaders[0], stretch_of(task_id))
 
     simulate(workload, seed=1, options=ONE)
 

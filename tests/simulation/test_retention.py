@@ -346,7 +346,7 @@ def test_a_partition_that_nobody_leads_keeps_failed_tasks_of_others_only() -> No
             await retention(tasks, 0)
             for node in world.nodes:
                 assert node.running is not None and node.running.node is not None
-                depended = node.running.node.operations.depended
+                depended = node.running.node.operations.dependents
                 depended._lacks_pending = lambda partition: partition == 0  # type: ignore[method-assign]
             ids = [await tasks.put(b"%d" % number, retries=0) for number in range(8)]
             states = {}
@@ -405,7 +405,7 @@ def test_a_task_that_comes_under_an_old_id_just_before_a_purge_is_not_lost() -> 
 
             for node in world.nodes:
                 assert node.running is not None and node.running.node is not None
-                meddle(node.running.node.operations.purging)
+                meddle(node.running.node.operations.purger)
             for number in range(12):
                 await tasks.put(b"%d" % number)
                 claim = await tasks.take()

@@ -108,7 +108,7 @@ def test_tasks_stay_while_the_archive_cannot_be_written(tmp_path: Path) -> None:
             assert not await purged(client, ids[:1])
             running = leader_of(world, partition_of(ids[0])).running
             assert running is not None and running.node is not None
-            assert "cannot be written" in running.node.operations.purging.waits[partition_of(ids[0])]
+            assert "cannot be written" in running.node.operations.purger.waits[partition_of(ids[0])]
             directory.unlink()
             await trio.sleep(PASSED_S)
             assert await purged(client, ids)

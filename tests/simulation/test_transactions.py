@@ -322,7 +322,7 @@ def test_what_is_completed_stays_so_even_where_all_that_was_pending_is_lost() ->
             found = await client.client.get(claim.id)
             assert (found.state, found.result) == ("completed", None)
             assert not await client.claim("in", wait_ms=3_000)
-            lost = [node.running.node.operations.transacting.visible.lost for node in world.nodes]  # type: ignore[union-attr]
+            lost = [node.running.node.operations.transaction_parts.applier.lost for node in world.nodes]  # type: ignore[union-attr]
             assert sum(lost) == 1
 
     simulate(workload, seed=1, options=Options(partitions=1, clock_offset_ms=0))
@@ -340,7 +340,7 @@ def test_completions_of_a_partition_that_moved_away_meanwhile_are_refused() -> N
             assert other.running is not None and other.running.node is not None
             refused: list[list[Any]] = [[]]
             finish = Finish(Run(claim.id, 1), claim.token, COMPLETED, [])
-            await other.running.node.operations.completing.finish_all({partition: [(0, finish)]}, refused)
+            await other.running.node.operations.completions.finish_all({partition: [(0, finish)]}, refused)
             ((first, count, error),) = refused[0]
             assert (first, count, error["code"]) == (claim.id, 1, "not_leader")
             await client.complete(claim)

@@ -8,7 +8,6 @@ from tests.tidy import rules, words
 
 LEFT = (
     "simulation/planted/",
-    "onyxq/leader/",
     "onyxq/interfaces/",
     "onyxq/operations/",
     "tests/",

@@ -15,8 +15,8 @@ import trio
 from onyxq.core.errors import BadRequest, Behind, OnyxqError, StaleEpoch, Unavailable
 from onyxq.core.facts import KINDS, Row, check_key, partition_of_key, sealed
 from onyxq.core.ids import PARTITIONS_MAX
-from onyxq.leader.cohort.pending_facts import page, wire_rows
-from onyxq.leader.cohort.unflushed_writes import Floating
+from onyxq.leader.cohort.pending_facts import page, split_wire_rows
+from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
 from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece, Store
 from onyxq.store.row_checks import Prepared, prepare
 
@@ -32,7 +32,7 @@ class Host(Protocol):
 
     store: Store
     epochs: dict[int, int]
-    floating: Floating
+    unflushed_writes: UnflushedWrites
     admitted: trio.Event
     """Set once the log knows this node's store."""
 
@@ -101,7 +101,7 @@ class Cohort:
 
     async def _keep_promise(self, partition: int, epoch: int) -> None:
         """Store a promised epoch after all acknowledged rows, because the leader reads this store next."""
-        await self._host.floating.landed()
+        await self._host.unflushed_writes.flushed()
         await self._host.store.write(Batch(epochs=((partition, epoch),)))
 
     def check(self, partition: int, epoch: int) -> None:
@@ -125,13 +125,13 @@ class Cohort:
             try:
                 partition, epoch, given = write
                 self.check(partition, epoch)
-                given, kept = wire_rows(given, partition)
+                given, kept = split_wire_rows(given, partition)
                 rows += prepared_rows(given, partition)
                 pending += kept
                 results.append(None)
             except OnyxqError as error:
                 results.append(error.to_map())
-        if early and not pending and self._host.floating.take(rows):
+        if early and not pending and self._host.unflushed_writes.take(rows):
             return results
         if rows or pending:
             written = await self._host.store.write(Batch(rows=rows, pending=pending))
@@ -141,7 +141,7 @@ class Cohort:
     async def push(self, partition: int, epoch: int, rows: Any) -> None:
         """Store rows that the leader of an epoch found to be missing here."""
         self.check(partition, epoch)
-        given, pending = wire_rows(rows, partition)
+        given, pending = split_wire_rows(rows, partition)
         written = await self._host.store.write(Batch(rows=prepared_rows(given, partition), pending=pending))
         self._host.pieces_added(written.pieces)
 

@@ -138,15 +138,15 @@ def as_row(pending: PendingRow) -> Row:
     return Row(key, seal(key, msgpack.packb((pending.transaction, pending.deadline_ms, pending.number, pending.body))))
 
 
-def parted(rows: Sequence[Row]) -> tuple[Sequence[Row], list[PendingRow]]:
+def split_rows(rows: Sequence[Row]) -> tuple[Sequence[Row], list[PendingRow]]:
     """Split the rows of a write into facts and pending rows; raises `BadRequest` for malformed pending rows."""
     if not any(row.key[2:3] == PENDING for row in rows):
         return rows, []
-    pending = [of_row(row) for row in rows if row.key[2:3] == PENDING]
+    pending = [from_row(row) for row in rows if row.key[2:3] == PENDING]
     return [row for row in rows if row.key[2:3] != PENDING], pending
 
 
-def of_row(row: Row) -> PendingRow:
+def from_row(row: Row) -> PendingRow:
     """Return the pending row that was sent as ``row``; raises `BadRequest`."""
     try:
         if len(row.key) != 3 or not sealed(*row):
@@ -161,7 +161,7 @@ def of_row(row: Row) -> PendingRow:
     return PendingRow(name, deadline_ms, int.from_bytes(row.key[:2], "big"), number, body)
 
 
-def wire_rows(rows: Any, partition: int) -> tuple[list[Any], list[PendingRow]]:
+def split_wire_rows(rows: Any, partition: int) -> tuple[list[Any], list[PendingRow]]:
     """Split rows from the wire into other rows and pending rows; raises `BadRequest`."""
     if not isinstance(rows, list):
         raise BadRequest("rows must be a list", field="rows")
@@ -171,7 +171,7 @@ def wire_rows(rows: Any, partition: int) -> tuple[list[Any], list[PendingRow]]:
         if isinstance(row, list) and len(row) == 2 and isinstance(row[0], bytes) and row[0][2:] == PENDING:
             if not isinstance(row[1], bytes):
                 raise BadRequest("a row must be [key, value]", field="rows")
-            pending.append(of_row(Row(*row)))
+            pending.append(from_row(Row(*row)))
             if pending[-1].partition != partition:
                 raise BadRequest("a row is of another partition", field="rows")
         else:
@@ -210,7 +210,7 @@ async def pull(store: Store, call: Call, partition: int, *, want: str | None = N
     known = set(store.pending_transactions(partition)) if want is None else set()
     while True:
         answer = await call("cohort.pending", {"partition": partition, "known": sorted(known), "want": want})
-        _, rows = wire_rows(answer["rows"], partition)
+        _, rows = split_wire_rows(answer["rows"], partition)
         if rows:
             await store.write(Batch(pending=rows))
             known |= {row.transaction for row in rows}

@@ -27,17 +27,17 @@ RETRY_S = 1.0
 log = logging.getLogger(__name__)
 
 
-class DeletingHost(Protocol):
+class RowDeletionHost(Protocol):
     """What deletion needs of its node."""
 
     store: Store
     replica: Replica
 
 
-class Deleting:
+class RowDeletion:
     """Deletes purged rows of one node; ``deleted`` is called with the number of rows deleted."""
 
-    def __init__(self, host: DeletingHost, deleted: Callable[[int], None]) -> None:
+    def __init__(self, host: RowDeletionHost, deleted: Callable[[int], None]) -> None:
         self._host = host
         self._deleted = deleted
         self._todo: set[int] = set()

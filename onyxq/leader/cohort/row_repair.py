@@ -95,7 +95,7 @@ class Repair:
         self._scrub_at_s = 0.0
         self._took_s = 0.0
         """Duration of the last slice, in seconds."""
-        self._told: dict[bytes, float] = {}
+        self._retry_s: dict[bytes, float] = {}
         """Damaged rows that could not be repaired, and when to try again."""
         self._alone: set[bytes] = set()
         """Damaged rows of partitions that no other node holds, so that none can replace them."""
@@ -186,14 +186,14 @@ class Repair:
             if value is None or sealed(key, value):
                 damaged.discard(key)  # dropped, or repaired by anti-entropy
         now_s = trio.current_time()
-        self._told = {key: at_s for key, at_s in self._told.items() if key in damaged}
+        self._retry_s = {key: at_s for key, at_s in self._retry_s.items() if key in damaged}
         self._alone &= damaged
         by_partition: dict[int, list[bytes]] = {}
         for key in sorted(damaged):
-            if key not in self._told:
+            if key not in self._retry_s:
                 log.error("the row of kind %r at task %s is damaged", key[2:3], key[3:23].hex())
-            if self._told.get(key, 0.0) <= now_s:
-                self._told[key] = now_s + RETRY_EVERY_S
+            if self._retry_s.get(key, 0.0) <= now_s:
+                self._retry_s[key] = now_s + RETRY_EVERY_S
                 by_partition.setdefault(partition_of_key(key), []).append(key)
         for partition, keys in by_partition.items():
             for start in range(0, len(keys), REPAIR_ROWS):

@@ -27,7 +27,7 @@ READABLE_S = 1.0
 log = logging.getLogger(__name__)
 
 
-class Floating:
+class UnflushedWrites:
     """Writes rows that were acknowledged early; ``stored`` takes the result of each write."""
 
     def __init__(self, store: Store, *, stored: Callable[[Written], None], start_soon: Callable[..., object]) -> None:
@@ -38,7 +38,7 @@ class Floating:
         """Running write -> when its rows were acknowledged; the oldest first."""
         self._bytes = 0
         self._number = 0
-        self._landed = trio.Event()
+        self._flushed = trio.Event()
         self.longest_s = 0.0
         """The longest wait of a row for the disk so far, in seconds."""
 
@@ -55,16 +55,16 @@ class Floating:
         self._start_soon(self._write, self._number, rows, size)
         return True
 
-    async def landed(self) -> None:
+    async def flushed(self) -> None:
         """Wait until all rows that were acknowledged before are written."""
         last = self._number
         while self._since and next(iter(self._since)) <= last:
-            await self._landed.wait()
+            await self._flushed.wait()
 
     async def readable(self) -> None:
-        """Wait like `landed`, but not long: a reader may miss rows rather than wait for a failing disk."""
+        """Wait like `flushed`, but not long: a reader may miss rows rather than wait for a failing disk."""
         with trio.move_on_after(READABLE_S):
-            await self.landed()
+            await self.flushed()
 
     async def _write(self, number: int, rows: Sequence[Row | Prepared], size: int) -> None:
         try:
@@ -81,5 +81,5 @@ class Floating:
         finally:
             self.longest_s = max(self.longest_s, trio.current_time() - self._since.pop(number))
             self._bytes -= size
-            self._landed.set()
-            self._landed = trio.Event()
+            self._flushed.set()
+            self._flushed = trio.Event()

@@ -24,13 +24,13 @@ ROW_CACHE_BYTES = 16 * 1024 * 1024
 class Bodies:
     """Bodies of the tasks that a node grants."""
 
-    def __init__(self, store: Store, stands: Callable[[TaskId, int, bytes], bool]) -> None:
+    def __init__(self, store: Store, is_final: Callable[[TaskId, int, bytes], bool]) -> None:
         """Take the store and ``is_final``: whether data of an epoch can be granted.
 
         If the data is not final yet, the task is offered again once it is.
         """
         self._store = store
-        self._stands = stands
+        self._is_final = is_final
         self._rows: dict[bytes, tuple[bytes, bool]] = {}
         """First id of a task row -> its body, and whether the body needs a closer check."""
         self._rows_bytes = 0
@@ -57,7 +57,7 @@ class Bodies:
         """Return a unique task with its data, or nothing if the data is not final yet."""
         epoch, payload = self._latest(first, header, body)
         had = any(one.event == GRANTED for one in history_of(self._store, first))
-        if not had and not self._stands(first, epoch, payload):
+        if not had and not self._is_final(first, epoch, payload):
             return []
         return [(Run(first, 1), pack_task(header, [payload]))]
 

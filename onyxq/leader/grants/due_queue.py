@@ -84,7 +84,7 @@ class Agenda:
         self._at.pop(partition, None)
 
 
-class Upcoming:
+class DueQueue:
     """Offers due tasks of the partitions that a node leads; one per node."""
 
     def __init__(

@@ -17,12 +17,12 @@ from onyxq.core.ids import Run, TaskId, id_at, mask_of, stretch_of
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import Replica, claimed_bits, pieces_of
 from onyxq.leader.completion_rows import overtaken_bits
-from onyxq.leader.grants.ordering_keys import Keys
+from onyxq.leader.grants.ordering_keys import OrderingKeys
 from onyxq.leader.leader import PartitionLeader
 from onyxq.store.interface import Piece, Store
 
 
-class AvailableHost(Protocol):
+class GrantableHost(Protocol):
     """What this needs of its node."""
 
     store: Store
@@ -33,12 +33,12 @@ class AvailableHost(Protocol):
         ...
 
 
-class Available:
+class Grantable:
     """Decides which tasks of the partitions that a node leads may be granted."""
 
     def __init__(
         self,
-        host: AvailableHost,
+        host: GrantableHost,
         *,
         leaders: dict[int, PartitionLeader],
         offer_later: Callable[[float, Run], None],
@@ -56,7 +56,7 @@ class Available:
         """
         self.unsettled: dict[bytes, int] = {}
         """Tasks whose completion may or may not be stored on a majority, per stretch."""
-        self.keys = Keys(host.store, self._busy)
+        self.keys = OrderingKeys(host.store, self._busy)
         self._since_ms: dict[int, int] = {}
         """Partition -> wall-clock time since which it is led."""
         self._seen: dict[bytes, tuple[int, list[Piece]]] | None = None
@@ -121,7 +121,7 @@ class Available:
         return self._blocked.get(stretch_of(run.first), 0) & mask_of(*run)
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def lookups_cached(self) -> Iterator[None]:
         """Look each stretch up only once inside the context, in which only blocks may change."""
         self._seen = {}
         try:

@@ -27,8 +27,8 @@ from onyxq.core.replica import Replica
 from onyxq.leader.completion_rows import attempts_of, overtaken_bits
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.grants.bodies import Bodies
-from onyxq.leader.grants.grantable import Available
-from onyxq.leader.grants.limits import Limits, Wakes
+from onyxq.leader.grants.grantable import Grantable
+from onyxq.leader.grants.limits import Limits, WakeTimers
 from onyxq.leader.grants.ready_heads import Heads
 from onyxq.leader.grants.window import Window
 from onyxq.leader.leader import PartitionLeader
@@ -152,8 +152,8 @@ class Granter:
         self.on_head: Callable[[TaskId], None] = lambda head: None
         """Called with tasks that become the first of their ordering keys."""
         self.limits = Limits(host)
-        self._wakes = Wakes(self._woken)
-        self.available = Available(host, leaders=self._leaders, offer_later=self._wakes.after)
+        self._wakes = WakeTimers(self._woken)
+        self.available = Grantable(host, leaders=self._leaders, offer_later=self._wakes.after)
         self.finishing, self.unsettled = self.available.finishing, self.available.unsettled
         self.keys, self.is_blocked = self.available.keys, self.available.is_blocked
         self.heads = Heads(
@@ -164,7 +164,7 @@ class Granter:
             wake_later=self._wakes.after,
             wall_ms=host.wall_ms,
         )
-        self._bodies = Bodies(host.store, self._data_stands)
+        self._bodies = Bodies(host.store, self._is_data_final)
         self._requests: deque[ClaimRequest] = deque()
         self._wake = trio.Event()
         self._queue_of: dict[bytes, str] = {}
@@ -267,7 +267,7 @@ class Granter:
             held = self.keys.held(run)
             if held:
                 for task_id, _ in held:
-                    self.keys.let_go(task_id)
+                    self.keys.release(task_id)
                 for _, digest in held:
                     head = self._host.store.key_head(int.from_bytes(run.first[6:8], "big"), digest)
                     if head is not None:
@@ -355,7 +355,7 @@ class Granter:
     def _round(self, outbox: Outbox) -> None:
         requests, self._requests = list(self._requests), deque()
         picks: dict[int, list[_Pick]] = {}
-        with self.available.looking(), self.heads.looking():
+        with self.available.lookups_cached(), self.heads.lookups_cached():
             for request in requests:
                 found = self._pick(request)
                 for pick in found:
@@ -522,7 +522,7 @@ class Granter:
 
     # --- data of unique tasks
 
-    def _data_stands(self, task_id: TaskId, epoch: int, payload: bytes) -> bool:
+    def _is_data_final(self, task_id: TaskId, epoch: int, payload: bytes) -> bool:
         """Return whether no earlier leader's replacement can win over a unique task's data; else write it again."""
         leader = self._leaders.get(int.from_bytes(task_id[6:8], "big"))
         if leader is None or epoch >= leader.epoch:

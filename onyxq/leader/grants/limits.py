@@ -81,7 +81,7 @@ class Limits:
         return int((trio.current_time() - self._moved_s) * 1000)
 
 
-class Wakes:
+class WakeTimers:
     """Calls ``wake(name)`` at given times. Each name has one pending time, the earliest."""
 
     def __init__(self, wake: Callable[[Name], None]) -> None:

@@ -21,7 +21,7 @@ TIMES_MAX = 1_000
 """Keys with a rate that are remembered. With more, keys whose interval is over are forgotten."""
 
 
-class Keys:
+class OrderingKeys:
     """Ordering keys of the partitions that a node leads, as far as their tasks are being worked on."""
 
     def __init__(self, store: Store, busy: Callable[[TaskId], bool]) -> None:
@@ -36,7 +36,7 @@ class Keys:
         """Partition -> key with a rate -> wall-clock time at which its next task may be granted."""
 
     def hold(self, digest: bytes, task_id: TaskId) -> None:
-        """Keep other tasks of the key from being granted while this one is busy, or until `let_go`."""
+        """Keep other tasks of the key from being granted while this one is busy, or until `release`."""
         self._holders.setdefault(digest, {})[task_id] = None
         self._digests[task_id] = digest
         stretch = stretch_of(task_id)
@@ -49,7 +49,7 @@ class Keys:
             if ORDERING_KEY in header:
                 self.hold(key_digest(header["queue"], header[ORDERING_KEY]), task_id)
 
-    def let_go(self, task_id: TaskId) -> None:
+    def release(self, task_id: TaskId) -> None:
         """Stop holding the key of a task."""
         digest = self._digests.pop(task_id, None)
         if digest is None:
@@ -76,7 +76,7 @@ class Keys:
         """Stop with a partition that is no longer led from here."""
         prefix = partition.to_bytes(2, "big")
         for task_id in [one for one in self._digests if one[6:8] == prefix]:
-            self.let_go(task_id)
+            self.release(task_id)
         self._next_ms.pop(partition, None)
 
     def free(self, piece: Piece) -> bool:
@@ -89,7 +89,7 @@ class Keys:
                 continue
             if self._busy(holder):
                 return False
-            self.let_go(holder)
+            self.release(holder)
         return True
 
     # --- rates

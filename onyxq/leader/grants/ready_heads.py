@@ -19,14 +19,14 @@ import trio
 
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.leader.grants.limits import Limits
-from onyxq.leader.grants.window import Held, SortKey, Window
+from onyxq.leader.grants.window import PieceCounter, SortKey, Window
 from onyxq.leader.leader import PartitionLeader
 from onyxq.store.interface import Piece, Store
 
 ESTIMATE_MAX = 1_000
 """Ready tasks are counted up to this number for coordinators."""
 
-TOLD_S = 0.005
+NOTIFY_PAUSE_S = 0.005
 """Time in which notified coordinators may claim a task before others are notified."""
 
 RANKED_LEAST = 32
@@ -89,19 +89,19 @@ class _QueueHeads:
         self.changed = trio.Event()
         self.waiting = 0
         """Number of coordinators that wait for a better head."""
-        self.wants: list[int] = []
+        self.remote_wanted: list[int] = []
         """Number of tasks that each waiting coordinator of another node wants."""
-        self.near: list[Wanted] = []
+        self.local_wanted: list[Wanted] = []
         """Demand of this node's own coordinator while it waits. It comes first, because it needs no message."""
         self.looked: tuple[trio.Event, Head | None] | None = None
         """The head that was found after a change, for all coordinators that the change woke."""
-        self.told = 0
+        self.notified = 0
         """How many tasks the coordinators want that were notified of this head."""
 
     @property
     def wanted(self) -> int:
         """The most tasks that one coordinator could take."""
-        return max(max(self.wants, default=1), sum(near() for near in self.near))
+        return max(max(self.remote_wanted, default=1), sum(wanted() for wanted in self.local_wanted))
 
     def note(self, key: SortKey, partition: int) -> None:
         known = self.keys.get(partition)
@@ -137,7 +137,7 @@ class Heads:
         self._wake_later = wake_later
         """Calls `wake` for a queue after a number of seconds."""
         self._queues: dict[str, _QueueHeads] = {}
-        self._held = Held()
+        self._counter = PieceCounter()
         self._serving: dict[int, bool] | None = None
         """While one round picks tasks: whether a majority of each partition's nodes answers."""
 
@@ -263,10 +263,10 @@ class Heads:
         """
         heads = self._queues.setdefault(queue, _QueueHeads())
         heads.waiting += 1
-        near = [wanted] if callable(wanted) else []
-        wants = [] if callable(wanted) else [wanted]
-        heads.near += near
-        heads.wants += wants
+        local_wanted = [wanted] if callable(wanted) else []
+        remote_wanted = [] if callable(wanted) else [wanted]
+        heads.local_wanted += local_wanted
+        heads.remote_wanted += remote_wanted
         try:
             head = self.head(queue, ahead=ahead, wanted=heads.wanted)
             with trio.move_on_after(timeout_s):
@@ -278,10 +278,10 @@ class Heads:
             return self.head(queue, ahead=ahead, wanted=heads.wanted)
         finally:
             heads.waiting -= 1
-            for one in near:
-                heads.near.remove(one)
-            for tasks in wants:
-                heads.wants.remove(tasks)
+            for one in local_wanted:
+                heads.local_wanted.remove(one)
+            for tasks in remote_wanted:
+                heads.remote_wanted.remove(tasks)
             if not heads.waiting and not heads.windows and self._best_ahead(queue) is None:
                 self._queues.pop(queue, None)  # the queue has no tasks here
 
@@ -296,14 +296,14 @@ class Heads:
         # once as can take its tasks.
         if heads.looked is None or heads.looked[0] is not changed:
             head = self.head(queue, ahead=True, wanted=heads.wanted)
-            heads.looked, heads.told = (changed, head), sum(near() for near in heads.near)
+            heads.looked, heads.notified = (changed, head), sum(tasks() for tasks in heads.local_wanted)
         head = heads.looked[1]
         if head is None or callable(wanted) or not _better(head, known):
             return head
-        if heads.told < head.about:
-            heads.told += max(1, wanted)
+        if heads.notified < head.about:
+            heads.notified += max(1, wanted)
             return head
-        await trio.sleep(TOLD_S)
+        await trio.sleep(NOTIFY_PAUSE_S)
         return self.head(queue, ahead=True, wanted=heads.wanted)
 
     @property
@@ -314,7 +314,7 @@ class Heads:
     # --- as granting picks them
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def lookups_cached(self) -> Iterator[None]:
         """Check the majority of each partition only once inside the context, in which no node comes or goes."""
         self._serving = {}
         try:
@@ -413,7 +413,9 @@ class Heads:
         heads = self._queues.setdefault(queue, _QueueHeads())
         window = heads.windows.get(partition)
         if window is None:
-            window = heads.windows[partition] = Window(self._store, partition=partition, queue=queue, held=self._held)
+            window = heads.windows[partition] = Window(
+                self._store, partition=partition, queue=queue, counter=self._counter
+            )
         return window
 
     def _refresh(self, queue: str, partition: int) -> None:

@@ -26,7 +26,7 @@ Free = Callable[[Piece], int]
 """Returns the grantable tasks of a piece, as a mask."""
 
 
-class Held:
+class PieceCounter:
     """Counts the pieces in all windows of a node."""
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class Held:
 
 
 class Window:
-    """The best ready pieces of one queue in one partition; ``held`` counts those of all windows."""
+    """The best ready pieces of one queue in one partition; ``counter`` counts those of all windows."""
 
-    def __init__(self, store: Store, *, partition: int, queue: str, held: Held | None = None) -> None:
+    def __init__(self, store: Store, *, partition: int, queue: str, counter: PieceCounter | None = None) -> None:
         self.partition = partition
         self.queue = queue
         self._store = store
-        self._held = held or Held()
+        self._counter = counter or PieceCounter()
         self._heap: list[tuple[SortKey, int, Piece]] = []
         self._count = 0
         self._last: Piece | None = None
@@ -59,14 +59,14 @@ class Window:
         if not self._complete and (self._last is None or piece.sort_key > self._last.sort_key):
             return  # it will be read in its turn
         self._push(piece)
-        if len(self._heap) > (limit := self._held.window_max):
+        if len(self._heap) > (limit := self._counter.window_max):
             keep = heapq.nsmallest(limit // 2, self._heap)
-            self._held.pieces -= len(self._heap) - len(keep)
+            self._counter.pieces -= len(self._heap) - len(keep)
             self._heap, self._last, self._complete = keep, keep[-1][2], False
 
     def restart(self) -> None:
         """Forget the pieces, so that all of the store is read again."""
-        self._held.pieces -= len(self._heap)
+        self._counter.pieces -= len(self._heap)
         self._heap.clear()
         self._last, self._complete = None, False
 
@@ -104,14 +104,14 @@ class Window:
     def pop(self) -> None:
         """Drop the head, whose grantable tasks were all taken."""
         heapq.heappop(self._heap)
-        self._held.pieces -= 1
+        self._counter.pieces -= 1
 
     def estimate(self) -> int:
         """Return about how many tasks are ready, from the pieces in memory."""
         return sum(piece.bits.bit_count() for _, _, piece in self._heap[:16])
 
     def _read_on(self) -> None:
-        limit = min(WINDOW_PIECES, self._held.window_max)
+        limit = min(WINDOW_PIECES, self._counter.window_max)
         pieces = self._store.ready(self.partition, self.queue, after=self._last, limit=limit)
         self._extend(pieces)
         self._complete = len(pieces) < limit
@@ -124,5 +124,5 @@ class Window:
 
     def _push(self, piece: Piece) -> None:
         self._count += 1
-        self._held.pieces += 1
+        self._counter.pieces += 1
         heapq.heappush(self._heap, (piece.sort_key, self._count, piece))

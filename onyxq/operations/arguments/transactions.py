@@ -15,7 +15,7 @@ from onyxq.core.ids import TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.jobs.batch_names import Share, share_of
 from onyxq.core.limits import RUN_BYTES_MAX
 from onyxq.core.transactions import KEEP_MS, KEEP_MS_MAX, NAME_CHARACTERS_MAX
-from onyxq.leader.transaction_parts import Asked, HeldClaim
+from onyxq.leader.transaction_parts import HeldClaim, PartRequest
 from onyxq.node import arguments as check
 
 ITEMS_MAX = 1_000
@@ -129,7 +129,7 @@ def contents(args: dict[str, Any], partitions: int, *, most: int = ITEMS_MAX) ->
     )
 
 
-def asked_parts(args: dict[str, Any], partitions: int) -> list[Asked]:
+def asked_parts(args: dict[str, Any], partitions: int) -> list[PartRequest]:
     """What another node passes on to a leader; raises `BadRequest`."""
     found = check.items(args, 5, "parts")
     asked = []
@@ -144,7 +144,7 @@ def asked_parts(args: dict[str, Any], partitions: int) -> list[Asked]:
             raise BadRequest(f"{where} holds claims of another partition", field=where)
         name = check.name(name, f"{where}.name", NAME_CHARACTERS_MAX, least=1)
         deadline_ms = check.integer(deadline_ms, f"{where}.deadline_ms", 0, 1 << 62)
-        asked.append(Asked(name, deadline_ms, number, checked, claims))
+        asked.append(PartRequest(name, deadline_ms, number, checked, claims))
     return asked
 
 
