@@ -1,4 +1,4 @@
-"""Planted bugs of backups: what they lack, have by halves, leave behind, or bring back."""
+"""Planted bugs of backups: missing or incomplete contents, holds, and faulty restores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _thousandfold(original: Callable[..., Hold]) -> Callable[..., Hold]:
     return lambda until_ms, **said: original(until_ms=until_ms + 60_000_000, **said)
 
 
-def _whole_or_not(original: Callable[..., None]) -> Callable[..., None]:
+def _complete_anyway(original: Callable[..., None]) -> Callable[..., None]:
     def end(writer: HistoryFileWriter, *_: object) -> None:
         original(writer, None, None, None)
 
@@ -59,66 +59,66 @@ def _whole_or_not(original: Callable[..., None]) -> Callable[..., None]:
 
 BACKUP_BUGS: tuple[Planted, ...] = (
     Planted(
-        "transactions go on under a hold",
+        "transactions commit during a hold",
         "log_entries.commit_transaction:on_hold",
         returning(None),
-        "a transaction is in a backup by halves",
+        "a backup has only part of a transaction",
         "backups",
     ),
     Planted(
-        "a backup does not wait for what was committed",
+        "a backup does not wait until commits are visible",
         "onyxq.history.backup.capture:_Taking._settle",
         returning(None),
-        "what a partition has not made visible yet is not in it",
+        "the backup lacks facts of a committed transaction",
         "backups",
     ),
     Planted(
-        "a hold that was over is not noticed",
+        "a backup ignores that its hold expired",
         "onyxq.history.backup.capture:_Taking._held_since",
         returning(0),
-        "a transaction that came in between is in a backup by halves",
+        "the backup has only part of a transaction that was committed meanwhile",
         "backups",
     ),
     Planted(
-        "pages are given before the log is read",
+        "pages are read before the leader has read the log",
         "onyxq.operations.backup_rows:BackingUp._place",
         _from_anywhere,
-        "a leader that was deposed gives what it has: acknowledged tasks are missing",
+        "a deposed leader sends its own rows: acknowledged tasks are missing",
         "backups",
     ),
     Planted(
-        "the end of attempts is forgotten",
+        "a restore drops the ends of attempts",
         "onyxq.history.backup.restore:history_rows",
         returning(()),
         "attempts that ended while rows were read are not counted",
         "backups",
     ),
     Planted(
-        "completions are left out",
+        "a backup has no completions",
         "onyxq.history.backup.file:Backup.pages",
         _without_completions,
-        "what was done is done again",
+        "completed tasks run again",
         "backups",
     ),
     Planted(
         "rows are restored to one node of each partition",
         "onyxq.history.backup.restore:_write_copies",
         _to_one_node,
-        "two nodes that start first go on without what they lack",
+        "the two nodes that start first are a majority and lack tasks",
         "backups",
     ),
     Planted(
-        "tokens begin anew",
+        "a restored cluster reuses tokens",
         "onyxq.log.first_record:segment_of",
         returning(sys.maxsize),
-        "who worked before the restore keeps others out after it",
+        "a worker of the old cluster still holds tasks after the restore",
         "backups",
     ),
     Planted(
-        "a restored cluster is on hold",
+        "a restored cluster is still on hold",
         "onyxq.history.backup.restore:_first_replica",
         _still_on_hold,
-        "no transaction goes through for as long as the hold had left",
+        "no transaction commits until the old hold expires",
         "backups",
         quick=1,
     ),
@@ -126,15 +126,15 @@ BACKUP_BUGS: tuple[Planted, ...] = (
         "a hold never ends",
         "log_entries.hold_transactions:Hold",
         _thousandfold,
-        "no transaction goes through behind a backup that died",
+        "no transaction commits after a backup process died",
         "backups",
     ),
     Planted(
-        "a failed backup keeps its name",
+        "a failed backup looks complete",
         "onyxq.history.file_format:HistoryFileWriter.__exit__",
-        _whole_or_not,
-        "part of a cluster is restored for the whole",
+        _complete_anyway,
+        "only part of the cluster is restored",
         "backups",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of backups."""

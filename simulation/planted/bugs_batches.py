@@ -1,4 +1,4 @@
-"""Planted bugs of jobs' batches: their fence, their numbers, and that they are whole."""
+"""Planted bugs of jobs' batches: their version, their number, and their atomicity."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ def _next_batch_too(original: _IsVoid) -> _IsVoid:
 
 BATCH_BUGS: tuple[Planted, ...] = (
     Planted(
-        "the version of a batch is not looked at",
+        "the version of a batch is not checked",
         "log_entries.commit_batch:refusal",
         instead(_any_version),
-        "a driver that was replaced commits what its successor does not know of",
+        "a replaced driver commits a batch that its successor does not know",
         "late_batches",
         quick=25,
     ),
     Planted(
-        "the number of a batch is not looked at",
+        "the number of a batch is not checked",
         "log_entries.commit_batch:_problem",
         _any_number,
-        "two attempts at a batch count both",
+        "two attempts at one batch are both committed",
         "late_batches",
         quick=25,
     ),
@@ -93,40 +93,40 @@ BATCH_BUGS: tuple[Planted, ...] = (
         "a batch is committed in part",
         "log_entries.commit_batch:_all_committed",
         _as_far_as_possible,
-        "what a batch wrote is seen, and what it read is read again",
+        "the results of a batch are visible, and its input is processed again",
         "late_batches",
     ),
     Planted(
-        "what a batch has read is not completed",
+        "the input tasks of a batch are not completed",
         "onyxq.operations.job_batches:JobBatches._entry",
         lambda original: lambda batches, asked, done: original(batches, asked, ()),
-        "it is read again when its lease has run out",
+        "they are processed again once their lease expires",
         "replaced_drivers",
         quick=3,
     ),
     Planted(
-        "another attempt at a batch passes for a repeat",
+        "a different attempt at a batch counts as a repeat",
         "log_entries.commit_batch:_problem",
         _conflict_is_repeat,
-        "its driver goes on behind what was never committed",
+        "its driver continues after a batch that was never committed",
         "late_batches",
         more=(("onyxq.operations.job_batches:JobBatches._known", _conflict_is_known),),
         quick=25,
     ),
     Planted(
-        "what replaced drivers have prepared is kept",
+        "pending rows of replaced drivers are kept",
         "onyxq.leader.cohort.pending_facts:is_void",
         returning(False),
-        "each driver that dies leaves its batch in the stores for an hour",
+        "the batch of each dead driver stays in the stores for an hour",
         "replaced_drivers",
         quick=2,
     ),
     Planted(
-        "what is prepared for the next batch is dropped",
+        "pending rows of the next batch are deleted",
         "onyxq.core.jobs.batch_names:is_void",
         _next_batch_too,
-        "the batch is committed and its tasks are not there",
+        "the batch is committed and its tasks are missing",
         "replaced_drivers",
     ),
 )
-"""Deliberate faults that the scenes about batches find."""
+"""The planted bugs of batches."""

@@ -1,4 +1,4 @@
-"""Planted bugs about copies: who has them, who is looked for, and what may be answered before they are on disks."""
+"""Planted bugs of copies: their completeness, lost contact to nodes, and early acknowledgements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simulation.planted.planted import Planted
 from simulation.planted.seams import instead, returning
 
 
-def _strict_rides_along(original: Callable[[Sender], list[object]]) -> Callable[[Sender], list[object]]:
+def _all_answered_early(original: Callable[[Sender], list[object]]) -> Callable[[Sender], list[object]]:
     def take(sender: Sender) -> list[object]:
         early = sender._waiting[0].early
         sender._waiting = deque(one._replace(early=early) for one in sender._waiting)
@@ -61,14 +61,14 @@ def _mere_majority(leader: PartitionLeader, placed: Partition) -> bool:
 
 COPY_BUGS: tuple[Planted, ...] = (
     Planted(
-        "rows of strict queues ride in messages that are answered early",
+        "rows of strict queues are sent in messages that are answered early",
         "onyxq.leader.cohort.replication:Sender._take",
-        _strict_rides_along,
-        "tasks of a strict queue are acknowledged, and lost when all machines stop",
+        _all_answered_early,
+        "acknowledged tasks of a strict queue are lost if all machines stop",
         "strict_beside_early",
     ),
     Planted(
-        "a follower promises an epoch before its early answers are on disk",
+        "a follower promises an epoch before acknowledged rows are on disk",
         "onyxq.leader.cohort.member:Cohort._keep_promise",
         instead(_promised_at_once),
         "a new leader serves without acknowledged tasks",
@@ -76,7 +76,7 @@ COPY_BUGS: tuple[Planted, ...] = (
         quick=6,
     ),
     Planted(
-        "a leader compares copies before its own early answers are on disk",
+        "a leader compares copies before its own acknowledged rows are on disk",
         "onyxq.leader.leader:PartitionLeader._until_flushed",
         returning(None),
         "a follower counts as up to date and lacks acknowledged tasks",
@@ -84,89 +84,89 @@ COPY_BUGS: tuple[Planted, ...] = (
         quick=4,
     ),
     Planted(
-        "a key goes on before its head's end is backed",
+        "a key continues before a majority has its last completion",
         "onyxq.leader.grants.grantable:Grantable._is_backed",
         instead(_led_is_backed),
-        "a task runs before the one ahead of it, which is run again by the next leader",
+        "the next leader runs an earlier task of the key again, after a later one",
         "half_written",
         quick=3,
     ),
     Planted(
-        "backed by a majority that promised only",
+        "promises count as copies of all completions",
         "onyxq.leader.leader:PartitionLeader._is_backed",
         instead(_promised_is_backed),
-        "a completion that only one node has lets the next task of its key run",
+        "the next task of a key runs after a completion that only one node has",
         "half_written",
     ),
     Planted(
-        "a completion that was refused counts once it turns up",
+        "a refused completion counts once it is found",
         "onyxq.store.index.stretches:State.counts_from",
         instead(_reopened_only),
-        "a task that everybody who worked on it was refused is completed, and dependents run",
+        "a task is completed although all its workers were refused, and its dependents run",
         "turned_up",
         quick=3,
     ),
     Planted(
-        "settled with a mere majority of whole copies",
+        "a partition settles with only a majority of complete copies",
         "onyxq.leader.leader:PartitionLeader._may_settle",
         instead(_mere_majority),
-        "a node that leaves for good takes one of the full copies with it",
+        "a node that leaves for good takes a complete copy with it",
         "retired",
         quick=3,
     ),
     Planted(
-        "a member that was not compared yet counts as no copy",
+        "a member that was not compared yet counts as incomplete",
         "onyxq.leader.leader:PartitionLeader._whole_copies",
         _compared_copies,
-        "a leader that is new gives up copies that it has not heard of",
+        "a new leader drops copies that it has not compared yet",
         "retired",
     ),
     Planted(
         "copies are compared before the leader's own promise is on its disk",
         "onyxq.leader.leader:PartitionLeader._until_promised",
         returning(None),
-        "a write that the leader took in an earlier epoch is acknowledged, and not on the copy that it made meanwhile",
+        "a write of an earlier epoch is acknowledged and missing on the copy that was made meanwhile",
         "under_way",
         quick=1,
     ),
     Planted(
-        "a copy is dropped though a later epoch is promised",
+        "a copy is dropped although a later epoch was promised",
         "onyxq.node.moved_copies:MovedAway._is_relied_on",
         returning(False),
-        "a node that reads the log late drops what a new leader has just counted as one of its copies",
+        "a node that reads the log late drops a copy that a new leader counts on",
         "unread",
         quick=2,
     ),
     Planted(
-        "nobody looks for who missed something",
+        "a returning node is not brought up to date at once",
         "onyxq.leader.cohort.replication:Sender.returned",
         returning(None),
-        "a node that is back lacks for seconds what was written without it",
+        "a returning node lacks rows for seconds",
         "missed",
         quick=3,
     ),
     Planted(
-        "silent nodes are not asked",
+        "silent nodes are not probed",
         "onyxq.node.liveness:Probing._probe",
         returning(None),
-        "a leader that is cut off goes on leading as long as nothing is written",
+        "a leader without contact keeps leading as long as nothing is written",
         "unanswered",
         quick=2,
     ),
     Planted(
-        "no window for what is answered early",
+        "early acknowledgements have no time limit",
         "onyxq.leader.cohort.unflushed_writes:WINDOW_S",
         instead(math.inf),
-        "when all machines stop everything is lost that disks had not taken for seconds",
+        "if all machines stop, acknowledged rows of many seconds are lost",
         "stopped_at_once",
         quick=3,
     ),
     Planted(
-        "answered early though the queue is strict",
+        "writes to strict queues are acknowledged early",
         "onyxq.leader.enqueues:settings_of",
         _never_strict,
         "an acknowledged task is on no disk",
         "standard",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of copies."""

@@ -1,4 +1,4 @@
-"""Planted bugs about disks that fail: what a refused write leaves behind, and who may serve on such a disk."""
+"""Planted bugs of failing disks: refused writes, and peers that stay on such a disk."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ def _leader_lacks_rows(leader: PartitionLeader) -> None:
 
 DISK_BUGS: tuple[Planted, ...] = (
     Planted(
-        "nobody looks for refused writes that landed",
+        "refused writes that reached the disk are not looked for",
         "onyxq.store.condition:Condition.wrote",
         _as_if_never_refused,
-        "a task whose write was refused, and is on the disk nevertheless, is never handed out",
+        "a task whose write was refused but is on the disk is never granted",
         "failing_disk",
         runs=40,
         quick=30,
     ),
     Planted(
-        "a leader that missed a write counts as incomplete for ever",
+        "a leader with a failed write counts as incomplete for ever",
         "onyxq.leader.leader:PartitionLeader._compare_all",
         instead(_leader_lacks_rows),
-        "copies are never whole again under this leader, and nothing settles in small clusters",
+        "copies are never complete under this leader, and small clusters never settle",
         "failing_disk",
         quick=6,
     ),
     Planted(
-        "a peer stays whose disk takes nothing",
+        "a peer whose disk refuses writes stays in the ring",
         "onyxq.node.membership:STORE_PATIENCE_S",
         instead(math.inf),
-        "partitions are under-replicated, and nobody is told or makes other copies",
+        "partitions stay under-replicated without a report or new copies",
         "failing_disk",
         quick=10,
     ),
     Planted(
-        "what a disk refused counts as stored",
+        "refused writes count as stored",
         "onyxq.node.node:Node._write_here",
         _refused_is_stored,
         "an acknowledged task is not on the disks of a majority",

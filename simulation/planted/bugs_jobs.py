@@ -1,4 +1,4 @@
-"""Planted bugs of jobs: who drives them, with how many slots, and what is known of them at the end."""
+"""Planted bugs of jobs: their drivers, their slots, and their remembered outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulation.planted.seams import Fault, instead, returning
 
 
 def _driven(change: Callable[[Job, Job], Job]) -> Fault:
-    """Return the fault that changes a job which got a new driver; ``change`` takes it from before and after."""
+    """Return the fault that changes a job with a new driver; ``change`` takes the job before and after."""
 
     def fault(original: Callable[[Job, str, int, str], Job]) -> Callable[[Job, str, int, str], Job]:
         def faulty(job: Job, driver: str, position: int, why: str) -> Job:
@@ -27,8 +27,8 @@ def _driven(change: Callable[[Job, Job], Job]) -> Fault:
     return fault
 
 
-def _heard_if(excuse: Callable[[Job, int], bool]) -> Fault:
-    """Return the fault that hears drivers that were replaced; ``excuse`` takes the job and the driver's version."""
+def _accepted_if(excuse: Callable[[Job, int], bool]) -> Fault:
+    """Return the fault that accepts replaced drivers; ``excuse`` takes the job and the driver's version."""
 
     def fault(original: Callable[[Replica, str, int], str]) -> Callable[[Replica, str, int], str]:
         def faulty(replica: Replica, name: str, version: int) -> str:
@@ -41,22 +41,22 @@ def _heard_if(excuse: Callable[[Job, int], bool]) -> Fault:
 
 
 def _offered_though_draining(peer: Peer, node: Node | None) -> bool:
-    """Whether a peer has slots."""
+    """Return whether a peer has slots."""
     return peer.slots > 0
 
 
 def _any_room(plan: Plan, job: Job, peer: str) -> bool:
-    """Whether a peer has one slot left."""
+    """Return whether a peer has one slot left."""
     return plan.room[peer] > 0
 
 
 def _unsorted(replica: Replica) -> list[Job]:
-    """The jobs in the order of the map."""
+    """Return the active jobs in the order of the map."""
     return [job for job in replica.jobs.values() if not is_over(job)]
 
 
 def _namesake(plan: Plan, job: Job) -> str:
-    """The job of that name, even if it came later."""
+    """Return the job of that name, even if it came later."""
     mate = plan.jobs.get(job.beside)
     return mate.id if mate is not None else ""
 
@@ -67,19 +67,19 @@ def _most_moves_first(original: Callable[..., range]) -> Callable[..., range]:
 
 
 def _only_half_full(original: Callable[[Plan, Job, str], bool]) -> Callable[[Plan, Job, str], bool]:
-    """A job stays with a driver of whose slots more than half are free."""
+    """Let a job stay only if more than half of its driver's slots are free."""
     return lambda plan, job, peer: original(plan, job, peer) and 2 * plan.room[peer] > plan.offers[peer].slots
 
 
 def _whole_retention(replica: Replica, job: Job) -> int:
-    """All of the time that was asked for, whenever the job ended."""
+    """Return the whole retention time, whenever the job ended."""
     return job.keep_ms
 
 
 def _free_when_ended(
     original: Callable[[Replica, str], bytes | None],
 ) -> Callable[[Replica, str], bytes | None]:
-    """The name of a job that ended is free."""
+    """Free the name of a job that ended."""
     return lambda replica, name: (
         None if name in replica.jobs and is_over(replica.jobs[name]) else original(replica, name)
     )
@@ -87,30 +87,30 @@ def _free_when_ended(
 
 JOB_BUGS: tuple[Planted, ...] = (
     Planted(
-        "a new driver under the old version",
+        "a new driver has the old version",
         "onyxq.core.jobs.allocation:_driven",
         _driven(lambda before, after: after if before.version < 0 else evolve(after, version=before.version)),
-        "nobody can tell what a driver that was replaced still says from what the present one does",
+        "requests of a replaced driver cannot be told apart from those of the present one",
         "jobs",
         quick=2,
     ),
     Planted(
         "a replaced driver completes its job",
         "onyxq.core.jobs.lifetime:refusal",
-        _heard_if(lambda job, version: job.state == RUNNING),
-        "a job is called done by who has not seen all of it",
+        _accepted_if(lambda job, version: job.state == RUNNING),
+        "a driver that missed part of a job reports it as done",
         "jobs",
         quick=2,
     ),
     Planted(
-        "a job that waits hears its last driver",
+        "a waiting job accepts requests of its last driver",
         "onyxq.core.jobs.lifetime:refusal",
-        _heard_if(lambda job, version: job.version == version),
-        "a driver that had to stop commits a batch all the same",
+        _accepted_if(lambda job, version: job.version == version),
+        "a driver that was stopped commits a batch",
         "jobs",
     ),
     Planted(
-        "a draining peer's slots are given out",
+        "slots of a draining peer are allocated",
         "onyxq.core.jobs.allocation:_takes_jobs",
         instead(_offered_though_draining),
         "jobs move to a peer that is about to stop",
@@ -120,101 +120,101 @@ JOB_BUGS: tuple[Planted, ...] = (
         "jobs of a dead driver stay with it",
         "onyxq.core.ring:allocated",
         instead(lambda replica, position: replica),
-        "a job stands still until something else changes",
+        "a job does not continue until something else changes",
         "jobs",
         quick=2,
     ),
     Planted(
-        "the maximum ignored",
+        "the maximum of slots is ignored",
         "onyxq.core.jobs.slots:most",
         returning(SLOTS_MAX),
-        "a job takes slots that it asked not to have",
+        "a job gets more slots than its maximum",
         "jobs",
     ),
     Planted(
-        "a minimum that others eat into",
+        "the minimum of slots is not reserved",
         "onyxq.core.jobs.placement:Plan.has_room",
         instead(_any_room),
         "peers promise more slots than they have",
         "jobs",
     ),
     Planted(
-        "jobs in the order of a map",
+        "slots are allocated in the order of a map",
         "onyxq.core.jobs.lifetime:active",
         instead(_unsorted),
-        "peers that loaded an origin give slots to others than peers that did not",
+        "peers that loaded a snapshot allocate slots differently from other peers",
         "jobs",
     ),
     Planted(
-        "who leaves a job beside him is moved",
+        "a job is moved away from its companion",
         "onyxq.core.jobs.placement:Plan.is_bound",
         returning(False),
-        "two jobs that were to share a peer do not",
+        "two jobs that must share a peer do not",
         "jobs",
     ),
     Planted(
-        "a name that is taken again binds who ran beside the last",
+        "a reused name binds the companion of the old job",
         "onyxq.core.jobs.placement:Plan.mate",
         instead(_namesake),
         "two jobs wait for each other for ever",
         "jobs",
     ),
     Planted(
-        "two moved where one was enough",
+        "more jobs are moved than necessary",
         "onyxq.core.jobs.placement:_Search._move_counts",
         _most_moves_first,
-        "drivers start anew for nothing",
+        "drivers restart for nothing",
         "jobs",
     ),
     Planted(
-        "a job moved for a better share",
+        "a job is moved to get more slots",
         "onyxq.core.jobs.placement:Plan.may_keep",
         _only_half_full,
-        "every peer that comes has drivers start anew",
+        "drivers restart whenever a peer joins",
         "jobs",
     ),
     Planted(
-        "what is sealed is forgotten by the next driver",
+        "a new driver forgets which inputs are sealed",
         "onyxq.core.jobs.allocation:_driven",
         _driven(lambda before, after: evolve(after, sealed=())),
-        "a job that was to end waits for more for ever",
+        "a job that should end waits for input for ever",
         "jobs",
     ),
     Planted(
-        "ready before it runs",
+        "a new driver counts as ready before it runs",
         "onyxq.core.jobs.allocation:_driven",
         _driven(lambda before, after: evolve(after, ready=before.ready)),
-        "who waits for the new driver goes ahead too early",
+        "a client that waits for the new driver continues too early",
         "jobs",
     ),
     Planted(
-        "a collection forgets how a job ended",
+        "a log collection forgets outcomes of jobs",
         "onyxq.core.jobs.lifetime:remember",
         instead(lambda replica, *_, **__: replica),
-        "submitting again runs a job a second time, and who asks late is told nothing",
+        "a repeated submission runs the job twice, and its outcome is unknown",
         "jobs",
         quick=2,
     ),
     Planted(
-        "an outcome kept from the collection on",
+        "the retention of an outcome begins at the log collection",
         "onyxq.core.jobs.lifetime:_left_ms",
         instead(_whole_retention),
-        "names are free again later than was asked",
+        "names are free later than requested",
         "jobs",
     ),
     Planted(
-        "an ended job can be submitted again",
+        "the name of an ended job is free at once",
         "onyxq.core.jobs.lifetime:digest_of",
         _free_when_ended,
-        "a submission that is repeated late runs the job twice",
+        "a late repeat of a submission runs the job twice",
         "jobs",
     ),
     Planted(
-        "slots of a killed job go to nobody",
+        "slots of a killed job are not allocated again",
         "log_entries.kill_job:allocated",
         instead(lambda replica, position: replica),
         "jobs wait while slots are idle",
         "jobs",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of jobs."""

@@ -1,4 +1,4 @@
-"""Planted bugs of leaders: who leads, what their majorities have, and which claims they grant."""
+"""Planted bugs of leaders: who leads, what majorities have, and which claims are granted."""
 
 from __future__ import annotations
 
@@ -81,44 +81,44 @@ def _under_later_tokens_too(token: int) -> Callable[[ClaimPiece], bool]:
 LEADER_BUGS: tuple[Planted, ...] = (
     # --- who leads
     Planted(
-        "nodes with incomplete copies count as the majority when a partition is forced",
+        "incomplete copies count as a majority when a partition is forced",
         "log_entries.force_partition:_majority_lives",
         instead(_with_incomplete),
-        "an operator cannot bring back a partition whose members are lost, or forces one whose members live",
+        "an operator cannot force a partition whose members are lost, or can force one whose members live",
         "explorer",
     ),
     Planted(
-        "no epoch check in grant",
+        "a grant has no epoch check",
         "onyxq.core.claims:refusal",
         _earlier_epochs_too,
-        "what a leader granted before it was deposed holds when it leads again",
+        "old grants of a deposed leader count when it leads again",
         "explorer",
     ),
     Planted(
         "epoch not stored before answering",
         "onyxq.leader.cohort.member:Cohort._keep_promise",
         instead(_promised_in_memory),
-        "a promise is forgotten with the process that gave it",
+        "a restarted process forgets its promise",
         "promises",
         quick=6,
     ),
     Planted(
-        "follower accepts a write below its epoch",
+        "a follower accepts a write below its epoch",
         "onyxq.leader.cohort.member:Cohort.check",
         returning(None),
-        "a deposed leader still gathers majorities",
+        "a deposed leader still gets majorities",
         "misled",
         quick=6,
     ),
     Planted(
-        "quorum one too small",
+        "a quorum is one node too small",
         "onyxq.core.replica:majority",
         instead(_half),
-        "what was acknowledged is on one node of three",
+        "acknowledged rows are on one node of three",
         "misled",
     ),
     Planted(
-        "leader acks before its own store has it",
+        "a leader acknowledges before its own store has the rows",
         "onyxq.leader.cohort.replication:Vote.won",
         instead(_won_without_the_leader),
         "the leader does not know of a completion and grants the task again",
@@ -126,15 +126,15 @@ LEADER_BUGS: tuple[Planted, ...] = (
         quick=6,
     ),
     Planted(
-        "takeover without the majority read",
+        "a takeover does not read from a majority",
         "onyxq.leader.leader:PartitionLeader._has_read_majority",
         instead(_promises_are_enough),
-        "a new leader serves without what it missed",
+        "a new leader serves without rows that it missed",
         "behind",
         quick=6,
     ),
     Planted(
-        "settle without the target's majority",
+        "a partition settles without a majority of the target",
         "onyxq.leader.leader:PartitionLeader._may_settle",
         instead(_settles_at_once),
         "members change to nodes that do not have the tasks",
@@ -143,54 +143,54 @@ LEADER_BUGS: tuple[Planted, ...] = (
     ),
     # --- claims
     Planted(
-        "completion taken after the re-grant is in the outbox",
+        "a completion is accepted while a newer grant is in the outbox",
         "onyxq.leader.grants.grantable:Grantable.is_blocked",
         returning(0),
-        "two workers' completions of one task are both taken",
+        "completions of one task by two workers are both accepted",
         "late",
         quick=6,
     ),
     Planted(
-        "a completed task granted again after takeover",
+        "a completed task is granted again after a takeover",
         "onyxq.leader.grants.grantable:Grantable._state",
         _finished_or_not,
-        "what is ready is believed without asking what is finished",
+        "a leader grants tasks of the ready index without checking whether they are finished",
         "leases",
     ),
     Planted(
-        "expire_claims without the deadline check",
+        "expire_claims does not check deadlines",
         "log_entries.expire_claims:lapsed",
         returning(True),
         "a claim that was just renewed expires",
         "explorer",
     ),
     Planted(
-        "lease renewed for a stale token",
+        "a stale token renews a lease",
         "log_entries.renew_claims:under",
         instead(_under_later_tokens_too),
-        "a worker that lost its claim extends another's",
+        "a worker that lost its claim extends the claim of another worker",
         "explorer",
     ),
     Planted(
-        "retry not counted",
+        "failed attempts are not counted",
         "onyxq.leader.claim_updates:ClaimUpdates._failure_ends",
         _uncounted,
-        "a task that always fails is tried for ever",
+        "a task that always fails is retried for ever",
         "retries",
     ),
     Planted(
-        "long poll misses a wake-up",
+        "a long poll misses a wake-up",
         "onyxq.leader.grants.ready_heads:_QueueHeads.wake",
         instead(lambda heads: setattr(heads, "looked", None)),
-        "a claimer that waits is not told of a task until it asks again",
+        "a waiting claimer learns of a task only when it asks again",
         "prompt",
     ),
     Planted(
-        "a valid claim called stale by a deposed leader",
+        "a deposed leader calls a valid claim stale",
         "onyxq.leader.freshness:_leads",
         _leads_anyway,
-        "a worker is told to stop although its claim is valid",
+        "a worker with a valid claim stops",
         "unheard",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of leaders."""

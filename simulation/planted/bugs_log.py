@@ -1,4 +1,4 @@
-"""Planted bugs of the log and the ring: which records count, how time passes, who watches whom."""
+"""Planted bugs of the log and the ring: valid records, log time, and watches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Problem = Callable[[Replica, RecordContent, Entries], str]
 
 
 def _excused(*excuses: str) -> Fault:
-    """Return the fault that counts records though these are their problems."""
+    """Return the fault that accepts records with these problems."""
 
     def fault(original: _Problem) -> _Problem:
         def problem(replica: Replica, content: RecordContent, entries: Entries) -> str:
@@ -34,7 +34,7 @@ def _excused(*excuses: str) -> Fault:
     return fault
 
 
-def _nobody_if_queued(original: Callable[[Replica, str], tuple[str, ...]]) -> Callable[[Replica, str], tuple[str, ...]]:
+def _none_if_queued(original: Callable[[Replica, str], tuple[str, ...]]) -> Callable[[Replica, str], tuple[str, ...]]:
     return lambda replica, me: () if me in replica.ring.queue else original(replica, me)
 
 
@@ -101,98 +101,98 @@ def _old_after_seconds(anchor: _Anchor, now_ns: int) -> bool:
 LOG_BUGS: tuple[Planted, ...] = (
     # --- the log and the ring
     Planted(
-        "outbox numbers ignored",
+        "outbox numbers are ignored",
         "onyxq.core.step:_problem",
         _excused(REPEAT, GAP),
         "a record that was appended twice counts twice",
         "explorer",
     ),
     Planted(
-        "outbox gap accepted",
+        "a gap in outbox numbers is accepted",
         "onyxq.core.step:_problem",
         _excused(GAP),
-        "a record that is late finds its number used up",
+        "a late record is refused, because its number was passed",
         "explorer",
     ),
     Planted(
-        "queued joiner watches nobody",
+        "a queued joiner watches no peer",
         "onyxq.core.ring:watches",
-        _nobody_if_queued,
-        "where everybody else died nobody reports it",
+        _none_if_queued,
+        "if all other peers are dead, no peer reports it",
         "explorer",
     ),
     Planted(
-        "watch not moved on leave",
+        "a watch is not moved when a peer leaves",
         "onyxq.core.ring:_bridge",
         _watcher_left_alone,
-        "the successor of a peer that left is watched by nobody",
+        "no peer watches the successor of a peer that left",
         "explorer",
         quick=6,
     ),
     Planted(
-        "joiner of a dead helper forgotten",
+        "the joiner of a dead helper is forgotten",
         "onyxq.core.ring:remove",
         _joiner_forgotten,
         "a peer whose helper died in the middle of its join never joins",
         "explorer",
     ),
     Planted(
-        "expiry by the log's clock",
+        "claims expire by the clock of the log service",
         "onyxq.core.step:_advance",
         _time_of_the_log,
-        "a jump of the log's clock ages everybody's claims",
+        "a jump of that clock expires claims early",
         "clocks",
     ),
     Planted(
-        "log time of a writer that has not read",
+        "a writer counts log time that it has not read",
         "onyxq.core.log.clock:passed_ms",
         _as_if_all_was_read,
-        "several peers count the same time, each for itself",
+        "several peers count the same time, so log time runs too fast",
         "explorer",
     ),
     Planted(
-        "log time measured without bound",
+        "the measured log time has no limit",
         "onyxq.core.log.clock:_Anchor.is_old",
         instead(_old_after_seconds),
-        "a claim that was granted while its clock ran elsewhere expires early",
+        "time from before a grant counts against its claim, which expires early",
         "explorer",
     ),
     Planted(
-        "obligation lost after a trim",
+        "an unfinished log collection is not taken over",
         "onyxq.core.replica:collector",
         instead(_same_collector),
-        "a collector dies before or behind its trim, and nobody owes the rest",
+        "a collector dies before or after its trim, and no peer does the rest",
         "explorer",
     ),
     Planted(
-        "a joiner that was put out waits on",
+        "a removed joiner keeps waiting",
         "onyxq.node.membership:Peer._prepared",
         _not_passed,
-        "a joiner that goes on from an origin in which it is no more waits for its join for ever",
+        "a joiner that continues from a snapshot without it waits for its join for ever",
         "overtaken",
         quick=1,
     ),
     Planted(
-        "landed records awaited behind an origin",
+        "a peer waits for records that its snapshot already covers",
         "onyxq.log.outbox:Outbox._landed_by",
         returning(False),
-        "a joiner that was put out long ago does not see that its request lies behind it",
+        "a joiner that was removed long ago does not see that its request is in the past",
         "overtaken",
     ),
     # --- what is enabled
     Planted(
-        "a version enabled that not everybody knows",
+        "a version is enabled that some peers do not know",
         "log_entries.raise_minimum:_known_to_all",
         returning(True),
-        "peers that are older than what is enabled stop in the middle of their work",
+        "older peers stop in the middle of their work",
         "explorer",
     ),
     Planted(
         "an entry counts before it is enabled",
         "onyxq.core.step:_apply",
         _counts_where_known,
-        "peers that know an entry and peers that do not hold different replicas",
+        "peers that know an entry and peers that do not know it have different replicas",
         "explorer",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of the log and the ring."""

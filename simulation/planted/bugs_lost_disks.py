@@ -1,4 +1,4 @@
-"""Planted bugs about lost disks: what an emptied node must not be counted for, answer or forget."""
+"""Planted bugs of lost disks: an emptied node counts, answers or promises too early."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST_DISK_BUGS: tuple[Planted, ...] = (
         "an emptied node counts as a member",
         "onyxq.core.placement:voided",
         instead(_counts_as_before),
-        "an emptied node and one that missed a task are a majority, and the task is lost",
+        "an emptied node and a node that missed a task form a majority, and the task is lost",
         "emptied_and_missed",
         quick=2,
     ),
@@ -38,16 +38,16 @@ LOST_DISK_BUGS: tuple[Planted, ...] = (
         "an emptied node answers before it joins",
         "onyxq.node.store_admission:Admission.is_known",
         returning(True),
-        "a takeover counts on a copy that is gone",
+        "a takeover relies on a lost copy",
         "emptied_before_it_joins",
         more=(("onyxq.leader.cohort.member:ADMISSION_S", instead(0.0)),),
         quick=4,
     ),
     Planted(
-        "an emptied node promises again what it had promised",
+        "an emptied node forgets its promises",
         "onyxq.node.store_admission:Admission._admit",
         _promises_nothing,
-        "a deposed leader acknowledges completions with the help of a node that had promised its successor's epoch",
+        "a node that had promised the epoch of a successor accepts completions of the deposed leader",
         "promise_lost",
         quick=2,
     ),

@@ -1,4 +1,4 @@
-"""Planted bugs of recovery: what is not kept, what goes on although it must not."""
+"""Planted bugs of recovery from a lost log."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def _every_twenty_positions(original: _Take) -> _Take:
 
 RECOVERY_BUGS: tuple[Planted, ...] = (
     Planted(
-        "a recovered log begins among the positions of the lost one",
+        "a recovered log reuses positions of the lost one",
         "onyxq.history.recovery.new_log:SEGMENTS_AHEAD",
         instead(0),
-        "tokens are given a second time",
+        "tokens are used twice",
         "recovery",
         quick=3,
     ),
     Planted(
-        "what a committed transaction holds is free after a recovery",
+        "tasks of a committed transaction are unclaimed after a recovery",
         "onyxq.history.recovery.new_replica:HELD_MS",
         instead(-1),
-        "a task that a transaction completes is run again",
+        "a task that the transaction completes runs again",
         "recovery",
     ),
     Planted(
         "the copy of the log is written after a pause",
         "onyxq.history.claim_rows:HistoryWriter.take",
         _every_twenty_positions,
-        "a node has on its disk what a part of the log decided that it does not have",
+        "a node has rows that follow from log records that its copy lacks",
         "recovery",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of recovery."""

@@ -1,4 +1,4 @@
-"""Planted bugs of a log that goes back: what is not looked at, not compared, or promised to anybody."""
+"""Planted bugs of an older copy of the log that was restored: checks that are missing."""
 
 from __future__ import annotations
 
@@ -36,50 +36,50 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
         "a node that starts does not check the log",
         "onyxq.node.membership:Peer._read_again",
         instead(_as_in_the_middle),
-        "a node goes on with an older copy: tokens fall, finished tasks run again",
+        "a node continues with an older copy: tokens fall and finished tasks run again",
         "restored_log",
     ),
     Planted(
         "the digest of the log is not compared",
         "onyxq.core.log.digest:ReadMark.is_at",
         instead(_any_digest),
-        "an older copy on which others have written is taken for the log",
+        "an older copy with new records counts as the same log",
         "restored_log",
     ),
     Planted(
-        "the digests that a snapshot has of earlier positions are not compared",
+        "the digests of earlier positions in a snapshot are not compared",
         "onyxq.core.log.digest:ReadMark.contradicted_by",
         _milestones_only,
-        "an older copy that was collected since is taken for the log",
+        "an older copy that was trimmed since counts as the same log",
         "restored_log",
     ),
     Planted(
-        "a running node does not look at the log",
+        "a running node does not check the log",
         "onyxq.node.membership:watch",
         instead(_never_looks),
-        "a node whose session is refused says nothing",
+        "a node whose session is refused does not report an older copy",
         "restored_log",
     ),
     Planted(
-        "a session that reconnects reads on without a check",
+        "a reconnected session continues without a check",
         "onyxq.node.membership:Peer._is_reconnected",
         returning(False),
-        "records of another log follow on those of the one that was read",
+        "records of another log are applied after those of the first one",
         "restored_log",
     ),
     Planted(
-        "a node that reconnects does not ask the others how far they have read",
+        "a reconnected node does not ask the others how far they have read",
         "onyxq.node.log_check:Witnesses.ask",
         returning(None),
-        "a node that has read no more than the older copy leads and grants on it",
+        "a node that has read only the older copy leads and grants tasks with it",
         "restored_log",
     ),
     Planted(
-        "a node promises epochs to leaders of any log",
+        "a node promises epochs to leaders of another log",
         "onyxq.operations.service:confirm_leader",
         returning(None),
-        "new machines on an older copy lead with the votes of nodes that know better",
+        "new machines with an older copy lead with the votes of nodes that have read more",
         "restored_log",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of a restored log."""

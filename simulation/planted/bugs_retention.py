@@ -1,4 +1,4 @@
-"""Planted bugs of retention: too much is purged, or what was purged comes back."""
+"""Planted bugs of retention: too much is purged, or purged tasks come back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _history_goes_in(original: Callable[[Applier, Prepared], bool]) -> Callable[
 
 
 def _as_if_known_before(original: _Note) -> _Note:
-    return lambda deleting, before, after: original(deleting, after if before is EMPTY else before, after)
+    return lambda row_deletion, before, after: original(row_deletion, after if before is EMPTY else before, after)
 
 
 def _ten_seconds_lower(original: _Refusal) -> _Refusal:
@@ -54,56 +54,56 @@ RETENTION_BUGS: tuple[Planted, ...] = (
         quick=3,
     ),
     Planted(
-        "retention from when a task was made",
+        "retention begins when a task is enqueued",
         "onyxq.store.index.endings:_times",
         _no_times,
-        "the result of a task that took long is gone before anybody can read it",
+        "the result of a long task is purged before a client can read it",
         "purged_under_fire",
     ),
     Planted(
-        "failed tasks are purged whoever waits for them",
+        "failed tasks are purged although others wait for them",
         "onyxq.leader.purge:Purger._spare_depended",
         returning(None),
-        "what was to fail with them runs",
+        "dependents run that should fail",
         "failed_and_waited_for",
         quick=8,
     ),
     Planted(
-        "anti-entropy takes what is purged",
+        "anti-entropy fetches purged rows",
         "onyxq.leader.cohort.anti_entropy:Exchange._wanted",
         instead(_all_listed),
-        "a node that was away for long brings everything back",
+        "a node that was away for long restores purged tasks",
         "purged_under_fire",
         more=(("onyxq.store.index.applier:Applier._is_refused", returning(False)),),
     ),
     Planted(
-        "the log's history of purged tasks is stored again",
+        "claim history of purged tasks is stored again",
         "onyxq.store.index.applier:Applier._is_refused",
         _history_goes_in,
-        "rows that nobody deletes pile up on nodes that were away",
+        "rows that are never deleted accumulate on nodes that were away",
         "purged_under_fire",
     ),
     Planted(
-        "who reads the origin does not hear of watermarks",
+        "a node that loads a snapshot ignores its watermarks",
         "onyxq.leader.cohort.row_deletion:RowDeletion.note",
         _as_if_known_before,
-        "a node that was away while the log was trimmed shows what was purged",
+        "a node that was away while the log was trimmed shows purged tasks",
         "back_behind_a_trim",
         quick=3,
     ),
     Planted(
-        "anybody purges",
+        "a deposed leader may purge",
         "log_entries.purge:refusal",
         returning(""),
-        "a deposed leader purges what its successor has opened again",
+        "a deposed leader purges tasks that its successor requeued",
         "explorer",
     ),
     Planted(
-        "watermarks sink",
+        "watermarks may go down",
         "log_entries.purge:_refusal",
         _ten_seconds_lower,
-        "what was purged is taken again",
+        "purged tasks are accepted again",
         "explorer",
     ),
 )
-"""Planted bugs about it."""
+"""The planted bugs of retention."""

@@ -1,4 +1,4 @@
-"""Planted bugs of what tasks may say of themselves: keys, dependencies, deadlines, and of what queues do with them."""
+"""Planted bugs of rules of tasks and queues: keys, dependencies, limits, deadlines, requeues."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _free_pieces(original: Callable[[RuledReads, bytes], list[Piece]]) -> Callab
     return moved
 
 
-def _never_had(
+def _never_granted(
     original: Callable[[TaskKeys, TaskId], Awaitable[bool]],
 ) -> Callable[[TaskKeys, TaskId], Awaitable[bool]]:
-    async def was_had(keys: TaskKeys, task_id: TaskId) -> bool:
+    async def was_granted(keys: TaskKeys, task_id: TaskId) -> bool:
         await original(keys, task_id)
         return False
 
-    return was_had
+    return was_granted
 
 
 def _data_of_the_enqueue(
@@ -120,11 +120,11 @@ def _since_the_enqueue(original: Callable[[Policy, int, int], bool]) -> Callable
 
 
 def _discarded_is_failed(original: Callable[..., Finish]) -> Callable[..., Finish]:
-    def given_up(*args: object) -> Finish:
+    def discarded(*args: object) -> Finish:
         finish = original(*args)
         return finish if finish.rows is not None else finish._replace(outcome=FAILED)
 
-    return given_up
+    return discarded
 
 
 def _if_two_are_stale(original: Callable[..., list[object]]) -> Callable[..., list[object]]:
@@ -155,59 +155,59 @@ def _immediate_first(heads: list[tuple[bytes, int]]) -> tuple[bytes, int]:
 RULE_BUGS: tuple[Planted, ...] = (
     # --- ordering keys
     Planted(
-        "the head of a key by kind instead of time",
+        "immediate tasks of a key come before delayed ones",
         "onyxq.store.index.facets:_earliest",
         instead(_immediate_first),
-        "tasks due at once overtake one of their key that was due earlier",
+        "immediate tasks overtake a task of their key that was due earlier",
         "keys_handed_over",
         quick=3,
     ),
     Planted(
-        "order by this leader's clock alone",
+        "the order of a key follows the leader's clock alone",
         "onyxq.store.key_reads:RuledReads.last_immediate_ms",
         returning(0),
-        "a successor whose clock is behind puts new tasks before older ones",
+        "a successor with a slow clock puts new tasks before older ones",
         "keys_handed_over",
     ),
     Planted(
-        "a dead letter lets its key go on",
+        "a dead letter does not stop its key",
         "onyxq.core.task_headers:failure_of",
         returning(FAILED),
-        "what a failed task was to prepare is not there",
+        "later tasks of the key run without the work of the failed one",
         "keys_handed_over",
     ),
     Planted(
-        "attempts of what came to stand behind another of its key are forgotten",
+        "attempts are forgotten if another task of the key comes first",
         "onyxq.store.key_reads:RuledReads.moved",
         _free_pieces,
-        "a dead letter that comes back before the claimed task of its key takes an attempt from it",
+        "a requeued dead letter before the claimed task of its key takes an attempt from that task",
         "overtaken_in_a_key",
     ),
     Planted(
-        "a task in front of those of its key that it depends on",
+        "a task comes before tasks of its key on which it depends",
         "onyxq.leader.task_keys:TaskKeys._latest_dependency_ms",
         returning(0),
-        "each waits for the other, and everything behind them for both",
+        "each waits for the other, and later tasks of the key wait for both",
         "after_their_own",
     ),
     # --- unique keys
     Planted(
-        "a repeat of a unique key is another task",
+        "a repeated unique key makes another task",
         "onyxq.leader.task_keys:TaskKeys._other_task",
         returning(None),
-        "the same thing is done twice",
+        "the same work is done twice",
         "same_again",
         quick=3,
     ),
     Planted(
-        "data replaced behind the first grant",
+        "data is replaced after the first grant",
         "onyxq.leader.task_keys:TaskKeys._was_granted",
-        _never_had,
-        "who looks finds other data than what was run with",
+        _never_granted,
+        "the stored data is not the data with which the task ran",
         "same_again",
     ),
     Planted(
-        "granted with the data that was replaced",
+        "a task is granted with replaced data",
         "onyxq.leader.grants.bodies:Bodies._latest",
         _data_of_the_enqueue,
         "an acknowledged replacement is ignored",
@@ -218,7 +218,7 @@ RULE_BUGS: tuple[Planted, ...] = (
         "one dependency is enough",
         "onyxq.leader.dependencies:Dependencies._verdict",
         _one_is_enough,
-        "a task runs before all that it depends on is done",
+        "a task runs before all of its dependencies are done",
         "after_others",
         quick=3,
     ),
@@ -226,88 +226,88 @@ RULE_BUGS: tuple[Planted, ...] = (
         "a failed dependency counts as done",
         "onyxq.leader.dependencies:Dependencies._verdict",
         _failed_is_done,
-        "a task that was to be cancelled runs",
+        "a task runs that should be cancelled",
         "after_others",
     ),
     # --- limits and pauses
     Planted(
-        "limits known to leaders only",
+        "only leaders check limits",
         "log_entries.grant_limited_claims:room",
         _three_more,
-        "leaders that grant at the same time go over the limit together",
+        "leaders that grant at the same time exceed the limit together",
         "limits_under_fire",
     ),
     Planted(
         "grants of limited queues are not counted",
         "onyxq.leader.grants.limits:Limits.limited",
         returning(False),
-        "limits do not hold",
+        "limits are exceeded",
         "limits_under_fire",
         quick=3,
     ),
     Planted(
-        "pauses unknown to leaders",
+        "leaders ignore pauses of queues without limits",
         "onyxq.core.queues:room",
         _pauses_of_limited_queues,
-        "a paused queue without limits goes on",
+        "tasks of a paused queue are granted",
         "standard",
     ),
     # --- deadlines
     Planted(
-        "granted behind the deadline",
+        "tasks are granted after their deadline",
         "onyxq.leader.grants.bodies:Bodies._wanted",
         _a_minute_late,
-        "a task that expired while nobody led is run all the same",
+        "a task that expired without a leader runs",
         "due_at_a_takeover",
     ),
     Planted(
-        "expired although it was granted",
+        "tasks that were granted in time expire",
         "onyxq.store.index.facets:facets",
         _granted_expire_too,
-        "a task that was begun in time and is to be tried again fails",
+        "a task that was started in time and waits for a retry fails",
         "due_at_a_takeover",
         quick=3,
     ),
     # --- dead letters
     Planted(
-        "completions of an earlier life count",
+        "completions from before a requeue count",
         "onyxq.store.index.stretches:void_bits",
         instead(_void_after_an_end),
-        "a requeued dead letter stays dead",
+        "a requeued dead letter stays failed",
         "opened_again",
         quick=3,
     ),
     Planted(
-        "retries counted from the first life",
+        "attempts from before a requeue count",
         "onyxq.core.task_headers:Policy.is_spent",
         _since_the_enqueue,
-        "a requeued dead letter dies at its first failure",
+        "a requeued dead letter fails for good at its first failure",
         "opened_again",
     ),
     Planted(
-        "a discarded dead letter is merely failed",
+        "a discarded dead letter stays failed",
         "onyxq.leader.dead_letters:DeadLetters._discarded",
         _discarded_is_failed,
-        "it comes up again and again, and may be requeued",
+        "it is still listed and may be requeued",
         "opened_again",
     ),
     Planted(
-        "a requeue that was never sent is under way for ever",
+        "a requeue that was never sent stays pending for ever",
         "onyxq.leader.dead_letters:DeadLetters._not_sent",
         returning(None),
-        "a dead letter cannot be requeued or discarded, and what waits behind it in its key does so for ever",
+        "a dead letter cannot be requeued or discarded, and later tasks of its key wait for ever",
         "opened_again",
     ),
     Planted(
-        "a requeue is under way although the task is open again",
+        "a finished requeue stays pending",
         "onyxq.leader.dead_letters:DeadLetters._reopened",
         returning(None),
-        "it cannot be requeued a second time, and is never purged",
+        "the task cannot be requeued a second time, and is never purged",
         "opened_again",
     ),
     # --- transactions
     Planted(
-        "committed although a claim was lost",
+        "a transaction commits although a claim was lost",
         "log_entries.commit_transaction:stale",
         _if_two_are_stale,
         "an input counts twice",
@@ -315,19 +315,19 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     # --- periodic tasks
     Planted(
-        "missed times run once though all are wanted",
+        "missed times run once although all should run",
         "onyxq.core.periodic:plan",
         _last_time_only,
-        "what was due while nobody could fire is lost",
+        "times that were due without a leader are lost",
         "ticking",
         quick=3,
     ),
     Planted(
-        "fired although it could not be enqueued",
+        "a periodic task counts as fired although its enqueue failed",
         "onyxq.node.periodic_duty:_enqueue",
         _enqueued_or_not,
         "a planned time is lost",
         "ticking",
     ),
 )
-"""Planted bugs about these, by part."""
+"""The planted bugs of these rules, by topic."""

@@ -1,4 +1,4 @@
-"""Planted bugs of facts and stores: what is written twice, not at all, or too early."""
+"""Planted bugs of facts and stores: rows written twice, not at all, or too early."""
 
 from __future__ import annotations
 
@@ -48,41 +48,41 @@ def _renewed_or_not(original: Callable[..., int]) -> Callable[..., int]:
 
 STORE_BUGS: tuple[Planted, ...] = (
     Planted(
-        "enqueue retry makes a second task",
+        "a repeated enqueue makes a second task",
         "onyxq.client.enqueues:Enqueuer._again",
         instead(_under_new_ids),
-        "an enqueue whose answer was lost is done twice",
+        "an enqueue whose answer was lost has two tasks",
         "leases",
     ),
     Planted(
-        "anti-entropy ignores updates",
+        "anti-entropy ignores task updates",
         "onyxq.leader.cohort.anti_entropy:Exchange._push",
         _no_updates,
-        "a copy that missed updates never gets them",
+        "a copy that missed task updates never gets them",
         "disks",
     ),
     Planted(
-        "digest not updated with the row",
+        "digests are not updated with the rows",
         "onyxq.store.index.digests:row_hash",
         returning(0),
-        "copies that hold different rows look alike",
+        "copies with different rows have equal digests",
         "crossed",
         quick=3,
     ),
     Planted(
-        "history position written before the rows",
+        "the history position is written before the rows",
         "onyxq.history.claim_rows:HistoryWriter.take",
         _rows_kept_back,
-        "a crash between the two leaves a hole in the history",
+        "after a crash between the two, history rows are missing",
         "attempts",
         quick=6,
     ),
     Planted(
-        "renewed claims recorded as expired",
+        "renewed claims are recorded as expired",
         "onyxq.history.claim_rows:_Held.end",
         _renewed_or_not,
-        "attempts are counted for claims that go on",
+        "attempts are counted for claims that continue",
         "renewed_unheard",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of facts and stores."""

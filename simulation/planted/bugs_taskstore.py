@@ -1,4 +1,4 @@
-"""Planted bugs of the task store: what it answers, and how its ids are made."""
+"""Planted bugs of the task store: its answers and its ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Written = Callable[[Replica, Store, Stamp, int, Answer], Replica]
 
 
 def _excused(reason: str) -> Fault:
-    """Return the fault that does not look at one field of a refusal."""
+    """Return the fault that ignores one field of a refusal."""
 
     def fault(original: _Judge) -> _Judge:
         def judged(store: Store, args: Args, now_ms: int, stamp: Stamp) -> tuple[list[Row], Refusal | None]:
@@ -48,39 +48,39 @@ def _first_of_the_record(store: Store, stamp: Stamp) -> int:
 
 TASKSTORE_BUGS: tuple[Planted, ...] = (
     Planted(
-        "ids of one record begin anew with each entry",
+        "each entry of a record reuses the ids of the record",
         "onyxq.core.taskstore.state:next_id",
         instead(_first_of_the_record),
         "a new task overwrites another of the same record",
         "stored_tasks",
     ),
     Planted(
-        "what an update rests on need not be there",
+        "an update does not check its dependencies",
         "onyxq.core.taskstore.update:_judged",
         _excused("depends"),
-        "work goes on that rests on what somebody else has taken away",
+        "an update applies although another client deleted a task on which it depends",
         "stored_tasks",
         quick=2,
     ),
     Planted(
-        "others' tasks can be changed",
+        "tasks of other clients can be changed",
         "onyxq.core.taskstore.update:_judged",
         _excused("owned"),
-        "a lease keeps nobody away",
+        "a lease does not protect its task",
         "stored_tasks",
     ),
     Planted(
-        "a claim takes what is not available",
+        "a claim takes a task that is not available",
         "onyxq.core.taskstore.state:Store.available",
         _a_minute_early,
-        "two have one task",
+        "two clients have one task",
         "stored_tasks",
     ),
     Planted(
-        "answers are told from the request before",
+        "a request gets the answer of an earlier one",
         "onyxq.core.taskstore.state:written",
         _first_answer_for_all,
-        "a client works on what another one has claimed",
+        "a client works on a task that another client claimed",
         "stored_tasks",
     ),
 )

@@ -1,4 +1,4 @@
-"""Planted bugs about callbacks of timers."""
+"""Planted bugs of callbacks of timers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def _whatever_is_left_of_the_lease(delivering: Delivering, attempt: _Attempt) ->
 
 TIMER_BUGS: tuple[Planted, ...] = (
     Planted(
-        "a timer that was replaced while it waited is delivered",
+        "a timer is delivered although it was replaced while it waited",
         "onyxq.interfaces.callbacks.delivery:Delivering._stands",
         returning(True),
-        "a callback comes with data that was replaced, or of a timer that was cancelled",
+        "a callback has replaced data, or belongs to a cancelled timer",
         "timers_changed",
         quick=1,
     ),
     Planted(
-        "a callback begins though its lease may end meanwhile",
+        "a callback starts although its lease may end before it",
         "onyxq.interfaces.callbacks.delivery:Delivering._may_begin",
         instead(_whatever_is_left_of_the_lease),
-        "two callbacks of one timer are under way together",
+        "two callbacks of one timer run at the same time",
         "timers_late",
         quick=1,
     ),
 )
-"""Bugs that scenes about timers must find."""
+"""The planted bugs of timers."""

@@ -1,4 +1,4 @@
-"""Planted bugs about fencing tokens: older ones that are taken for the newest."""
+"""Planted bugs of fencing tokens."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from simulation.planted.seams import returning
 
 TOKEN_BUGS: tuple[Planted, ...] = (
     Planted(
-        "grants that may have landed when the log was lost are forgotten",
+        "grants that may be in the log when the log is lost are forgotten",
         "onyxq.leader.grants.granter:Granter._keep_undecided",
         returning(None),
-        "a lapsed claim is taken for the newest while the log has a newer one",
+        "the token of an expired claim is accepted although the log has a newer grant",
         "granted_unheard",
         quick=1,
     ),
 )
-"""Bugs that scenes about fencing tokens must find."""
+"""The planted bugs of fencing tokens."""

@@ -1,4 +1,4 @@
-"""Planted bugs of transactions: their deadlines, their claims, and what they prepare."""
+"""Planted bugs of transactions: deadlines, claims, and pending rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _under_way(replica: Replica, name: str) -> object:
 
 
 def _in_the_background(answer: object) -> Fault:
-    """Return the fault that has a method of a host's part run alone, and answers at once."""
+    """Return the fault that runs a method in the background and answers at once."""
 
     def fault(original: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
         async def begin(part: TransactionApplier | TransactionParts, *args: object) -> object:
@@ -63,18 +63,18 @@ def _completed_only(args: Commit) -> tuple[Claim, ...]:
 
 TRANSACTION_BUGS: tuple[Planted, ...] = (
     Planted(
-        "deadline ignored",
+        "a commit ignores its deadline",
         "log_entries.commit_transaction:_problem",
         _in_time,
-        "what is committed was dropped by all who knew that it was too late",
+        "a transaction commits after nodes deleted its pending rows",
         "lagging",
         quick=2,
     ),
     Planted(
-        "pending dropped before the deadline",
+        "pending rows are deleted before the deadline",
         "onyxq.leader.cohort.pending_facts:is_over",
         _deadlines_passed,
-        "what is prepared is gone when it is committed",
+        "a transaction commits without its pending rows",
         "log_away",
         quick=2,
     ),
@@ -82,61 +82,61 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
         "a task expires while a transaction holds it",
         "onyxq.core.transactions:HELD_MS",
         instead(0),
-        "a task that is completed by a commit is given to somebody else",
+        "a task that a commit completes is granted to another worker",
         "slow_to_see",
     ),
     Planted(
-        "required claims not looked at",
+        "a commit does not check its required claims",
         "log_entries.commit_transaction:_needed",
         instead(_completed_only),
-        "something happens under a claim that ran out",
+        "a transaction commits under an expired claim",
         "late_commits",
         quick=2,
     ),
     Planted(
-        "a repeat commits again",
+        "a repeated transaction commits again",
         "log_entries.commit_transaction:answer_of",
         instead(_under_way),
-        "a transaction that two nodes coordinate happens twice",
+        "a transaction that two nodes coordinate is applied twice",
         "asked_twice",
     ),
     Planted(
-        "settled before it is written",
+        "a part settles before it is written",
         "onyxq.leader.transaction_apply:TransactionApplier._make_visible",
         _in_the_background(None),
-        "a leader that dies takes what was committed with it",
+        "committed facts are lost with a leader",
         "dead_leaders",
         quick=2,
     ),
     Planted(
-        "prepared before a majority keeps it",
+        "a part counts as prepared before a majority has its rows",
         "onyxq.leader.transaction_parts:TransactionParts._keep",
         _in_the_background({}),
-        "what is committed was kept by nobody who lives",
+        "no live node has the rows of a committed transaction",
         "dying",
     ),
     Planted(
-        "what came back meanwhile is not offered",
+        "tasks that become ready during a prepare are not offered",
         "onyxq.leader.completions:Completions._unclaimed",
         returning(()),
-        "nobody gets a task that was given back, or expired, while a transaction was about to complete it",
+        "a task that was released, or whose claim expired, during a prepare is never granted",
         "given_back_meanwhile",
         quick=3,
     ),
     Planted(
-        "takeover without what is pending",
+        "a takeover does not fetch pending rows",
         "onyxq.leader.cohort.pending_facts:pull",
         _nothing_pulled,
-        "the next leader does not know what is to be committed, nor does who follows it",
+        "the next leaders lack the rows of transactions that will be committed",
         "handed_over",
         quick=3,
     ),
     Planted(
-        "new copies lack what is pending",
+        "new copies lack pending rows",
         "onyxq.leader.cohort.pending_facts:push",
         returning(None),
-        "when a partition's nodes have gone one by one, so has what was to be committed",
+        "after all nodes of a partition were replaced, pending rows are lost",
         "handed_over",
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of transactions."""

@@ -1,4 +1,4 @@
-"""Planted bugs of workers: how they hold claims, end, and give back."""
+"""Planted bugs of workers: how they renew, release and end claims."""
 
 from __future__ import annotations
 
@@ -43,54 +43,54 @@ def _of_this_attempt(attempt: Attempt, entry: LogEntry) -> bool:
 
 WORKER_BUGS: tuple[Planted, ...] = (
     Planted(
-        "what a stop interrupts counts as failed",
+        "tasks interrupted by a stop count as failed",
         "onyxq.worker.loop:_give_back",
         _interrupted_is_failed,
-        "every new version of a program costs its tasks an attempt",
+        "each deployment costs running tasks an attempt",
         "staff_changes",
         quick=3,
     ),
     Planted(
-        "a worker that stops keeps what it has not begun",
+        "a stopping worker does not release tasks that it has not started",
         "onyxq.worker.loop:_give_back",
         _waiting_is_kept,
-        "tasks wait for leases of workers that are gone, and count an attempt",
+        "tasks wait until leases of stopped workers expire, and lose an attempt",
         "staff_changes",
     ),
     Planted(
         "claims are not renewed",
         "onyxq.worker.heartbeats:Renewals._renew",
         returning(None),
-        "what takes longer than its lease is run by several at a time",
+        "a task that takes longer than its lease runs on several workers at a time",
         "staff_changes",
         quick=3,
     ),
     Planted(
-        "a worker hoards what it claimed ahead",
+        "a worker keeps tasks that it claimed ahead too long",
         "onyxq.worker.loop:Worker._patience_s",
         instead(_a_whole_lease),
-        "tasks wait behind a long one while others are idle",
+        "tasks wait for a long one while other workers are idle",
         "staff_changes",
     ),
     Planted(
-        "code goes on behind its lease",
+        "a task's code continues after its lease",
         "onyxq.worker.heartbeats:_is_lost",
         returning(False),
-        "a worker that is cut off goes on with what another one has",
+        "a worker without contact continues a task that another worker has",
         "staff_cut_off",
     ),
     Planted(
-        "a worker begins what came too late",
+        "a worker starts a task whose grant arrived too late",
         "onyxq.worker.loop:Worker._came_late",
         returning(False),
-        "a claim whose answer was long on the way is another's by now",
+        "the claim may already belong to another worker",
         "staff_cut_off",
     ),
     Planted(
         "checkpoints of earlier attempts are not found",
         "onyxq.worker.attempts:Attempt._is_earlier",
         instead(_of_this_attempt),
-        "every attempt begins from the beginning",
+        "every attempt starts from the beginning",
         "staff_changes",
     ),
 )

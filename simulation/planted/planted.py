@@ -1,4 +1,4 @@
-"""What a planted bug is: a seam of the tree, and the fault that goes there."""
+"""The type of a planted bug: a seam of the tree, and the fault that is put there."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class Planted:
 
     name: str
     seam: str
-    """The function, method or constant that it replaces; see `simulation.planted.seams`."""
+    """The function, method or constant that the fault replaces; see `simulation.planted.seams`."""
     fault: Fault
     breaks: str
-    """What can go wrong because of it."""
+    """What can go wrong because of the fault."""
     workload: str
     """The workload that is expected to find it."""
     runs: int = 100
-    """Seeds within which it must be found, from 1 on."""
+    """Seeds, from 1 on, within which the fault must be found."""
     more: tuple[tuple[str, Fault], ...] = ()
-    """More seams and faults, if one is not enough because others make up for it."""
+    """Further seams and faults, if one alone has no effect."""
     quick: int = 0
-    """Seeds, from 1 on, within which every full run of the tests finds it; 0: they do not try."""
+    """Seeds, from 1 on, within which every full run of the tests finds the fault; 0: the tests skip it."""
 
     @property
     def faults(self) -> tuple[tuple[str, Fault], ...]:
-        """All of its seams, with their faults."""
+        """All seams of the bug, with their faults."""
         return ((self.seam, self.fault), *self.more)

@@ -1,7 +1,7 @@
-"""Seams: the named functions, methods and constants of the tree where planted bugs go.
+"""Seams: the named functions, methods and constants of the tree that planted bugs replace.
 
-A seam is written as ``module:name`` or ``module:Class.name``. Where another module imported the
-name, ``module:name`` of that module means its uses there only: the fault of one caller.
+A seam is written as ``module:name`` or ``module:Class.name``. If another module imported the name,
+``module:name`` of that module means only the uses there, so the fault is one of that caller.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ PACKAGES = ("onyxq", "log_entries", "simulation")
 OWN = Path(__file__).resolve().parent
 
 Fault: TypeAlias = Callable[[Any], Any]
-"""Takes what is at a seam, and returns what replaces it."""
+"""Takes the object at a seam, and returns its replacement."""
 
 
 class NotPlanted(AssertionError):
-    """A seam does not exist, or nothing uses it: the planted bug must name another one."""
+    """A seam does not exist, or no code uses it, so the planted bug must name another one."""
 
 
 def instead(replacement: object) -> Fault:
-    """Return the fault that puts a function or a value at a seam, whatever was there."""
+    """Return the fault that puts a function or a value at a seam."""
     return lambda _: replacement
 
 
 def returning(answer: object) -> Fault:
-    """Return the fault that makes a function do nothing but return ``answer``."""
+    """Return the fault that makes a function only return ``answer``."""
 
     def fault(original: Callable[..., Any]) -> Callable[..., Any]:
         async def later(*_: object, **__: object) -> object:
@@ -55,14 +55,14 @@ class Seam:
 
     path: str
     owner: Any
-    """The module or the class whose name it is."""
+    """The module or the class that has the name."""
     name: str
     found: Any
     """The function, property or value that has the name."""
 
     @property
     def everywhere(self) -> bool:
-        """Whether it is the definition of a function or class, which other modules may have imported."""
+        """Whether this is the definition of a function or class, which other modules may have imported."""
         return inspect.ismodule(self.owner) and getattr(self.found, "__module__", "") == self.owner.__name__
 
 
@@ -80,7 +80,7 @@ def seam_at(path: str) -> Seam:
 
 
 def check(path: str, fault: Fault) -> None:
-    """Raise `NotPlanted` if a seam does not exist, if nothing uses it, or if the fault takes other arguments."""
+    """Raise `NotPlanted` if a seam does not exist, is unused, or if the fault takes other arguments."""
     seam = seam_at(path)
     _check_used(seam)
     found: Any = _function(seam.found)
@@ -89,7 +89,7 @@ def check(path: str, fault: Fault) -> None:
 
 
 def _takes_the_same(found: Callable[..., Any], made: Callable[..., Any]) -> bool:
-    """Return whether a function can be called by position, or by name, like the one that it replaces."""
+    """Return whether a function can be called like the one that it replaces, by position and by name."""
     taken = inspect.signature(found).parameters.values()
     named = {one.name: one for one in taken if one.kind is not one.VAR_POSITIONAL and one.kind is not one.VAR_KEYWORD}
     placed = [one for one in named.values() if one.kind is not one.KEYWORD_ONLY]
@@ -113,7 +113,7 @@ def _check_used(seam: Seam) -> None:
 
 @cache
 def _used_names() -> dict[str, set[str]]:
-    """Return, for each module of the tree apart from planted bugs, the names and attributes that its code reads."""
+    """Return the names and attributes that each module of the tree reads, planted bugs excluded."""
     used = {}
     for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if OWN not in file.parents):
         nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
@@ -127,7 +127,7 @@ def _used_names() -> dict[str, set[str]]:
 def faulty(faults: Sequence[tuple[str, Fault]]) -> Iterator[None]:
     """Put faults at seams, given by their paths, until the context ends; raises `NotPlanted`.
 
-    Modules that were imported before, and those that are imported meanwhile, see the faults.
+    Modules that were imported before, or are imported meanwhile, see the faults.
     """
     with ExitStack() as undo:
         for path, fault in faults:
@@ -139,7 +139,7 @@ def faulty(faults: Sequence[tuple[str, Fault]]) -> Iterator[None]:
 
 
 def _made(found: Any, fault: Fault) -> Any:
-    """Return what a fault makes of what is at a seam; of a property it replaces the function."""
+    """Return the replacement that a fault makes; for a property, the fault replaces its function."""
     return property(fault(found.fget)) if isinstance(found, property) else fault(found)
 
 
@@ -148,7 +148,7 @@ def _function(found: Any) -> Any:
 
 
 def _replace(seam: Seam, old: Any, new: Any) -> None:
-    """Bind ``new`` at a seam; where that is a definition, also in each module that imported it."""
+    """Bind ``new`` at a seam; for a definition, also in each module that imported it."""
     if seam.everywhere:
         for module in [module for name, module in sys.modules.items() if _is_ours(name)]:
             for name in [name for name, value in vars(module).items() if value is old]:
@@ -158,5 +158,5 @@ def _replace(seam: Seam, old: Any, new: Any) -> None:
 
 
 def _is_ours(module: str) -> bool:
-    """Return whether faults go to a module: it is of the tree, and does not itself hold planted bugs."""
+    """Return whether faults apply to a module: it is of the tree and holds no planted bugs."""
     return module.partition(".")[0] in PACKAGES and not module.startswith(__package__)

@@ -1,4 +1,4 @@
-"""Plants each bug in a process of its own and has its workload look for it."""
+"""Plants each bug in a process of its own and runs its workload until the bug is found."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Verdict:
     planted: Planted
     found: bool
     runs: int
-    """Seeds that were played."""
+    """Number of seeds that were played."""
     seconds: float
     checker: str = ""
     seed: int = 0
     what: str = ""
 
     def row(self) -> dict[str, Any]:
-        """For a table."""
+        """Return the verdict as a row of a table."""
         return {
             "planted": self.planted.name,
             "found": self.found,
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def look_for(planted: Planted, seeds: Iterable[int] | None = None) -> Verdict:
-    """Play seeds with the bug planted until one breaks something."""
+    """Play seeds with the bug planted until a checker fails."""
     wanted = seeds if seeds is not None else range(1, planted.runs + 1)
     began_s = time.monotonic()
     runs = 0
@@ -61,7 +61,10 @@ def look_for(planted: Planted, seeds: Iterable[int] | None = None) -> Verdict:
 
 
 def run_suite(planted: Sequence[Planted] = PLANTED, *, jobs: int = 1) -> Iterator[Verdict]:
-    """Look for all of them, ``jobs`` at a time; verdicts as they come. Raises `NotPlanted` before it begins."""
+    """Search for all planted bugs, ``jobs`` at a time; yield verdicts as they come.
+
+    Raises `NotPlanted` before the first run if a seam is missing.
+    """
     for one in planted:
         for path, fault in one.faults:
             check(path, fault)
@@ -92,5 +95,5 @@ def run_suite(planted: Sequence[Planted] = PLANTED, *, jobs: int = 1) -> Iterato
 
 
 def missed(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Those that were not found."""
+    """Return the verdicts of bugs that were not found."""
     return [verdict for verdict in verdicts if not verdict.found]

@@ -7,7 +7,6 @@ import pytest
 from tests.tidy import rules, words
 
 LEFT = (
-    "simulation/planted/",
     "onyxq/interfaces/",
     "onyxq/operations/",
     "tests/",

@@ -1,4 +1,4 @@
-"""Planted bugs of claims ahead: tasks that workers have before they are due."""
+"""Planted bugs of claims ahead: tasks that workers claim before they are due."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ def _lease_only(pick: _Pick) -> int:
     return pick.lease_ms
 
 
-AHEAD_BUGS: tuple[Planted, ...] = (
+CLAIM_AHEAD_BUGS: tuple[Planted, ...] = (
     Planted(
-        "what was claimed ahead is begun at once",
+        "tasks claimed ahead start at once",
         "onyxq.leader.grants.granter:_Pick.due_in_ms",
         returning(0),
-        "timers fire before their time",
+        "timers fire before they are due",
         "ahead_of_time",
         quick=3,
     ),
     Planted(
-        "the lease of what was claimed ahead begins when it is claimed",
+        "the lease of a task claimed ahead begins at the claim",
         "onyxq.leader.grants.granter:_Pick.granted_ms",
         instead(_lease_only),
-        "somebody else is given a task whose worker was told that its lease runs",
+        "a second worker gets a task while the first one believes that its lease is valid",
         "ahead_of_time",
         quick=3,
     ),
     Planted(
-        "tasks with keys are claimed ahead",
+        "tasks with ordering keys are claimed ahead",
         "onyxq.leader.grants.ready_heads:Heads._may_go_ahead",
         instead(_with_or_without_key),
-        "one that comes later and is due earlier waits for it",
+        "a newer task of the key that is due earlier must wait",
         "ahead_of_time",
         quick=3,
     ),
     Planted(
-        "tasks that are counted are claimed ahead",
+        "tasks of limited queues are claimed ahead",
         "onyxq.leader.grants.ready_heads:Heads._is_counted",
         returning(False),
-        "they take the places of others that could run",
+        "they use up the limit, and tasks that are due must wait",
         "ahead_of_time",
         quick=3,
     ),

@@ -1,4 +1,4 @@
-"""Planted bugs of the order of claims over several partitions and nodes."""
+"""Planted bugs in the order of claims over several partitions and nodes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def _no_shares(offers: object, maximum: int) -> dict[int, int]:
     return {}
 
 
-SHARE_BUGS: tuple[Planted, ...] = (
+CLAIM_ORDER_BUGS: tuple[Planted, ...] = (
     Planted(
-        "a claim of many takes from one node",
+        "a claim of many tasks takes all from one node",
         "onyxq.operations.claim_shares:_counts",
         instead(_no_shares),
-        "a task that is older than those that are claimed and given back is never granted",
+        "a task of another node is never granted, although claimed and released ones are newer",
         "shared_claims",
         quick=1,
     ),
     Planted(
-        "partitions with outdated heads come first",
+        "partitions with outdated heads are served first",
         "onyxq.leader.grants.ready_heads:_is_outdated",
         instead(_earlier_is_outdated),
-        "worse tasks of one partition are granted before better ones of another",
+        "later tasks of one partition are granted before earlier ones of another",
         "shared_claims",
     ),
 )

@@ -1,4 +1,4 @@
-"""Planted bugs about looks at everything: whose answers count, and of what they are."""
+"""Planted bugs of reads that ask all leaders: which answers count, and for which partitions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _anybody(cohort: Collection[str], told: Collection[str]) -> bool:
     return bool(cohort) and bool(told)
 
 
-LOOK_BUGS: tuple[Planted, ...] = (
+READ_BUGS: tuple[Planted, ...] = (
     Planted(
-        "what the leaders answered is taken for all there is",
+        "the answers of the leaders count for all partitions",
         "onyxq.node.all_leaders:Round.parts",
         _each_for_all,
-        "partitions that move while everything is counted or listed are missing from it",
+        "counts and lists lack partitions that moved meanwhile",
         "looked_at",
         quick=2,
     ),
@@ -55,20 +55,20 @@ LOOK_BUGS: tuple[Planted, ...] = (
         "looked_at",
     ),
     Planted(
-        "nobody is asked for promises before an answer counts",
+        "an answer counts without a check of promises",
         "onyxq.node.all_leaders:majority",
         instead(_anybody),
-        "a leader that does not know that it was deposed answers without what its successor was given",
+        "a leader that does not know that it was deposed answers without rows of its successor",
         "behind_the_times",
         quick=2,
     ),
     Planted(
-        "later promises are not told",
+        "later promises are not reported",
         "onyxq.node.all_leaders:AllLeaders._look",
         _silent_about_promises,
-        "a deposed leader that reaches the other nodes, but not the log, answers without what its successor was given",
+        "a deposed leader without access to the log answers without rows of its successor",
         "behind_the_times",
         quick=6,
     ),
 )
-"""Planted bugs about these."""
+"""The planted bugs of such reads."""
