@@ -1,1 +1,1 @@
-"""Programs that measure OnyxQ, and the systems that people would use instead, on this machine."""
+"""Programs that measure OnyxQ, and the systems with which it competes, on this machine."""

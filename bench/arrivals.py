@@ -1,7 +1,7 @@
-"""Times tasks that arrive at a fixed rate, from enqueue to the start of the handler.
+"""Measures tasks that arrive at a fixed rate, from enqueue to the start of the handler.
 
-One process produces and consumes: producers on some lanes, so that one slow enqueue does not
-hold back the next, and waiting workers on the others, each taking one task at a time.
+One process produces and consumes. Producers use some lanes, so that one slow enqueue does not delay
+the next. Waiting workers use the others, and each takes one task at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ WARMUP_S = 1.0
 class Arrivals:
     """Start and end of every task of a latency measurement, in seconds of one clock.
 
-    A task's time starts when its enqueue is called, or, if every producer is late because
-    earlier enqueues took long, when it should have been called: slowness is not hidden.
+    A task's time starts when its enqueue is called. If all producers are late because earlier enqueues took
+    long, it starts when the call was planned, so that slowness is not hidden.
     """
 
     def __init__(self, *, per_second: float, seconds: float, payload_bytes: int) -> None:
@@ -40,16 +40,16 @@ class Arrivals:
         self._lock = threading.Lock()
 
     def wait_s(self, number: int) -> float:
-        """Seconds until the task is to be enqueued."""
+        """Return the seconds until the task must be enqueued."""
         return self._begin + number * self._gap - time.perf_counter()
 
     def make(self, number: int, *, late: bool) -> list[bytes]:
-        """Start the task's clock; returns its payload."""
+        """Start the task's clock; return its payload."""
         self._start[number] = self._begin + number * self._gap if late else time.perf_counter()
         return make_payloads(number, 1, self._payload_bytes)
 
     def handle(self, payloads: Sequence[bytes]) -> None:
-        """What a worker's handler does first."""
+        """Stop the clock of a task, as the first step of its handler."""
         now = time.perf_counter()
         with self._lock:
             for payload in payloads:
@@ -59,16 +59,16 @@ class Arrivals:
                     self._left -= 1
 
     def open(self) -> bool:
-        """Whether workers must go on."""
+        """Whether workers must continue."""
         return self._left > 0 and time.perf_counter() < self.give_up_at
 
     def check(self) -> None:
-        """Raise `LostTasks` if some were not handled in time: percentiles of the rest would mislead."""
+        """Raise `LostTasks` if some tasks were not handled in time: percentiles of the rest would mislead."""
         if self._left:
             raise LostTasks(f"{self._left} of {self.total} tasks were not handled within {EMPTY_SECONDS_MAX:.0f} s")
 
     def summary(self) -> dict[str, Any]:
-        """Percentiles in milliseconds."""
+        """Return percentiles in milliseconds."""
         times = [end - start for start, end in zip(self._start, self._end, strict=True)]
         return {**percentiles(times), "tasks": len(times)}
 
@@ -76,7 +76,7 @@ class Arrivals:
 def latency(
     system: System, *, per_second: float, seconds: float, producers: int, workers: int, payload_bytes: int
 ) -> dict[str, Any]:
-    """Time from enqueue to the start of the handler; ``producers`` and ``workers`` are lanes."""
+    """Measure the time from enqueue to the start of the handler; ``producers`` and ``workers`` are numbers of lanes."""
 
     def fresh(duration: float) -> Arrivals:
         return Arrivals(per_second=per_second, seconds=duration, payload_bytes=payload_bytes)

@@ -1,11 +1,11 @@
-"""What a large backlog costs: memory, claims, lists, restarts, refills, and a stop until all of it is overdue.
+"""Measures a large backlog: memory, claims, lists, restarts, refills, and a stop until all of it is overdue.
 
     python -m bench.backlog [--tasks 2000000] [--systems onyxq-embedded-1,onyxq-zookeeper-3]
 
-Everything is measured with `SMALL` tasks in store and then with ``--tasks`` on the same cluster:
-they are mixed (see ``mixture.py``) and 100 bytes each.  Then one peer is killed and started again,
-a node is wiped and refilled as in ``sync.py``, and at last a cluster of its own is stopped until
-``--overdue`` delayed tasks are overdue.  Prints one JSON document.
+Everything is measured with `SMALL` stored tasks, and then with ``--tasks`` on the same cluster. The
+tasks are mixed (see ``mixture.py``) and have 100 bytes each. Then one peer is killed and started
+again, and a node is wiped and refilled as in ``sync.py``. At last another cluster is stopped until
+``--overdue`` delayed tasks are overdue. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
 
 SYSTEMS = {"onyxq-embedded-1": (1, 0), "onyxq-zookeeper-3": (3, 1), "onyxq-ensemble-3": (3, 3)}
-"""Peers and ZooKeeper servers."""
+"""Numbers of peers and ZooKeeper servers."""
 SMALL = 10_000
 PARTS = ("claims", "lists", "restart", "scrub", "refill", "overdue")
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 FEW = 120
-"""Tasks in each of the states that a backlog has few of."""
+"""Tasks in each of the states that are rare in a backlog."""
 CLAIMS = (*((queue, 1) for queue in READY), ("ready", 100))
 PAGE_TASKS = 100
 SETTLE_S = 3.0
@@ -55,13 +55,17 @@ def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(
         description="What a large backlog costs.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    made.add_argument("--systems", type=_names(SYSTEMS), default="onyxq-embedded-1,onyxq-zookeeper-3", help="which")
+    made.add_argument(
+        "--systems", type=_names(SYSTEMS), default="onyxq-embedded-1,onyxq-zookeeper-3", help="systems to measure"
+    )
     made.add_argument("--parts", type=_names(PARTS), default=",".join(PARTS), help="what to measure")
     made.add_argument("--tasks", type=int, default=2_000_000, help="tasks in store")
     made.add_argument("--overdue", type=int, default=1_000_000, help="delayed tasks that are overdue after a stop")
     made.add_argument("--payload", type=int, default=100, help="bytes per task")
     made.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement of claims")
-    made.add_argument("--directory", type=Path, default=None, help="where data goes (default: the temporary directory)")
+    made.add_argument(
+        "--directory", type=Path, default=None, help="directory of the data (default: the temporary directory)"
+    )
     return made.parse_args()
 
 
@@ -98,7 +102,7 @@ def _system(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _backlog(cluster: Cluster, options: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    """Fill a cluster and measure it, first with few tasks; ``found`` gets each part as it is done."""
+    """Fill a cluster and measure it, first with few tasks; add each part to ``found`` when it is done."""
     async with AsyncClient(cluster.addresses) as client:
         await until_whole(client, len(cluster.peers))
         await fill(client, first=0, before=SMALL, payload_bytes=options.payload)
@@ -127,7 +131,7 @@ async def _backlog(cluster: Cluster, options: argparse.Namespace, found: dict[st
 
 
 async def _some_of_each(client: AsyncClient) -> None:
-    """A few tasks in each state that a backlog has few of."""
+    """Make a few tasks in each state that is rare in a backlog."""
     for queue in ("completed", "failed", "cancelled", "claimed"):
         ids = await client.enqueue_many(queue, make_payloads(0, FEW, 100), retries=0)
         if queue == "cancelled":
@@ -144,7 +148,7 @@ async def _some_of_each(client: AsyncClient) -> None:
 
 
 async def _state(cluster: Cluster, client: AsyncClient, options: argparse.Namespace) -> dict[str, Any]:
-    """Memory, and how fast claims, counts and lists are now."""
+    """Return memory, and the durations of claims, counts and lists now."""
     await trio.sleep(SETTLE_S)
     found: dict[str, Any] = {"memory_mib": cluster.memory_mib(), "store_mib": round(cluster.disk_mib(), 1)}
     if "claims" in options.parts:
@@ -156,7 +160,7 @@ async def _state(cluster: Cluster, client: AsyncClient, options: argparse.Namesp
 
 
 async def _claims(client: AsyncClient, queue: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Durations of claims of one lane, each replaced and completed."""
+    """Return durations of claims of one lane; each claimed task is replaced and completed."""
     progress(f"claiming {batch} of {queue}")
     times: list[float] = []
     number, until = 0, time.perf_counter() + options.seconds
@@ -173,7 +177,7 @@ async def _claims(client: AsyncClient, queue: str, batch: int, options: argparse
 
 
 async def _lists(client: AsyncClient) -> dict[str, Any]:
-    """Milliseconds that counts and pages of each state take, and how many requests a page was made of."""
+    """Return the milliseconds of counts and of pages of each state, and the requests that a page needs."""
     progress("counting and listing")
     found: dict[str, Any] = {"count": await _timed(client.count), "queues": await _timed(client.queues)}
     found["page"] = await _timed(lambda: client.list(limit=PAGE_TASKS))
@@ -192,7 +196,7 @@ async def _timed(call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
 
 
 async def _page(client: AsyncClient, state: str) -> dict[str, Any]:
-    """Gather `PAGE_TASKS` of a state from the beginning on: requests, the slowest, all together."""
+    """Read the first `PAGE_TASKS` tasks of a state; return the number of requests, the slowest one, and the total."""
     times: list[float] = []
     tasks, after = 0, None
     while tasks < PAGE_TASKS:
@@ -210,7 +214,7 @@ async def _page(client: AsyncClient, state: str) -> dict[str, Any]:
 
 
 async def _restart(cluster: Cluster) -> dict[str, Any]:
-    """Seconds from the start of a killed peer until it serves, and of all of them until a claim succeeds."""
+    """Return the seconds from the start of a killed peer until it serves, and of all peers until a claim succeeds."""
     progress("killing a peer and starting it again")
     peer = cluster.peers[-1]
     found = {}
@@ -231,7 +235,7 @@ async def _restart(cluster: Cluster) -> dict[str, Any]:
 
 
 async def _first_claim(cluster: Cluster, numbers: list[int], queue: str) -> dict[str, float]:
-    """Start the peers together; seconds until all serve, and until a claim brought something."""
+    """Start the peers together; return the seconds until all serve, and until a claim got a task."""
     begin = time.perf_counter()
     claimed_s = 0.0
     async with trio.open_nursery() as nursery:
@@ -256,7 +260,7 @@ async def _first_claim(cluster: Cluster, numbers: list[int], queue: str) -> dict
 
 
 async def _scrub(cluster: Cluster, tasks: int) -> dict[str, Any]:
-    """Seconds until peers that were just started have looked through their whole stores; nobody asks for anything."""
+    """Return the seconds until started peers have scrubbed their whole stores without any client."""
     progress("waiting until all stores were looked through")
     for number in [one.number for one in cluster.peers]:
         cluster.kill(cluster.peers[0])
@@ -299,7 +303,7 @@ async def _overdue(cluster: Cluster, options: argparse.Namespace) -> dict[str, A
 
 
 async def _delayed(client: AsyncClient, options: argparse.Namespace, due_ms: int) -> None:
-    """Half of the tasks in runs as large as they go, half in runs of ten."""
+    """Store half of the tasks in runs of the largest size, half in runs of ten."""
     starts = iter(range(0, options.overdue, BATCH_TASKS))
 
     async def some(payloads: list[bytes], at_ms: int) -> None:
@@ -320,7 +324,7 @@ async def _delayed(client: AsyncClient, options: argparse.Namespace, due_ms: int
 
 
 async def _claims_only(client: AsyncClient, options: argparse.Namespace) -> dict[str, Any]:
-    """Durations of claims while tasks become ready."""
+    """Return durations of claims while tasks become ready."""
     times: list[float] = []
     until = time.perf_counter() + options.seconds
     while time.perf_counter() < until:

@@ -1,7 +1,7 @@
-"""What all benchmarks share: the machine they ran on, medians of several runs, JSON output.
+"""Parts that all benchmarks share: a description of the machine, medians of several runs, JSON output.
 
-A benchmark prints one JSON document on stdout, so that results can be kept and compared;
-progress goes to stderr.
+A benchmark prints one JSON document on stdout, so that results can be kept and compared. Progress
+goes to stderr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on: processor, memory, kernel, Python."""
+    """Return what the figures depend on: processor, memory, kernel, Python."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -29,10 +29,10 @@ def machine() -> dict[str, Any]:
 
 
 def median_of(runs: int, fn: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Call ``fn`` ``runs`` times and give the median of every number it returned.
+    """Call ``fn`` ``runs`` times and return the median of every number that it returned.
 
-    Maps inside are treated alike; other values are those of the last run. ``spread``
-    holds the lowest and highest value of each number at the top.
+    Nested maps are treated alike; other values are those of the last run. ``spread`` has the lowest and highest
+    value of each number at the top level.
     """
     results = [fn() for _ in range(runs)]
     spread = {
@@ -44,12 +44,12 @@ def median_of(runs: int, fn: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def medians(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The median of every number in maps of one shape."""
+    """Return the median of every number in maps of one shape."""
     return {key: _median([result[key] for result in results]) for key in results[-1]}
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile and maximum of durations, in milliseconds."""
+    """Return median, 99th percentile and maximum of durations, in milliseconds."""
     ordered = sorted(seconds)
     if not ordered:
         return {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
@@ -59,7 +59,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Processor time that processes have taken so far."""
+    """Return the processor time that processes have used so far."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
@@ -68,7 +68,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def progress(text: str) -> None:
-    """Say on stderr what is being measured."""
+    """Print on stderr what is being measured."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,8 @@
-"""Milliseconds that the pages of the dashboard take, with many queues and tasks.
+"""Measures the milliseconds of the dashboard's pages, with many queues and tasks.
 
-One peer with a log of its own, as a process; pages are asked for one after the other over one connection.
-Run it from the project's root: ``python -m bench.dashboard --queues 10000 --tasks 1000000``.
+One peer with an embedded log runs as a process. Pages are requested one after the other over one
+connection. Run it from the project's root: ``python -m bench.dashboard --queues 10000 --tasks
+1000000``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.common import cpu_seconds, emit, machine, percentiles, progress
 from onyxq.client import Client
 
 FAILED_QUEUES = 20
-"""Queues of which a task fails for good, so that there are dead letters."""
+"""Queues in which a task fails for good, so that there are dead letters."""
 FAILED = 20
 PAYLOAD = json.dumps({"to": "somebody@example.com", "text": "x" * 100}).encode()
 
@@ -45,14 +46,14 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description="Milliseconds that the pages of the dashboard take.")
     made.add_argument("--queues", type=int, default=10_000)
-    made.add_argument("--tasks", type=int, default=1_000_000, help="of all queues together")
-    made.add_argument("--times", type=int, default=10, help="how often each page is asked for")
+    made.add_argument("--tasks", type=int, default=1_000_000, help="tasks in all queues together")
+    made.add_argument("--times", type=int, default=10, help="requests of each page")
     return made.parse_args()
 
 
 @contextmanager
 def _peer() -> Iterator[tuple[int, str, str]]:
-    """A peer's process, its address and where its pages are."""
+    """Start a peer; return its process, its address and the address of its pages."""
     data = tempfile.mkdtemp(prefix="onyxq-bench-")
     command = [sys.executable, "-m", "onyxq", "peer", "start", "--json", "--data", data]
     command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
@@ -68,7 +69,7 @@ def _peer() -> Iterator[tuple[int, str, str]]:
 
 
 def _fill(address: str, *, queues: int, tasks: int) -> str:
-    """Enqueue, claim some, have some fail; the id of a task that was claimed."""
+    """Enqueue, claim some tasks and fail some; return the id of a claimed task."""
     each = max(1, tasks // queues)
     with Client(address) as client:
         for number in range(queues):
@@ -84,7 +85,10 @@ def _fill(address: str, *, queues: int, tasks: int) -> str:
 
 
 def _paths(http: httpx.Client, sample: str) -> list[str]:
-    """Every page, lists also in their middle; the log at its end, which the first look has to step to."""
+    """Return the paths of all pages, lists also from their middle, and the end of the log.
+
+    The first request for the end of the log has to step through all of it.
+    """
     last = http.get("/v1/cluster").json()["position"]
     return [
         "/",
@@ -112,7 +116,7 @@ def _paths(http: httpx.Client, sample: str) -> list[str]:
 
 
 def _page(http: httpx.Client, path: str, times: int, pid: int) -> dict[str, Any]:
-    """How long it takes, the first time and then, how much processor time of the peer, and how large it is."""
+    """Return the time of the first request and of later ones, the peer's processor time, and the page's size."""
     progress(path)
     took = []
     size = 0

@@ -1,9 +1,9 @@
-"""Drives a system's lanes and times them: the same loops for OnyxQ and every competitor.
+"""Runs and measures a system's lanes: the same loops for OnyxQ and every competitor.
 
-All lanes live in one process, which both produces and consumes ("one worker").  In the
-lifecycle each lane repeats: enqueue a batch, claim until it has taken as many tasks as it
-gave (its own or another lane's), complete what each claim brought.  So the queue stays
-short and every task goes through all three steps within the time measured.
+All lanes are in one process, which both produces and consumes ("one worker"). In the lifecycle each
+lane repeats the following: enqueue a batch, then claim and complete until it has taken as many
+tasks as it enqueued (its own or those of another lane). So the queue stays short, and every task
+goes through all three steps within the measured time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import anyio
 from bench.competitors.base import AsyncLane, AsyncSystem, System, ThreadLane, ThreadSystem
 
 NUMBER_BYTES = 8
-"""Each payload starts with its number, so that every single task can be accounted for."""
+"""Bytes of the number at the start of each payload, by which every task is accounted for."""
 NOISE_BYTES = 1 << 20
 CLAIM_WAIT_S = 0.5
 EMPTY_SECONDS_MAX = 10.0
-"""A lane that finds nothing for so long although tasks are outstanding gives up."""
+"""Time after which a lane gives up if it finds no task although some are outstanding."""
 
 _names = itertools.count(1)
 
@@ -42,7 +42,7 @@ class Mode(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Mode:
-        """From ``BATCHxLANES``, as in ``100x4``."""
+        """Parse ``BATCHxLANES``, as in ``100x4``."""
         batch, lanes = text.split("x")
         return cls(int(batch), int(lanes))
 
@@ -56,7 +56,7 @@ class LostTasks(Exception):
 
 @contextmanager
 def started(system: System, parent: Path | None) -> Iterator[None]:
-    """The system running on data in a fresh directory, both gone afterwards whatever happens."""
+    """Start the system with data in a fresh directory; stop it and delete the data at the end."""
     with TemporaryDirectory(prefix="onyxq-bench-", dir=parent, ignore_cleanup_errors=True) as directory:
         home = Path(directory)
         home.chmod(0o711)
@@ -70,7 +70,7 @@ def started(system: System, parent: Path | None) -> Iterator[None]:
 
 
 def fresh_queue() -> str:
-    """A queue name that no earlier measurement of this process used."""
+    """Return a queue name that no earlier measurement of this process used."""
     return f"bench{next(_names)}"
 
 
@@ -80,7 +80,7 @@ def _noise(size: int) -> bytes:
 
 
 def make_payloads(first: int, count: int, payload_bytes: int) -> list[bytes]:
-    """Numbered payloads. The rest is noise, so that compression anywhere gains nothing."""
+    """Return numbered payloads; the rest of each is noise, so that compression gains nothing."""
     rest = payload_bytes - NUMBER_BYTES
     noise = _noise(NOISE_BYTES + rest)
     starts = (number * 97 % NOISE_BYTES for number in range(first, first + count))
@@ -101,14 +101,14 @@ class Lifecycle:
         self.call_seconds: dict[str, list[float]] = {"enqueue": [], "claim": [], "complete": []}
 
     def payloads(self) -> list[bytes]:
-        """The next batch of numbered payloads."""
+        """Return the next batch of numbered payloads."""
         with self._lock:
             first = self._next
             self._next += self.batch
         return make_payloads(first, self.batch, self._payload_bytes)
 
     def note(self, call: str, since: float) -> float:
-        """Record the duration of a call; returns the present time."""
+        """Record the duration of a call; return the present time."""
         now = time.perf_counter()
         self.call_seconds[call].append(now - since)
         return now
@@ -119,7 +119,7 @@ class Lifecycle:
             raise LostTasks(f"{self._next} enqueued, {len(self.seen)} claimed, {len(set(self.seen))} of them different")
 
     def summary(self, elapsed_s: float) -> dict[str, Any]:
-        """Rate, and the median duration of each kind of call in milliseconds."""
+        """Return the rate, and the median duration of each kind of call in milliseconds."""
         calls = {f"{name}_ms": round(1000 * statistics.median(each), 3) for name, each in self.call_seconds.items()}
         return {
             "tasks_per_second": round(len(self.seen) / elapsed_s, 1),
@@ -175,7 +175,7 @@ def _give_up(empty_s: float, owed: int) -> None:
 
 
 def in_threads(work: Sequence[Callable[[], None]]) -> None:
-    """Run all, one thread each; raises the first error once all are done."""
+    """Run each in a thread; raise the first error once all have ended."""
     errors: list[BaseException] = []
 
     def guarded(each: Callable[[], None]) -> None:

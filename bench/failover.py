@@ -1,19 +1,20 @@
-"""How long a job stands still when its driver's peer is killed: from ``kill -9`` to the next committed batch.
+"""Measures how long a job pauses when its driver's peer is killed: from ``kill -9`` to the next committed batch.
 
     python -m bench.failover [--runs 2] [--modes cold,warm]
 
-One peer without Spark and two that host it share a ZooKeeper.  A job reads a queue, which a client
-keeps filling, and writes another.  Once some batches are committed the peer that drives it is killed
-with its whole machine's share of the job.  The log tells when what happened:
+One peer without Spark and two peers that host it share a ZooKeeper. A job reads a queue, which a
+client keeps filling, and writes another queue. Once some batches are committed, the peer that
+drives the job is killed, with all processes of the job on its machine. The log shows when each part
+ended:
 
-* *session*: until the peer is found dead, and the log has given the job to the other one;
-* *start*: until the other one's query runs.  Cold, it first starts a virtual machine and opens a
-  session (*host*; it begins with that once the driver does not answer, before the log gives it the
-  job); warm, its session is open already;
+* *session*: until the peer is found dead and the log has given the job to the other peer.
+* *start*: until the other peer's query runs. In the mode *cold* it first starts a virtual machine
+  and opens a session (*host*). It begins with that when the driver does not answer, before the log
+  gives it the job. In the mode *warm* its session is already open.
 * *recovery*: until its first batch is committed.
 
-Before a run is *warm*, its standby's session has been open for a while.  All tasks must have come
-out once in the end.  Prints one JSON document.
+A run is *warm* if the standby's session has been open for a while. At the end all tasks must have
+come out exactly once. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -40,29 +41,29 @@ from onyxq.client import AsyncClient
 
 SPARK = ("--spark", "--allow-local-code", "--slots", "2")
 GOALS_S = {"cold": 15.0, "warm": 4.0}
-"""From the change of driver to the first batch."""
+"""Goals for the time from the change of driver to the first batch, in seconds."""
 TASKS, EVERY_S = 20, 0.2
 BATCHES = 3
-"""Committed before the kill."""
+"""Batches that are committed before the kill."""
 LOOK_EVERY_S = 0.1
 STEP_S_MAX = 300.0
 
 
 @define
 class Seen:
-    """What the log said of the job, and when it was heard."""
+    """The log's events about the job, and when they were read."""
 
     versions: dict[int, float] = field(factory=dict)
     ready: dict[int, float] = field(factory=dict)
     first: dict[int, float] = field(factory=dict)
-    """When the first batch of a version was committed."""
+    """Version -> when its first batch was committed."""
     up: float = math.inf
     """When the next driver's session was open."""
     batches: int = 0
     news: anyio.Event = field(factory=anyio.Event)
 
     def note(self, name: str, version: int) -> None:
-        """An entry of the job's driver was applied."""
+        """Record an entry of the job's driver."""
         now = time.monotonic()
         if name == "driver_ready":
             self.ready.setdefault(version, now)
@@ -72,12 +73,12 @@ class Seen:
         self.tell()
 
     def tell(self) -> None:
-        """Wake who waits."""
+        """Wake the waiting callers."""
         self.news.set()
         self.news = anyio.Event()
 
     async def until(self, about: str, check: Callable[[], bool]) -> None:
-        """Return once so much was seen."""
+        """Wait until an event was seen."""
         progress(f"  waiting for {about}")
         with anyio.fail_after(STEP_S_MAX):
             while not check():
@@ -85,7 +86,7 @@ class Seen:
 
 
 async def watch(seen: Seen, connect: str, job: str, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Note what the log says of the job."""
+    """Record the log's events about the job."""
     async with api.subscribe_async(connect=connect) as events:
         task_status.started()
         async for _, entry, verdict, diff in events:
@@ -99,14 +100,14 @@ async def watch(seen: Seen, connect: str, job: str, task_status: anyio.abc.TaskS
 
 @define
 class Filling:
-    """Keeps a queue from running dry until told to stop."""
+    """Keeps a queue filled until it is stopped."""
 
     sent: list[bytes] = field(factory=list)
     wanted: bool = True
     ended: anyio.Event = field(factory=anyio.Event)
 
     async def run(self, client: AsyncClient, queue: str) -> None:
-        """Enqueue now and then; what was begun is seen through."""
+        """Enqueue at intervals; finish a started enqueue."""
         number = 0
         while self.wanted:
             number += 1
@@ -118,14 +119,14 @@ class Filling:
 
 
 async def note_up(seen: Seen, cluster: Cluster) -> None:
-    """Note when a host is up among the peers that are left."""
+    """Record when a host is up on one of the remaining peers."""
     while not any(await anyio.to_thread.run_sync(cluster.metric, "onyxq_spark_host_up")):
         await anyio.sleep(LOOK_EVERY_S)
     seen.up = time.monotonic()
 
 
 async def until_warm(peers: list[Peer], cluster: Cluster) -> None:
-    """Return once every host has its session open."""
+    """Wait until every host has an open session."""
     progress("  waiting for warm sessions")
     with anyio.fail_after(STEP_S_MAX):
         while sum(cluster.metric("onyxq_spark_host_up")) < len(peers):
@@ -133,7 +134,7 @@ async def until_warm(peers: list[Peer], cluster: Cluster) -> None:
 
 
 async def fail_over(cluster: Cluster, name: str, *, warm: bool) -> dict[str, float]:
-    """One job, one kill: the seconds of each part."""
+    """Run one job with one kill; return the seconds of each part."""
     witness, *hosts = cluster.peers
     job = Job(
         id=name,
@@ -182,7 +183,7 @@ async def fail_over(cluster: Cluster, name: str, *, warm: bool) -> dict[str, flo
 
 
 def measured(directory: Path | None, mode: str, runs: int) -> dict[str, Any]:
-    """The medians of a mode; after each run the killed peer is started again."""
+    """Return the medians of a mode; the killed peer is started again after each run."""
     options = (*SPARK, "--spark-warm") if mode == "warm" else SPARK
     numbers = itertools.count()
     with running(1, directory, zookeepers=1) as cluster:
@@ -207,9 +208,9 @@ def measured(directory: Path | None, mode: str, runs: int) -> dict[str, Any]:
 def main() -> None:
     """Measure and print the JSON document."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--runs", type=int, default=2, help="measurements of which the median is given")
+    made.add_argument("--runs", type=int, default=2, help="number of measurements; the figures are their medians")
     made.add_argument("--modes", type=lambda text: text.split(","), default="cold,warm")
-    made.add_argument("--directory", type=Path, default=None, help="where data goes")
+    made.add_argument("--directory", type=Path, default=None, help="directory of the data")
     options = made.parse_args()
     modes = options.modes if isinstance(options.modes, list) else options.modes.split(",")
     end_on_signal()

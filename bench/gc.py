@@ -1,13 +1,13 @@
-"""What collecting the log costs those who use the cluster: pauses with it beside pauses without it.
+"""Measures the effect of log collections on clients: pauses with and without them.
 
     python -m bench.gc [--collections 200] [--held 2000] [--seconds 10]
 
-Three peers on one ZooKeeper, all on this machine, under a steady load of enqueues, claims and
-completions.  Stretches with collections, asked of the peers in turn one right after the
-other, take turns with equally long ones without.  A pause is the time of the slowest call
-that touched a stretch.  Beside the calls stand sleeps of this process, which ask nobody:
-by how much they last longer is what the machine and the bench itself add to a call.
-Every grant is checked: none may be lost or come twice.  Prints one JSON document.
+Three peers on one ZooKeeper, all on this machine, are under a steady load of enqueues, claims and
+completions. Periods with collections, which the peers run in turn, alternate with equally long ones
+without. The pause of a period is the time of its slowest call. This process also sleeps for short
+times beside the calls. How much longer these sleeps last shows how much the machine and the
+benchmark add to a call. Every grant is checked: none may be lost or come twice. Prints one JSON
+document.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onyxq.interfaces.cli.daemons import spare_collections
 LANES = 4
 BATCH_TASKS = 10
 BACKLOG_TASKS = 400
-"""Tasks that are ready at any time, so that no claim waits for one."""
+"""Tasks that are always ready, so that no claim waits for one."""
 LEASE_MS = 60_000
 HELD_LEASE_MS = 3_600_000
 STRETCHES = 5
@@ -43,7 +43,7 @@ Calls = list[tuple[float, float]]
 
 @define
 class Measured:
-    """What the lanes saw."""
+    """Figures of the lanes."""
 
     calls: dict[str, Calls] = field(factory=lambda: {"enqueue": [], "claim": [], "complete": [], SLEEP: []})
     enqueued: set[bytes] = field(factory=set)
@@ -53,7 +53,7 @@ class Measured:
     stop: bool = False
 
     async def timed(self, kind: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Make a call and note how long it took."""
+        """Make a call and record its duration."""
         start = time.perf_counter()
         answer = await call()
         self.calls[kind].append((start, time.perf_counter()))
@@ -61,7 +61,7 @@ class Measured:
 
 
 async def lane(client: AsyncClient, measured: Measured, number: int, pace_s: float) -> None:
-    """Enqueue, claim, complete at a steady pace until told to stop."""
+    """Enqueue, claim and complete at a steady pace until told to stop."""
     at = trio.current_time() + pace_s * number / LANES
     while not measured.stop:
         at = max(at + pace_s, trio.current_time())
@@ -71,7 +71,7 @@ async def lane(client: AsyncClient, measured: Measured, number: int, pace_s: flo
 
 
 async def sleeper(measured: Measured) -> None:
-    """Ask nobody anything until told to stop."""
+    """Sleep again and again without any request until told to stop."""
     while not measured.stop:
         await measured.timed(SLEEP, lambda: trio.sleep(0.005))
 
@@ -83,7 +83,7 @@ async def enqueue(client: AsyncClient, measured: Measured, count: int) -> None:
 
 
 async def take(client: AsyncClient, measured: Measured, worker: str, *, wait_ms: int) -> int:
-    """Claim some tasks and complete them; how many."""
+    """Claim some tasks and complete them; return how many."""
     claims = await measured.timed(
         "claim",
         lambda: client.claim(["load"], max=BATCH_TASKS, lease_ms=LEASE_MS, wait_ms=wait_ms, worker=worker),
@@ -98,7 +98,7 @@ async def take(client: AsyncClient, measured: Measured, worker: str, *, wait_ms:
 
 
 async def hold(client: AsyncClient, count: int) -> int:
-    """Claims in flight that stay, each with a token of its own: what makes the replica large."""
+    """Make claims that stay, each with a token of its own, so that the replica is large."""
     for start in range(0, count, 500):
         await client.enqueue_many("held", [b"x"] * min(500, count - start))
     held = 0
@@ -115,7 +115,7 @@ async def hold(client: AsyncClient, count: int) -> int:
 
 
 async def collect(addresses: Sequence[str], count: int) -> tuple[list[dict[str, Any]], Calls]:
-    """So many collections, asked of the peers in turn; their reports, and when they were."""
+    """Run a number of collections, on the peers in turn; return their reports and times."""
     reports, times = [], []
     for number in range(count):
         async with AsyncClient([addresses[number % len(addresses)]]) as client:
@@ -126,7 +126,7 @@ async def collect(addresses: Sequence[str], count: int) -> tuple[list[dict[str, 
 
 
 async def run(addresses: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The whole measurement."""
+    """Run the whole measurement."""
     measured = Measured()
     reports: list[dict[str, Any]] = []
     times: Calls = []
@@ -170,7 +170,7 @@ async def run(addresses: Sequence[str], options: argparse.Namespace) -> dict[str
 
 
 def figures(measured: Measured, stretches: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Latencies of the calls that touched some stretches of time."""
+    """Return latencies of the calls in some periods."""
     found: dict[str, Any] = {"seconds": round(sum(end - start for start, end in stretches), 1)}
     slow = 0
     for kind, calls in measured.calls.items():
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--collections", type=int, default=200)
     parser.add_argument("--held", type=int, default=2_000, help="claims that stay in flight")
     parser.add_argument("--rate", type=float, default=40.0, help="rounds of enqueue, claim, complete per second")
-    parser.add_argument("--seconds", type=float, default=5.0, help="least length of a stretch without collections")
+    parser.add_argument("--seconds", type=float, default=5.0, help="shortest period without collections")
     options = parser.parse_args()
     system = OnyxqZookeeper3()
     with tempfile.TemporaryDirectory() as directory:

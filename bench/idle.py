@@ -1,10 +1,10 @@
-"""What a cluster costs that has nothing to do: percent of a core of each of three peers.
+"""Measures the cost of an idle cluster: percent of a core of each of three peers.
 
     python -m bench.idle [--seconds 60] [--workers 64]
 
-Three peers on one ZooKeeper, all on this machine, once with no client at all and once with
-workers that wait on empty queues.  Processor time is the kernel's count of each process, the
-client's left out.  Prints one JSON document.
+Three peers on one ZooKeeper, all on this machine, run once without any client, and once with
+workers that wait on empty queues. Processor time is the kernel's count for each process, without
+the client's. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from onyxq.worker.loop import AHEAD_MS
 
 GOAL_PERCENT = 2.0
 SETTLE_S = 10.0
-"""From a whole cluster, or the first claims, to the measurement."""
+"""Pause before the measurement, once the cluster is complete or the claims have begun, in seconds."""
 QUEUES = 8
 CLAIM_WAIT_MS = 30_000
 
 
 async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
-    """Both modes on one cluster."""
+    """Measure both modes on one cluster."""
     async with AsyncClient(cluster.addresses) as client:
         await until_whole(client)
     found = {"alone": await percent(cluster, options.seconds)}
@@ -42,7 +42,7 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, An
 
 
 async def percent(cluster: Cluster, seconds: float) -> dict[str, Any]:
-    """Percent of a core that each peer, and ZooKeeper, takes for so long."""
+    """Return the percent of a core that each peer, and ZooKeeper, uses within a time."""
     assert cluster.zookeeper is not None
     pids = [*(peer.pid for peer in cluster.peers), *cluster.zookeeper.pids]
     await trio.sleep(SETTLE_S)
@@ -57,7 +57,7 @@ async def percent(cluster: Cluster, seconds: float) -> dict[str, Any]:
 
 
 async def wait(client: AsyncClient, number: int) -> None:
-    """A worker that nobody has anything for, asking as workers do."""
+    """Claim from an empty queue as a worker does."""
     queue, worker = f"queue-{number % QUEUES}", f"worker-{number}"
     while True:
         await client.claim(queue, wait_ms=CLAIM_WAIT_MS, worker=worker, ahead_ms=AHEAD_MS)
@@ -66,9 +66,13 @@ async def wait(client: AsyncClient, number: int) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="bench.idle", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of each measurement (default 60)")
-    parser.add_argument("--workers", type=int, default=64, metavar="N", help="that wait, on one client (default 64)")
-    parser.add_argument("--directory", type=Path, default=None, help="where data goes")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="length of each measurement (default 60)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=64, metavar="N", help="waiting workers, on one client (default 64)"
+    )
+    parser.add_argument("--directory", type=Path, default=None, help="directory of the data")
     options = parser.parse_args()
     end_on_signal()
     with three_peers(options.directory) as cluster:

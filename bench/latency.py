@@ -1,7 +1,7 @@
-"""Milliseconds from enqueue to the start of the handler at 100 tasks a second.
+"""Measures milliseconds from enqueue to the start of the handler at 100 tasks a second.
 
-One client process holds the producers and the waiting workers, so both ends read one clock.
-Run it from the project's root: ``python -m bench.latency --systems onyxq``.
+One client process has the producers and the waiting workers, so both ends use one clock. Run it
+from the project's root: ``python -m bench.latency --systems onyxq``.
 """
 
 from __future__ import annotations

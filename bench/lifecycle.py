@@ -1,8 +1,8 @@
-"""Tasks per second through enqueue, claim and complete: OnyxQ beside other systems.
+"""Measures tasks per second through enqueue, claim and complete: OnyxQ and other systems.
 
-Every system is measured singly with 64 tasks in flight and in batches of 100 and 1,000,
-by one client process that both produces and consumes, with durable writes.  Run it from
-the project's root: ``python -m bench.lifecycle --systems onyxq-embedded-1,redis-streams``.
+Every system is measured with single tasks, 64 of them in flight, and with batches of 100 and 1,000.
+One client process both produces and consumes, and writes are durable. Run it from the project's
+root: ``python -m bench.lifecycle --systems onyxq-embedded-1,redis-streams``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _options() -> argparse.Namespace:
     made = parser("Tasks per second through enqueue, claim and complete.")
     made.add_argument("--modes", type=_modes, default=MODES, help="comma-separated BATCHxLANES")
     made.add_argument("--seconds", type=float, default=5.0, help="duration of one measurement")
-    made.add_argument("--warmup", type=float, default=1.0, help="seconds of the same before it, not counted")
+    made.add_argument("--warmup", type=float, default=1.0, help="seconds of warm-up before each measurement")
     return made.parse_args()
 
 

@@ -1,10 +1,9 @@
-"""How fast the log is: latency of append and of append to read, and rates, under several loads.
+"""Measures the log: latency of an append, latency from append to read, and rates, under several loads.
 
     python -m bench.log [--runs 3] [--seconds 3] [--logs embedded zookeeper-1 zookeeper-3]
 
-One session appends, another one reads at the tail; both live in one process with the
-ZooKeeper servers on the same machine. Prints one JSON document; every figure is the
-median of the runs.
+One session appends, and another one reads at the tail. Both are in one process, with the ZooKeeper
+servers on the same machine. Prints one JSON document; every figure is the median of the runs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ GROUPS = (10, 100)
 
 
 class Load:
-    """One load on an empty log: who appended what when, and when it was read."""
+    """One load on an empty log: when each record was appended, and when it was read."""
 
     def __init__(self, writer: LogSession, reader: LogSession) -> None:
         self.writer = writer
@@ -43,7 +42,7 @@ class Load:
         self._started = time.perf_counter()
 
     async def append(self) -> None:
-        """Append one record that carries the time it was sent."""
+        """Append one record that contains its time."""
         sent = time.perf_counter()
         await self.writer.append(b"%.9f" % sent + bytes(RECORD_BYTES - 32))
         self.append_s.append(time.perf_counter() - sent)
@@ -58,12 +57,12 @@ class Load:
             position += 1
 
     async def caught_up(self) -> None:
-        """Wait until all that was appended is read."""
+        """Wait until all appended records are read."""
         while len(self.read_s) < len(self.append_s):
             await trio.sleep(0.001)
 
     def figures(self) -> dict[str, Any]:
-        """Rate and latencies."""
+        """Return rate and latencies."""
         return {
             "records_per_s": round(len(self.append_s) / (time.perf_counter() - self._started), 1),
             "append": percentiles(self.append_s),
@@ -72,14 +71,14 @@ class Load:
 
 
 async def one_by_one(load: Load, seconds: float) -> None:
-    """Each append waits for the one before."""
+    """Append records one after the other."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         await load.append()
 
 
 async def paced(load: Load, seconds: float, *, per_s: int) -> None:
-    """Appends start on time, whether earlier ones are done or not."""
+    """Start appends on time, even if earlier ones have not ended."""
     start = trio.current_time()
     async with trio.open_nursery() as nursery:
         for number in range(round(seconds * per_s)):
@@ -88,7 +87,7 @@ async def paced(load: Load, seconds: float, *, per_s: int) -> None:
 
 
 async def grouped(load: Load, seconds: float, *, size: int) -> None:
-    """Groups of appends in flight together."""
+    """Append groups of records at the same time."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         async with trio.open_nursery() as nursery:
@@ -97,7 +96,7 @@ async def grouped(load: Load, seconds: float, *, size: int) -> None:
 
 
 async def measure(backend: LogBackend, name: str, seconds: float) -> dict[str, Any]:
-    """One run of one load on an empty log."""
+    """Run one load once on an empty log."""
     writer, reader = await backend.session(), await backend.session()
     load = Load(writer, reader)
     async with trio.open_nursery() as nursery:
@@ -120,7 +119,7 @@ async def measure(backend: LogBackend, name: str, seconds: float) -> dict[str, A
 
 
 async def catch_up(backend: LogBackend, count: int) -> float:
-    """Records per second of a new reader that is behind."""
+    """Return the records per second of a new reader that catches up."""
     session = await backend.session()
     started = time.perf_counter()
     for position in range(count):
@@ -132,7 +131,7 @@ async def catch_up(backend: LogBackend, count: int) -> float:
 
 @contextlib.asynccontextmanager
 async def fresh_log(hosts: str) -> AsyncIterator[LogBackend]:
-    """An empty log: in the ZooKeeper at ``hosts``, or embedded if there is none."""
+    """Open an empty log: in the ZooKeeper at ``hosts``, or embedded without ``hosts``."""
     if hosts:
         yield ZookeeperBackend(hosts, f"bench-{uuid.uuid4().hex[:8]}")
         return
@@ -145,7 +144,7 @@ async def fresh_log(hosts: str) -> AsyncIterator[LogBackend]:
 
 
 async def run_once(hosts: str, name: str, seconds: float) -> dict[str, Any]:
-    """One run of one load."""
+    """Run one load once."""
     async with fresh_log(hosts) as backend:
         return await measure(backend, name, seconds)
 

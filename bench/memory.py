@@ -1,9 +1,9 @@
-"""What a large backlog costs a peer: memory beyond its mapped file, and slower claims.
+"""Measures what a large backlog costs a peer: memory beyond its mapped file, and slower claims.
 
-One peer on the embedded log holds 1,000,000 ready tasks.  Pages of the store's file are the
-kernel's cache and are counted apart (``smaps``); what remains is the peer's own.  Claims are
-timed in the same loop (enqueue, claim, complete) on an almost empty queue and behind the
-backlog.  Run it from the project's root: ``python -m bench.memory``.
+One peer on the embedded log has 1,000,000 ready tasks. Pages of the store's file belong to the
+kernel's cache and are counted separately (``smaps``); the rest is the peer's own memory. Claims are
+measured in the same loop (enqueue, claim, complete) on an almost empty queue and with the backlog.
+Run it from the project's root: ``python -m bench.memory``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLAIM_BATCHES = (1, 100)
 AHEAD = 1_000
 """Ready tasks on the almost empty queue."""
 SETTLE_S = 2.0
-"""Before memory is read, so that what is under way is done."""
+"""Pause before memory is read, so that running work ends, in seconds."""
 
 _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+\s*(.*)$")
 
@@ -63,8 +63,10 @@ def _options() -> argparse.Namespace:
     made.add_argument("--tasks", type=int, default=1_000_000, help="ready tasks in the backlog")
     made.add_argument("--payload", type=int, default=100, help="bytes per task")
     made.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement of claims")
-    made.add_argument("--runs", type=int, default=3, help="measurements of which the median is given")
-    made.add_argument("--directory", type=Path, default=None, help="where data goes (default: the temporary directory)")
+    made.add_argument("--runs", type=int, default=3, help="number of measurements; the figures are their medians")
+    made.add_argument(
+        "--directory", type=Path, default=None, help="directory of the data (default: the temporary directory)"
+    )
     return made.parse_args()
 
 
@@ -112,7 +114,7 @@ async def _measure(system: OnyxqEmbedded1, options: argparse.Namespace) -> dict[
 
 
 async def _fill(lanes: list[AsyncLane], payload_bytes: int, tasks: int) -> None:
-    """Enqueue ``tasks`` tasks, every lane its share."""
+    """Enqueue ``tasks`` tasks, shared by the lanes."""
     firsts = iter(range(0, tasks, FILL_BATCH))
 
     async def fill(lane: AsyncLane) -> None:
@@ -125,7 +127,7 @@ async def _fill(lanes: list[AsyncLane], payload_bytes: int, tasks: int) -> None:
 
 
 async def _claims(lane: AsyncLane, batch: int, payload: bytes, seconds: float) -> dict[str, Any]:
-    """Median milliseconds of a claim, while each claim's tasks are replaced and completed."""
+    """Return the median milliseconds of a claim; each claimed task is replaced and completed."""
     times = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -146,7 +148,7 @@ async def _memory(pid: int) -> dict[str, float]:
 
 
 def resident_kib(smaps: str) -> tuple[int, int]:
-    """Resident KiB of a process: its own, and that of LMDB's mapped files."""
+    """Return the resident KiB of a process: its own memory, and pages of LMDB's mapped files."""
     own = mapped = 0
     path = ""
     for line in smaps.splitlines():

@@ -17,12 +17,12 @@ DAY_MS = 86_400_000
 READY = ("ready", "keyed", "single")
 """Queues with tasks that can be claimed."""
 KINDS = ("ready", "ready", "delayed", "ready", "single", "ready", "keyed", "ready", "delayed", "ready")
-"""What the batches are, in turn: so is the name of their queue."""
+"""Kinds of the batches, in turn, which are also the names of their queues."""
 MIXTURE = {kind: f"{10 * KINDS.count(kind)} %" for kind in sorted(set(KINDS))}
 
 
 async def fill(client: AsyncClient, *, first: int, before: int, payload_bytes: int) -> float:
-    """Store the tasks with these numbers; seconds that it took."""
+    """Store the tasks with these numbers; return the seconds."""
     starts = iter(range(first, before, BATCH_TASKS))
     begin = time.perf_counter()
 
@@ -51,7 +51,7 @@ async def put(client: AsyncClient, kind: str, number: int, payloads: Sequence[by
 
 
 async def _singly(client: AsyncClient, queue: str, payloads: Iterator[bytes]) -> None:
-    """Each a run of its own: one that names its time is not grouped with others."""
+    """Enqueue each task as a run of its own, by naming its time."""
 
     async def lane() -> None:
         for payload in payloads:

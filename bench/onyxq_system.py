@@ -1,8 +1,8 @@
 """OnyxQ as a measured system: peers in processes of their own, one client in this process.
 
-Four configurations: one peer on the embedded log, one or three peers on a real ZooKeeper
-server, and three on an ensemble of three.  Every peer syncs its store before it acknowledges;
-with three peers each task is kept by three nodes and acknowledged by a majority.
+There are four configurations: one peer on the embedded log, one or three peers on a real ZooKeeper
+server, and three peers on an ensemble of three. Every peer syncs its store before it acknowledges.
+With three peers, each task is on three nodes and acknowledged by a majority.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class OnyxqLane:
         self._worker = worker
 
     async def enqueue(self, payloads: Sequence[bytes]) -> None:
-        """enqueue_many."""
+        """Call ``enqueue_many``."""
         await self._client.enqueue_many(self._queue, payloads)
 
     async def claim(self, count: int, wait_s: float) -> Batch:
-        """claim."""
+        """Call ``claim``."""
         claims = await self._client.claim(
             [self._queue], max=count, lease_ms=LEASE_MS, wait_ms=int(wait_s * 1000), worker=self._worker
         )
         return Batch(claims.payloads, claims)
 
     async def complete(self, receipt: Any) -> None:
-        """complete."""
+        """Call ``complete``."""
         await self._client.complete(receipt)
 
 
@@ -91,7 +91,7 @@ class OnyxqEmbedded1(AsyncSystem):
             self._zookeeper.stop()
 
     def settings(self) -> dict[str, Any]:
-        """Peers, log and durability."""
+        """Return peers, log and durability."""
         return {
             "server": "onyxq peer start",
             "servers": self.peers,
@@ -102,20 +102,20 @@ class OnyxqEmbedded1(AsyncSystem):
         }
 
     def pids(self) -> list[int]:
-        """Process ids of the peers."""
+        """Return the process ids of the peers."""
         return self._servers.pids()
 
     def file_bytes(self) -> int:
-        """Disk space that the LMDB files of all peers take."""
+        """Return the disk space of the LMDB files of all peers."""
         return sum(512 * file.stat().st_blocks for file in self._home.rglob("*.mdb"))
 
     async def ready(self, queue: str) -> int:
-        """How many tasks of a queue are ready; only while lanes are open."""
+        """Return how many tasks of a queue are ready; only while lanes are open."""
         counts = await self._client.count(queue)
         return int(counts[queue]["ready"])
 
     async def open(self, queue: str, *, lanes: int, waiting: bool) -> list[AsyncLane]:
-        """One client for all lanes."""
+        """Open one client for all lanes."""
         from onyxq import AsyncClient
 
         self._client = AsyncClient(self.addresses[0])
@@ -129,7 +129,7 @@ class OnyxqEmbedded1(AsyncSystem):
             self._client = None
 
     def _wait_ready(self, output: Path) -> str:
-        """The address in a peer's ``ready`` line."""
+        """Return the address in a peer's ``ready`` line."""
         until = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < until:
             self._servers.check()
@@ -170,4 +170,4 @@ class OnyxqEnsemble3(OnyxqEmbedded1):
 ONYXQ: dict[str, Callable[[], System]] = {
     made.name: made for made in (OnyxqEmbedded1, OnyxqZookeeper1, OnyxqZookeeper3, OnyxqEnsemble3)
 }
-"""How to make each configuration, by its name."""
+"""Name -> constructor of each configuration."""

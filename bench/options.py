@@ -1,4 +1,4 @@
-"""Options and reporting that the programs measuring several systems share."""
+"""Options and reporting of the programs that measure several systems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUPS = {"all": tuple(SYSTEMS), "onyxq": tuple(ONYXQ), "competitors": tuple(COM
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the options common to these programs."""
+    """Return a parser with the options that these programs share."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     made.add_argument(
         "--systems",
@@ -29,9 +29,11 @@ def parser(description: str) -> argparse.ArgumentParser:
         default="all",
         help=f"comma-separated: {', '.join(SYSTEMS)}, or one of {', '.join(GROUPS)}",
     )
-    made.add_argument("--runs", type=int, default=3, help="measurements of which the median is given")
+    made.add_argument("--runs", type=int, default=3, help="number of measurements; the figures are their medians")
     made.add_argument("--payload", type=int, default=100, help="bytes per task, at least 8")
-    made.add_argument("--directory", type=Path, default=None, help="where data goes (default: the temporary directory)")
+    made.add_argument(
+        "--directory", type=Path, default=None, help="directory of the data (default: the temporary directory)"
+    )
     return made
 
 
@@ -44,7 +46,7 @@ def _systems(text: str) -> list[str]:
 
 
 def end_on_signal() -> None:
-    """Make SIGTERM an ordinary exit, so that servers are stopped and directories removed."""
+    """Turn SIGTERM into an ordinary exit, so that servers are stopped and directories removed."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -58,10 +60,9 @@ def document(
     measure: Callable[[System], dict[str, Any]],
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """Measure every chosen system, one after the other; the program's JSON document.
+    """Measure every chosen system, one after the other; return the program's JSON document.
 
-    A system that is not installed is ``{"skipped": reason}``, one that failed
-    ``{"error": reason}``.
+    A system that is not installed is ``{"skipped": reason}``; one that failed is ``{"error": reason}``.
     """
     end_on_signal()
     head = {"benchmark": benchmark, "machine": machine(), "settings": settings}
@@ -77,20 +78,20 @@ def _measured(name: str, options: argparse.Namespace, measure: Callable[[System]
     except Skip as reason:
         progress(f"{name}: skipped: {reason}")
         return {"skipped": str(reason)}
-    except Exception as error:  # one broken system must not lose the others' figures
+    except Exception as error:  # a broken system must not lose the figures of the others
         progress(f"{name}: failed: {reason_of(error)}")
         return {"error": reason_of(error)}
 
 
 def reason_of(error: BaseException) -> str:
-    """The first leaf of an exception group, in a line."""
+    """Return the first leaf of an exception group, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
 
 
 def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The measurement, or ``{"error": reason}``: a mode that fails leaves the others standing."""
+    """Return the measurement, or ``{"error": reason}``, so that other modes continue after a failed one."""
     try:
         return measure()
     except Exception as error:  # reported in the document
@@ -99,5 +100,5 @@ def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def joined(values: Iterable[object]) -> str:
-    """Values as they are given on the command line."""
+    """Join values as they are given on the command line."""
     return ",".join(map(str, values))

@@ -1,14 +1,13 @@
-"""Ordering keys: tasks per second through keys, and what a key that is stuck costs the others.
+"""Measures ordering keys: tasks per second through keys, and the effect of a blocked key on other keys.
 
-    python -m bench.ordering [--keys 100] [--tasks 200] [--behind 5000]
+    python -m bench.ordering [--keys 100] [--tasks 200] [--blocked 5000]
 
-Three peers on one ZooKeeper, all on this machine.  *Throughput*: so many keys with so many
-tasks each are stored, then taken by workers of which each claims, completes and claims again; of a
-key only one task is ever with a worker.  *Poison*: tasks arrive at a fixed rate under as many keys
-and are timed from enqueue to a worker that has the claim, in turns without and with one more key in
-the same queue whose first task always fails, and behind which ``--behind`` tasks wait.  Every task
-must come once and in the order of its key, and of the poisoned key none but the first.
-Prints one JSON document.
+Three peers on one ZooKeeper run on this machine. *Throughput*: a number of keys with some tasks
+each are stored. Workers then claim and complete them; of each key only one task is claimed at a
+time. *Poison*: tasks arrive at a fixed rate under as many keys, and are measured from enqueue to
+claim. This is done in turns without and with one more key in the same queue. The first task of that
+key always fails, and ``--blocked`` tasks wait for it. Every task must come once and in the order of
+its key. Of the poisoned key only the first may come. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from onyxq.client import AsyncClient, Claim
 from onyxq.errors import Unavailable
 
 GOAL_RATIO = 2.0
-"""The goal: 99th percentile with poison within so many times that without."""
+"""The goal: the 99th percentile with poison is at most this multiple of the one without."""
 POISON = "poison"
 POISON_RETRY_MS = 100
 LEASE_MS = 60_000
@@ -48,23 +47,23 @@ class OutOfOrder(Exception):
 
 @define
 class Keys:
-    """Tasks of keys, each numbered within its key, and which of them came."""
+    """Tasks of keys, numbered within their key, and which of them were claimed."""
 
     queue: str
     expected: int
     taken: dict[str, int] = field(factory=dict)
-    """How many of each key came."""
+    """Key -> how many of its tasks were claimed."""
     latest_s: list[float] = field(factory=list)
     """Seconds from enqueue to claim."""
     began: dict[tuple[str, int], float] = field(factory=dict)
     failed: int = 0
-    """Failures of the poisoned key's head."""
+    """Failures of the poisoned key's first task."""
     unavailable: int = 0
-    """Claims answered so: a leader was not heard in time."""
+    """Claims that were answered with ``unavailable``, because a leader did not answer in time."""
     over: anyio.Event = field(factory=anyio.Event)
 
     async def worker(self, client: AsyncClient, name: str) -> None:
-        """Claim, complete, again, until all came."""
+        """Claim and complete until all tasks came."""
         while not self.over.is_set():
             try:
                 claims = await client.claim(
@@ -99,14 +98,14 @@ class Keys:
 
 
 async def worked(client: AsyncClient, keys: Keys, workers: int) -> None:
-    """So many workers until all came."""
+    """Run a number of workers until all tasks came."""
     async with anyio.create_task_group() as group:
         for number in range(workers):
             group.start_soon(keys.worker, client, f"worker-{number}")
 
 
 async def throughput(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
-    """Tasks per second through keys that all have their tasks."""
+    """Return tasks per second through keys whose tasks are all stored."""
     keys = Keys(fresh_queue(), options.keys * options.tasks)
     async with AsyncClient(cluster.addresses) as client:
         await until_whole(client)
@@ -135,15 +134,15 @@ async def throughput(cluster: Cluster, options: argparse.Namespace) -> dict[str,
 
 
 async def arrivals(cluster: Cluster, options: argparse.Namespace, *, poison: bool) -> dict[str, Any]:
-    """Milliseconds from enqueue to claim, for tasks that arrive at a fixed rate."""
+    """Return milliseconds from enqueue to claim, for tasks that arrive at a fixed rate."""
     warmup = int(options.rate * WARMUP_S)
     total = warmup + int(options.rate * options.seconds)
     keys = Keys(fresh_queue(), total)
     async with AsyncClient(cluster.addresses) as client:
         if poison:
             await client.enqueue(keys.queue, b"poison 0", ordering_key=POISON, retries=None)
-            behind = [b"poison %d" % number for number in range(1, options.behind + 1)]
-            await client.enqueue_many(keys.queue, behind, ordering_key=POISON)
+            blocked = [b"poison %d" % number for number in range(1, options.blocked + 1)]
+            await client.enqueue_many(keys.queue, blocked, ordering_key=POISON)
         begin = time.perf_counter() + 0.5
 
         async def arrive(number: int) -> None:
@@ -155,7 +154,7 @@ async def arrivals(cluster: Cluster, options: argparse.Namespace, *, poison: boo
             await client.enqueue(keys.queue, b"%s %d" % (key.encode(), place), ordering_key=key)
 
         async def producer(first: int) -> None:
-            # One key's tasks come from one producer: their order is that of its calls.
+            # The tasks of a key come from one producer, so their order is that of its calls.
             for number in range(first, total, options.keys):
                 await arrive(number)
 
@@ -174,7 +173,7 @@ async def arrivals(cluster: Cluster, options: argparse.Namespace, *, poison: boo
 
 
 async def poisoned(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
-    """Without and with poison in turns, so that both meet the same machine; medians."""
+    """Measure without and with poison in turns, so that both have the same conditions; return medians."""
     found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     for run, poison in itertools.product(range(options.runs), (False, True)):
         progress(f"arrivals {'with' if poison else 'without'} poison, run {run + 1}")
@@ -207,7 +206,7 @@ def main() -> None:
     settings = {
         "keys": options.keys,
         "tasks_per_key": options.tasks,
-        "behind_poison": options.behind,
+        "blocked_tasks": options.blocked,
         "workers": f"{options.workers} in one process, each claims up to {CLAIM_TASKS} at a time",
         "arrivals_per_second": options.rate,
         "seconds": options.seconds,
@@ -219,13 +218,13 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--keys", type=int, default=100)
-    made.add_argument("--tasks", type=int, default=200, help="per key, for the throughput")
-    made.add_argument("--behind", type=int, default=5_000, help="tasks behind the one that always fails")
+    made.add_argument("--tasks", type=int, default=200, help="tasks per key, for the throughput")
+    made.add_argument("--blocked", type=int, default=5_000, help="tasks that wait for the one that always fails")
     made.add_argument("--rate", type=int, default=100, help="tasks that arrive per second")
-    made.add_argument("--seconds", type=float, default=10.0, help="of each measurement with arrivals")
-    made.add_argument("--runs", type=int, default=3, help="measurements of each kind, of which the median is given")
+    made.add_argument("--seconds", type=float, default=10.0, help="length of each measurement with arrivals")
+    made.add_argument("--runs", type=int, default=3, help="measurements of each kind; the figures are their medians")
     made.add_argument("--workers", type=int, default=16)
-    made.add_argument("--directory", type=Path, default=None, help="where data goes")
+    made.add_argument("--directory", type=Path, default=None, help="directory of the data")
     return made.parse_args()
 
 

@@ -1,10 +1,9 @@
-"""The page of figures, made from the documents that the benchmarks printed.
+"""Makes the page of figures from the JSON documents of the benchmarks.
 
     python -m bench.page > docs/performance.rst
 
-Reads every document in ``bench/figures`` as it was printed; nothing on the page is written by hand
-but the sentences around the tables.  A figure that misses its goal is marked, a measurement that
-failed or was left out says why.
+Reads every document in ``bench/figures``. Only the sentences around the tables are written by hand.
+A figure that misses its goal is marked. A failed or skipped measurement shows the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ a figure is the lowest and the highest measurement. A goal that was missed is ma
 
 @frozen
 class Section:
-    """What the page has of one benchmark."""
+    """The section of one benchmark."""
 
     benchmark: str
     title: str
@@ -50,7 +49,7 @@ class Section:
 
 
 def page(documents: Mapping[str, Map]) -> str:
-    """The whole page; ``documents`` by benchmark."""
+    """Return the whole page; ``documents`` are by benchmark."""
     parts = [INTRO.strip()]
     for section in SECTIONS:
         document = documents[section.benchmark]
@@ -61,7 +60,10 @@ def page(documents: Mapping[str, Map]) -> str:
 
 
 def stored() -> dict[str, Map]:
-    """The documents that are kept, by benchmark; of two of one benchmark, the later by name has what both measured."""
+    """Return the stored documents, by benchmark.
+
+    If there are two documents of one benchmark, the later one by name wins for figures that both have.
+    """
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(FIGURES.glob("*.json")):
         document = json.loads(path.read_text("utf-8"))
@@ -80,7 +82,7 @@ def _machine(said: Map) -> str:
 
 
 def _table(head: Sequence[str], rows: Rows) -> str:
-    """A simple table; its first column must not be empty."""
+    """Return a simple table; its first column must not be empty."""
     cells = [list(head), *([cell or "\\ " for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = "  ".join("=" * width for width in widths)
@@ -105,7 +107,7 @@ def _goal(reached: bool) -> str:
 
 
 def _said(found: Map, *names: str, shown: Callable[[float], str] = _count) -> list[str]:
-    """So many cells of one measurement, the first with its span; why there are none, in the first."""
+    """Return a number of cells of one measurement; the first one has its range, or the reason if it has no figures."""
     for why in ("error", "skipped"):
         if why in found:
             return [f"{why}: {found[why]}", *[""] * (len(names) - 1)]

@@ -1,7 +1,7 @@
-"""Peers of a measurement, mostly three on one ZooKeeper, that may be killed, started again or wiped on the way.
+"""Peers of a measurement, mostly three on one ZooKeeper, which it may kill, restart or wipe.
 
-Unlike the systems that are compared with others (`bench.onyxq_system`) they have short
-timeouts, because what is measured here is how a cluster does with the loss of a peer.
+They have shorter timeouts than the systems that are compared (`bench.onyxq_system`), because these
+benchmarks measure the loss of a peer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onyxq.log.zookeeper_server import ZookeeperServer
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = 3
 PARTITIONS = 64
-"""Of a cluster that its first peer makes."""
+"""Partitions of a cluster that its first peer creates."""
 ABSENT_AFTER_MS = 2_000
 SESSION_TIMEOUT_MS = 3_000
 LOOK_EVERY_S = 0.25
@@ -39,7 +39,7 @@ _SENT = re.compile(r'^onyxq_sync_(rows|bytes)_total\{direction="sent"\} (\d+)', 
 
 @define
 class Peer:
-    """One node's process and where it serves."""
+    """The process of one node, and its address."""
 
     number: int
     pid: int
@@ -54,7 +54,7 @@ class Cluster:
 
     home: Path
     zookeeper: ZookeeperServer | None
-    """None: one peer on the embedded log."""
+    """None for one peer on the embedded log."""
     absent_after_ms: int = ABSENT_AFTER_MS
     servers: Servers = field(factory=Servers)
     peers: list[Peer] = field(factory=list)
@@ -62,11 +62,11 @@ class Cluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Where the peers that run serve."""
+        """Return the addresses of the running peers."""
         return [peer.listen for peer in self.peers]
 
     def start(self, number: int | None = None, *, options: Sequence[str] = ()) -> Peer:
-        """Start a peer, on an empty directory or on that of one before; returns once it serves."""
+        """Start a peer on an empty directory or an existing one; return once it serves."""
         if number is None:
             number, self.started = self.started, self.started + 1
         name = f"peer-{number}"
@@ -96,7 +96,7 @@ class Cluster:
         raise RuntimeError(f"peer {number} does not serve: {output.read_text(errors='replace')[-800:]}")
 
     def create(self, partitions: int) -> None:
-        """Make the cluster that peers will find, with another number of partitions than the usual."""
+        """Create the cluster before its peers, with another number of partitions than usual."""
         assert self.zookeeper is not None, "an embedded log begins with its first peer"
         made = [
             sys.executable,
@@ -111,23 +111,23 @@ class Cluster:
         subprocess.run([*made, "--zookeeper", self.zookeeper.hosts], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def kill(self, peer: Peer) -> None:
-        """SIGKILL; `start` with its number runs it again."""
+        """Send SIGKILL; `start` with the peer's number runs it again."""
         self.peers.remove(peer)
         self.servers.end(peer.pid)
 
     def wipe(self) -> None:
-        """Kill the newest peer and delete what it has."""
+        """Kill the newest peer and delete its data."""
         peer = self.peers[-1]
         self.kill(peer)
         shutil.rmtree(self.home / f"peer-{peer.number}")
 
     def stop(self) -> None:
-        """Have all peers leave and end; `start` runs them again."""
+        """Stop all peers properly; `start` runs them again."""
         self.servers.stop()
         self.peers.clear()
 
     def memory_mib(self) -> dict[str, list[float]]:
-        """Resident memory of each peer: its own, and pages of mapped files, which are the kernel's cache."""
+        """Return the resident memory of each peer: its own, and pages of mapped files, which are the kernel's cache."""
         found = [_resident_kib(peer.pid) for peer in self.peers]
         return {
             "own": [round(own / 1024, 1) for own, _ in found],
@@ -135,11 +135,11 @@ class Cluster:
         }
 
     def disk_mib(self) -> float:
-        """What the largest store takes on the disk."""
+        """Return the disk space of the largest store."""
         return max(512 * file.stat().st_blocks for file in self.home.rglob("data.mdb")) / (1 << 20)
 
     def metric(self, name: str) -> list[float]:
-        """A metric without labels, of each peer; 0 where it is not known yet."""
+        """Return a metric without labels of each peer; 0 if it does not exist yet."""
         found = []
         for peer in self.peers:
             with urllib.request.urlopen(f"http://{peer.http}/metrics", timeout=30) as answer:
@@ -148,7 +148,7 @@ class Cluster:
         return found
 
     def sent(self) -> dict[str, int]:
-        """Rows and bytes that the peers sent so far to make copies equal."""
+        """Return rows and bytes that the peers have sent so far to make copies equal."""
         total = {"rows": 0, "bytes": 0}
         for peer in self.peers:
             with urllib.request.urlopen(f"http://{peer.http}/metrics", timeout=30) as answer:
@@ -157,7 +157,7 @@ class Cluster:
         return total
 
     async def most_leading(self, client: AsyncClient) -> Peer:
-        """The peer that leads most partitions."""
+        """Return the peer that leads most partitions."""
         placed = (await client.call("partitions", {}))["partitions"]
         led = [one["leader_node"] for one in placed]
         return max(self.peers, key=lambda peer: led.count(peer.node))
@@ -177,7 +177,7 @@ def _resident_kib(pid: int) -> tuple[int, int]:
 def three_peers(
     directory: Path | None, *, absent_after_ms: int = ABSENT_AFTER_MS, partitions: int = PARTITIONS
 ) -> AbstractContextManager[Cluster]:
-    """As `running`, three on one ZooKeeper."""
+    """Start three peers on one ZooKeeper, as `running` does."""
     return running(PEERS, directory, zookeepers=1, absent_after_ms=absent_after_ms, partitions=partitions)
 
 
@@ -190,9 +190,9 @@ def running(
     absent_after_ms: int = ABSENT_AFTER_MS,
     partitions: int = PARTITIONS,
 ) -> Iterator[Cluster]:
-    """A cluster that serves, on data in a fresh directory; all gone afterwards whatever happens.
+    """Start a cluster on data in a fresh directory; stop it and delete the data at the end.
 
-    ``zookeepers``: its servers, 0 for one peer on the embedded log.
+    ``zookeepers``: the number of servers, 0 for one peer on the embedded log.
     """
     with ExitStack() as stack:
         temporary = TemporaryDirectory(prefix="onyxq-bench-", dir=directory, ignore_cleanup_errors=True)
@@ -210,7 +210,7 @@ def running(
 
 
 async def whole(client: AsyncClient, peers: int = PEERS) -> bool:
-    """Whether all peers are there and every partition has all the copies it can have, which lack nothing."""
+    """Return whether all peers are up and every partition has all the copies it can have, all of them complete."""
     try:
         cluster = await client.call("cluster", {})
         placed = (await client.call("partitions", {}))["partitions"]
@@ -222,7 +222,7 @@ async def whole(client: AsyncClient, peers: int = PEERS) -> bool:
 
 
 async def until_whole(client: AsyncClient, peers: int = PEERS, *, seconds: float = 300.0) -> None:
-    """Return once `whole`."""
+    """Wait until `whole`."""
     with anyio.fail_after(seconds):
         while not await whole(client, peers):
             await anyio.sleep(LOOK_EVERY_S)

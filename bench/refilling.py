@@ -1,4 +1,4 @@
-"""Wiping a node of a cluster and timing how the others fill it, with clients at work or not."""
+"""Wipes a node of a cluster and measures how it is refilled, with and without a load of clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LANES = 4
 BATCH_TASKS = 100
 WHOLE_SECONDS_MAX = 1_800.0
 GOAL = 0.70
-"""What part of its speed the cluster is to keep."""
+"""The goal: the part of its speed that the cluster keeps."""
 
 
 @define
@@ -31,7 +31,7 @@ class Load:
     errors: int = 0
 
     async def lane(self, client: AsyncClient, number: int) -> None:
-        """Enqueue, claim, complete for ever."""
+        """Enqueue, claim and complete for ever."""
         payloads = make_payloads(number, BATCH_TASKS, 100)
         while True:
             try:
@@ -49,7 +49,7 @@ class Load:
 
 @asynccontextmanager
 async def loaded(client: AsyncClient) -> AsyncIterator[Load]:
-    """The lanes at work."""
+    """Run the lanes."""
     load = Load()
     async with trio.open_nursery() as nursery:
         for number in range(LANES):
@@ -59,7 +59,7 @@ async def loaded(client: AsyncClient) -> AsyncIterator[Load]:
 
 
 async def refill(cluster: Cluster, client: AsyncClient, load: Load | None) -> dict[str, Any]:
-    """Wipe a node, start it anew and time how it is filled."""
+    """Wipe a node, start it again, and measure how it is refilled."""
     await trio.to_thread.run_sync(cluster.wipe)
     await trio.to_thread.run_sync(cluster.start)
     before = await trio.to_thread.run_sync(cluster.sent)
@@ -82,7 +82,7 @@ async def refill(cluster: Cluster, client: AsyncClient, load: Load | None) -> di
 
 
 async def refilled(cluster: Cluster, client: AsyncClient, *, tasks: int, seconds: float) -> dict[str, Any]:
-    """Refill a node twice: of a cluster that nobody uses, and under load; what the load loses."""
+    """Refill a node without clients and under load; return the times and the loss of speed of the load."""
     progress("refilling a node of a cluster that nobody uses")
     idle = await refill(cluster, client, None)
     progress(f"measuring the load for {seconds} s")
@@ -115,7 +115,7 @@ async def refilled(cluster: Cluster, client: AsyncClient, *, tasks: int, seconds
 
 
 async def _sample(load: Load, each_s: list[int]) -> None:
-    """What the load does in each second, from the moment on at which the node is wiped."""
+    """Count the calls of the load in each second from the wipe on."""
     while True:
         done = load.done
         await trio.sleep(1)

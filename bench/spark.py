@@ -1,13 +1,14 @@
-"""What Spark costs: archives written, checked and summed up; queues as source and sink; user functions.
+"""Measures Spark: archives written, checked and summed up; queues as source and sink; user functions.
 
-An archive of 10,000,000 claims (four tasks in five have one, the fifth has two; one task in
-twenty has an ordering key) is made with pyarrow, as peers lay it out.  It is checked by
-``onyxq.spark.analysis``, once as a command would, with the time in which Spark starts, and once
-more in the same session.  How fast peers themselves archive is measured apart, from a store
-in memory.  Queues, of one peer on the embedded log, are read and written beside Spark's own rate
-source, without a sink, and Parquet sink: rows per second, all batches of 10,000, the first not
-counted.  User functions are timed alone, by segments and by Arrow batches.  Run it from the project's
-root: ``python -m bench.spark``.
+An archive of 10,000,000 claims is made with pyarrow, in the layout of peers. Four tasks in five
+have one claim, the others two. One task in twenty has an ordering key. ``onyxq.spark.analysis``
+checks the archive once as a command would, including the start of Spark, and once more in the same
+session. The speed at which peers archive is measured separately, from a store in memory.
+
+Queues of one peer on the embedded log are read and written, and compared with Spark's own rate
+source and Parquet sink: rows per second, in batches of 10,000, the first one not counted. User
+functions are measured alone, by segments and by Arrow batches. Run it from the project's root:
+``python -m bench.spark``.
 """
 
 from __future__ import annotations
@@ -76,15 +77,15 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
-        "--parts", default="archive,history,queues,functions", help="which, with commas between (default all)"
+        "--parts", default="archive,history,queues,functions", help="parts to measure, comma-separated (default all)"
     )
     made.add_argument("--claims", type=int, default=10_000_000)
     made.add_argument("--archived", type=int, default=200_000, help="tasks that a peer archives (default 200000)")
     made.add_argument("--tasks", type=int, default=200_000, help="tasks that are read and written (default 200000)")
-    made.add_argument("--segments", type=int, default=1_000_000, help="for user functions (default 1000000)")
+    made.add_argument("--segments", type=int, default=1_000_000, help="segments for user functions (default 1000000)")
     made.add_argument("--master", default="local[*]")
     made.add_argument("--memory", default="2g", help="heap of Spark (default 2g)")
-    made.add_argument("--directory", help="where data lies (default: the system's temporary directory)")
+    made.add_argument("--directory", help="directory of the data (default: the system's temporary directory)")
     return made.parse_args()
 
 
@@ -92,7 +93,7 @@ def _options() -> argparse.Namespace:
 
 
 def _archive(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """A bucket of completed tasks, in runs, as a peer archives it before it purges it."""
+    """Archive a bucket of completed tasks, in runs, as a peer does before a purge."""
     progress(f"archiving {options.archived} tasks")
 
     async def measure() -> dict[str, Any]:
@@ -181,7 +182,7 @@ def _functions(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 
 def _peak_mib(process: int | str) -> int:
-    """The most memory that a process ever had resident."""
+    """Return the largest resident memory of a process."""
     for line in Path(f"/proc/{process}/status").read_text("ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) // 1024

@@ -1,4 +1,4 @@
-"""A large archive of tasks, made column by column: rows made in Python would take longer than checking them."""
+"""Makes a large archive of tasks by columns, because making rows in Python would take longer than checking them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onyxq.history.parquet.schema import CLAIMS, COLUMNS, TASKS, options_of, sch
 
 DAYS = 7
 FILES_OF_DAY = 16
-"""Files of each table; one of them is of tasks with ordering keys."""
+"""Files of each table; one of them has tasks with ordering keys."""
 KEYS = 1_000
 DAY_MS = 86_400_000
 _DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 class Made(NamedTuple):
-    """What was written."""
+    """Numbers of the written archive."""
 
     tasks: int
     claims: int
@@ -30,7 +30,7 @@ class Made(NamedTuple):
 
 
 def write_archive(directory: Path, claims: int, *, from_ms: int) -> Made:
-    """Write an archive of about so many claims; of every fifth task the second attempt is completed."""
+    """Write an archive of about ``claims`` claims; of every fifth task the second attempt is completed."""
     a_file = max(1, claims * 5 // 6 // (DAYS * FILES_OF_DAY))
     made = Made(0, 0, 0, 0)
     for day in range(DAYS):
@@ -41,7 +41,7 @@ def write_archive(directory: Path, claims: int, *, from_ms: int) -> Made:
 
 
 def _write_file(directory: Path, day_ms: int, number: int, count: int, *, keyed: bool) -> Made:
-    """The files of one partition, queue and day."""
+    """Write the files of one partition, queue and day."""
     partition = number % 64
     place = np.arange(count)
     made = day_ms + place * ((DAY_MS - 1) // count)
@@ -105,7 +105,7 @@ def _write(path: Path, table: str, columns: dict[str, Any], queue: str, partitio
 
 
 def _ids(made: Any, partition: int, maker: int) -> Any:
-    """Ids in hexadecimal, in order."""
+    """Return ids in hexadecimal, in order."""
     raw = np.zeros((len(made), 20), dtype=np.uint8)
     raw[:, :6] = made.astype(">i8").view(np.uint8).reshape(-1, 8)[:, 2:]
     raw[:, 6:8] = (partition >> 8, partition & 0xFF)

@@ -1,4 +1,4 @@
-"""Queues as Spark's source and sink, and what user functions cost a segment; parts of `bench.spark`."""
+"""Measures queues as Spark's source and sink, and user functions; parts of `bench.spark`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ENQUEUED_AT_ONCE = 1_000
 BATCH_ROWS = 10_000
 PAYLOAD_BYTES = 100
 SINGLE_TASKS = 20
-"""Of which the way through a micro-batch is timed."""
+"""Tasks whose way through a micro-batch is measured."""
 STREAM_S_MAX = 900.0
 
 
 def same(segment: Any) -> Any:
-    """A user's function that costs nothing."""
+    """Return the segment: a user's function that costs nothing."""
     return segment
 
 
@@ -41,7 +41,7 @@ def same(segment: Any) -> Any:
 
 
 def queues(session: Any, address: str, tasks: int, directory: Path) -> dict[str, Any]:
-    """Rows per second of source and sink, beside Spark's own; and how long a task takes from queue to queue."""
+    """Measure rows per second of source and sink, beside Spark's own, and the time of a task from queue to queue."""
     register(session)
     found: dict[str, Any] = {}
     with Client(address) as client:
@@ -73,7 +73,7 @@ def _from_queue(session: Any, address: str, queue: str) -> Any:
 
 
 def _rows(session: Any) -> Any:
-    """Spark's own rows, as many to a batch as a queue gives, with a payload."""
+    """Return Spark's own rows with a payload, with batches as large as those of a queue."""
     rate = session.readStream.format("rate-micro-batch").option("rowsPerBatch", BATCH_ROWS)
     return (
         rate.option("numPartitions", session.sparkContext.defaultParallelism)
@@ -83,7 +83,7 @@ def _rows(session: Any) -> Any:
 
 
 def _rate(writer: Any, wanted: int, checkpoint: Path, *, available: bool = False) -> int:
-    """Rows per second from the first batch's start on, which is not counted, to the last one's end."""
+    """Return rows per second, from the end of the first batch to the last one's end."""
     writer = writer.option("checkpointLocation", str(checkpoint))
     query = (writer.trigger(availableNow=True) if available else writer).start()
     began_s = time.perf_counter()
@@ -107,7 +107,7 @@ def _rate(writer: Any, wanted: int, checkpoint: Path, *, available: bool = False
 
 
 def _single(session: Any, client: Any, address: str, checkpoint: Path) -> dict[str, Any]:
-    """Milliseconds from enqueueing one task to claiming what became of it, while the stream is idle else."""
+    """Return milliseconds from the enqueue of one task to the claim of its result, while the stream is idle."""
     stream = _from_queue(session, address, "one").select("payload")
     query = (
         stream.writeStream.format("onyxq")
@@ -139,7 +139,7 @@ def _single(session: Any, client: Any, address: str, checkpoint: Path) -> dict[s
 
 
 def functions(session: Any, segments: int, directory: Path) -> dict[str, Any]:
-    """Microseconds per segment and core: three functions of a user, by rows; and whole Arrow batches."""
+    """Measure microseconds per segment and core: three user functions by rows, and by whole Arrow batches."""
     progress(f"user functions on {segments} segments")
     cores = session.sparkContext.defaultParallelism
     frame = session.read.parquet(str(_segments(directory, segments, cores)))
@@ -158,7 +158,7 @@ def functions(session: Any, segments: int, directory: Path) -> dict[str, Any]:
 
 
 def _segments(directory: Path, count: int, files: int) -> Path:
-    """Segments in as many files as there are cores."""
+    """Write segments in as many files as there are cores."""
     directory.mkdir(parents=True, exist_ok=True)
     each = count // files
     for number in range(files):
@@ -168,14 +168,14 @@ def _segments(directory: Path, count: int, files: int) -> Path:
         columns = [
             pa.Array.from_buffers(pa.binary(), each, [None, offsets, pa.py_buffer(ids.tobytes())]),
             pa.repeat(pa.scalar("in"), each),
-            pa.repeat(pa.scalar(b"\xc4\x64" + b"x" * PAYLOAD_BYTES), each),  # msgpack: so many bytes
+            pa.repeat(pa.scalar(b"\xc4\x64" + b"x" * PAYLOAD_BYTES), each),  # msgpack: a byte string of that length
         ]
         pq.write_table(pa.Table.from_arrays(columns, schema=rows.ARROW), directory / f"{number}.parquet")
     return directory
 
 
 def _took(frame: Any) -> float:
-    """Seconds of a run, the second one: workers are there by then."""
+    """Return the seconds of the second run, when workers already exist."""
     for _ in range(2):
         began_s = time.perf_counter()
         frame.write.format("noop").mode("append").save()
@@ -187,7 +187,7 @@ def _as_it_is(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _filtered(batches: Iterable[Any]) -> Iterator[Any]:
-    """Work on whole columns: what is shorter than a byte goes."""
+    """Filter whole columns: values shorter than a byte are dropped."""
     for batch in batches:
         yield batch.filter(pc.greater(pc.binary_length(batch["payload"]), 0))
 
@@ -202,7 +202,7 @@ def _job(count: int) -> bytes:
 
 
 def _fused(body: bytes, batches: Iterable[Any]) -> Iterator[Any]:
-    """All functions as the one that a job's region is."""
+    """Join all functions into one, as a job's region does."""
     from onyxq.jobs.encoding import decode
 
     ((region,),) = stages(decode(body))[-1].sides

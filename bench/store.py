@@ -1,8 +1,8 @@
-"""What the store of facts costs: writing, completing, and scanning a large backlog.
+"""Measures the store of facts: writing, completing, and scanning a large backlog.
 
-``python -m bench.store [--tasks N] [--backlog N] [--directory DIR]`` prints one JSON
-document.  Rates are tasks per second of durable batches; memory is what the process
-holds beyond the mapped file, with a backlog of ready tasks against an almost empty store.
+``python -m bench.store [--tasks N] [--backlog N] [--directory DIR]`` prints one JSON document.
+Rates are tasks per second of durable batches. Memory is that of the process without the mapped
+file, with a backlog of ready tasks and with an almost empty store.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ SCANS = 200
 
 
 def make_runs(tasks: int, size: int, partitions: int = PARTITIONS) -> list[Run]:
-    """Fresh runs of ``size`` tasks, spread over partitions, each of a maker of its own
-    as singles of different clients are."""
+    """Make new runs of ``size`` tasks, spread over partitions, each by another maker like those of clients."""
     makers = iter(range(1, tasks // size + 2))
     now_ms = time.time_ns() // 1_000_000
     return [
@@ -42,18 +41,18 @@ def make_runs(tasks: int, size: int, partitions: int = PARTITIONS) -> list[Run]:
 
 
 def task_rows(runs: Sequence[Run]) -> list[Row]:
-    """A task row for each run."""
+    """Return a task row for each run."""
     body = pack_task({"queue": "bench"}, [PAYLOAD] * runs[0].count)
     return [task_row(run.first, body) for run in runs]
 
 
 def completions(runs: Sequence[Run]) -> list[Row]:
-    """A completion of each run whole."""
+    """Return a completion of each whole run."""
     return [completion_row(run.first, Completion(7, run.count, COMPLETED, 1, [])) for run in runs]
 
 
 async def write_all(store: LmdbStore, rows: Sequence[Row], *, writers: int) -> float:
-    """Seconds until every row is durable, a batch each, ``writers`` waiting at a time."""
+    """Return the seconds until every row is durable, one batch each, with ``writers`` waiting at a time."""
     left = iter(rows)
 
     async def writer() -> None:
@@ -68,7 +67,7 @@ async def write_all(store: LmdbStore, rows: Sequence[Row], *, writers: int) -> f
 
 
 def rates(directory: str | None, *, size: int, tasks: int, writers: int) -> dict[str, float]:
-    """Tasks per second enqueued and completed in runs of one size."""
+    """Return tasks per second, enqueued and completed in runs of one size."""
 
     async def measure() -> dict[str, float]:
         runs = make_runs(tasks, size)
@@ -85,7 +84,7 @@ def rates(directory: str | None, *, size: int, tasks: int, writers: int) -> dict
 
 
 def private_bytes() -> int:
-    """Resident bytes of this process that no file backs."""
+    """Return the resident bytes of this process that no file backs."""
     fields = {}
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
         name, _, rest = line.partition(":")
@@ -94,7 +93,7 @@ def private_bytes() -> int:
 
 
 def scan_seconds(store: LmdbStore) -> float:
-    """Median time of reading the best pieces of one partition's queue."""
+    """Return the median time to read the best pieces of one partition's queue."""
     times = []
     for _ in range(SCANS):
         began = time.perf_counter()
@@ -105,7 +104,7 @@ def scan_seconds(store: LmdbStore) -> float:
 
 
 def backlog(directory: str | None, tasks: int) -> dict[str, float]:
-    """Memory and scan time with ``tasks`` ready single tasks against 1,000."""
+    """Return memory and scan time with ``tasks`` ready single tasks and with 1,000."""
 
     async def measure() -> dict[str, float]:
         with tempfile.TemporaryDirectory(dir=directory) as path:
@@ -144,7 +143,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--singles", type=int, default=10_000, help="tasks per measurement in runs of 1")
     parser.add_argument("--backlog", type=int, default=1_000_000, help="ready single tasks")
     parser.add_argument("--runs", type=int, default=3, help="repetitions of each rate")
-    parser.add_argument("--directory", help="where the data goes (default: the temporary directory)")
+    parser.add_argument("--directory", help="directory of the data (default: the temporary directory)")
     options = parser.parse_args(arguments)
     doc: dict[str, Any] = {"benchmark": "store", "machine": machine()}
     for size, writers in ((1, 1), (1, WRITERS), (100, 1), (100, WRITERS), (1000, 1)):

@@ -1,12 +1,12 @@
-"""How fast a wiped node is refilled, and what the cluster's clients notice of it.
+"""Measures how fast a wiped node is refilled, and how much slower the cluster's clients are meanwhile.
 
     python -m bench.sync [--tasks 200000] [--payload 100] [--run 10] [--seconds 10]
 
-Three peers on one ZooKeeper, all on this machine.  Tasks are stored and kept, in runs of
-``--run`` tasks.  Then a peer is killed and its data directory deleted, twice: once while
-nobody uses the cluster, once under a closed loop of enqueues, claims and completions whose
-rate before and meanwhile is compared.  A refill lasts from the first row that a leader sends
-to the new node until no partition lacks anything.  Prints one JSON document.
+Three peers on one ZooKeeper run on this machine. Tasks are stored in runs of ``--run`` tasks and
+stay. Then a peer is killed and its data directory deleted, twice: once without clients, and once
+under a closed loop of enqueues, claims and completions. The rate of that loop before and during the
+refill is compared. A refill lasts from the first row that a leader sends to the new node until all
+partitions are complete. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def store(client: AsyncClient, *, tasks: int, run: int, payload: int) -> N
 
 
 async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
-    """The whole measurement on a cluster that runs."""
+    """Run the whole measurement on a running cluster."""
     async with AsyncClient(cluster.addresses[:-1]) as client:
         await until_whole(client)
         progress(f"storing {options.tasks} tasks")
@@ -57,9 +57,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.sync", description=__doc__.partition("\n")[0])
     parser.add_argument("--tasks", type=int, default=200_000, metavar="N", help="tasks to keep (default 200000)")
     parser.add_argument("--run", type=int, default=10, metavar="N", help="tasks of one enqueue (default 10)")
-    parser.add_argument("--payload", type=int, default=100, metavar="BYTES", help="of each task (default 100)")
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="for the rate without refill")
-    parser.add_argument("--directory", type=Path, default=None, help="where data goes")
+    parser.add_argument("--payload", type=int, default=100, metavar="BYTES", help="bytes of each task (default 100)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="length of the measurement without a refill"
+    )
+    parser.add_argument("--directory", type=Path, default=None, help="directory of the data")
     options = parser.parse_args()
     end_on_signal()
     with three_peers(options.directory) as cluster:

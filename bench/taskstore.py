@@ -1,12 +1,12 @@
-"""Updates of the task store per second: each changes one task, alone in its request or batched.
+"""Measures updates of the task store per second, with one task or several in each request.
 
     python -m bench.taskstore [--systems onyxq-embedded-1,onyxq-zookeeper-3] [--modes 1x1,1x64,1x512,100x4]
 
-A mode is BATCHxLANES: one client process has so many requests under way, each an atomic update that
-changes so many tasks, which gives each a new id.  ``claims`` are measured the same way, one task
-each.  Before, ``--stored`` further tasks are put into the store.  Afterwards every task must be there
-once, with the data of its last change.  ``peers_cpu_ms`` is the processor time per request of
-all peers together.  Prints one JSON document.
+A mode is BATCHxLANES. One client process has LANES requests in flight, each an atomic update that
+changes BATCH tasks and gives them new ids. ``claims`` are measured the same way, with one task
+each. First, ``--stored`` other tasks are put into the store. At the end every task must exist once,
+with the data of its last change. ``peers_cpu_ms`` is the processor time per request of all peers
+together. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Wrong(Exception):
 
 
 async def fill(store: AsyncTaskStore, group: str, count: int, size: int) -> list[StoredTask]:
-    """So many tasks of a group."""
+    """Add a number of tasks to a group."""
     tasks: list[StoredTask] = []
     while len(tasks) < count:
         part = min(FILL_TASKS, count - len(tasks))
@@ -46,7 +46,7 @@ async def fill(store: AsyncTaskStore, group: str, count: int, size: int) -> list
 
 
 async def lanes_of(count: int, once: Callable[[int], Awaitable[None]]) -> tuple[int, float, list[float]]:
-    """Have each lane call ``once`` again and again: how many calls, in how many seconds, and of each its own."""
+    """Let each lane call ``once`` repeatedly; return the number of calls, the total seconds, and those of each call."""
     took: list[float] = []
     began = time.perf_counter()
 
@@ -83,7 +83,7 @@ async def updates(store: AsyncTaskStore, options: argparse.Namespace, batch: int
 
 
 async def claims(store: AsyncTaskStore, options: argparse.Namespace, lanes: int) -> tuple[Any, ...]:
-    """Claim a task of many, and give it back at once with the lease of none; raises `Wrong`."""
+    """Claim a task of many, and release it at once with a lease that is over; raises `Wrong`."""
     group = fresh_queue()
     await fill(store, group, 4 * lanes, options.payload)
 
@@ -108,7 +108,7 @@ async def empty(store: AsyncTaskStore, ids: list[int]) -> None:
 async def measure(
     system: OnyxqEmbedded1, work: Callable[[AsyncTaskStore], Awaitable[tuple[Any, ...]]], batch: int
 ) -> dict[str, Any]:
-    """One measurement."""
+    """Run one measurement."""
     async with AsyncClient(system.addresses) as client:
         store = client.task_store()
         cpu_s, own_s = cpu_seconds(system.pids()), time.process_time()
@@ -187,10 +187,10 @@ def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--systems", type=lambda text: text.split(","), default="onyxq-embedded-1,onyxq-zookeeper-3")
     made.add_argument("--modes", type=_modes, default="1x1,1x64,1x512,100x4")
-    made.add_argument("--stored", type=int, default=10_000, help="further tasks in the store")
-    made.add_argument("--runs", type=int, default=3, help="measurements of which the median is given")
+    made.add_argument("--stored", type=int, default=10_000, help="other tasks in the store")
+    made.add_argument("--runs", type=int, default=3, help="number of measurements; the figures are their medians")
     made.add_argument("--payload", type=int, default=100, help="bytes per task")
-    made.add_argument("--directory", type=Path, default=None, help="where data goes")
+    made.add_argument("--directory", type=Path, default=None, help="directory of the data")
     return made.parse_args()
 
 

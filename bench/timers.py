@@ -1,14 +1,14 @@
-"""How late timers fire: delayed tasks with random due times, from the due time to a worker that may begin them.
+"""Measures how late timers fire: from the due time of delayed tasks to a worker that may start them.
 
     python -m bench.timers [--timers 50000] [--seconds 60] [--modes "steady,leader killed"] [--peers 3]
 
-Three peers on one ZooKeeper and the client share one machine and so one clock: it is the
-leaders' clock, too.  ``--peers 1 --modes steady`` shows what they cost each other there.  All
-timers are set before the first is due.  Workers, some on each peer, claim what falls due, a
-moment ahead as workers do (``--ahead-ms 0``: once it is due), begin it when it is, and complete
-it behind that; a timer that comes before its time, or does not come at all, makes the
-measurement an error.  Two measurements: without faults, and with the peer that leads most killed
-(SIGKILL) in the middle, and started again.  Prints one JSON document.
+Three peers on one ZooKeeper and the client share one machine, and so the clock of the leaders. To
+see what the peers cost each other there, use ``--peers 1 --modes steady``. Due times are random.
+All timers are set before the first is due. Workers on each peer claim due tasks a moment ahead, as
+workers do (``--ahead-ms 0``: only once they are due). They start each task when it is due, and
+complete it afterwards. If a timer fires early or not at all, the measurement is an error. There are
+two measurements: one without faults, and one in which the peer that leads most partitions is killed
+(SIGKILL) in the middle and started again. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from onyxq.worker.loop import AHEAD_MS
 GOAL_P50_MS, GOAL_P99_MS = 20.0, 250.0
 GOAL_KILLED_MS = SESSION_TIMEOUT_MS + 2_000
 SETTERS = 512
-"""Timers being set at a time: they leave together."""
+"""Timers that are being set at a time; they are sent together."""
 SET_PER_S = 1_000
-"""So many timers can surely be set in a second; the first is due when all are."""
+"""Timers that can surely be set in a second. The first one is due when all are set."""
 LEASE_MS = 2_000
-"""A claim whose answer dies with a peer comes back after its lease: short, where lateness counts."""
+"""Lease of a claim, in milliseconds: short, because tasks are late if the answer is lost with a peer."""
 CLAIM_TASKS = 64
 CLAIM_WAIT_MS = 10_000
 PATIENCE_S = 60.0
@@ -52,11 +52,11 @@ AGAIN_S = 0.05
 
 
 class Untimely(Exception):
-    """A timer fired before its time, or not at all."""
+    """A timer fired early or not at all."""
 
 
 def wall_ms() -> float:
-    """This machine's wall clock in milliseconds."""
+    """Return this machine's wall clock in milliseconds."""
     return time.time_ns() / 1e6
 
 
@@ -66,25 +66,25 @@ class Timers:
 
     queue: str
     due_ms: Sequence[int]
-    """Ascending."""
+    """Due times, in ascending order."""
     set: dict[TaskId, int] = field(factory=dict)
-    """When each acknowledged timer is due."""
+    """Acknowledged timer -> its due time."""
     late_ms: dict[TaskId, float] = field(factory=dict)
-    """From the due time until a worker had the claim and could begin for the first time."""
+    """Timer -> time from its due time until a worker had the claim and could start it for the first time."""
     again: int = 0
-    """Claims of timers that a worker had had before: answers or completions lost with a peer."""
+    """Repeated claims of timers whose answers or completions were lost with a peer."""
     over: anyio.Event = field(factory=anyio.Event)
-    """Set when workers may stop: all have fired, or never will."""
+    """Set when workers may stop: all timers have fired, or some never will."""
     more: anyio.Event = field(factory=anyio.Event)
-    """Set, and made anew, when some have fired."""
+    """Set, and replaced, when some have fired."""
 
     @classmethod
     def spread(cls, queue: str, count: int, *, begin_ms: int, seconds: float, rng: random.Random) -> Timers:
-        """So many, due at random times of a window."""
+        """Return timers with random due times in a window."""
         return cls(queue, sorted(begin_ms + rng.randrange(int(seconds * 1000)) for _ in range(count)))
 
     async def set_all(self, client: AsyncClient, *, setters: int = SETTERS) -> None:
-        """Store them; returns once each is acknowledged."""
+        """Store the timers; return once each is acknowledged."""
         left = iter(self.due_ms)
 
         async def setter() -> None:
@@ -97,7 +97,7 @@ class Timers:
                 group.start_soon(setter)
 
     async def worker(self, client: AsyncClient, name: str, completing: TaskGroup, *, ahead_ms: int) -> None:
-        """Claim for ever; what was claimed is begun and completed beside that."""
+        """Claim for ever; start and complete the claimed tasks at the same time."""
         while True:
             try:
                 claims = await client.claim(
@@ -115,14 +115,14 @@ class Timers:
                 completing.start_soon(self._work, client, claims)
 
     async def _work(self, client: AsyncClient, claims: ClaimBatch) -> None:
-        """Begin each once it is due, and complete them together."""
+        """Start each task once it is due, and complete them together."""
         for run in sorted(claims.runs, key=lambda run: run.due):
             await anyio.sleep_until(run.due)
             self.took(ids_of(run.first, run.count), wall_ms())
         await self._complete(client, claims)
 
     def took(self, ids: Iterable[TaskId], now_ms: float) -> None:
-        """A worker begins these."""
+        """Record that a worker starts these tasks."""
         for task_id in ids:
             if task_id in self.late_ms:
                 self.again += 1
@@ -137,21 +137,21 @@ class Timers:
         try:
             await client.complete(claims)
         except (BatchRefused, OnyxqError):
-            return  # its lease ran out meanwhile: whoever has it now completes it
+            return  # its lease expired; another worker completes it
 
     async def until_fired(self, count: int) -> None:
-        """Return once so many fired."""
+        """Wait until a number of timers have fired."""
         while len(self.late_ms) < count:
             await self.more.wait()
 
     async def all_fired(self) -> None:
-        """Return once each came, or it is long past the last one's time."""
+        """Wait until all have fired, or until long after the last due time."""
         with anyio.move_on_after(self.due_ms[-1] / 1000 - time.time() + PATIENCE_S):
             await self.over.wait()
         self.over.set()
 
     def check(self) -> None:
-        """Raise `Untimely` unless each came once it was due, and none besides them."""
+        """Raise `Untimely` unless each fired once it was due, and no others did."""
         lost = self.set.keys() - self.late_ms.keys()
         if lost or len(self.set) != len(self.due_ms):
             raise Untimely(f"{len(self.due_ms)} timers, {len(self.set)} acknowledged, {len(lost)} of these not fired")
@@ -163,7 +163,7 @@ class Timers:
             raise Untimely(f"{len(early)} timers fired early, one by {-min(early):.1f} ms")
 
     def summary(self) -> dict[str, Any]:
-        """Lateness in milliseconds."""
+        """Return the lateness in milliseconds."""
         return {
             **percentiles([late / 1000 for late in self.late_ms.values()]),
             "timers": len(self.late_ms),
@@ -174,7 +174,7 @@ class Timers:
 
 
 async def fire(cluster: Cluster, options: argparse.Namespace, *, kill: bool) -> dict[str, Any]:
-    """One measurement."""
+    """Run one measurement."""
     setting_s = 3 + options.timers / SET_PER_S
     begin_ms = int(wall_ms() + setting_s * 1000)
     timers = Timers.spread(
@@ -214,7 +214,7 @@ def _reached(found: dict[str, Any], kill: bool) -> dict[str, Any]:
 
 
 async def work(addresses: Sequence[str], timers: Timers, place: int, count: int, *, ahead_ms: int = AHEAD_MS) -> None:
-    """So many workers on one client, which begins with the peer of its place; until the timers are over."""
+    """Run a number of workers on one client, which uses the peer of its place first, until all timers are over."""
     async with AsyncClient([*addresses[place:], *addresses[:place]]) as client:
         async with anyio.create_task_group() as completing, anyio.create_task_group() as group:
             for number in range(count):
@@ -271,13 +271,13 @@ def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--timers", type=int, default=50_000)
     made.add_argument("--seconds", type=float, default=60.0, help="window in which they are due")
-    made.add_argument("--peers", type=int, default=PEERS, help="one alone has nobody to take over from it")
-    made.add_argument("--workers", type=int, default=4, help="per peer")
+    made.add_argument("--peers", type=int, default=PEERS, help="number of peers; with one there is no takeover")
+    made.add_argument("--workers", type=int, default=4, help="workers per peer")
     made.add_argument("--ahead-ms", type=int, default=AHEAD_MS, help="how long before they are due workers claim them")
     made.add_argument("--modes", type=lambda text: text.split(","), default="steady,leader killed")
-    made.add_argument("--seed", type=int, default=1, help="of the due times")
+    made.add_argument("--seed", type=int, default=1, help="seed of the due times")
     made.add_argument("--partitions", type=int, default=PARTITIONS)
-    made.add_argument("--directory", type=Path, default=None, help="where data goes")
+    made.add_argument("--directory", type=Path, default=None, help="directory of the data")
     return made.parse_args()
 
 

@@ -1,12 +1,12 @@
-"""Transactions per second: each completes one claimed task and enqueues another, in one atomic step.
+"""Measures transactions per second: each completes one claimed task and enqueues another in one atomic step.
 
     python -m bench.transactions [--systems onyxq-embedded-1,onyxq-zookeeper-3] [--lanes 1,64,512]
 
-One client process claims inputs in batches, outside the time measured, and commits one
-transaction for each, so many lanes at a time.  With ``--apart`` the new task goes to another
-partition than the completed one, so that every transaction has two parts.  Afterwards every
-input must be completed and every output be there once.  ``peers_cpu_ms`` is the processor time
-per transaction of all peers together.  Prints one JSON document.
+One client process claims inputs in batches, which is not measured. Then it commits one transaction
+for each input, in a number of lanes. With ``--apart`` the new task belongs to another partition
+than the completed one, so every transaction has two parts. At the end every input must be completed
+and every output must exist once. ``peers_cpu_ms`` is the processor time per transaction of all
+peers together. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Wrong(Exception):
 
 
 async def prepare(client: AsyncClient, queue: str, count: int, payload: bytes) -> list[Claim]:
-    """So many claimed inputs."""
+    """Return a number of claimed inputs."""
     for start in range(0, count, BATCH_TASKS):
         await client.enqueue_many(queue, [payload] * min(BATCH_TASKS, count - start))
     claims: list[Claim] = []
@@ -46,7 +46,7 @@ async def prepare(client: AsyncClient, queue: str, count: int, payload: bytes) -
 async def commit_all(
     client: AsyncClient, claims: list[Claim], *, target: str, lanes: int, payload: bytes, apart: bool
 ) -> tuple[float, list[float]]:
-    """Commit one transaction per claim; seconds in all, and of each."""
+    """Commit one transaction per claim; return the total seconds, and those of each."""
     left = iter(claims)
     took: list[float] = []
     partitions = int((await client.cluster())["settings"]["partitions"])
@@ -70,13 +70,13 @@ async def commit_all(
 
 
 def _elsewhere(client: AsyncClient, claim: Claim, partitions: int) -> bytes:
-    """A fresh id in the next partition but some."""
+    """Return a new id in another partition."""
     partition = (int.from_bytes(claim.id[6:8], "big") + partitions // 2 + 1) % partitions
     return client._enqueuer.make_ids(1, partition=partition)[0]
 
 
 async def measure(system: OnyxqEmbedded1, options: argparse.Namespace, lanes: int, *, apart: bool) -> dict[str, Any]:
-    """One measurement."""
+    """Run one measurement."""
     payload = b"x" * options.payload
     count = max(50, min(options.transactions, lanes * 100))
     queue = fresh_queue()
@@ -149,11 +149,11 @@ def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--systems", type=lambda text: text.split(","), default="onyxq-embedded-1,onyxq-zookeeper-3")
     made.add_argument("--lanes", type=lambda text: [int(one) for one in text.split(",")], default="1,64,512")
-    made.add_argument("--transactions", type=int, default=10_000, help="at most so many per measurement")
+    made.add_argument("--transactions", type=int, default=10_000, help="most transactions per measurement")
     made.add_argument("--apart", action="store_true", help="also measure transactions over two partitions")
-    made.add_argument("--runs", type=int, default=3, help="measurements of which the median is given")
+    made.add_argument("--runs", type=int, default=3, help="number of measurements; the figures are their medians")
     made.add_argument("--payload", type=int, default=100, help="bytes per task")
-    made.add_argument("--directory", type=Path, default=None, help="where data goes")
+    made.add_argument("--directory", type=Path, default=None, help="directory of the data")
     return made.parse_args()
 
 

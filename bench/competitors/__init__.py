@@ -1,4 +1,4 @@
-"""The systems that OnyxQ is measured beside, one module each."""
+"""The systems with which OnyxQ is compared, one module each."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ COMPETITORS: dict[str, Callable[[], System]] = {
     made.name: made
     for made in (RedisStreams, Beanstalkd, PostgreSql, NatsJetStream, LockingQueueOn1, LockingQueueOn3, HueyRedis)
 }
-"""How to make each system, by its name."""
+"""Name -> constructor of each system."""

@@ -1,10 +1,10 @@
-"""What a measured system looks like to the benchmark programs.
+"""The interface of a measured system.
 
-OnyxQ and every competitor are a `System`: it starts its own servers on loopback, and opens
-*lanes*.  A lane is one strand of work that enqueues, claims and completes, one call at a
-time; tasks in flight come from many lanes.  Systems whose Python client is asynchronous
-give `AsyncLane` objects, the others `ThreadLane` objects that live in one thread each, so
-that no client pays for an adapter.
+OnyxQ and every competitor are a `System`. A system starts its own servers on loopback, and opens
+*lanes*. A lane enqueues, claims and completes, one call at a time. Many lanes have tasks in flight
+at the same time. If the Python client of a system is asynchronous, its lanes are `AsyncLane`
+objects. Otherwise they are `ThreadLane` objects, each with a thread of its own. So no client pays
+for an adapter.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ class Skip(Exception):
 
 
 class Batch(NamedTuple):
-    """Tasks handed to a worker. ``receipt`` is what `complete` needs to know about them."""
+    """Tasks given to a worker. ``receipt`` is what `complete` needs to know about them."""
 
     payloads: Sequence[bytes]
     receipt: Any
 
 
 class AsyncLane(Protocol):
-    """One strand of work with an asynchronous client."""
+    """A lane with an asynchronous client."""
 
     async def enqueue(self, payloads: Sequence[bytes]) -> None:
-        """Store all payloads as ready tasks; returns once they are acknowledged."""
+        """Store all payloads as ready tasks; return once they are acknowledged."""
         ...
 
     async def claim(self, count: int, wait_s: float) -> Batch:
-        """Take up to ``count`` tasks, waiting at most ``wait_s`` seconds for the first."""
+        """Claim up to ``count`` tasks, waiting at most ``wait_s`` seconds for the first."""
         ...
 
     async def complete(self, receipt: Any) -> None:
-        """Finish every task of a batch; returns once that is acknowledged."""
+        """Complete every task of a batch; return once that is acknowledged."""
         ...
 
 
 class ThreadLane(Protocol):
-    """One strand of work with a blocking client; the calls mean the same."""
+    """A lane with a blocking client; the methods are those of `AsyncLane`."""
 
     def enqueue(self, payloads: Sequence[bytes]) -> None:
-        """As `AsyncLane.enqueue`."""
+        """Enqueue as `AsyncLane.enqueue` does."""
         ...
 
     def claim(self, count: int, wait_s: float) -> Batch:
-        """As `AsyncLane.claim`."""
+        """Claim as `AsyncLane.claim` does."""
         ...
 
     def complete(self, receipt: Any) -> None:
-        """As `AsyncLane.complete`."""
+        """Complete as `AsyncLane.complete` does."""
         ...
 
 
@@ -63,9 +63,9 @@ class System(ABC):
 
     name: ClassVar[str]
     batches: ClassVar[bool] = True
-    """Whether several tasks can be given or taken in one call."""
+    """Whether one call can enqueue or claim several tasks."""
     lanes_max: ClassVar[int] = 1_000
-    """More lanes than these make it slower: it is measured with at most so many."""
+    """Most lanes with which it is measured, because more make it slower."""
 
     @abstractmethod
     def start(self, directory: Path) -> None:
@@ -77,21 +77,21 @@ class System(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What a reader must know to repeat the measurement: versions, durability, calls used."""
+        """Return what is needed to repeat the measurement: versions, durability, calls used."""
 
 
 class AsyncSystem(System):
-    """A system with an asynchronous client. ``backend`` is the event loop it is driven on."""
+    """A system with an asynchronous client. ``backend`` is its event loop."""
 
     backend: ClassVar[str] = "asyncio"
 
     @abstractmethod
     async def open(self, queue: str, *, lanes: int, waiting: bool) -> list[AsyncLane]:
-        """Make a queue and lanes onto it. ``waiting``: claims must be woken by an enqueue."""
+        """Make a queue and lanes for it. ``waiting``: an enqueue must wake waiting claims."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connections of the lanes opened last."""
+        """Close the connections of the last opened lanes."""
 
 
 class ThreadSystem(System):
@@ -99,8 +99,8 @@ class ThreadSystem(System):
 
     @abstractmethod
     def open(self, queue: str, *, lanes: int, waiting: bool) -> list[ThreadLane]:
-        """As `AsyncSystem.open`."""
+        """Open lanes as `AsyncSystem.open` does."""
 
     @abstractmethod
     def close(self) -> None:
-        """As `AsyncSystem.close`."""
+        """Close connections as `AsyncSystem.close` does."""

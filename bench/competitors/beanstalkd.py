@@ -1,8 +1,8 @@
 """beanstalkd with its log synced at every write (``-f0``).
 
-The protocol answers in the order of the commands, so a batch is sent as one piece and the
-answers are read behind it.  No Python client does that, hence the few lines of protocol
-here; they also cost less than a thread per task in flight would.
+The server answers in the order of the commands, so a batch is sent at once, and the answers are
+read after it. No Python client does that. So this module speaks the protocol itself, which also
+costs less than a thread for each task in flight.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class BeanstalkLane:
             await self._expect(answer)
 
     async def enqueue(self, payloads: Sequence[bytes]) -> None:
-        """put, pipelined."""
+        """Send ``put`` commands, pipelined."""
         self._writer.write(b"".join(b"put 0 0 %d %d\r\n%b\r\n" % (LEASE_S, len(each), each) for each in payloads))
         for _ in payloads:
             await self._expect(b"INSERTED")
 
     async def claim(self, count: int, wait_s: float) -> Batch:
-        """reserve-with-timeout (whole seconds), pipelined; only the first one waits."""
+        """Send ``reserve-with-timeout`` (whole seconds), pipelined; only the first one waits."""
         more = b"reserve-with-timeout 0\r\n" * (count - 1)
         self._writer.write(b"reserve-with-timeout %d\r\n" % max(1, round(wait_s)) + more)
         payloads, names = [], []
@@ -53,7 +53,7 @@ class BeanstalkLane:
         return Batch(payloads, names)
 
     async def complete(self, receipt: Any) -> None:
-        """delete, pipelined."""
+        """Send ``delete`` commands, pipelined."""
         self._writer.write(b"".join(b"delete %b\r\n" % name for name in receipt))
         for _ in receipt:
             await self._expect(b"DELETED")
@@ -95,7 +95,7 @@ class Beanstalkd(AsyncSystem):
         self._servers.stop()
 
     def settings(self) -> dict[str, Any]:
-        """Version and durability."""
+        """Return version and durability."""
         return {
             "server": version_of(["beanstalkd", "-v"]),
             "servers": 1,
@@ -105,7 +105,7 @@ class Beanstalkd(AsyncSystem):
         }
 
     async def open(self, queue: str, *, lanes: int, waiting: bool) -> list[AsyncLane]:
-        """One connection per lane, all on the tube ``queue``."""
+        """Open one connection per lane, all on the tube ``queue``."""
         self._lanes = []
         for _ in range(lanes):
             lane = BeanstalkLane(*await asyncio.open_connection("127.0.0.1", self._port))

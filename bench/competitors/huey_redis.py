@@ -1,8 +1,8 @@
 """Huey, a small Python task queue, on the Redis of the streams measurement.
 
-The worker takes a task with ``dequeue`` and runs its function with ``execute``, which is
-what Huey's consumer does in its threads.  Huey takes a task off the list before it runs: a
-worker that dies loses it.  There are no calls for batches.
+The worker takes a task with ``dequeue`` and runs its function with ``execute``, as Huey's consumer
+does in its threads. Huey removes a task from the list before it runs, so a worker that dies loses
+it. There are no calls for batches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.competitors.servers import Servers, version_of
 
 
 def handle(payload: bytes) -> None:
-    """The task's function: nothing, as everywhere in these programs."""
+    """Do nothing, like the task's function in all of these programs."""
 
 
 class HueyLane:
@@ -28,17 +28,17 @@ class HueyLane:
         self._task = task
 
     def enqueue(self, payloads: Sequence[bytes]) -> None:
-        """Call the task, which puts it into its queue."""
+        """Call the task, which enqueues it."""
         for payload in payloads:
             self._task(payload)
 
     def claim(self, count: int, wait_s: float) -> Batch:
-        """One task: Huey's blocking take, which waits for at most a second."""
+        """Take one task with Huey's blocking call, which waits for at most a second."""
         task = self._huey.dequeue()
         return Batch([task.args[0]], task) if task is not None else Batch([], None)
 
     def complete(self, receipt: Any) -> None:
-        """Run the function; there is nothing to acknowledge."""
+        """Run the function; no acknowledgement is needed."""
         self._huey.execute(receipt)
 
 
@@ -68,7 +68,7 @@ class HueyRedis(ThreadSystem):
         self._servers.stop()
 
     def settings(self) -> dict[str, Any]:
-        """Versions and durability."""
+        """Return versions and durability."""
         import huey
 
         return {
@@ -80,7 +80,7 @@ class HueyRedis(ThreadSystem):
         }
 
     def open(self, queue: str, *, lanes: int, waiting: bool) -> list[ThreadLane]:
-        """A queue and its task."""
+        """Make a queue and its task."""
         from huey import RedisHuey
 
         self._huey = RedisHuey(queue, host="127.0.0.1", port=self._port, results=False, read_timeout=1)

@@ -1,6 +1,6 @@
 """kazoo's LockingQueue: a queue recipe on ZooKeeper, on one server and on an ensemble of three.
 
-It has a call to put many (``put_all``), but takes and completes one at a time.
+It can enqueue many tasks in one call (``put_all``), but takes and completes one at a time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class LockingLane:
         self._queue = queue
 
     def enqueue(self, payloads: Sequence[bytes]) -> None:
-        """put, or put_all in one transaction."""
+        """Call ``put``, or ``put_all`` in one transaction."""
         if len(payloads) == 1:
             self._queue.put(payloads[0])
         else:
             self._queue.put_all(list(payloads))
 
     def claim(self, count: int, wait_s: float) -> Batch:
-        """get: one task, whatever ``count`` says."""
+        """Call ``get``, which takes one task, whatever ``count`` is."""
         payload = self._queue.get(timeout=wait_s)
         return Batch([] if payload is None else [payload], None)
 
     def complete(self, receipt: Any) -> None:
-        """consume."""
+        """Call ``consume``."""
         if not self._queue.consume():
             raise RuntimeError("LockingQueue lost the lock on its task")
 
@@ -66,7 +66,7 @@ class LockingQueueOn1(ThreadSystem):
             self._zookeeper.stop()
 
     def settings(self) -> dict[str, Any]:
-        """Servers and durability."""
+        """Return servers and durability."""
         return {
             "server": "ZooKeeper from pyspark's jars",
             "servers": self.servers,
@@ -76,7 +76,7 @@ class LockingQueueOn1(ThreadSystem):
         }
 
     def open(self, queue: str, *, lanes: int, waiting: bool) -> list[ThreadLane]:
-        """A path of its own, one session."""
+        """Open a path of its own, with one session."""
         assert self._zookeeper is not None
         self._client = KazooClient(hosts=self._zookeeper.hosts)
         self._client.start(timeout=15)

@@ -36,7 +36,7 @@ class JetStreamLane:
         self._subject = subject
         self._subscription = subscription
         self._more: list[Any] = []
-        """What a fetch gave beyond what was asked for: a server may answer one that was given up."""
+        """Tasks of a fetch beyond those requested: a server may answer an abandoned request."""
 
     async def enqueue(self, payloads: Sequence[bytes]) -> None:
         """Publish all at once and wait for every acknowledgement."""
@@ -46,7 +46,7 @@ class JetStreamLane:
             await asyncio.gather(*(self._stream.publish(self._subject, each) for each in payloads))
 
     async def claim(self, count: int, wait_s: float) -> Batch:
-        """One fetch."""
+        """Fetch once."""
         from nats.errors import TimeoutError as NothingCame
 
         messages = self._more
@@ -58,7 +58,7 @@ class JetStreamLane:
         return Batch([message.data for message in messages], messages)
 
     async def complete(self, receipt: Any) -> None:
-        """Confirmed acknowledgements, all at once."""
+        """Send confirmed acknowledgements, all at once."""
         if len(receipt) == 1:
             await receipt[0].ack_sync(timeout=CALL_TIMEOUT_S)
         else:
@@ -106,7 +106,7 @@ class NatsJetStream(AsyncSystem):
         self._servers.stop()
 
     def settings(self) -> dict[str, Any]:
-        """Version and durability."""
+        """Return version and durability."""
         return {
             "server": self._version,
             "servers": SERVERS,
@@ -116,7 +116,7 @@ class NatsJetStream(AsyncSystem):
         }
 
     async def open(self, queue: str, *, lanes: int, waiting: bool) -> list[AsyncLane]:
-        """A stream, a durable consumer, and a pull subscription per lane."""
+        """Open a stream, a durable consumer, and a pull subscription per lane."""
         import nats
         from nats.js.api import AckPolicy, ConsumerConfig
 
@@ -135,7 +135,7 @@ class NatsJetStream(AsyncSystem):
         return opened
 
     async def _add_stream(self, stream: Any, queue: str) -> None:
-        """Add the stream, again until the servers have elected a leader; adding it twice is adding it once."""
+        """Add the stream; repeat until the servers have elected a leader. A repeat has no further effect."""
         from nats.errors import Error
         from nats.js.api import RetentionPolicy, StorageType, StreamConfig
 

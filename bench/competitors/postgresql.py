@@ -1,7 +1,7 @@
 """A table in PostgreSQL as a queue: INSERT, UPDATE of rows found with SKIP LOCKED, DELETE.
 
-The server refuses to run as root, so under root it runs as the user ``postgres`` whom the
-Debian package makes.  Waiting claims (latency) are woken by NOTIFY.
+The server refuses to run as root. Under root it runs as the user ``postgres`` of the Debian
+package. Waiting claims (latency) are woken by NOTIFY.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PostgresLane:
         self._claim, self._delete = CLAIM.format(queue=queue), DELETE.format(queue=queue)
 
     async def enqueue(self, payloads: Sequence[bytes]) -> None:
-        """One INSERT; with waiting workers one NOTIFY behind it."""
+        """Send one INSERT, and one NOTIFY after it if workers wait."""
         if len(payloads) == 1:
             await self._connection.execute(self._insert_one, (payloads[0],))
         else:
@@ -55,7 +55,7 @@ class PostgresLane:
             await self._connection.execute(f"NOTIFY {self._queue}")
 
     async def claim(self, count: int, wait_s: float) -> Batch:
-        """One UPDATE; if it finds nothing and workers wait, again after the next NOTIFY."""
+        """Send one UPDATE; if it finds no task and workers wait, repeat it after the next NOTIFY."""
         if self._waiting and not self._listens:
             await self._connection.execute(f"LISTEN {self._queue}")
             self._listens = True
@@ -67,7 +67,7 @@ class PostgresLane:
         return Batch([row[1] for row in rows], [row[0] for row in rows])
 
     async def complete(self, receipt: Any) -> None:
-        """One DELETE."""
+        """Send one DELETE."""
         await self._connection.execute(self._delete, (receipt,))
 
     async def _take(self, count: int) -> list[Any]:
@@ -120,7 +120,7 @@ class PostgreSql(AsyncSystem):
         self._servers.stop()
 
     def settings(self) -> dict[str, Any]:
-        """Version and durability."""
+        """Return version and durability."""
         return {
             "server": self._version,
             "servers": 1,
@@ -130,7 +130,7 @@ class PostgreSql(AsyncSystem):
         }
 
     async def open(self, queue: str, *, lanes: int, waiting: bool) -> list[AsyncLane]:
-        """A table, one connection per lane."""
+        """Make a table, and open one connection per lane."""
         from psycopg import AsyncConnection
 
         table = queue.replace("-", "_")
@@ -148,7 +148,7 @@ class PostgreSql(AsyncSystem):
         return f"host=127.0.0.1 port={self._port} user={USER} dbname=postgres"
 
     def _wait_serving(self) -> None:
-        """The port is open before the server takes connections."""
+        """Wait until the server accepts connections, which is after its port is open."""
         import psycopg
 
         until = time.monotonic() + START_SECONDS_MAX

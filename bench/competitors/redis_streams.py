@@ -1,7 +1,7 @@
 """Redis Streams with a consumer group, as a task queue: XADD, XREADGROUP, XACK.
 
-Entries of a batch go in one pipeline.  Acknowledged entries stay in the stream, as XACK
-leaves them; deleting them would be one more command.
+Entries of a batch are sent in one pipeline. Acknowledged entries stay in the stream, because XACK
+keeps them. Deleting them would need another command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GROUP = "workers"
 
 
 def start_redis(servers: Servers, directory: Path) -> int:
-    """A Redis that syncs its append-only file at every write; returns its port."""
+    """Start a Redis that syncs its append-only file at every write; return its port."""
     program = find_program("redis-server", package="redis-server")
     port = free_port()
     servers.run(
@@ -39,7 +39,7 @@ class RedisLane:
         self._consumer = consumer
 
     async def enqueue(self, payloads: Sequence[bytes]) -> None:
-        """XADD, in one pipeline if there are several."""
+        """Send XADD, in one pipeline if there are several tasks."""
         if len(payloads) == 1:
             await self._connection.xadd(self._queue, {b"p": payloads[0]})
             return
@@ -49,14 +49,14 @@ class RedisLane:
         await pipeline.execute()
 
     async def claim(self, count: int, wait_s: float) -> Batch:
-        """XREADGROUP with COUNT."""
+        """Send XREADGROUP with COUNT."""
         block = max(1, int(wait_s * 1000))
         found = await self._connection.xreadgroup(GROUP, self._consumer, {self._queue: ">"}, count=count, block=block)
         entries = found[0][1] if found else []
         return Batch([fields[b"p"] for _, fields in entries], [name for name, _ in entries])
 
     async def complete(self, receipt: Any) -> None:
-        """One XACK for all."""
+        """Send one XACK for all tasks."""
         await self._connection.xack(self._queue, GROUP, *receipt)
 
 
@@ -83,7 +83,7 @@ class RedisStreams(AsyncSystem):
         self._servers.stop()
 
     def settings(self) -> dict[str, Any]:
-        """Version and durability."""
+        """Return version and durability."""
         return {
             "server": version_of(["redis-server", "--version"]),
             "servers": 1,
@@ -93,7 +93,7 @@ class RedisStreams(AsyncSystem):
         }
 
     async def open(self, queue: str, *, lanes: int, waiting: bool) -> list[AsyncLane]:
-        """A stream with a consumer group, one connection per lane."""
+        """Make a stream with a consumer group, and open one connection per lane."""
         from redis.asyncio import Redis
 
         self._connections = [

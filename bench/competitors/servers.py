@@ -1,4 +1,4 @@
-"""Server processes of a measurement: own ports on loopback, own directories, ended by their pid."""
+"""Server processes of a measurement, with their own ports on loopback and their own directories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOP_SECONDS_MAX = 10.0
 
 
 def find_program(name: str, *, package: str, also: Sequence[str] = ()) -> str:
-    """Path of an installed program; raises `Skip` naming the Debian package that brings it."""
+    """Return the path of an installed program; raises `Skip` with the name of its Debian package."""
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", *also]))
     if found is None:
         raise Skip(f"{name} is not installed (Debian package {package})")
@@ -25,14 +25,14 @@ def find_program(name: str, *, package: str, also: Sequence[str] = ()) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that was free on loopback a moment ago."""
+    """Return a TCP port that was free on loopback a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def version_of(argv: Sequence[str]) -> str:
-    """First line that a program prints about its version."""
+    """Return the first line that a program prints about its version."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
     return lines[0] if lines else "unknown"
@@ -65,13 +65,13 @@ class Servers:
                 user=user,
                 group=user,
                 env=environment,
-                start_new_session=True,  # Ctrl-C must reach this program alone, which ends them in order
+                start_new_session=True,  # Ctrl-C must reach only this program, which ends them in order
             )
         self._running.append((process, output))
         return process
 
     def wait_port(self, port: int) -> None:
-        """Return once something accepts connections on the port; raises if a process ended."""
+        """Wait until the port accepts connections; raises if a process ended."""
         until = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < until:
             self.check()
@@ -83,18 +83,18 @@ class Servers:
         raise TimeoutError(f"nothing listens on port {port} after {START_SECONDS_MAX:.0f} s")
 
     def check(self) -> None:
-        """Raise with the end of its output if a process is over."""
+        """Raise an error with the end of its output if a process has ended."""
         for process, output in self._running:
             if process.poll() is not None:
                 tail = output.read_bytes()[-800:].decode(errors="replace")
                 raise RuntimeError(f"{process.args!r} ended with {process.returncode}: {tail}")
 
     def pids(self) -> list[int]:
-        """Process ids, in order of start."""
+        """Return process ids, in order of start."""
         return [process.pid for process, _ in self._running]
 
     def end(self, pid: int) -> None:
-        """Kill one process at once."""
+        """Kill one process."""
         for place, (process, _) in enumerate(self._running):
             if process.pid == pid:
                 process.kill()

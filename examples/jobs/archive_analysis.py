@@ -1,17 +1,19 @@
-"""The archive of a cluster: made by work that fails and is forgotten, summed up by a job, and checked on Spark.
+"""The archive of a cluster: filled by work that partly fails, summed up by a job, and checked on Spark.
 
     python examples/jobs/archive_analysis.py
 
-Two workers do what is in the queue ``mail``. Some tasks fail the first time, some are forgotten until their lease
-ends. Finished tasks are purged, and archived before: Parquet files of tasks and of claims. Then
+Two workers process the queue ``mail``. Some tasks fail the first time. Some are not completed
+before their lease expires. Finished tasks are archived and purged. The archive has Parquet files of
+tasks and of claims. Then
 
-* a job counts claims, and adds up how long they were held, by what became of them::
+* a job counts claims by outcome, and adds up how long they were held::
 
     claims -> spans -> held -> sums
 
-* `onyxq.spark.analysis` does what ``onyxq history check`` and ``onyxq history stats`` do: it looks for what must
-  never be, such as two claims on a task at a time, and sums up waits, run times and retries;
-* a claim that nobody was ever granted is added to the archive, and the check has to find it.
+* `onyxq.spark.analysis` does the same as ``onyxq history check`` and ``onyxq history stats``. It
+  searches for faults, such as two claims on a task at one time, and sums up waits, run times and
+  retries.
+* a claim that was never granted is added to the archive, and the check must find it.
 """
 
 from __future__ import annotations
@@ -36,22 +38,22 @@ from onyxq.spark.analysis.stats import stats
 
 TASKS = 1_000
 CUSTOMERS = 100
-"""The tasks of a customer are done one after the other, in their order."""
+"""The tasks of one customer run one after the other, in order."""
 LEASE_MS = 3_000
 SOON = ("--purge-bucket-ms", "1000", "--purge-margin-ms", "10000", "--spark-warm")
-"""So that tasks are archived after seconds instead of hours, and Spark is there by then."""
+"""Archive tasks after seconds instead of hours, so that Spark can read them soon."""
 PURGED_S_MAX = 180
 APART = timedelta(seconds=5)
-"""Claims that overlap by less may do so by two clocks."""
+"""Claims may overlap by less than this, because their times come from two clocks."""
 
 
 def spans(claim: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of a claim, and how long it was held; timestamps of Parquet are datetimes here."""
+    """Return the outcome of a claim, and how long it was held. Timestamps of Parquet are datetimes here."""
     return {"outcome": claim["outcome"], "ms": (claim["ended"] - claim["granted"]) // timedelta(milliseconds=1)}
 
 
 def archive_analysis(archive: Path, sums: Path) -> Job:
-    """The job, from the archive's claims to a folder."""
+    """Return the job, from the archive's claims to a folder."""
     return Job(
         id="archive-analysis",
         workflow=[("claims", "spans"), ("spans", "held"), ("held", "sums")],
@@ -71,20 +73,20 @@ def archive_analysis(archive: Path, sums: Path) -> Job:
 
 
 def work(client: Client, worker: str) -> None:
-    """Do what is in the queue until nothing is left, some of it not at the first attempt."""
+    """Process the queue until it is empty; some tasks succeed only at the second attempt."""
     while any(client.count("mail")["mail"].get(state) for state in ("ready", "claimed", "scheduled", "waiting")):
         for number, claim in enumerate(client.claim("mail", max=20, lease_ms=LEASE_MS, wait_ms=500, worker=worker)):
             try:
                 if number == 7 and not claim.attempts:
                     client.fail(claim, "the relay is down", retry_in_ms=100)
-                elif number != 13 or claim.attempts:  # else it is forgotten: its lease will end
+                elif number != 13 or claim.attempts:  # otherwise it is not completed, and its lease expires
                     client.complete(claim, result=b"sent")
             except StaleToken:
-                continue  # it took too long, and is another claim's by now
+                continue  # its lease expired, and another claim holds the task now
 
 
 def fill_archive(client: Client) -> None:
-    """Tasks are enqueued, done, and purged."""
+    """Enqueue and process tasks until they are archived and purged."""
     client.set_queue("mail", retention_ms=1_000, archive=True)
     letters = [b"letter %d" % number for number in range(TASKS)]
     keys = [f"customer {number % CUSTOMERS}" for number in range(TASKS // 2)]
@@ -103,12 +105,12 @@ def fill_archive(client: Client) -> None:
 
 
 def table(archive: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of a table of the archive."""
+    """Return the rows of a table of the archive."""
     return list(dataset.dataset(archive / name, partitioning="hive").to_table().to_pylist())
 
 
 def check_sums(sums: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
-    """What the job says of the claims is so."""
+    """Check the job's sums against the claims of the archive."""
     counts: Counter[tuple[str, str]] = Counter()
     for claim in claims:
         counts["claims", claim["outcome"]] += 1
@@ -121,7 +123,7 @@ def check_sums(sums: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None
 
 
 def check_history(session: Any, archive: Path, claims: list[dict[str, Any]]) -> None:
-    """The history holds, as it does claim by claim here; and the figures are those of the claims."""
+    """Check the history, and compare its figures with those of the claims."""
     report = check(session, [str(archive)])
     if not report.clean:
         raise running.Failed(f"the history is broken: {report.first}")
@@ -136,13 +138,13 @@ def check_history(session: Any, archive: Path, claims: list[dict[str, Any]]) -> 
 
 
 def neighbours(claims: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Claims on a task, each with the next one."""
+    """Yield pairs of consecutive claims on a task."""
     ordered = sorted(claims, key=lambda claim: (claim["id"], claim["token"]))
     return [(one, other) for one, other in zip(ordered, ordered[1:], strict=False) if one["id"] == other["id"]]
 
 
 def forge(archive: Path, claims: list[dict[str, Any]]) -> dict[str, Any]:
-    """Add a claim on a task that another worker held; returns the claim of that one."""
+    """Add a forged claim on a task that another worker held; return the claim of that worker."""
     held = (claim for claim in claims if claim["outcome"] == "expired" and claim["until"] - claim["token"] > 1)
     first = next(held)
     forged = {**first, "token": first["until"] - 1, "worker": "nobody"}
@@ -153,7 +155,7 @@ def forge(archive: Path, claims: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Fill an archive, and look at it in three ways."""
+    """Fill an archive, and analyse it in three ways."""
     with running.folder() as folder:
         archive = folder / "archive"
         with running.local_cluster(folder / "peer", "--task-archive", str(archive), *SOON) as cluster:

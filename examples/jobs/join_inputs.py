@@ -1,4 +1,4 @@
-"""A join of two inputs: who imports what in Python's standard library, and how long what is imported is.
+"""A join of two inputs: the imports in Python's standard library, and the lengths of the imported modules.
 
     python examples/jobs/join_inputs.py
 
@@ -7,9 +7,9 @@ The job::
     imports -> both -> named -> sources   imports of modules that are sources of the library, with their lines (CSV)
     modules ->               -> others    imports of anything else: built in, or a package (JSON)
 
-``both`` is a join: it pairs each import (JSON) with the module (CSV) of the same name. An import without such a module
-is said too, with None in its place, since ``how`` is ``left``; which is known once both inputs have ended.
-Two flow conditions say which of them go where.
+``both`` is a join. It pairs each import (JSON) with the module (CSV) of the same name. Because
+``how`` is ``left``, an import without such a module is an output too, with None in its place. That
+is known once both inputs have ended. Two flow conditions choose the output of each pair.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from onyxq import Condition, Function, Input, Job, Join, Output
 
 
 def named(pair: dict[str, Any]) -> dict[str, Any]:
-    """A pair as one row."""
+    """Return a joined pair as one row."""
     imported, module = pair["left"], pair["right"]
     return {**imported, "lines": module and module["lines"]}
 
 
 def is_source(row: dict[str, Any]) -> bool:
-    """Whether the module that is imported was found."""
+    """Return whether the imported module was found."""
     return row["lines"] is not None
 
 
 def is_other(row: dict[str, Any]) -> bool:
-    """Whether it was not."""
+    """Return whether the imported module was not found."""
     return row["lines"] is None
 
 
 def join_inputs(folder: Path) -> Job:
-    """The job, from two files to two folders."""
+    """Return the job, from two files to two folders."""
     return Job(
         id="join-inputs",
         workflow=[
@@ -76,7 +76,7 @@ def join_inputs(folder: Path) -> Job:
 
 
 def look() -> tuple[list[dict[str, str]], dict[str, int]]:
-    """All imports in the library, and the lines of each module."""
+    """Return all imports in the library, and the number of lines of each module."""
     imports, lines = [], {}
     for file in running.library():
         text = file.read_text("utf-8")
@@ -90,7 +90,7 @@ def look() -> tuple[list[dict[str, str]], dict[str, int]]:
 
 
 def write(folder: Path, imports: list[dict[str, str]], lines: dict[str, int]) -> None:
-    """The two inputs."""
+    """Write the two inputs."""
     running.write_json(folder / "imports" / "imports.json", imports)
     (folder / "modules").mkdir()
     with open(folder / "modules" / "modules.csv", "w", newline="") as file:
@@ -98,12 +98,12 @@ def write(folder: Path, imports: list[dict[str, str]], lines: dict[str, int]) ->
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
-    """What an output of the format ``csv`` has written."""
+    """Return the rows that an output of the format ``csv`` has written."""
     return [row for part in path.glob("*.csv") for row in csv.DictReader(part.read_text("utf-8").splitlines())]
 
 
 def main() -> None:
-    """Run the job, and look each import up in a dictionary here."""
+    """Run the job, and compare its results with those of a plain dictionary."""
     imports, lines = look()
     with running.folder() as folder:
         write(folder, imports, lines)

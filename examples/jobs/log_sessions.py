@@ -1,18 +1,20 @@
-"""Sessions: what visitors of a web site did, from one visit to the next, told by the logs of its two servers.
+"""Sessions: the visits to a web site, computed from the logs of its two servers.
 
     python examples/jobs/log_sessions.py
 
 The job::
 
     logs -> parsed -> visits -> sessions   each visit: when, how many pages, how many bytes (JSON)
-                   -> broken               lines that are no log lines, with what is wrong with them (JSON)
+                   -> broken               lines that cannot be parsed, with the reason (JSON)
 
-A visit goes on as long as one request comes less than half an hour after the other: a window of the kind
-``session``, by visitor, with an aggregation of the example's own. What ``parsed`` raises for a line that was cut
-short is no failure of the job: a flow condition makes a segment of it. Another one keeps robots out.
+A visit continues while requests are less than half an hour apart. It is a window of the kind
+``session``, by visitor, with an aggregation of the example's own. If ``parsed`` raises for a
+truncated line, the job does not fail: a flow condition turns the error into a segment. Another
+condition excludes robots.
 
-Servers write a file a quarter of an hour, and batches read few files each, in the order of their times. Lines of
-the two servers come mixed up, so the watermark stays behind: what is late by less than that still counts.
+Servers write a file every quarter of an hour. Each batch reads few files, in the order of their
+times. Lines of the two servers are mixed, so the watermark lags behind. Lines that are late by less
+than that still count.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ LINE = re.compile(r'(?P<visitor>\S+) \[(?P<at>[^]]+)\] "GET (?P<page>\S+)" 200 (
 
 
 def parsed(row: dict[str, str]) -> dict[str, Any]:
-    """The request that a line of a log tells of; raises `ValueError` if it tells of none."""
+    """Return the request of a log line; raises `ValueError` for a broken line."""
     found = LINE.fullmatch(row["value"])
     if found is None:
         raise ValueError("no log line")
@@ -49,32 +51,32 @@ def parsed(row: dict[str, str]) -> dict[str, Any]:
 
 
 def broken(row: dict[str, str], error: Exception) -> dict[str, str]:
-    """What goes on in place of a line that could not be parsed."""
+    """Return the segment for a line that could not be parsed."""
     return {"line": row["value"], "error": str(error)}
 
 
 def comes_from(request: dict[str, Any], agent: str) -> bool:
-    """Whether a request was made by such a program."""
+    """Return whether a request was made by such a program."""
     return agent in request["agent"]
 
 
 def nothing() -> list[int]:
-    """A visit of no request: pages, bytes."""
+    """Return a visit without requests: pages, bytes."""
     return [0, 0]
 
 
 def with_request(visit: list[int], request: dict[str, Any]) -> list[int]:
-    """The visit with one request more."""
+    """Return the visit with one more request."""
     return [visit[0] + 1, visit[1] + request["bytes"]]
 
 
 def as_one(visit: list[int], other: list[int]) -> list[int]:
-    """Two visits that a request between them has made one."""
+    """Join two visits that became one because of a request between them."""
     return [visit[0] + other[0], visit[1] + other[1]]
 
 
 def log_sessions(folder: Path) -> Job:
-    """The job, from a folder of logs to folders of visits and of broken lines."""
+    """Return the job, from a folder of logs to folders of visits and of broken lines."""
     return Job(
         id="log-sessions",
         workflow=[("logs", "parsed"), ("parsed", "visits"), ("visits", "sessions"), ("parsed", "broken")],
@@ -107,7 +109,7 @@ def log_sessions(folder: Path) -> Job:
 
 
 def requests() -> Iterator[tuple[datetime, str]]:
-    """A day on the site: lines of its logs and their times, the same at each run."""
+    """Return the log lines of a day and their times, the same at each run."""
     chance = random.Random(20)
     for number in range(VISITORS):
         visitor, agent = f"192.0.2.{number}", "robot/1.0" if number % 20 == 0 else "browser/2.0"
@@ -121,7 +123,7 @@ def requests() -> Iterator[tuple[datetime, str]]:
 
 
 def write_logs(folder: Path) -> list[str]:
-    """Each request on one of the servers, in the file of its quarter of an hour; the lines."""
+    """Write each request to the log of one of the servers, in the file of its quarter of an hour; return the lines."""
     chance = random.Random(21)
     files: dict[tuple[datetime, str], list[tuple[datetime, str]]] = {}
     for at, line in requests():
@@ -137,7 +139,7 @@ def write_logs(folder: Path) -> list[str]:
 
 
 def visits_of(lines: list[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """The same visits by hand: all requests of a visitor sorted, and cut where nothing came for too long."""
+    """Compute the same visits without a job: sort the requests of a visitor and cut at long pauses."""
     found: dict[str, list[tuple[int, int]]] = {}
     for match in filter(None, map(LINE.fullmatch, lines)):
         if "robot" not in match["agent"]:
@@ -152,7 +154,7 @@ def visits_of(lines: list[str]) -> Iterator[tuple[str, int, int, int, int]]:
 
 
 def main() -> None:
-    """Run the job over logs, and cut the same logs into visits here."""
+    """Run the job over logs, and compare its visits with those computed here."""
     with running.folder() as folder:
         lines = write_logs(folder / "logs")
         with running.local_cluster(folder / "peer") as cluster:

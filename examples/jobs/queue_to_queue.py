@@ -1,17 +1,19 @@
-"""Queue to queue, exactly once, though Spark is killed on the way: the functions and classes of Python's library.
+"""Queue to queue, exactly once although Spark is killed: the functions and classes of Python's library.
 
     python examples/jobs/queue_to_queue.py
 
 The job::
 
     lines -> definitions -> functions    a task for each function that a line defines
-                         -> classes      and for each class, those of a file in their order
+                         -> classes      a task for each class; those of a file in their order
 
-A batch claims tasks of ``lines``, and what it makes of them is seen only when one entry of the log completes
-them. So the process that runs the job may be killed at any time, with ``kill -9``: its peer starts another, which goes
-on behind the last batch that was committed. Nothing is lost and nothing comes twice.
+A batch claims tasks of ``lines``. Its results are visible only once a single log entry completes
+these tasks. So the process that runs the job may be killed at any time, with ``kill -9``. Its peer
+starts another process, which continues after the last committed batch. Nothing is lost and nothing
+comes twice.
 
-A queue never ends by itself. It is sealed once nothing more will come, and then the job completes.
+A queue does not end on its own. It is sealed once no more tasks will come, and then the job
+completes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ DEFINITION = re.compile(r"\s*(?:async )?(def|class) (\w+)")
 
 
 def definitions(line: dict[str, Any]) -> dict[str, Any] | None:
-    """What a line defines; None, and so no segment, if it defines nothing."""
+    """Return the definition in a line; None, and so no segment, if it has none."""
     found = DEFINITION.match(line["text"])
     if found is None:
         return None
@@ -40,12 +42,12 @@ def definitions(line: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def is_of(definition: dict[str, Any], kind: str) -> bool:
-    """Whether it is a ``def`` or a ``class``."""
+    """Return a condition that is true for a ``def`` or a ``class``."""
     return bool(definition["kind"] == kind)
 
 
 def queue_to_queue() -> Job:
-    """The job, from one queue to two."""
+    """Return the job, from one queue to two."""
     return Job(
         id="queue-to-queue",
         workflow=[("lines", "definitions"), ("definitions", "functions"), ("definitions", "classes")],
@@ -63,7 +65,7 @@ def queue_to_queue() -> Job:
 
 
 def lines_to_read() -> list[dict[str, Any]]:
-    """The input: each line of some packages."""
+    """Return the input: each line of some packages."""
     return [
         {"file": f"{package}/{file.name}", "line": number, "text": text}
         for package in PACKAGES
@@ -84,7 +86,7 @@ def kill_spark(job_id: str, cluster: running.Cluster) -> None:
 
 
 def found_in(client: Client, queue: str) -> list[tuple[Any, ...]]:
-    """The definitions that are in a queue."""
+    """Return the definitions that are in a queue."""
     return [_row(json.loads(task.data)) for task in client.list_all(queue)]
 
 
@@ -93,7 +95,7 @@ def _row(definition: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Run the job while lines are enqueued and Spark is killed, and look for the same definitions here."""
+    """Run the job while lines are enqueued and Spark is killed, and compare with the definitions found here."""
     lines = lines_to_read()
     half = len(lines) // 2
     job = queue_to_queue()

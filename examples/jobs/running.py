@@ -1,7 +1,7 @@
-"""What the examples share: a cluster of one machine that hosts Spark, and results that are checked.
+"""Parts that the examples share: a cluster on one machine that hosts Spark, and checks of results.
 
-`local_cluster` starts what one would start by hand with ``onyxq peer start --spark``, and ends it
-whatever happens: one peer on the embedded log and, beside it, the process that runs Spark.
+`local_cluster` starts the processes that ``onyxq peer start --spark`` would start, and always ends
+them: one peer on the embedded log, and the process that runs Spark.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from onyxq.errors import OnyxqError
 
 SLOTS = 2
 JOB_S_MAX = 600
-"""For a start of Spark and the job, on a machine that has other things to do."""
+"""Longest time for starting Spark and running the job, also on a busy machine."""
 END_S_MAX = 20
 SHOWN = 5
 
 
 class Failed(Exception):
-    """The example did not do what it should; its text says what."""
+    """The example failed; the text says how."""
 
 
 @frozen
 class Cluster:
-    """A cluster that runs."""
+    """A running cluster."""
 
     address: str
     """``HOST:PORT`` for clients."""
     data: Path
-    """What its peer keeps on disk."""
+    """Data directory of its peer."""
 
     def host(self) -> int:
-        """Process id of the peer's Spark."""
+        """Return the process id of the peer's Spark."""
         return int(json.loads((self.data / "spark" / "host.pid").read_text())["pid"])
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A temporary folder, which goes in the end."""
+    """Create a temporary folder, which is deleted at the end."""
     path = Path(tempfile.mkdtemp(prefix="onyxq-example-"))
     try:
         yield path
@@ -63,9 +63,9 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def local_cluster(data: Path, *options: str) -> Iterator[Cluster]:
-    """One peer that hosts Spark, on free ports; raises `Failed` if it does not start.
+    """Start one peer that hosts Spark, on free ports; raises `Failed` if it does not start.
 
-    It gets what is given to the example too: ``word_count.py --spark-master spark://HOST:PORT``.
+    It also gets the arguments of the example: ``word_count.py --spark-master spark://HOST:PORT``.
     """
     data.mkdir(parents=True)
     command = [sys.executable, "-m", "onyxq", "peer", "start", "--json", "--data", str(data)]
@@ -81,7 +81,7 @@ def local_cluster(data: Path, *options: str) -> Iterator[Cluster]:
         *options,
         *sys.argv[1:],
     ]
-    # In a session of its own it does not hear Ctrl-C: it is told to end when this block is left.
+    # In a session of its own it does not receive Ctrl-C; it is ended when this block is left.
     with (
         open(data / "peer.log", "w") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True) as peer,
@@ -111,14 +111,14 @@ def run(job: Job, cluster: Cluster) -> None:
 
 
 def completed(outcome: JobOutcome) -> JobOutcome:
-    """The outcome of a job that did all that there was to do; else raises `Failed` with what it died of."""
+    """Return the outcome of a job that completed; otherwise raise `Failed` with its error."""
     if not outcome.completed:
         raise Failed(f"job {outcome.id} is {outcome.state}: {outcome.error}")
     return outcome
 
 
 def check(what: str, found: Iterable[Any], wanted: Iterable[Any]) -> None:
-    """Compare rows, in any order, with those of a plain computation; raises `Failed` if one is missing or too many."""
+    """Compare rows, in any order, with those of a plain computation; raises `Failed` if they differ."""
     got, should = Counter(found), Counter(wanted)
     if not should:
         raise Failed(f"{what}: there is nothing to compare with")
@@ -137,23 +137,23 @@ def check_number(what: str, found: int, wanted: int) -> None:
 
 
 def json_rows(path: Path) -> list[Any]:
-    """The segments in a folder that an output of the format ``json`` has written."""
+    """Return the segments in a folder that an output of the format ``json`` has written."""
     return [json.loads(line) for file in sorted(path.glob("*.json")) for line in file.read_text("utf-8").splitlines()]
 
 
 def write_json(path: Path, rows: Iterable[Any]) -> None:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
 def library(package: str = "") -> list[Path]:
-    """The sources of Python's standard library, or of a package of it, for examples to read."""
+    """Return the sources of Python's standard library, or of one package of it."""
     return sorted((Path(sysconfig.get_path("stdlib")) / package).glob("*.py"))
 
 
 def main(example: Callable[[], None]) -> None:
-    """Run an example: exit code 0 if its results are right, 1 with the reason if not."""
+    """Run an example; return 0 if its results are right, or 1 after printing the reason."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began = time.monotonic()
     try:

@@ -1,15 +1,15 @@
-"""Words in windows: Python's ``asyncio`` is read aloud, a line a second. Which words are said in which hour?
+"""Words in windows: count the words of Python's ``asyncio`` per hour, as if it were read aloud, a line a second.
 
     python examples/jobs/word_count.py
 
 The job::
 
-    lines -> words -> counted -> hours     how often each word was said in each hour (Parquet)
-                              -> totals    and in all (JSON)
+    lines -> words -> counted -> hours     how often each word was read in each hour (Parquet)
+                              -> totals    how often in all (JSON)
 
-``words`` is a function: one segment in, a list of segments out. ``counted`` keeps two windows of what
-comes to it, by word: one of an hour, one without end. Each says what it has when it is over: the hours once the
-watermark has passed them, the total when the input has ended.
+``words`` is a function: it takes one segment and returns a list of segments. ``counted`` has two
+windows by word: one of an hour, and one without end. Each window outputs its result at its end: the
+hours once the watermark has passed them, the total once the input has ended.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pyarrow import parquet
 from onyxq import Function, Input, Job, Output, Reduce, Trigger, Window
 
 BEGIN_MS = 667_008_000_000
-"""20 February 1991, when Python was first published."""
+"""Time of the first line: 20 February 1991, when Python was first published."""
 HOUR_MS = 3_600_000
 WORD = re.compile(r"[a-z]+")
 
 
 def words(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """The words of a line, each with the time at which it was said."""
+    """Return the words of a line, each with the time at which it was read."""
     return [{"word": word, "at_ms": line["at_ms"]} for word in WORD.findall(line["text"].lower())]
 
 
 def word_count(folder: Path) -> Job:
-    """The job, from files of lines to files of counts."""
+    """Return the job, from files of lines to files of counts."""
     return Job(
         id="word-count",
         workflow=[("lines", "words"), ("words", "counted"), ("counted", "hours"), ("counted", "totals")],
@@ -57,7 +57,7 @@ def word_count(folder: Path) -> Job:
 
 
 def read_aloud(folder: Path) -> list[dict[str, Any]]:
-    """The input: every line of the package, a second after the one before it; a file for each module."""
+    """Write the input: every line of the package, one second after the line before it; a file for each module."""
     said: list[dict[str, Any]] = []
     for number, module in enumerate(running.library("asyncio")):
         text = module.read_text("utf-8").splitlines()
@@ -68,7 +68,7 @@ def read_aloud(folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the job, and count the same words here."""
+    """Run the job, and compare with words counted here."""
     with running.folder() as folder:
         lines = read_aloud(folder)
         with running.local_cluster(folder / "peer") as cluster:

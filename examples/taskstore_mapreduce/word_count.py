@@ -1,11 +1,12 @@
 """A MapReduce on the task store: three mappers and three reducers count the words of a file, exactly.
 
-Each step is one update that deletes the task that it did and adds what follows from it, so whoever is
-killed has either done a step or not begun it, and the lease of what it had runs out.  Run it with
+Each step is one update, which deletes the finished task and adds the tasks that follow from it. A
+killed worker has either finished a step or not started it, and the leases of its tasks expire. Run
+it with
 
     python examples/taskstore_mapreduce/word_count.py README.rst --kills 6
 
-which starts a cluster of its own, unless --connect names one, kills workers at random on the way,
+It starts a cluster of its own, unless --connect names one. It kills workers at random meanwhile,
 and compares the counts with those of a plain loop.
 """
 
@@ -35,12 +36,12 @@ LINES = 5
 """Lines of a map task."""
 LOOK_S = 0.02
 PARENT = os.getppid()
-"""Of a worker: the job, without which it ends."""
+"""For a worker: the process of the job, without which the worker ends."""
 WORD = re.compile(r"[a-z']+")
 
 
 def counted(lines: Sequence[str]) -> Counter[str]:
-    """How often each word occurs."""
+    """Return how often each word occurs."""
     return Counter(word for line in lines for word in WORD.findall(line.lower()))
 
 
@@ -48,17 +49,17 @@ def counted(lines: Sequence[str]) -> Counter[str]:
 
 
 class Worker:
-    """What mappers and reducers have in common."""
+    """Base class of mappers and reducers."""
 
     def __init__(self, client: Client, job: str, *, lease_ms: int, pause_s: float) -> None:
         self.store: TaskStore = client.task_store()
         self.job = job
         self.lease_ms = lease_ms
         self.pause_s = pause_s
-        """What the work takes, so that some of it is always under way."""
+        """Duration of one step, so that some steps are always running."""
 
     def claimed(self, group: str) -> StoredTask:
-        """A task of the group, once one is available."""
+        """Return a claimed task of the group, once one is available."""
         while True:
             if os.getppid() != PARENT:
                 sys.exit("the job is gone")
@@ -68,16 +69,16 @@ class Worker:
             time.sleep(LOOK_S)
 
     def done(self, tasks: Sequence[StoredTask], results: Sequence[tuple[str, object]]) -> None:
-        """Put results in the place of tasks, unless somebody else did it, as the leases had run out."""
+        """Replace tasks by their results, unless another worker did so after the leases expired."""
         time.sleep(self.pause_s)
         adds = [(f"{self.job}/{group}", json.dumps(data)) for group, data in results]
         try:
             self.store.update(adds=adds, deletes=[task.id for task in tasks])
         except StoreRefused:
-            pass  # it is done, by another or by this very request, whose answer got lost
+            pass  # another worker did it, or this very request whose answer was lost
 
     def map(self) -> None:
-        """Count the words of some lines, and deal them out to the reducers."""
+        """Count the words of some lines, and divide them among the reducers."""
         task = self.claimed("map")
         counts = counted(json.loads(task.data))
         parts: list[dict[str, int]] = [{} for _ in range(REDUCERS)]
@@ -86,7 +87,7 @@ class Worker:
         self.done([task], [(f"reduce/{number}", [1, part]) for number, part in enumerate(parts)])
 
     def reduce(self, number: int, total: int) -> None:
-        """Add two counts up; those that stand for all map tasks are the result."""
+        """Add two counts; the counts that cover all map tasks are the result."""
         group = f"reduce/{number}"
         first = self.claimed(group)
         maps, counts = json.loads(first.data)
@@ -95,7 +96,7 @@ class Worker:
             return
         second = self.store.claim(f"{self.job}/{group}", self.lease_ms)
         if second is None:
-            self.store.update(changes=[(first.id, first.data)])  # it is given back
+            self.store.update(changes=[(first.id, first.data)])  # release it
             time.sleep(LOOK_S)
             return
         more, others = json.loads(second.data)
@@ -103,7 +104,7 @@ class Worker:
 
 
 def work(args: argparse.Namespace) -> None:
-    """Be a worker until killed."""
+    """Work until killed."""
     with Client(args.connect.split(",")) as client:
         worker = Worker(client, args.job, lease_ms=args.lease_ms, pause_s=args.pause_ms / 1000)
         while True:
@@ -113,7 +114,7 @@ def work(args: argparse.Namespace) -> None:
                 else:
                     worker.reduce(int(args.work), args.total)
             except StoreRefused:
-                pass  # what was to be given back is not this worker's any more
+                pass  # this worker no longer holds the task
             except OnyxqError as error:
                 print(f"{args.work}: {error}", file=sys.stderr)
                 time.sleep(1)
@@ -123,20 +124,20 @@ def work(args: argparse.Namespace) -> None:
 
 
 def submitted(store: TaskStore, lines: Sequence[str]) -> tuple[str, int]:
-    """Add the map tasks, exactly once: the name of the job and how many they are."""
+    """Add the map tasks exactly once; return the name of the job and their number."""
     chunks = [lines[start : start + LINES] for start in range(0, len(lines), LINES)]
     (start,) = store.update(adds=[("start", "")])
     job = f"words-{start.id}"
     try:
-        # Adding alone may be done twice if an answer gets lost; with the start deleted, it is not.
+        # A lost answer may make an update of adds run twice. This one also deletes the start task, so it cannot.
         store.update(adds=[(f"{job}/map", json.dumps(chunk)) for chunk in chunks], deletes=[start.id])
     except StoreRefused:
-        pass  # the answer got lost, and this was the repeat
+        pass  # the answer was lost, and this was the repeat
     return job, len(chunks)
 
 
 def left(store: TaskStore, job: str) -> int:
-    """How many tasks are to be done; each step makes them fewer, but for map tasks, which make three of one."""
+    """Return how many tasks are left; a step reduces them by one, except that a map task makes three."""
     names = [f"{job}/reduce/{number}" for number in range(REDUCERS)]
     return (REDUCERS + 1) * len(store.group(f"{job}/map", owned=True)) + sum(
         len(store.group(name, owned=True)) for name in names
@@ -144,7 +145,7 @@ def left(store: TaskStore, job: str) -> int:
 
 
 def results(store: TaskStore, job: str) -> Counter[str] | None:
-    """The counts, once all reducers are through."""
+    """Return the counts, once all reducers have finished."""
     found = store.group(f"{job}/result")
     if len(found) < REDUCERS:
         return None
@@ -153,7 +154,7 @@ def results(store: TaskStore, job: str) -> Counter[str] | None:
 
 
 class Workers:
-    """Three mappers and three reducers, each a process."""
+    """Three mappers and three reducers, each in a process of its own."""
 
     def __init__(self, connect: str, job: str, total: int, *, lease_ms: int, pause_ms: int) -> None:
         self._options = ["--connect", connect, "--job", job, "--total", str(total)]
@@ -169,7 +170,7 @@ class Workers:
         self._running[name] = part, subprocess.Popen(command)
 
     def kill(self, chooser: random.Random) -> str:
-        """Kill one at random and start another in its place; its name."""
+        """Kill a random worker and start another in its place; return its name."""
         name = chooser.choice(sorted(self._running))
         part, process = self._running[name]
         process.kill()
@@ -178,7 +179,7 @@ class Workers:
         return name
 
     def end(self) -> None:
-        """Kill all."""
+        """Kill all workers."""
         for _, process in self._running.values():
             process.kill()
         for _, process in self._running.values():
@@ -187,7 +188,7 @@ class Workers:
 
 @contextmanager
 def cluster(connect: str | None) -> Iterator[str]:
-    """The address of the cluster, or of a new one that goes with this program."""
+    """Return the address of the cluster, or of a new one that ends with this program."""
     if connect:
         yield connect
         return
@@ -211,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
         store = client.task_store()
         job, total = submitted(store, lines)
         workers = Workers(connect, job, total, lease_ms=args.lease_ms, pause_ms=args.pause_ms)
-        # Somewhere in the course of the work, each time.
+        # Each kill comes at a random time.
         moments = sorted(chooser.uniform(0.1, 0.95) for _ in range(args.kills))
         try:
             while (counts := results(store, job)) is None:
@@ -235,10 +236,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", default=str(Path(__file__).parents[2] / "README.rst"))
     parser.add_argument("--connect", metavar="HOST:PORT,...", help="peers of a cluster (default: a new one)")
-    parser.add_argument("--kills", type=int, default=0, help="workers to kill on the way")
-    parser.add_argument("--seed", type=int, help="of what is killed, and when")
-    parser.add_argument("--lease-ms", type=int, default=5_000, help="after which the task of a dead worker is free")
-    parser.add_argument("--pause-ms", type=int, default=0, help="what a task takes besides")
+    parser.add_argument("--kills", type=int, default=0, help="workers to kill")
+    parser.add_argument("--seed", type=int, help="seed of the kills")
+    parser.add_argument(
+        "--lease-ms", type=int, default=5_000, help="lease of tasks; those of a dead worker are free after it"
+    )
+    parser.add_argument("--pause-ms", type=int, default=0, help="additional duration of each task")
     parser.add_argument("--work", metavar="map|NUMBER", help=argparse.SUPPRESS)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--total", type=int, help=argparse.SUPPRESS)

@@ -1,4 +1,7 @@
-"""Has OnyxQ call back: ``python reminders.py HOST:PORT``, the address of any peer; see README.rst."""
+"""Set timers of OnyxQ and take their callbacks: ``python reminders.py HOST:PORT``; see README.rst.
+
+HOST:PORT is the address of any peer.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from onyxq import Client
 
 
 class Reminders(BaseHTTPRequestHandler):
-    """Takes callbacks, each once, however often it comes."""
+    """Takes callbacks, and counts each once however often it comes."""
 
     seen: ClassVar[set[str]] = set()
 
     def do_POST(self) -> None:
-        """One callback: an answer from 200 to 299 takes it."""
+        """Take one callback; an answer from 200 to 299 confirms it."""
         body = self.rfile.read(int(self.headers["content-length"]))
         key = self.headers["idempotency-key"]
         if key not in self.seen:
@@ -26,11 +29,11 @@ class Reminders(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Nothing besides what it prints itself."""
+        """Print no log lines of the server."""
 
 
 def main(address: str) -> None:
-    """Set two timers, change one, cancel the other, and wait for what is left."""
+    """Set two timers, change one, cancel the other, and wait for the remaining one."""
     with HTTPServer(("127.0.0.1", 0), Reminders) as server, Client(address) as client:
         uri = f"http://127.0.0.1:{server.server_port}/"
         client.set_timer("tea", 3_600_000, uri, {"text": "the tea is bitter"})

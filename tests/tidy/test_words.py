@@ -10,8 +10,6 @@ LEFT = (
     "onyxq/interfaces/",
     "onyxq/operations/",
     "tests/",
-    "bench/",
-    "examples/",
 )
 """Packages whose docstrings are not held to the list yet."""
 

@@ -1,4 +1,4 @@
-"""Takes a lock for an owner, or renews the lease of its holder; submitted by clients."""
+"""Take a lock for an owner, or renew the lease of its holder; submitted by clients."""
 
 from attrs import frozen
 
@@ -12,7 +12,7 @@ SUBMIT = True
 
 @frozen
 class Args:
-    """``owner``: who asks, unique among all who do."""
+    """``owner``: the owner that asks; a name that no other client uses."""
 
     name: str
     owner: str
@@ -20,7 +20,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Grant, unless the lease of somebody else runs. Later tokens are higher, whoever holds them."""
+    """Grant the lock unless another owner's lease is valid; each new holder gets a higher token."""
     if not (0 < len(args.name) <= 200 and 0 < len(args.owner) <= 200 and 0 < args.lease_ms <= 86_400_000):
         return replica, "bad arguments"
     locks, token = state_of(replica, "lock"), stamp.position * 65_536 + stamp.index

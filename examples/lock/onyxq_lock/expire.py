@@ -1,4 +1,7 @@
-"""Frees a lock whose lease ran out. The ring's first peer owes it, and lets log time pass while locks are held."""
+"""Free a lock whose lease expired.
+
+The first peer of the ring owes this entry. It also lets log time pass while locks are held.
+"""
 
 from attrs import frozen
 
@@ -12,14 +15,14 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``token``: under which it was seen to be overdue."""
+    """``token``: the token of the expired lease."""
 
     name: str
     token: int
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Free the lock, unless it was renewed, released or taken by another since."""
+    """Free the lock unless it was renewed, released or taken by another owner since."""
     locks = state_of(replica, "lock")
     _, token, deadline_ms = locks.get(args.name, ("", 0, 0))
     if args.name not in locks or token != args.token or stamp.log_time_ms <= deadline_ms:
@@ -28,18 +31,18 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def owed(replica: Replica, me: str) -> list[Args]:
-    """An expiry for every lock that is overdue."""
+    """Return an expiry for every lock whose lease is over."""
     locks = sorted(state_of(replica, "lock").items()) if first_peer(replica) == me else []
     return [Args(name, token) for name, (_, token, deadline_ms) in locks if deadline_ms < replica.log_time_ms]
 
 
 def duties(replica: Replica, me: str) -> list[str]:
-    """Let time pass, while any lock is held."""
+    """Return the duty that lets log time pass while a lock is held."""
     return ["let time pass"] if state_of(replica, "lock") and first_peer(replica) == me else []
 
 
 async def run(duty: str, context: Context) -> None:
-    """A record every second."""
+    """Append a record every second."""
     while True:
         await context.sleep(1.0)
         context.let_time_pass()

@@ -1,4 +1,4 @@
-"""Gives a lock back; submitted by its holder."""
+"""Release a lock; submitted by its holder."""
 
 from attrs import frozen
 
@@ -12,14 +12,14 @@ SUBMIT = True
 
 @frozen
 class Args:
-    """``token``: under which it is held."""
+    """``token``: the token under which it is held."""
 
     name: str
     token: int
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Free the lock if it is still held under the token."""
+    """Free the lock if the token still holds it."""
     locks = state_of(replica, "lock")
     if args.name not in locks or locks[args.name][1] != args.token:
         return replica, "not held"
