@@ -35,7 +35,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the ``ONYXQ_*`` settings of whoever runs it."""
+    """No test sees ``ONYXQ_*`` settings of the environment in which the tests run."""
     for name in [name for name in os.environ if name.startswith("ONYXQ_")]:
         monkeypatch.delenv(name)
 

@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 
 
 def start_zookeeper(tmp_path_factory: pytest.TempPathFactory, *, servers: int) -> ZookeeperServer:
-    """A started server; skips the test without Java or pyspark, except under ``CI``, where it fails."""
+    """Start a server; skip the test without Java or pyspark, except under ``CI``, where it fails."""
     try:
         server = ZookeeperServer(tmp_path_factory.mktemp("zookeeper"), servers=servers)
         server.start()
@@ -41,7 +41,7 @@ def start_zookeeper(tmp_path_factory: pytest.TempPathFactory, *, servers: int) -
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperServer]:
-    """One server on a free port; a test that kills or freezes it leaves it running again."""
+    """One server on a free port; a test that kills or stops it starts it again."""
     server = start_zookeeper(tmp_path_factory, servers=1)
     yield server
     server.stop()
@@ -57,13 +57,13 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperServ
 
 @pytest.fixture(autouse=True)
 def readers_do_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ZooKeeper reader that missed an event waits for ever, rather than a few seconds."""
+    """A ZooKeeper reader that missed an event waits for ever instead of a few seconds."""
     monkeypatch.setattr(zookeeper_reader, "RECHECK_S", 3_600.0)
 
 
 @pytest.fixture
 def cluster() -> str:
-    """A cluster's name that no other test has."""
+    """A cluster name that no other test has."""
     return f"test-{uuid.uuid4().hex[:12]}"
 
 

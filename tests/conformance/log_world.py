@@ -1,4 +1,4 @@
-"""What the suites of logs share: waiting, and what is done to ZooKeeper servers and sessions."""
+"""Helpers of the tests of logs: waiting, and faults of ZooKeeper servers and sessions."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.conformance.zookeeper_proxy import Frames
 
 TEST_TIMEOUT_S = 120.0
-"""Only a test that waits for ever takes so long."""
+"""Time limit of a test, which only a test that waits for ever exceeds."""
 SESSION_TIMEOUT_MS = 10_000
-"""No session expires by itself, however slow the machine is."""
+"""Session timeout so long that no session expires on a slow machine."""
 
 Opener = Callable[[], Awaitable[LogSession]]
 
 _CLOSE_SESSION = -11
 _TIMEOUT = struct.Struct(">4xi")
-"""In an answer to a connection's first request, behind the protocol's version."""
+"""Place of the timeout in the answer to a connection's first request, after the protocol's version."""
 
 
 def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """A test that waits for ever fails instead."""
+    """Let a test that waits for ever fail instead."""
 
     @functools.wraps(test)
     async def run(*args: Any, **kwargs: Any) -> None:
@@ -41,14 +41,14 @@ def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[Non
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that a server or a thread brings about."""
+    """Wait for an effect of a server or a thread."""
     while not condition():
         await trio.sleep(0.01)
 
 
 @asynccontextmanager
 async def session_with(backend: ZookeeperBackend) -> AsyncIterator[ZookeeperSession]:
-    """A session that is closed behind the test however it ends: kazoo's threads would try for ever to reconnect."""
+    """Open a session that is always closed after the test, because kazoo's threads would try to reconnect for ever."""
     session = await backend.session()
     try:
         yield session
@@ -70,7 +70,7 @@ def intruder(hosts: str) -> Iterator[Any]:
 
 
 async def under_way(session: LogSession) -> None:
-    """Return once what other tasks have asked of the session is answered, or waits for something to happen.
+    """Wait until the calls of other tasks on the session are answered, or wait for an event.
 
     A log answers the calls of a session in order; a read at the tail takes two.
     """
@@ -82,7 +82,7 @@ async def under_way(session: LogSession) -> None:
 
 @contextmanager
 def frozen(zookeeper: ZookeeperServer) -> Iterator[None]:
-    """The server stands still in here."""
+    """Stop the server's process inside the context."""
     zookeeper.pause()
     try:
         yield
@@ -92,7 +92,7 @@ def frozen(zookeeper: ZookeeperServer) -> Iterator[None]:
 
 @contextmanager
 def killed(zookeeper: ZookeeperServer) -> Iterator[None]:
-    """The server is gone in here; behind it, it starts."""
+    """Kill the server inside the context, and start it afterwards."""
     zookeeper.kill()
     try:
         yield
@@ -101,7 +101,7 @@ def killed(zookeeper: ZookeeperServer) -> Iterator[None]:
 
 
 def identity_of(session: ZookeeperSession) -> tuple[int, bytes]:
-    """Id and password, also while the session is not connected."""
+    """Return id and password, also while the session is not connected."""
     client = session._link.client
     return client._session_id, client._session_passwd
 
@@ -109,7 +109,7 @@ def identity_of(session: ZookeeperSession) -> tuple[int, bytes]:
 async def expire(zookeeper: ZookeeperServer, identity: tuple[int, bytes]) -> None:
     """End a session at the server, as its timeout would: another connection with its id closes it.
 
-    The session's own client may take the session back in between: so until it is gone.
+    The session's own client may take the session back meanwhile, so this is repeated until the session is gone.
     """
     session_id, password = identity
     connect = struct.pack(">iqiqi", 0, 0, SESSION_TIMEOUT_MS, session_id, len(password)) + password + b"\0"

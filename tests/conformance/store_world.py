@@ -1,4 +1,4 @@
-"""What the suites of the store share: stores of each kind, and rows to put in them."""
+"""Helpers of the tests of stores: stores of each kind, and rows for them."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class World:
         self.now_ms = NOW_MS
 
     def open(self, **options: Any) -> AnyStore:
-        """The store, with what it held before."""
+        """Open the store with its earlier contents."""
         if self.kind == "memory":
             return MemoryStore(self.disk, now_ms=lambda: self.now_ms)
         return LmdbStore.open(self.directory, now_ms=lambda: self.now_ms, **options)
 
     @asynccontextmanager
     async def store(self, **options: Any) -> Any:
-        """The store for one block."""
+        """Open the store for one block."""
         store = self.open(**options)
         try:
             yield store
@@ -83,39 +83,39 @@ def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def first_id(counter: int = 0, *, partition: int = 3, ms: int = NOW_MS - 1000, maker: int = 7) -> TaskId:
-    """An id whose tasks are due a second ago."""
+    """Return an id whose tasks were due a second ago."""
     return make_id(ms, partition, maker, counter)
 
 
 def tasks(first: bytes, count: int, **header: Any) -> Row:
-    """A task row of the queue "mail"."""
+    """Return a task row of the queue "mail"."""
     payloads = [b"payload %d" % i for i in range(count)]
     return task_row(first, pack_task({"queue": "mail", **header}, payloads))
 
 
 def done(first: bytes, count: int, *, token: int = 10, outcome: int = COMPLETED, mark: Mark = UNMARKED) -> Row:
-    """A completion row."""
+    """Return a completion row."""
     return completion_row(first, Completion(token, count, outcome, NOW_MS, [], mark))
 
 
 def completion_of(row: Row, maker: int) -> Row:
-    """The same completion about the tasks of another maker."""
+    """Return the same completion for the tasks of another maker."""
     first = first_of(row.key)
     return completion_row(first_id(counter_of(first), maker=maker), unpack_completion(row.value[:-4]))
 
 
 def event(first: bytes, count: int, kind: int, *, position: int, retry_ms: int = 0, attempts: int = 0) -> Row:
-    """A history row."""
+    """Return a history row."""
     return history_row(first, History(position, 0, count, kind, 5, NOW_MS, "w", retry_ms, attempts, ""))
 
 
 def reopening(first: bytes, count: int, *, position: int, retry_ms: int = NOW_MS - 1, attempts: int = 1) -> Row:
-    """A history row that says that failed tasks begin anew."""
+    """Return a history row that reopens failed tasks."""
     return event(first, count, REOPENED, position=position, retry_ms=retry_ms, attempts=attempts)
 
 
 def resolved(first: bytes, count: int = 1, *, mark: Mark = UNMARKED) -> Row:
-    """A resolution row."""
+    """Return a resolution row."""
     return resolution_row(first, Resolution(count, NOW_MS, mark))
 
 
@@ -125,12 +125,12 @@ async def put(store: AnyStore, *rows: Row) -> Written:
 
 
 def counts(**numbers: int) -> QueueCounts:
-    """Counts, zero where not given."""
+    """Return counts, zero for those not given."""
     return QueueCounts(**{name: numbers.get(name, 0) for name in QueueCounts._fields})
 
 
 def digests(store: AnyStore) -> dict[tuple[int, int], tuple[Digest, dict[int, Digest]]]:
-    """Every digest of a store."""
+    """Return every digest of a store."""
     return {
         (partition, hour): (digest, store.leaves(partition, hour))
         for partition in store.partitions()

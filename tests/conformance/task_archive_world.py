@@ -1,4 +1,4 @@
-"""What the suites of the archive of tasks share: finished tasks of all kinds, and what a live cluster says of them."""
+"""Helpers of the tests of task archives: finished tasks of all kinds, and the live cluster's answers about them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def completed(
     outcome: int = facts.COMPLETED,
     mark: Mark = facts.UNMARKED,
 ) -> Row:
-    """A completion row; ``count`` where there are no results."""
+    """Return a completion row; ``count`` applies without results."""
     done = Completion(token, count or len(results), outcome, NOW_MS + token, results, mark)
     return facts.completion_row(first, done)
 
@@ -58,7 +58,7 @@ def progress(task: bytes, seq: int, *, token: int = 10, data: bytes = b"half way
 
 
 def live(store: AnyStore, task: TaskId, replica: Replica = REPLICA) -> ArchivedTask | None:
-    """What a leader answers of a task."""
+    """Return a leader's answer about a task."""
     rows = [(kind, first, body) for kind in facts.KINDS for first, body in store.covering(kind, task)]
     view = task_view(task, rows, None, replica=replica, now_ms=NOW_MS)
     view = view and placed_by_keys(view, store)
@@ -74,17 +74,17 @@ async def archived(store: AnyStore, directory: Path, bucket: Bucket = BUCKET, **
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """Every file of an archive, hidden ones included."""
+    """Return every file of an archive, hidden ones included."""
     return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
 
 
 def found(directory: Path, task: TaskId) -> ArchivedTask | None:
-    """The task of an archive."""
+    """Return the task of an archive."""
     return find([directory], task)
 
 
 def random_life(random: Random, counter: int) -> tuple[list[Row], list[TaskId]]:
-    """Rows of a run of tasks that went through much before they were finished, and their ids."""
+    """Return rows of a run of tasks with many events before their end, and their ids."""
     count = random.choice((1, 1, 2, 5, 40))
     first = task_id(counter, ms=FROM_MS + random.randrange(HOUR_MS), maker=random.randrange(1 << 64))
     header = random.choice(
@@ -108,7 +108,7 @@ def random_life(random: Random, counter: int) -> tuple[list[Row], list[TaskId]]:
 
 
 def _attempts(random: Random, rows: list[Row], task: TaskId, position: int) -> int:
-    """Earlier attempts on one task; the last position."""
+    """Add earlier attempts on one task; return the last position."""
     for attempt in range(random.randrange(4)):
         token = position + 1
         rows.append(said(task, 1, facts.GRANTED, token, token=token))
@@ -124,6 +124,6 @@ def _attempts(random: Random, rows: list[Row], task: TaskId, position: int) -> i
 
 
 def bucket_keeping(*tasks: bytes, again: tuple[bytes, ...] = ()) -> Bucket:
-    """The bucket but for the stretches of some tasks."""
+    """Return the bucket without the stretches of some tasks."""
     keep = frozenset(stretch_of(one) for one in tasks)
     return Bucket(partition=PARTITION, from_ms=FROM_MS, before_ms=BEFORE_MS, keep=keep, again=again)

@@ -1,4 +1,4 @@
-"""What a node writes of the log into its own copy: never more than its position, never with a gap."""
+"""The copy of the log in a node's store: it never exceeds the node's position and never has a gap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 def read(writer: HistoryWriter, first: int, last: int) -> tuple[Record, ...]:
-    """The node reads records; what its copy is to have of them."""
+    """Let the node read records; return what its copy must have."""
     records = [Record(position, 7, b"record %d" % position) for position in range(first, last + 1)]
     for record in records:
         writer.add(evolve(EMPTY, position=record.position), (), record=record)
@@ -35,7 +35,7 @@ def read(writer: HistoryWriter, first: int, last: int) -> tuple[Record, ...]:
 
 @in_trio
 async def test_what_was_read_is_in_whatever_is_written_next(world: World) -> None:
-    """Although nobody waits for it, and nothing writes it in the background."""
+    """It is in the next write although no caller waits for it and no background task writes it."""
     async with world.store() as store:
         writer = HistoryWriter(store, lambda written: None)
         records = read(writer, 0, 3)
@@ -46,7 +46,7 @@ async def test_what_was_read_is_in_whatever_is_written_next(world: World) -> Non
 
 @in_trio
 async def test_a_snapshot_after_a_gap_comes_whole_before_anything_after_it(world: World) -> None:
-    """After each transaction the copy leads to the position up to which the node has read."""
+    """After each transaction the copy reaches the position up to which the node has read."""
     async with world.store() as store:
         writer = HistoryWriter(store, lambda written: None)
         old = read(writer, 0, 3)
@@ -64,7 +64,7 @@ async def test_a_snapshot_after_a_gap_comes_whole_before_anything_after_it(world
 
 @in_trio
 async def test_a_newer_snapshot_of_what_was_read_holds_nothing_up(world: World) -> None:
-    """Records go on being stored while its pieces are written; then older ones are not needed any more."""
+    """Records are still stored while its pieces are written; then older ones are no longer needed."""
     async with world.store() as store:
         writer = HistoryWriter(store, lambda written: None)
         read(writer, 0, 9)
@@ -80,7 +80,7 @@ async def test_a_newer_snapshot_of_what_was_read_holds_nothing_up(world: World) 
 
 @in_trio
 async def test_a_node_that_starts_again_keeps_on_where_its_copy_ends(world: World) -> None:
-    """What it reads a second time is passed over."""
+    """Records that it reads again are skipped."""
     async with world.store() as store:
         writer = HistoryWriter(store, lambda written: None)
         first = read(writer, 0, 5)
@@ -94,7 +94,7 @@ async def test_a_node_that_starts_again_keeps_on_where_its_copy_ends(world: Worl
 
 @in_trio
 async def test_what_a_full_disk_refused_is_stored_later(tmp_path: Path) -> None:
-    """Nothing of it is lost, and nothing comes before it."""
+    """No record is lost or stored out of order."""
     world = World("memory", tmp_path)
     async with world.store() as store:
         writer = HistoryWriter(store, lambda written: None)
@@ -110,7 +110,7 @@ async def test_what_a_full_disk_refused_is_stored_later(tmp_path: Path) -> None:
 
 @in_trio
 async def test_news_is_stored_although_nothing_else_is_written(world: World) -> None:
-    """In the background, at once where it is more than a sign of life."""
+    """It is stored in the background, immediately if it is more than a sign of life."""
     async with world.store() as store, trio.open_nursery() as nursery:
         writer = HistoryWriter(store, lambda written: None)
         nursery.start_soon(writer.run)

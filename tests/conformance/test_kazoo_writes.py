@@ -1,4 +1,4 @@
-"""What several threads write to one ZooKeeper connection arrives whole and in order, also where the socket is full."""
+"""Writes of several threads to one ZooKeeper connection arrive complete and in order, even if the socket is full."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PATH = "/some/record"
 
 
 class NarrowSocket:
-    """Takes a few bytes of the next write, and all bytes of later ones."""
+    """Accepts a few bytes of the next write, and all bytes of later ones."""
 
     def __init__(self) -> None:
         self.written = b""
         self.room = 1 << 20
 
     def send(self, data: bytes) -> int:
-        """Take what there is room for."""
+        """Accept as many bytes as there is room for."""
         taken = data[: self.room]
         self.written += taken
         self.room = 1 << 20
@@ -42,7 +42,7 @@ def requests_in(written: bytes) -> list[int]:
 
 @pytest.fixture
 def client() -> SessionClient:
-    """A client that believes itself connected, on a socket that is full."""
+    """Return a client that takes itself for connected, on a socket that is full."""
     client = SessionClient("127.0.0.1:1", session_timeout_ms=10_000)
     client._live.set()
     client._state = KeeperState.CONNECTED
@@ -55,7 +55,7 @@ def client() -> SessionClient:
 def test_a_ping_survives_a_request_that_another_thread_writes_in_part(
     client: SessionClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request comes between the setting aside of the ping and its writing; both reach the server whole."""
+    """The request comes between the preparation of the ping and its writing; both reach the server complete."""
     connection: Any = client._connection
     monkeypatch.setattr(connection, "_write", lambda data, timeout: connection._socket.send(data))
     monkeypatch.setattr(connection, "_wake", lambda: None)

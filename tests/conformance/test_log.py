@@ -1,4 +1,4 @@
-"""What every log must do, whichever it is: ZooKeeper, embedded, simulated."""
+"""The contract of every log: ZooKeeper, embedded, simulated."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.anyio
 
 
 async def record_at(session: LogSession, position: int) -> Record:
-    """The record at a position that must not be trimmed."""
+    """Return the record at a position, which must not be trimmed."""
     found = await session.read(position)
     assert isinstance(found, Record)
     return found
 
 
 async def append_many(session: LogSession, count: int) -> None:
-    """Records ``0`` to ``count - 1``, many at a time, in any order."""
+    """Append records ``0`` to ``count - 1``, many at a time, in any order."""
     numbers = iter(range(count))
 
     async def append_some() -> None:
@@ -62,7 +62,7 @@ async def test_a_record_reads_back_as_written_with_its_time(opened: Opener) -> N
 
 @bounded
 async def test_both_sessions_see_one_time_per_record(opened: Opener) -> None:
-    """The writer, who may not fetch its own record, sees the same ctime as everybody."""
+    """The writer, which need not fetch its own record, sees the same ctime as other sessions."""
     writer, reader = await opened(), await opened()
     for position in range(10):
         await writer.append(b"x")
@@ -71,7 +71,7 @@ async def test_both_sessions_see_one_time_per_record(opened: Opener) -> None:
 
 @bounded
 async def test_a_waiting_read_wakes_for_every_record_of_another_session(opened: Opener) -> None:
-    """At the tail each single record wakes the reader, not only the first."""
+    """At the tail every single record wakes the reader, not only the first."""
     writer, reader = await opened(), await opened()
     async with trio.open_nursery() as nursery:
         for position in range(30):
@@ -92,7 +92,7 @@ async def test_a_waiting_read_wakes_for_every_record_of_another_session(opened: 
 
 @bounded
 async def test_a_session_reads_its_own_records_between_others(opened: Opener) -> None:
-    """Own records, which need no fetching, keep their place among others'."""
+    """Own records, which need no fetch, keep their place among those of others."""
     one, other = await opened(), await opened()
     for number in range(20):
         await (one if number % 3 else other).append(b"%d" % number)
@@ -101,7 +101,7 @@ async def test_a_session_reads_its_own_records_between_others(opened: Opener) ->
 
 @bounded
 async def test_concurrent_appenders_are_put_in_one_order(opened: Opener) -> None:
-    """All readers see the same sequence; each appender's records stand in the order it made them."""
+    """All readers see the same sequence; each appender's records are in the order in which it made them."""
     writers = [await opened() for _ in range(4)]
     readers = [await opened(), writers[0]]
     seen: list[list[Record]] = [[], []]
@@ -127,7 +127,7 @@ async def test_concurrent_appenders_are_put_in_one_order(opened: Opener) -> None
 
 @bounded
 async def test_a_reader_that_is_behind_reads_five_thousand_records_in_order(opened: Opener) -> None:
-    """The window keeps order over many refills and meets the tail."""
+    """Order is kept over many refills of the window, and up to the tail."""
     await append_many(await opened(), 5_000)
     reader = await opened()
     records = [await record_at(reader, position) for position in range(5_000)]
@@ -138,7 +138,7 @@ async def test_a_reader_that_is_behind_reads_five_thousand_records_in_order(open
 
 @bounded
 async def test_a_reader_may_go_back_and_ahead(opened: Opener) -> None:
-    """Positions need not be asked for in order."""
+    """Positions may be read in any order."""
     session = await opened()
     for number in range(100):
         await session.append(b"%d" % number)
@@ -148,7 +148,7 @@ async def test_a_reader_may_go_back_and_ahead(opened: Opener) -> None:
 
 @bounded
 async def test_a_cancelled_read_loses_nothing(opened: Opener) -> None:
-    """Giving up at the tail and asking again gives the record."""
+    """A read that is cancelled at the tail and repeated returns the record."""
     writer, reader = await opened(), await opened()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reader.read, 0)
@@ -160,7 +160,7 @@ async def test_a_cancelled_read_loses_nothing(opened: Opener) -> None:
 
 @bounded
 async def test_a_record_at_the_limit_fits_and_one_above_is_refused(opened: Opener) -> None:
-    """512 KiB is the most; refusing stores nothing."""
+    """512 KiB is the limit; a refused record is not stored."""
     session = await opened()
     with pytest.raises(TooLarge):
         await session.append(bytes(RECORD_BYTES_MAX + 1))
@@ -170,7 +170,7 @@ async def test_a_record_at_the_limit_fits_and_one_above_is_refused(opened: Opene
 
 @bounded
 async def test_the_tail_is_the_last_record_also_after_trimming(opened: Opener) -> None:
-    """Stepping past the tail means having seen all that was there at the call."""
+    """A reader past the tail has seen all records that existed at the call."""
     writer, other = await opened(), await opened()
     assert await other.tail() == START
     for _ in range(20):
@@ -188,7 +188,7 @@ async def test_the_tail_is_the_last_record_also_after_trimming(opened: Opener) -
 
 @bounded
 async def test_a_pulse_is_there_until_its_session_closes(opened: Opener) -> None:
-    """Everyone sees who is alive, and what they said."""
+    """All sessions see which peers are alive, and their data."""
     mine, other = await opened(), await opened()
     await mine.set_pulse("a", b"1")
     await other.set_pulse("b", b"2")
@@ -199,7 +199,7 @@ async def test_a_pulse_is_there_until_its_session_closes(opened: Opener) -> None
 
 @bounded
 async def test_setting_a_pulse_again_replaces_its_data(opened: Opener) -> None:
-    """Also when another session of the peer had set it."""
+    """This holds if another session of the peer had set it."""
     mine, other = await opened(), await opened()
     await mine.set_pulse("a", b"1")
     await mine.set_pulse("a", b"2")
@@ -211,14 +211,14 @@ async def test_setting_a_pulse_again_replaces_its_data(opened: Opener) -> None:
 
 @bounded
 async def test_waiting_for_an_absent_pulse_returns_at_once(opened: Opener) -> None:
-    """A watcher that comes too late learns it all the same."""
+    """A watcher that comes too late still learns of it."""
     session = await opened()
     await session.wait_pulse_gone("nobody")
 
 
 @bounded
 async def test_waiting_for_a_pulse_returns_when_its_session_closes(opened: Opener) -> None:
-    """All that wait for it are told; changed data is no absence."""
+    """All watchers are woken; changed data does not count as an absence."""
     mine, other = await opened(), await opened()
     await mine.set_pulse("a", b"1")
     gone: list[str] = []
@@ -232,7 +232,7 @@ async def test_waiting_for_a_pulse_returns_when_its_session_closes(opened: Opene
         nursery.start_soon(wait, "second")
         await under_way(other)
         await mine.set_pulse("a", b"2")
-        assert await other.pulses() == {"a": b"2"}  # by now the session was told of the change
+        assert await other.pulses() == {"a": b"2"}  # by now the session knows of the change
         await under_way(other)
         assert gone == []
         await mine.aclose()
@@ -244,7 +244,7 @@ async def test_waiting_for_a_pulse_returns_when_its_session_closes(opened: Opene
 
 @bounded
 async def test_there_is_no_origin_at_first(opened: Opener) -> None:
-    """Nor anything to trim."""
+    """There is nothing to trim either."""
     session = await opened()
     await session.append(b"x")
     assert await session.origin() is None
@@ -254,7 +254,7 @@ async def test_there_is_no_origin_at_first(opened: Opener) -> None:
 
 @bounded
 async def test_an_origin_of_three_mebibytes_reads_back(opened: Opener) -> None:
-    """Larger than any record, and not a multiple of anything."""
+    """It is larger than any record, and not a multiple of any size."""
     one, other = await opened(), await opened()
     data = bytes(range(256)) * 12_288 + b"end"
     assert await one.store_origin(7, data, expected_version=-1)
@@ -279,7 +279,7 @@ async def test_an_origin_is_replaced_only_if_it_is_the_one_expected(opened: Open
 
 @bounded
 async def test_an_origin_never_moves_back(opened: Opener) -> None:
-    """Records behind it may be gone already."""
+    """Records before it may already be deleted."""
     session = await opened()
     assert await session.store_origin(5, b"five", expected_version=-1)
     found = await session.origin()
@@ -290,7 +290,7 @@ async def test_an_origin_never_moves_back(opened: Opener) -> None:
 
 @bounded
 async def test_one_of_several_who_store_an_origin_at_once_wins(opened: Opener) -> None:
-    """And the origin is the winner's, whole."""
+    """The origin is complete, and that of the winner."""
     sessions = [await opened() for _ in range(3)]
     won: list[int] = []
 
@@ -309,7 +309,7 @@ async def test_one_of_several_who_store_an_origin_at_once_wins(opened: Opener) -
 
 @bounded
 async def test_a_trimmed_record_reads_as_trimmed_and_the_rest_as_before(opened: Opener) -> None:
-    """A reader that is too late is sent to the origin, from where it goes on."""
+    """A reader that is too late is sent to the origin, and continues from there."""
     writer = await opened()
     await append_many(writer, 30)
     assert await writer.store_origin(19, b"o", expected_version=-1)
@@ -325,7 +325,7 @@ async def test_a_trimmed_record_reads_as_trimmed_and_the_rest_as_before(opened: 
 
 @bounded
 async def test_trimming_stops_at_the_origin(opened: Opener) -> None:
-    """What no snapshot holds is never deleted."""
+    """Records that no snapshot covers are never deleted."""
     session = await opened()
     await append_many(session, 10)
     assert await session.store_origin(4, b"o", expected_version=-1)
@@ -335,7 +335,7 @@ async def test_trimming_stops_at_the_origin(opened: Opener) -> None:
 
 @bounded
 async def test_trimming_resumes_where_it_stopped(opened: Opener) -> None:
-    """Progress is kept with the origin, for whoever goes on, over a new origin too."""
+    """Progress is stored with the origin, for the next collector, also across a new origin."""
     one, other = await opened(), await opened()
     await append_many(one, 40)
     assert await one.store_origin(29, b"o", expected_version=-1)
@@ -352,7 +352,7 @@ async def test_trimming_resumes_where_it_stopped(opened: Opener) -> None:
 
 @bounded
 async def test_trimming_does_not_outdate_the_origin(opened: Opener) -> None:
-    """Whoever read the origin before records were trimmed may still replace it."""
+    """A session that read the origin before records were trimmed may still replace it."""
     session = await opened()
     await append_many(session, 10)
     assert await session.store_origin(4, b"o", expected_version=-1)
@@ -364,7 +364,7 @@ async def test_trimming_does_not_outdate_the_origin(opened: Opener) -> None:
 
 @bounded
 async def test_a_reader_at_the_tail_is_not_led_astray_by_trimming(opened: Opener) -> None:
-    """Deletions wake it for nothing; the next record wakes it for good."""
+    """Deletions do not end the read; the next record does."""
     writer, reader = await opened(), await opened()
     await append_many(writer, 2_500)
     for position in range(2_500):
@@ -386,7 +386,7 @@ async def test_a_reader_at_the_tail_is_not_led_astray_by_trimming(opened: Opener
 
 @bounded
 async def test_a_reader_overtaken_by_trimming_is_told(opened: Opener) -> None:
-    """Though it had prefetched some of what was deleted."""
+    """It is told although it had prefetched some of the deleted records."""
     writer, reader = await opened(), await opened()
     await append_many(writer, 1_000)
     await reader.read(0)
@@ -403,7 +403,7 @@ async def test_a_reader_overtaken_by_trimming_is_told(opened: Opener) -> None:
 
 @bounded
 async def test_a_closed_session_is_lost_to_every_call(opened: Opener) -> None:
-    """Nothing can be done any more under its name."""
+    """No call of the session succeeds any more."""
     session = await opened()
     await session.append(b"x")
     states = [session.connected]
@@ -428,7 +428,7 @@ async def test_a_closed_session_is_lost_to_every_call(opened: Opener) -> None:
 
 @bounded
 async def test_closing_a_session_ends_what_waits_in_it(opened: Opener) -> None:
-    """Readers and watchers do not hang."""
+    """Readers and watchers do not wait for ever."""
     session, other = await opened(), await opened()
     await other.set_pulse("a", b"")
     ended: list[str] = []
@@ -449,7 +449,7 @@ async def test_closing_a_session_ends_what_waits_in_it(opened: Opener) -> None:
 
 @bounded
 async def test_a_destroyed_log_starts_anew(backend: LogBackend, opened: Opener) -> None:
-    """Records, origin and pulses are gone."""
+    """Records, origin and pulses are deleted."""
     session = await opened()
     await append_many(session, 20)
     assert await session.store_origin(9, b"o", expected_version=-1)

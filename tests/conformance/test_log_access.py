@@ -1,4 +1,4 @@
-"""Whose the znodes of a cluster are: with a credential its own, over TLS and SASL too."""
+"""Access to the znodes of a cluster: with a credential only its own sessions have it, over TLS and SASL too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BURST, BURST_BYTES = 100, 30_000
 async def session_of(
     hosts: str, cluster: str, credentials: ZookeeperCredentials, *, open_timeout_s: float = 60.0
 ) -> AsyncIterator[ZookeeperSession]:
-    """A session that shows a credential, with segments of a few records."""
+    """Open a session with a credential, with segments of a few records."""
     backend = ZookeeperBackend(
         hosts,
         cluster,
@@ -52,7 +52,7 @@ async def session_of(
 
 
 async def all_kinds(session: ZookeeperSession) -> None:
-    """Have a znode of every kind be made: records, another segment, origins with their pointer, a pulse."""
+    """Make a znode of every kind: records, another segment, origins with their pointer, a pulse."""
     for number in range(SEGMENT_RECORDS):
         await session.append(b"%d" % number)
     assert await session.rotate()
@@ -64,7 +64,7 @@ async def all_kinds(session: ZookeeperSession) -> None:
 
 
 async def tree(session: ZookeeperSession, root: str) -> list[str]:
-    """Every znode from a root on."""
+    """Return every znode below a root."""
     found = [root]
     for path in found:
         children = await session._link.call(lambda client, path=path: client.get_children_async(path))
@@ -73,7 +73,7 @@ async def tree(session: ZookeeperSession, root: str) -> list[str]:
 
 
 def check_refused(client: Any, paths: list[str]) -> None:
-    """Whoever this client is, he reads and writes nothing there."""
+    """Check that this client can neither read nor write there."""
     for path in paths:
         for attempt in (
             lambda path=path: client.get(path),
@@ -89,7 +89,7 @@ def check_refused(client: Any, paths: list[str]) -> None:
 
 
 async def refused_to(hosts: str, paths: list[str]) -> None:
-    """Nobody without the credential, or with another, gets anything."""
+    """Check that no client without the credential, or with another, can read or write."""
 
     def check() -> None:
         with intruder(hosts) as client:
@@ -102,7 +102,7 @@ async def refused_to(hosts: str, paths: list[str]) -> None:
 
 @bounded
 async def test_nobody_else_reads_or_writes_any_znode(zookeeper: ZookeeperServer) -> None:
-    """Below the root, whatever made the znode; the records are all there behind it."""
+    """This holds for every kind of znode below the root; the records are all readable afterwards."""
     async with session_of(zookeeper.hosts, "digested", DIGEST) as session:
         await all_kinds(session)
         paths = await tree(session, "/onyxq/digested")
@@ -122,7 +122,7 @@ async def test_nobody_else_reads_or_writes_any_znode(zookeeper: ZookeeperServer)
 async def test_a_session_with_another_credential_is_told_so(
     zookeeper: ZookeeperServer, credentials: ZookeeperCredentials
 ) -> None:
-    """At its start, by the name of the setting, without the password."""
+    """It fails at its start with the name of the setting, without the password."""
     async with session_of(zookeeper.hosts, "ours", DIGEST):
         with pytest.raises(BadRequest) as raised:
             async with session_of(zookeeper.hosts, "ours", credentials):
@@ -132,7 +132,7 @@ async def test_a_session_with_another_credential_is_told_so(
 
 @bounded
 async def test_clusters_of_several_credentials_live_side_by_side(zookeeper: ZookeeperServer) -> None:
-    """Each has its own; and one without a credential is everybody's, as it was."""
+    """Each has its own znodes; a cluster without a credential is open to all, as before."""
     async with (
         session_of(zookeeper.hosts, "first", DIGEST) as first,
         session_of(zookeeper.hosts, "second", ZookeeperCredentials(auth="digest:b:c")) as second,
@@ -145,7 +145,7 @@ async def test_clusters_of_several_credentials_live_side_by_side(zookeeper: Zook
 @pytest.mark.long
 @bounded
 async def test_the_credential_is_shown_again_behind_a_broken_connection(zookeeper: ZookeeperServer) -> None:
-    """Nothing is asked for before it was: no record is refused meanwhile."""
+    """No request is sent before it: no record is refused meanwhile."""
     async with session_of(zookeeper.hosts, "again", DIGEST) as session, trio.open_nursery() as nursery:
         with killed(zookeeper):
             nursery.start_soon(appended, session, 8)
@@ -154,7 +154,7 @@ async def test_the_credential_is_shown_again_behind_a_broken_connection(zookeepe
 
 
 async def appended(session: ZookeeperSession, count: int) -> None:
-    """Append until as many records are known to be there."""
+    """Append until that many records are known to be in the log."""
     while count:
         try:
             await session.append(b"x")
@@ -165,7 +165,7 @@ async def appended(session: ZookeeperSession, count: int) -> None:
 
 @bounded
 async def test_a_cluster_that_was_everybodys_is_protected(zookeeper: ZookeeperServer) -> None:
-    """It is not used with a credential until it is; then all it had belongs to that."""
+    """It cannot be used with a credential until it is protected; then all its znodes belong to the credential."""
     async with session_of(zookeeper.hosts, "open", ANONYMOUS) as session:
         await all_kinds(session)
         paths = await tree(session, "/onyxq/open")
@@ -181,7 +181,7 @@ async def test_a_cluster_that_was_everybodys_is_protected(zookeeper: ZookeeperSe
 
 @pytest.mark.parametrize("auth", ["onyxq", "digest:onyxq", "digest::secret", "plain:onyxq:secret", "sasl:onyxq:"])
 def test_what_is_no_credential_is_refused(auth: str) -> None:
-    """Without repeating it."""
+    """The error does not repeat it."""
     with pytest.raises(BadRequest) as raised:
         ZookeeperBackend("127.0.0.1:1", "main", credentials=ZookeeperCredentials(auth=auth))
     assert raised.value.field == "zookeeper_auth" and auth not in raised.value.message
@@ -193,14 +193,14 @@ def test_what_is_no_credential_is_refused(auth: str) -> None:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
-    """A server that speaks TLS with whom it knows, and SASL: its secure and its plain address, and certificates."""
+    """Run a server with TLS and SASL; return its secure and plain address, and certificates."""
     home = tmp_path_factory.mktemp("secured")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(home / "ca.pem"))
     for name, identity in (("server", "127.0.0.1"), ("client", "peer.example")):
         issued = authority.issue_cert(identity)
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
-        pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the form that Java reads
+        pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the form that Java can read
         chain = b"".join(part.bytes() for part in issued.cert_chain_pems)
         (home / f"{name}.pem").write_bytes(pkcs8 + chain)
     (home / "jaas.conf").write_text(JAAS)
@@ -222,7 +222,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
 
 
 def over_tls(home: Path, auth: str = "") -> ZookeeperCredentials:
-    """Credentials with a certificate that the server knows."""
+    """Return credentials with a certificate that the server knows."""
     pair = str(home / "client.pem")
     return ZookeeperCredentials(auth=auth, ca=str(home / "ca.pem"), cert=pair, key=pair)
 
@@ -230,7 +230,7 @@ def over_tls(home: Path, auth: str = "") -> ZookeeperCredentials:
 @bounded
 @pytest.mark.parametrize("auth", ["sasl:onyxq:sasl password", "digest:onyxq:a password", ""])
 async def test_a_cluster_lives_on_tls(secured: tuple[str, str, Path], auth: str) -> None:
-    """Records come back as they were written, many of them at a time; others are refused as ever."""
+    """Records are read as written, many at a time; other clients are refused."""
     hosts, plain, home = secured
     cluster = f"tls-{auth.partition(':')[0]}"
     async with session_of(hosts, cluster, over_tls(home, auth)) as session:
@@ -253,7 +253,7 @@ async def test_a_cluster_lives_on_tls(secured: tuple[str, str, Path], auth: str)
 
 @bounded
 async def test_a_server_that_is_not_known_is_not_talked_to(secured: tuple[str, str, Path], tmp_path: Path) -> None:
-    """Its certificate is of another authority: nothing is shown to it."""
+    """Its certificate has another authority: the client sends it nothing."""
     hosts, _, home = secured
     other = tmp_path / "other.pem"
     trustme.CA().cert_pem.write_to_path(str(other))
@@ -267,7 +267,7 @@ async def test_a_server_that_is_not_known_is_not_talked_to(secured: tuple[str, s
 @pytest.mark.long
 @bounded
 async def test_a_wrong_sasl_password_gets_nothing(secured: tuple[str, str, Path]) -> None:
-    """The server says no before anything is asked."""
+    """The server refuses before any request."""
     hosts, _, home = secured
     with pytest.raises((LogUnavailable, BadRequest)):
         async with session_of(hosts, "wrong", over_tls(home, "sasl:onyxq:no"), open_timeout_s=2.0):

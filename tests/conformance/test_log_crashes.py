@@ -1,4 +1,4 @@
-"""A collector that dies between any two of its writes leaves a log that can be read, and collected by the next."""
+"""A collector that dies between any two of its writes leaves a readable log, which the next one can collect."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ pytestmark = pytest.mark.anyio
 
 RECORDS = 30
 FIRST, SECOND, THIRD = 11, 23, 27
-"""Positions of three origins, one after the other; the second one's collector dies."""
+"""Positions of three consecutive origins; the collector of the second one dies."""
 
 
 class Died(BaseException):
-    """The collector's process is gone."""
+    """The collector's process has died."""
 
 
 def origin_at(position: int) -> bytes:
-    """What an origin holds: three chunks, once they are small."""
+    """Return the content of an origin: three chunks, if chunks are small."""
     return b"%05d" % position * 50
 
 
 async def collect(session: LogSession, position: int) -> None:
-    """What a collector does."""
+    """Collect the log as a collector does."""
     old = await session.origin()
     version = old.version if old is not None else -1
     assert await session.store_origin(position, origin_at(position), expected_version=version)
@@ -43,7 +43,7 @@ async def collect(session: LogSession, position: int) -> None:
 
 
 async def check(session: LogSession, positions: set[int]) -> int:
-    """The origin's position: one of those, whole, and every record behind it can be read."""
+    """Check that the origin is complete and one of these, and that every later record can be read."""
     origin = await session.origin()
     assert origin is not None and origin.position in positions
     assert origin.data == origin_at(origin.position)
@@ -59,7 +59,7 @@ async def check(session: LogSession, positions: set[int]) -> int:
 
 
 async def finish(session: LogSession) -> None:
-    """The next collector ends what the dead one began, and a further one comes after it."""
+    """Let the next collector finish the work of the dead one, and another one follow."""
     origin = await session.origin()
     assert origin is not None
     if origin.position < SECOND:
@@ -72,7 +72,7 @@ async def finish(session: LogSession) -> None:
 
 
 class _Dying:
-    """Lets so many calls to ZooKeeper but one through and then ends the process: `Died`."""
+    """Lets a number of calls to ZooKeeper through except one, and then ends the process with `Died`."""
 
     def __init__(self, session: ZookeeperSession, calls: int) -> None:
         self._left = calls
@@ -91,7 +91,7 @@ class _Dying:
 
 
 async def prepare(session: LogSession) -> None:
-    """Have the log collected once."""
+    """Collect the log once."""
     for number in range(RECORDS):
         await session.append(b"%d" % number)
     await collect(session, FIRST)
@@ -99,7 +99,7 @@ async def prepare(session: LogSession) -> None:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Origins of several chunks, trims of several batches."""
+    """Use origins of several chunks and trims of several batches."""
     monkeypatch.setattr(zookeeper_origin, "CHUNK_BYTES", 100)
     monkeypatch.setattr(zookeeper_origin, "TRIM_BATCH_RECORDS", 5)
     monkeypatch.setattr(embedded_file, "TRIM_BATCH_RECORDS", 5)
@@ -107,7 +107,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 async def test_a_zookeeper_collector_may_die_at_any_of_its_calls(zookeeper: ZookeeperServer, cluster: str) -> None:
-    """Each call in turn is the first that is not carried out; nothing but the last origin remains."""
+    """Each call in turn is the first that fails; at the end only the last origin remains."""
     calls = 1
     while not await ended(zookeeper, f"{cluster}-{calls}", calls=calls):
         calls += 1
@@ -115,7 +115,7 @@ async def test_a_zookeeper_collector_may_die_at_any_of_its_calls(zookeeper: Zook
 
 
 async def ended(zookeeper: ZookeeperServer, cluster: str, *, calls: int) -> bool:
-    """Let a collector die at so many calls and see that all is right; True if it came to the end before."""
+    """Let a collector die at a call and check the log; return True if it ended before that call."""
     with trio.fail_after(TEST_TIMEOUT_S):
         backend = ZookeeperBackend(zookeeper.hosts, cluster)
         async with session_with(backend) as session, session_with(backend) as dying:
@@ -128,7 +128,7 @@ async def ended(zookeeper: ZookeeperServer, cluster: str, *, calls: int) -> bool
 
 
 async def _dies(session: ZookeeperSession, calls: int) -> bool:
-    """Collect until the process dies at so many calls; True if it came to the end before."""
+    """Collect until the process dies at a call; return True if it ended before that call."""
     _Dying(session, calls)
     try:
         await collect(session, SECOND)
@@ -138,7 +138,7 @@ async def _dies(session: ZookeeperSession, calls: int) -> bool:
 
 
 async def _names(zookeeper: ZookeeperServer, cluster: str) -> list[str]:
-    """Positions of the chunks that are there, and the pointer."""
+    """Return the positions of the existing chunks, and the pointer."""
     with intruder(zookeeper.hosts) as client:
         names = client.get_children(f"/onyxq/{cluster}/origin")
     return sorted(name.split("-")[0] for name in names)
@@ -146,7 +146,7 @@ async def _names(zookeeper: ZookeeperServer, cluster: str) -> list[str]:
 
 @bounded
 async def test_an_embedded_log_may_end_between_any_two_of_its_transactions(tmp_path: Path) -> None:
-    """The files as they are behind each one are a log of their own."""
+    """The files after each transaction are a valid log."""
     backend = EmbeddedBackend.open(tmp_path / "log")
     session = await backend.session()
     await prepare(session)

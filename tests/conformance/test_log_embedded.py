@@ -1,4 +1,4 @@
-"""What only the embedded log does: one process, one disk, durable across restarts."""
+"""Properties of the embedded log only: one process, one disk, durable across restarts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 
 
 async def test_records_origin_and_positions_survive_a_restart(tmp_path: Path) -> None:
-    """Pulses do not: their sessions ended."""
+    """Pulses do not survive, because their sessions ended."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
     for number in range(20):
@@ -53,7 +53,7 @@ async def test_records_origin_and_positions_survive_a_restart(tmp_path: Path) ->
 
 
 async def test_a_log_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
-    """Nothing in it is changed; a log that was emptied has a format still."""
+    """Nothing in it is changed; an emptied log still has a format."""
     backend = EmbeddedBackend.open(tmp_path)
     await backend.destroy()
     await backend.aclose()
@@ -64,7 +64,7 @@ async def test_a_log_of_another_format_is_refused_by_name(tmp_path: Path) -> Non
 
 
 async def test_closing_the_backend_ends_its_sessions(tmp_path: Path) -> None:
-    """Also those that wait; afterwards no session is to be had."""
+    """Waiting sessions end too; afterwards no session can be opened."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
     async with trio.open_nursery() as nursery:
@@ -77,7 +77,7 @@ async def test_closing_the_backend_ends_its_sessions(tmp_path: Path) -> None:
 
 
 def test_a_second_opening_in_the_same_process_is_refused(tmp_path: Path) -> None:
-    """Until the first is closed."""
+    """It is refused until the first one is closed."""
     backend = EmbeddedBackend.open(tmp_path)
     with pytest.raises(Conflict, match="in use by process"):
         EmbeddedBackend.open(tmp_path)
@@ -86,7 +86,7 @@ def test_a_second_opening_in_the_same_process_is_refused(tmp_path: Path) -> None
 
 
 def test_another_process_is_refused_by_name_of_the_owner(tmp_path: Path) -> None:
-    """The message names who has it open; a killed owner leaves no lock behind."""
+    """The message names the process that has it open; a killed owner leaves no lock."""
     code = (
         "import sys; from onyxq.log.embedded import EmbeddedBackend; EmbeddedBackend.open(sys.argv[1]);"
         "print('open', flush=True); sys.stdin.read()"
@@ -103,7 +103,7 @@ def test_another_process_is_refused_by_name_of_the_owner(tmp_path: Path) -> None
 
 
 async def test_a_flipped_bit_in_a_record_is_a_clear_error(tmp_path: Path) -> None:
-    """A damaged record is never handed out."""
+    """A damaged record is never returned."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
     await session.append(b"precious")
@@ -130,7 +130,7 @@ with lmdb.open(sys.argv[1], max_dbs=2) as environment, environment.begin(write=T
 
 
 def swap_leaves(path: Path) -> None:
-    """Make branch pages of all leaf pages."""
+    """Turn all leaf pages into branch pages."""
     data = bytearray(path.read_bytes())
     for page in range(2 * 4096, len(data), 4096):
         if data[page + 10 : page + 12] == b"\2\0":
@@ -140,7 +140,7 @@ def swap_leaves(path: Path) -> None:
 
 
 async def test_damage_met_while_the_log_is_open_is_told_and_never_trusted(tmp_path: Path) -> None:
-    """Neither reading nor appending goes on, and the next start says what to do; the file stays where it is."""
+    """Reads and appends fail, and the next start says what to do; the file is not moved."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
     for number in range(300):
@@ -160,7 +160,7 @@ async def test_damage_met_while_the_log_is_open_is_told_and_never_trusted(tmp_pa
 
 
 async def test_a_damaged_log_is_told_at_the_start(tmp_path: Path) -> None:
-    """LMDB, which would read outside of the file, is not given it."""
+    """LMDB, which would read outside of the file, does not open it."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
     await session.append(b"one")

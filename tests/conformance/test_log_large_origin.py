@@ -24,7 +24,7 @@ PARTITIONS = 64
 
 
 def crowded() -> Replica:
-    """Every claim on a task of its own, under a token of its own, in a stretch of its own."""
+    """Make a replica in which every claim has a task, a token and a stretch of its own."""
     chance = random.Random(1)
     claims: dict[int, dict[bytes, tuple[ClaimPiece, ...]]] = {number: {} for number in range(PARTITIONS)}
     for number in range(CLAIMS):
@@ -41,7 +41,7 @@ def crowded() -> Replica:
 
 
 async def test_two_hundred_thousand_claims_are_stored_and_loaded(zookeeper: ZookeeperServer, cluster: str) -> None:
-    """In chunks, by another session, and equal; others have many turns while it is packed and built."""
+    """It is stored in chunks, loaded by another session and equal; other tasks run while it is packed and built."""
     replica = crowded()
     turns = 0
 

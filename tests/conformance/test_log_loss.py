@@ -31,7 +31,7 @@ PEER = "p"
 
 
 class Writer:
-    """A peer's way into the log: an outbox, and the reader that tells it what was read back."""
+    """A peer's access to the log: an outbox, and the reader that passes it the records."""
 
     def __init__(self, session: LogSession) -> None:
         self.session = session
@@ -45,11 +45,11 @@ class Writer:
         )
         self.outbox.cluster_id = CLUSTER_ID
         self.known: list[int] = []
-        """Slot counts that the peer was told are applied."""
+        """Slot counts that the peer knows to be applied."""
         self.unknown: list[int] = []
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """Join, alone, and go on in the background."""
+        """Join as the only peer, and continue in the background."""
         nursery.start_soon(self.outbox.run)
         nursery.start_soon(self._follow)
         self.outbox.submit([creation(), joining(PEER)])
@@ -65,7 +65,7 @@ class Writer:
                 self.outbox.applied(done.number, replica.position, done.outcomes)
 
     async def set_slots(self, numbers: Sequence[int]) -> None:
-        """One record for each number, each submitted when the one before was read back."""
+        """Append one record for each number, each after the previous one was read."""
         for number in numbers:
             told = trio.Event()
 
@@ -82,7 +82,7 @@ class Writer:
 
 
 async def applied(session: LogSession) -> list[int]:
-    """The slot counts in the order in which the log applies them, as another reader finds them."""
+    """Return the slot counts in the order in which the log applies them, as another reader sees them."""
     replica: Replica = EMPTY
     slots: list[int] = []
     end = await session.tail()
@@ -96,7 +96,7 @@ async def applied(session: LogSession) -> list[int]:
 
 
 def backend_at(hosts: str, cluster: str) -> ZookeeperBackend:
-    """The cluster's log, reached over these addresses."""
+    """Return the cluster's log, reached over these addresses."""
     return ZookeeperBackend(hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)
 
 
@@ -105,7 +105,7 @@ def backend_at(hosts: str, cluster: str) -> ZookeeperBackend:
 async def test_a_record_is_applied_once_wherever_its_append_breaks(
     zookeeper: ZookeeperServer, cluster: str, where: str
 ) -> None:
-    """The outbox is in doubt, sends again, and is told the outcome; in the same session."""
+    """The outbox is in doubt, sends again, and learns the outcome in the same session."""
     async with (
         proxies(zookeeper.hosts) as (proxy,),
         session_with(backend_at(proxy.address, cluster)) as session,
@@ -128,7 +128,7 @@ async def test_a_record_is_applied_once_wherever_its_append_breaks(
 async def test_records_are_applied_once_and_in_order_through_many_breaks(
     zookeeper: ZookeeperServer, cluster: str
 ) -> None:
-    """Also when what was sent again breaks again."""
+    """This holds if the repeated record breaks again."""
     chance = random.Random(5)
     words = [BEFORE, DURING, AFTER, ANSWERED, WHOLE, WHOLE, WHOLE]
     async with (
@@ -150,7 +150,7 @@ async def test_records_are_applied_once_and_in_order_through_many_breaks(
 async def test_a_session_that_moves_to_another_server_amid_appends_goes_on(
     ensemble: ZookeeperServer, cluster: str
 ) -> None:
-    """Twice, each time with an append whose answer is lost; session and pulse stay."""
+    """It moves twice, each time with an append whose answer is lost; session and pulse stay."""
     async with (
         proxies(ensemble.hosts) as servers,
         session_with(backend_at(",".join(proxy.address for proxy in servers), cluster)) as session,
@@ -169,7 +169,8 @@ async def test_a_session_that_moves_to_another_server_amid_appends_goes_on(
             async with trio.open_nursery() as both:
                 both.start_soon(writer.set_slots, range(start, start + 10))
                 await until(lambda: not plan)
-                for proxy in servers:  # all in one step: a session that moves on meanwhile would find every door shut
+                # all in one step, because a session that moves meanwhile would find all servers closed
+                for proxy in servers:
                     proxy.refusing = proxy.used
                 for proxy in servers:
                     await proxy.interrupt()
@@ -185,7 +186,7 @@ async def test_a_session_that_moves_to_another_server_amid_appends_goes_on(
 async def test_nothing_is_written_behind_the_end_of_a_session(
     zookeeper: ZookeeperServer, cluster: str, where: str
 ) -> None:
-    """It expires with an append under way: what was known is applied, and at most that one besides."""
+    """It expires during an append: all known records are applied, and at most that one more."""
     async with (
         proxies(zookeeper.hosts) as (proxy,),
         session_with(backend_at(zookeeper.hosts, cluster)) as other,
@@ -202,7 +203,7 @@ async def test_nothing_is_written_behind_the_end_of_a_session(
                 await until(lambda: not proxy.plan)
                 await expire(zookeeper, identity_of(session))
                 await trio.sleep_forever()
-        except* SessionLost:  # outbox and reader hear of it at once, or the first that does ends the other
+        except* SessionLost:  # outbox and reader learn of it together, or the first one ends the other
             ended = True
         assert ended
         writer.outbox.close()

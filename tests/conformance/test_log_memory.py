@@ -1,4 +1,4 @@
-"""The faults that the simulated log can be asked for, under simulated time."""
+"""The faults that tests can request from the simulated log, under simulated time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Scenario = Callable[[MemoryBackend], Awaitable[None]]
 
 
 def simulate(scenario: Scenario) -> None:
-    """Run a scenario on a fresh log under a clock that jumps; one that deadlocks fails."""
+    """Run a scenario on a new log with a clock that jumps; a deadlock fails."""
 
     async def run() -> None:
         with trio.fail_after(3_600):
@@ -26,13 +26,13 @@ def simulate(scenario: Scenario) -> None:
 
 
 async def data_of(backend: MemoryBackend) -> list[bytes]:
-    """What is in the log."""
+    """Return the contents of the log."""
     return [backend.records[position].data for position in range(backend.following)]
 
 
 @pytest.mark.parametrize("landed", [0, 1, 2])
 def test_a_broken_append_is_unknown_and_landed_as_often_as_asked(landed: int) -> None:
-    """The appender cannot tell; the next append works again."""
+    """The appender does not know the outcome; the next append works."""
 
     async def scenario(backend: MemoryBackend) -> None:
         session = await backend.session()
@@ -46,7 +46,7 @@ def test_a_broken_append_is_unknown_and_landed_as_often_as_asked(landed: int) ->
 
 
 def test_a_late_append_lands_when_the_session_reconnects() -> None:
-    """As a request does that waited in the client while the connection was down."""
+    """It behaves like a request that waited in the client while the connection was down."""
 
     async def scenario(backend: MemoryBackend) -> None:
         session, other = await backend.session(), await backend.session()
@@ -63,7 +63,7 @@ def test_a_late_append_lands_when_the_session_reconnects() -> None:
 
 @pytest.mark.parametrize(("broken_after_s", "landed"), [(0.2, 0), (0.8, 1)])
 def test_an_append_in_flight_breaks_with_the_connection(broken_after_s: float, landed: int) -> None:
-    """On the way there nothing was written, on the way back it was; restoring it at once changes nothing."""
+    """If the request is lost, nothing was written; if the answer is lost, it was. A restored link changes nothing."""
 
     async def scenario(backend: MemoryBackend) -> None:
         backend.append_delay_s = lambda: 1.0
@@ -84,7 +84,7 @@ def test_an_append_in_flight_breaks_with_the_connection(broken_after_s: float, l
 
 
 def test_a_disconnected_reader_waits_and_goes_on() -> None:
-    """Disconnected is not lost."""
+    """A disconnected session is not lost."""
 
     async def scenario(backend: MemoryBackend) -> None:
         reader, writer = await backend.session(), await backend.session()
@@ -101,7 +101,7 @@ def test_a_disconnected_reader_waits_and_goes_on() -> None:
 
 
 def test_an_expired_session_loses_its_pulse_and_cannot_come_back() -> None:
-    """Reconnecting it does nothing."""
+    """Reconnecting it has no effect."""
 
     async def scenario(backend: MemoryBackend) -> None:
         session, other = await backend.session(), await backend.session()
@@ -132,7 +132,7 @@ def test_no_session_is_to_be_had_while_the_log_is_down() -> None:
 
 
 def test_records_bear_the_logs_clock_and_reach_slow_readers_late() -> None:
-    """A jump of the log's clock shows in the next record; a reader behind does not wait per record."""
+    """A jump of the log's clock shows in the next record; a late reader does not wait for each record."""
 
     async def scenario(backend: MemoryBackend) -> None:
         clock = SimulatedClock()

@@ -1,4 +1,4 @@
-"""A log that goes on in the next segment, whichever log it is: here after ten records, in life after 2^30."""
+"""A log that continues in the next segment, for each kind of log: here after ten records, normally after 2^30."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def segment_records() -> int:
 
 
 async def fill(session: LogSession, start: int, end: int) -> list[int]:
-    """Append the numbers from ``start`` below ``end``; their positions."""
+    """Append the numbers from ``start`` below ``end``; return their positions."""
     return [await session.append(b"%d" % number) for number in range(start, end)]
 
 
 async def numbers(session: LogSession, position: int, count: int) -> list[int]:
-    """So many records' numbers from a position on, as a reader follows them."""
+    """Return the numbers of some records from a position on, as a reader sees them."""
     found: list[int] = []
     while len(found) < count:
         record = await session.read(position)
@@ -41,7 +41,7 @@ async def numbers(session: LogSession, position: int, count: int) -> list[int]:
 
 @bounded
 async def test_a_segment_is_closed_only_when_it_has_had_its_records(opened: Opener) -> None:
-    """However often somebody asks."""
+    """It stays open however often a session tries to close it."""
     session = await opened()
     await fill(session, 0, RECORDS - 1)
     assert not await session.rotate()
@@ -53,7 +53,7 @@ async def test_a_segment_is_closed_only_when_it_has_had_its_records(opened: Open
 
 @bounded
 async def test_a_reader_crosses_into_the_next_segment(opened: Opener) -> None:
-    """One that was there before, one that waits at the end, one that comes later; also back again."""
+    """This holds for an existing reader, one that waits at the end, and a later one; also when it goes back."""
     writer, reader, waiting = await opened(), await opened(), await opened()
     got: list[int] = []
 
@@ -74,7 +74,7 @@ async def test_a_reader_crosses_into_the_next_segment(opened: Opener) -> None:
 
 @bounded
 async def test_a_waiting_reader_is_woken_by_the_first_record_of_a_segment(opened: Opener) -> None:
-    """It waits at the end of one segment and is handed the first record of the next."""
+    """It waits at the end of one segment and gets the first record of the next."""
     writer, reader = await opened(), await opened()
     await fill(writer, 0, RECORDS)
     got: list[Record | Trimmed] = []
@@ -94,7 +94,7 @@ async def test_a_waiting_reader_is_woken_by_the_first_record_of_a_segment(opened
 
 @bounded
 async def test_the_tail_is_that_of_the_present_segment(opened: Opener) -> None:
-    """In an empty one that of the segment before: nobody has to wait for a record that may never come."""
+    """An empty segment has the tail of the segment before, so no caller waits for a record that may never come."""
     writer, other = await opened(), await opened()
     assert await other.tail() == START
     await fill(writer, 0, RECORDS + 3)
@@ -108,7 +108,7 @@ async def test_the_tail_is_that_of_the_present_segment(opened: Opener) -> None:
 
 @bounded
 async def test_writers_that_have_not_heard_of_the_new_segment_append_to_it_once(opened: Opener) -> None:
-    """While segment after segment is closed under them; all records are read, each once, in each writer's order."""
+    """Segments are closed during their appends; all records are read once, in each writer's order."""
     writers = [await opened() for _ in range(4)]
     closer, reader = await opened(), await opened()
     written = [0, 0, 0, 0]
@@ -136,7 +136,7 @@ async def test_writers_that_have_not_heard_of_the_new_segment_append_to_it_once(
 
 @bounded
 async def test_of_many_who_close_a_segment_at_once_one_does(opened: Opener) -> None:
-    """No segment is left out."""
+    """No segment is skipped."""
     sessions = [await opened() for _ in range(4)]
     await fill(sessions[0], 0, RECORDS)
 
@@ -151,7 +151,7 @@ async def test_of_many_who_close_a_segment_at_once_one_does(opened: Opener) -> N
 
 @bounded
 async def test_trimming_goes_over_the_end_of_a_segment(opened: Opener) -> None:
-    """The first segment goes altogether; readers behind are sent to the origin, new ones start there."""
+    """The whole first segment is deleted; late readers are sent to the origin, and new ones start there."""
     writer, slow = await opened(), await opened()
     await fill(writer, 0, 15)
     assert await numbers(slow, 0, 3) == [0, 1, 2]
@@ -162,7 +162,7 @@ async def test_trimming_goes_over_the_end_of_a_segment(opened: Opener) -> None:
     assert await writer.trim(SECOND + 2) >= 8
     assert await writer.trim(SECOND + 9) == 2
     position = 3
-    while isinstance(found := await slow.read(position), Record):  # what it had fetched before
+    while isinstance(found := await slow.read(position), Record):  # records that it had fetched before
         position = found.position + 1
     assert found == Trimmed(SECOND + 4)
     for reader in (slow, await opened()):
@@ -176,7 +176,7 @@ async def test_trimming_goes_over_the_end_of_a_segment(opened: Opener) -> None:
 
 @bounded
 async def test_a_writer_that_slept_through_a_whole_segment_appends_to_the_present_one(opened: Opener) -> None:
-    """Its segment is closed, trimmed and gone."""
+    """Its segment was closed, trimmed and deleted."""
     writer, sleeper = await opened(), await opened()
     await sleeper.append(b"0")
     for segment in range(2):
@@ -193,7 +193,7 @@ async def test_a_writer_that_slept_through_a_whole_segment_appends_to_the_presen
 
 @bounded
 async def test_a_destroyed_log_of_two_segments_starts_anew(backend: LogBackend, opened: Opener) -> None:
-    """In the first segment."""
+    """It starts in the first segment."""
     session = await opened()
     await fill(session, 0, 12)
     await session.rotate()

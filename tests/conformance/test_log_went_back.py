@@ -1,4 +1,4 @@
-"""A log of each kind that is set back, wiped or overtaken is told from the one that was read."""
+"""A log that was set back, wiped or overwritten is recognised as another log, for each kind of log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Restorable:
-    """A log of which an older copy can be brought back; ``log`` is how it is reached now."""
+    """A log whose older copy can be restored; ``log`` is its present handle."""
 
     log: LogBackend
 
@@ -37,10 +37,10 @@ class Restorable:
         """Keep a copy of the log as it is now."""
 
     def bring_back(self, *, wiped: bool = False) -> None:
-        """Put the copy, or an empty log, in the place of the log."""
+        """Replace the log by the copy, or by an empty log."""
 
     def close(self) -> None:
-        """Give back what it has."""
+        """Free its resources."""
 
 
 class InMemory(Restorable):
@@ -54,7 +54,7 @@ class InMemory(Restorable):
         self._kept = dict(self.log.records), self.log.following
 
     def bring_back(self, *, wiped: bool = False) -> None:
-        """Begin another log with them."""
+        """Start another log with them."""
         self.log = MemoryBackend(SystemClock())
         if not wiped:
             self.log.records, self.log.following = self._kept
@@ -139,7 +139,7 @@ async def write(log: LogBackend, *datas: bytes) -> None:
 
 
 async def read(log: LogBackend) -> ReadMark:
-    """How far a node has read that has read everything."""
+    """Return the read mark of a node that has read everything."""
     session = await log.session()
     replica, end = EMPTY, await session.tail()
     while replica.position < end:
@@ -151,7 +151,7 @@ async def read(log: LogBackend) -> ReadMark:
 
 
 async def begin(log: LogBackend, mark: ReadMark) -> list[Record]:
-    """The records that a node reads again which starts with a store that has read so far."""
+    """Return the records that a starting node with this read mark reads again."""
     session = await log.session()
     try:
         return (await read_again(session, mark)).records
@@ -161,7 +161,7 @@ async def begin(log: LogBackend, mark: ReadMark) -> list[Record]:
 
 @bounded
 async def test_a_log_that_continues_is_read_again(restorable: Restorable) -> None:
-    """Up to where the node had read, also if there is more."""
+    """They are read up to the node's position, also if there are more."""
     await write(restorable.log, b"1", b"2", b"3")
     mark = await read(restorable.log)
     await write(restorable.log, b"4")
@@ -196,7 +196,7 @@ async def test_a_log_that_was_wiped_is_refused(restorable: Restorable) -> None:
 @pytest.mark.long
 @bounded
 async def test_a_log_on_which_others_have_written_is_refused(restorable: Restorable) -> None:
-    """It reaches beyond the node's position, and the last record may even have the same bytes."""
+    """It is longer than the node's position, and the last record may even have the same bytes."""
     await write(restorable.log, b"1", b"2")
     restorable.keep()
     await write(restorable.log, b"3", b"4")
@@ -209,7 +209,7 @@ async def test_a_log_on_which_others_have_written_is_refused(restorable: Restora
 
 @bounded
 async def test_a_log_that_was_collected_beyond_the_position_is_compared_by_its_snapshot(restorable: Restorable) -> None:
-    """One of the same log lets the node in, one of another log does not."""
+    """A snapshot of the same log lets the node start, one of another log does not."""
     await write(restorable.log, b"1", b"2")
     mark = await read(restorable.log)
     await write(restorable.log, b"3", b"4")

@@ -1,4 +1,4 @@
-"""What ZooKeeper does to a log: servers that freeze, die and come back, sessions that expire."""
+"""Faults of ZooKeeper: servers that freeze, die and come back, sessions that expire."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.conformance.zookeeper_proxy import AFTER, BEFORE, DURING, MISSING, PO
 pytestmark = pytest.mark.anyio
 
 SILENCE_TIMEOUT_MS = 6_000
-"""Session timeout where a server is silent: it is noticed after 4 s, and the session must outlive that."""
+"""Session timeout for silent servers: silence is noticed after 4 s, and the session must outlive that."""
 RECORDS = 400
 """Records that are written while connections break."""
 
@@ -48,7 +48,7 @@ Opener = Callable[[], Awaitable[ZookeeperSession]]
 
 @pytest.fixture
 def session_timeout_ms() -> int:
-    """Of this module's sessions."""
+    """Timeout of this module's sessions."""
     return SESSION_TIMEOUT_MS
 
 
@@ -64,19 +64,19 @@ def backend(
 
 @define(eq=False)
 class Appended:
-    """What writers know to be in the log, and waiting for more."""
+    """Records that writers know to be in the log, and waiting for more."""
 
     positions: list[int] = field(factory=list)
     _moved: trio.Event = field(factory=trio.Event)
 
     def add(self, position: int) -> None:
-        """One more record."""
+        """Add one record."""
         self.positions.append(position)
         self._moved.set()
         self._moved = trio.Event()
 
     async def reach(self, count: int) -> None:
-        """Return once there are so many records."""
+        """Wait until there is a number of records."""
         while len(self.positions) < count:
             await self._moved.wait()
 
@@ -95,7 +95,7 @@ def break_connection(session: ZookeeperSession) -> None:
 
 
 async def append_until_known(session: ZookeeperSession, number: int, unknown: list[int]) -> int:
-    """Append as an outbox does: again and again until the outcome is known."""
+    """Append as an outbox does: repeat until the outcome is known."""
     while True:
         try:
             return await session.append(b"%d" % number)
@@ -104,7 +104,7 @@ async def append_until_known(session: ZookeeperSession, number: int, unknown: li
 
 
 async def follow(session: ZookeeperSession, numbers: list[int], *, last: int | None = None) -> None:
-    """Note the numbers in the log, each once, up to ``last`` (None: for ever)."""
+    """Record the numbers in the log, each once, up to ``last`` (None: for ever)."""
     position = 0
     while last is None or not numbers or numbers[-1] != last:
         record = await session.read(position)
@@ -115,7 +115,7 @@ async def follow(session: ZookeeperSession, numbers: list[int], *, last: int | N
 
 
 async def everything(session: ZookeeperSession) -> list[int]:
-    """The numbers of all records that are there, with repetitions."""
+    """Return the numbers of all records in the log, with repetitions."""
     found = [await session.read(position) for position in range(await session.tail() + 1)]
     return [int(record.data) for record in found if isinstance(record, Record)]
 
@@ -124,7 +124,7 @@ async def everything(session: ZookeeperSession) -> list[int]:
 async def test_clusters_in_one_zookeeper_do_not_see_each_other(
     zookeeper: ZookeeperServer, backend: ZookeeperBackend, cluster: str
 ) -> None:
-    """Records, pulses and origins are each cluster's own; destroying one leaves the other."""
+    """Each cluster has its own records, pulses and origins; destroying one leaves the other."""
     neighbour = ZookeeperBackend(zookeeper.hosts, cluster + "-2")
     async with session_with(backend) as one, session_with(neighbour) as other:
         await one.append(b"one")
@@ -138,7 +138,7 @@ async def test_clusters_in_one_zookeeper_do_not_see_each_other(
 
 @bounded
 async def test_a_zookeeper_that_is_not_there_is_a_clear_error() -> None:
-    """Named, and in the time given."""
+    """The error names the server, and comes within the given time."""
     backend = ZookeeperBackend("127.0.0.1:1", "main", open_timeout_s=0.3)
     with pytest.raises(LogUnavailable, match=r"127\.0\.0\.1:1"):
         await backend.session()
@@ -149,7 +149,7 @@ async def test_a_zookeeper_that_is_not_there_is_a_clear_error() -> None:
 async def test_a_frozen_server_is_noticed_and_the_session_goes_on_after_it(
     zookeeper: ZookeeperServer, opened: Opener
 ) -> None:
-    """The append in flight is unknown before the session can have expired; nothing is lost."""
+    """The outcome of the running append is unknown before the session can have expired; nothing is lost."""
     session = await opened()
     identity = identity_of(session)
     assert await session.append(b"0") == 0
@@ -168,7 +168,7 @@ async def test_a_frozen_server_is_noticed_and_the_session_goes_on_after_it(
 @pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_by_an_idle_session(zookeeper: ZookeeperServer, opened: Opener) -> None:
-    """Nobody needs to call for it to be known."""
+    """It is noticed without a call."""
     session = await opened()
     with frozen(zookeeper), trio.fail_after(SILENCE_TIMEOUT_MS / 1000):
         await until(lambda: is_down(session))
@@ -178,7 +178,7 @@ async def test_a_frozen_server_is_noticed_by_an_idle_session(zookeeper: Zookeepe
 @pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: ZookeeperServer, opened: Opener) -> None:
-    """Calls that are sent but never answered are no sign of life."""
+    """Sent calls without answers are no sign of life."""
     session = await opened()
     with frozen(zookeeper), trio.fail_after(SILENCE_TIMEOUT_MS / 1000):
         while session.connected:
@@ -191,7 +191,7 @@ async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: Zoo
 async def test_a_session_outlives_connections_that_are_taken_and_ignored(
     zookeeper: ZookeeperServer, cluster: str
 ) -> None:
-    """As ZooKeeper does with some while it starts: there is time for another try, and one more."""
+    """ZooKeeper ignores some connections while it starts: there is time for two more tries."""
     async with (
         proxies(zookeeper.hosts) as (proxy,),
         session_with(ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SILENCE_TIMEOUT_MS)) as session,
@@ -207,7 +207,7 @@ async def test_a_session_outlives_connections_that_are_taken_and_ignored(
 
 @bounded
 async def test_servers_that_refuse_are_not_hammered(zookeeper: ZookeeperServer, cluster: str) -> None:
-    """Each try is later behind the last than the one before: by a fifth at least, whatever the jitter."""
+    """The pause between tries grows by at least a fifth each time, whatever the jitter."""
     async with (
         proxies(zookeeper.hosts) as (proxy,),
         session_with(ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)) as session,
@@ -225,7 +225,7 @@ async def test_servers_that_refuse_are_not_hammered(zookeeper: ZookeeperServer, 
 async def test_an_answer_that_is_missing_among_others_breaks_the_connection(
     zookeeper: ZookeeperServer, cluster: str
 ) -> None:
-    """The append is unknown, though it landed; the session goes on, and so do all other calls."""
+    """The append is unknown although it was stored; the session continues, and so do all other calls."""
     async with (
         proxies(zookeeper.hosts) as (proxy,),
         session_with(ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)) as session,
@@ -236,7 +236,7 @@ async def test_an_answer_that_is_missing_among_others_breaks_the_connection(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(append_until_known, session, 0, unknown)
             await until(lambda: not proxy.plan)
-            assert await session.tail() >= 0  # its answer comes in the place of the one that is lost
+            assert await session.tail() >= 0  # its answer arrives where the lost one was expected
         assert unknown == [0]
         assert await everything(session) == [0, 0]
         assert identity_of(session) == identity
@@ -267,7 +267,7 @@ async def test_an_origin_whose_answer_is_lost_can_be_read(zookeeper: ZookeeperSe
 async def test_a_server_killed_amid_appends_comes_back_to_the_same_session(
     zookeeper: ZookeeperServer, opened: Opener
 ) -> None:
-    """Acknowledged records survive, readers waiting at the tail go on, pulses stay."""
+    """Acknowledged records survive, readers at the tail continue, pulses stay."""
     session, reader = await opened(), await opened()
     await session.set_pulse("a", b"")
     identity = identity_of(session)
@@ -299,7 +299,7 @@ async def test_a_server_killed_amid_appends_comes_back_to_the_same_session(
 async def test_a_reader_that_waits_while_the_server_restarts_is_woken(
     zookeeper: ZookeeperServer, opened: Opener
 ) -> None:
-    """The watch ends with the connection; nothing written meanwhile is missed."""
+    """The watch ends with the connection; no record that is written meanwhile is missed."""
     reader, writer = await opened(), await opened()
     got: list[int] = []
     async with trio.open_nursery() as nursery:
@@ -341,7 +341,7 @@ async def test_an_expired_session_is_lost_everywhere_and_for_good(zookeeper: Zoo
 async def test_what_a_connection_does_not_take_at_once_arrives_whole_and_in_order(
     zookeeper: ZookeeperServer, opened: Opener
 ) -> None:
-    """Whoever makes a request never waits until it is written: the server stands still meanwhile."""
+    """A caller never waits until its request is written, although the server is stopped meanwhile."""
     session = await opened()
     link, directory = session._link, session._layout.segment(0)
     records = [bytes([number]) * 400_000 for number in range(24)]
@@ -357,7 +357,7 @@ async def test_what_a_connection_does_not_take_at_once_arrives_whole_and_in_orde
 
 @bounded
 async def test_a_client_whose_session_expired_never_connects_again(zookeeper: ZookeeperServer) -> None:
-    """Where kazoo would open a new session, in which calls would be carried out."""
+    """kazoo would open a new session, in which calls would be carried out."""
     client = SessionClient(zookeeper.hosts, session_timeout_ms=SESSION_TIMEOUT_MS)
     states: list[str] = []
     client.add_listener(states.append)
@@ -372,7 +372,7 @@ async def test_a_client_whose_session_expired_never_connects_again(zookeeper: Zo
 
 @bounded
 async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: ZookeeperServer, opened: Opener) -> None:
-    """An append made at any moment of the expiry is refused or was in the old session."""
+    """An append at any moment of the expiry is refused or was made in the old session."""
     session, other = await opened(), await opened()
     known, unknown = Appended(), list[int]()
 
@@ -385,8 +385,8 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
         nursery.start_soon(write)
         await known.reach(20)
         await expire(zookeeper, identity_of(session))
-    await session.aclose()  # ends kazoo's threads: what they were to send is sent
-    # All that is known, in order; besides, what broke on the way, and the one that the end cut off.
+    await session.aclose()  # ends kazoo's threads; their pending requests are sent
+    # All known records, in order. In addition, appends that broke, and the one that the end interrupted.
     landed = await everything(other)
     assert landed == sorted(landed)
     extra = Counter(landed) - Counter(range(len(known.positions)))
@@ -399,8 +399,10 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
 async def test_readers_never_stall_or_differ_while_connections_break_and_the_log_is_trimmed(
     opened: Opener, segment_records: int
 ) -> None:
-    """Three readers, two of which append, against trims and broken connections at many points of the log; in one
-    segment and in many."""
+    """Readers see the same records through broken connections and trims at many points of the log.
+
+    There are three readers, two of which append. The log has one segment, or many.
+    """
     sessions = [await opened() for _ in range(3)]
     seen: dict[int, Record] = {}
     positions = [0, 0, 0]
@@ -452,14 +454,14 @@ async def test_readers_never_stall_or_differ_while_connections_break_and_the_log
 
 
 def points(chance: random.Random, *, apart: int, kinds: int) -> list[tuple[int, int]]:
-    """Counts of records, up to twice ``apart`` from each other, and one of so many kinds of deed at each."""
+    """Return counts of records, up to twice ``apart`` from each other, and a kind of fault at each."""
     counts = accumulate(chance.randint(10, 2 * apart - 10) for _ in range(RECORDS))
     return [(count, chance.randrange(kinds)) for count in counts if 20 <= count <= RECORDS]
 
 
 @bounded
 async def test_a_hole_in_the_log_is_a_clear_error(backend: ZookeeperBackend, opened: Opener) -> None:
-    """A record somebody deleted by hand must not make readers wait for ever."""
+    """A record that was deleted by hand must not make readers wait for ever."""
     session = await opened()
     for number in range(5):
         await session.append(b"%d" % number)
@@ -474,7 +476,7 @@ async def test_a_hole_in_the_log_is_a_clear_error(backend: ZookeeperBackend, ope
 
 @bounded
 async def test_chunks_of_a_crashed_writer_go_with_the_next_origin(backend: ZookeeperBackend, opened: Opener) -> None:
-    """Nothing but the present origin's chunks and the pointer remain."""
+    """Only the present origin's chunks and the pointer remain."""
     session = await opened()
     directory = f"/onyxq/{backend.cluster}/origin"
     with intruder(backend.hosts) as other:
@@ -503,7 +505,7 @@ async def test_a_damaged_chunk_is_a_clear_error(backend: ZookeeperBackend, opene
 async def test_an_ensemble_whose_leader_dies_goes_on_in_the_same_session(
     ensemble: ZookeeperServer, cluster: str
 ) -> None:
-    """Writing pauses for an election; nothing acknowledged is lost or out of order."""
+    """Writes pause for an election; nothing acknowledged is lost or out of order."""
     backend = ZookeeperBackend(ensemble.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)
     async with session_with(backend) as session:
         identity = identity_of(session)
@@ -523,7 +525,7 @@ async def test_an_ensemble_whose_leader_dies_goes_on_in_the_same_session(
 
 @bounded
 async def test_bytes_that_look_like_a_segments_end_are_a_record_like_any_other(opened: Opener) -> None:
-    """Only what was written together with the next segment ends one."""
+    """Only a record that was written together with the next segment ends a segment."""
     writer, reader = await opened(), await opened()
     for data in (b"0", END, b"2"):
         await writer.append(data)

@@ -1,4 +1,4 @@
-"""All rows of a partition are read as they were at one moment, though more are written meanwhile."""
+"""Reading all rows of a partition as of one moment, while more are written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def everything(store: AnyStore) -> dict[bytes, bytes]:
-    """What the store has of the partition now."""
+    """Return what the store has of the partition now."""
     found: dict[bytes, bytes] = {}
     for hour in store.hours(PARTITION):
         for leaf in store.leaves(PARTITION, hour):
@@ -37,7 +37,7 @@ def everything(store: AnyStore) -> dict[bytes, bytes]:
 
 
 async def put_some(store: AnyStore, random: Random, made: list[bytes]) -> None:
-    """A few tasks, of this partition and another, some of long ago, and completions of some."""
+    """Write a few tasks, of this partition and another, some of long ago, and completions of some."""
     for _ in range(random.randrange(6)):
         place = {"ms": NOW_MS - random.randrange(9) * HOUR_MS, "partition": random.choice((PARTITION, PARTITION + 1))}
         first = first_id(1024 * len(made), **place)
@@ -51,7 +51,7 @@ async def put_some(store: AnyStore, random: Random, made: list[bytes]) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @in_trio
 async def test_the_last_page_completes_what_the_store_has_then(world: World, seed: int) -> None:
-    """Nothing less, and nothing that came later; pages that are asked for again, as their answer was lost, included."""
+    """All rows of that moment are read and no later ones, even if pages are requested again after a lost answer."""
     random = Random(seed)
     async with world.store() as store:
         made: list[bytes] = []
@@ -74,7 +74,7 @@ async def test_the_last_page_completes_what_the_store_has_then(world: World, see
 
 @in_trio
 async def test_a_reading_that_ended_notes_nothing_more(world: World) -> None:
-    """The store tells it of nothing."""
+    """It gets no more rows from the store."""
     async with world.store() as store:
         reading = Reading(store, PARTITION, name=NAME)
         await put(store, tasks(first_id(), 1))
@@ -87,7 +87,7 @@ async def test_a_reading_that_ended_notes_nothing_more(world: World) -> None:
 
 @in_trio
 async def test_rows_that_come_faster_than_they_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is bounded: reading has to begin anew."""
+    """Memory is bounded, so the reading has to start again."""
     monkeypatch.setattr(partition_rows, "NOTED_MAX", 20)
     async with world.store() as store:
         reading = Reading(store, PARTITION, name=NAME)
@@ -98,7 +98,7 @@ async def test_rows_that_come_faster_than_they_are_read(world: World, monkeypatc
 
 @in_trio
 async def test_a_damaged_row_is_not_passed_over(tmp_path: Path) -> None:
-    """Whoever reads hears of it and waits for its repair."""
+    """The reader gets an error and waits for the repair."""
     world = World("memory", tmp_path)
     async with world.store() as store:
         await put(store, tasks(first_id(), 1))

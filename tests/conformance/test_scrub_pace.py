@@ -1,4 +1,4 @@
-"""When a node looks through its store for what rotted: at once, in turns with clients, and seldom."""
+"""The speed of a scrub: at once after a start, in turns with clients, and then rarely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conformance.store_world import NOW_MS, first_id, put, tasks
 
 
 class Host:
-    """A node with a store and nobody else."""
+    """A node with a store and no other nodes."""
 
     def __init__(self) -> None:
         self.node_id = "n"
@@ -32,25 +32,25 @@ class Host:
         self.quiet = True
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
-        """There is no other."""
+        """Fail, because there is no other node."""
         raise AssertionError
 
     def reads_index(self, partition: int) -> bool:
-        """Nothing is led from here."""
+        """Return False, because no partition is led here."""
         return False
 
     async def give_up(self, partition: int) -> None:
         """Nothing is led from here."""
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
-        """Nobody waits for any."""
+        """Do nothing, because no claimer waits."""
 
     def repaired(self, partition: int, rows: int) -> None:
-        """Nothing is damaged."""
+        """Do nothing, because nothing is damaged."""
 
 
 def in_a_host(monkeypatch: pytest.MonkeyPatch, check: Callable[[Host], Any]) -> None:
-    """Have a store scrubbed one thing at a time while ``check`` runs, on a clock that jumps."""
+    """Scrub a store one item at a time while ``check`` runs, with a clock that jumps."""
     monkeypatch.setattr(row_repair, "SCRUB_BYTES", 1)
 
     async def main() -> None:
@@ -65,7 +65,7 @@ def in_a_host(monkeypatch: pytest.MonkeyPatch, check: Callable[[Host], Any]) -> 
 
 
 async def round_s(host: Host) -> float:
-    """How long it takes until the present round, or the next, is over."""
+    """Return how long the present round, or the next, takes."""
     began, rounds = trio.current_time(), host.metrics.scrub_rounds.value()
     while host.metrics.scrub_rounds.value() == rounds:
         await trio.sleep(QUIET_PAUSE_S)
@@ -73,7 +73,7 @@ async def round_s(host: Host) -> float:
 
 
 def test_a_round_begins_at_once_and_rests_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a large store does not keep a core busy for ever."""
+    """A large store must not keep a core busy for ever."""
 
     async def check(host: Host) -> None:
         first_s = await round_s(host)
@@ -85,7 +85,7 @@ def test_a_round_begins_at_once_and_rests_in_proportion(monkeypatch: pytest.Monk
 
 
 def test_a_round_takes_its_time_while_clients_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And goes on quickly as soon as they are not."""
+    """It becomes fast again when no client is served."""
 
     async def check(host: Host) -> None:
         host.quiet = False
@@ -102,7 +102,7 @@ def test_a_round_takes_its_time_while_clients_are_served(monkeypatch: pytest.Mon
 
 
 def test_progress_goes_from_nothing_to_all() -> None:
-    """Whatever table a round has come to, and whatever partition in it."""
+    """Progress rises through all tables and partitions."""
     assert len(WORK) == len(PHASES)
     places = [
         bytes([phase]) + partition.to_bytes(2, "big") + b"x" for phase in range(len(PHASES)) for partition in (0, 3, 7)
@@ -113,7 +113,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
 
 
 def test_pauses_are_as_long_as_what_was_looked_at_took() -> None:
-    """A thing that is larger than a slice does not make scrubbing a larger part of the node's work."""
+    """An item that is larger than a slice does not increase the share of scrubbing."""
     host = Host()
     scrubbing = Repair(host)
     scrubbing._after = b"somewhere"
@@ -125,7 +125,7 @@ def test_pauses_are_as_long_as_what_was_looked_at_took() -> None:
 
 
 def test_a_round_that_is_over_has_told_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sees a round counted sees the damage it found too, before any of it is repaired."""
+    """When a round is counted, its damage is already visible, before any of it is repaired."""
 
     async def check(host: Host) -> None:
         monkeypatch.setattr(row_repair, "SCRUB_BYTES", 1 << 30)

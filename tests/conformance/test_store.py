@@ -1,4 +1,4 @@
-"""One suite for every store: what `onyxq.store.interface` promises, on LMDB and in memory."""
+"""The contract of every store in `onyxq.store.interface`, on LMDB and in memory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_row_is_read_back_as_written(world: World) -> None:
 
 @in_trio
 async def test_putting_a_row_again_changes_nothing(world: World) -> None:
-    """A repeat is no new row, adds no piece and moves no count or digest."""
+    """A repeated row adds no piece and changes no count or digest."""
     row = tasks(first_id(), 3)
     async with world.store() as store:
         await put(store, row)
@@ -84,7 +84,7 @@ async def test_putting_a_row_again_changes_nothing(world: World) -> None:
 
 
 def two_values() -> dict[str, tuple[Row, Row]]:
-    """Rows under one key by name: the one that stays, and the other."""
+    """Return rows under one key by name: the one that stays, and the other."""
     first, late = first_id(), Mark(3, 1)
     return {
         "a longer task run": (tasks(first, 3), tasks(first, 2)),
@@ -106,7 +106,7 @@ def two_values() -> dict[str, tuple[Row, Row]]:
 @pytest.mark.parametrize("together", [True, False])
 @in_trio
 async def test_of_two_values_under_a_key_one_stays(world: World, *, name: str, order: int, together: bool) -> None:
-    """Whichever comes first, in one batch or two: then nothing tells that there was another."""
+    """In any order, in one batch or two, no trace of the other value is left."""
     kept, other = two_values()[name]
     rows = [tasks(first_id(), 4, queue="q")] * (kept.key[2:3] != TASK)
     async with world.store() as store:
@@ -198,7 +198,7 @@ async def test_masks_say_what_is_known_and_finished(world: World) -> None:
 
 
 def damaged(row: Row) -> Row:
-    """The row with one bit of its body flipped."""
+    """Return the row with one bit of its body flipped."""
     value = bytearray(row.value)
     value[-8] ^= 1
     return Row(row.key, bytes(value))
@@ -226,7 +226,7 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 @in_trio
 async def test_a_malformed_row_is_refused_whole(world: World, name: str) -> None:
-    """Nothing of its batch is stored; batches beside it are."""
+    """No row of its batch is stored; other batches are."""
     good, beside = tasks(first_id(100), 1), tasks(first_id(200), 1)
     async with world.store() as store:
         async with trio.open_nursery() as nursery:
@@ -242,7 +242,7 @@ async def test_a_malformed_row_is_refused_whole(world: World, name: str) -> None
 
 @in_trio
 async def test_new_tasks_are_ready_or_due_by_the_clock(world: World) -> None:
-    """Due now: in `ready`; later: in `due`, and counted as scheduled; both are reported."""
+    """Tasks due now are in `ready`, later ones in `due` and counted as scheduled; both are reported."""
     now, later = first_id(0), first_id(0, ms=NOW_MS + 5)
     async with world.store() as store:
         written = await put(store, tasks(now, 3), tasks(later, 2))
@@ -257,7 +257,7 @@ async def test_new_tasks_are_ready_or_due_by_the_clock(world: World) -> None:
 
 @in_trio
 async def test_what_is_due_in_a_stretch_of_time_is_found_in_order(world: World) -> None:
-    """Of one partition, from a time on and before another, earliest first; no more than asked for."""
+    """Those of one partition between two times are returned, earliest first and not more than requested."""
     async with world.store() as store:
         ids = [first_id(0, ms=NOW_MS + 10 * place) for place in range(1, 6)]
         await put(store, *(tasks(one, 2, priority=place) for place, one in enumerate(reversed(ids))))
@@ -287,7 +287,7 @@ async def test_promote_moves_what_became_due(world: World) -> None:
 
 @in_trio
 async def test_a_promotion_is_bounded_and_the_next_goes_on(world: World) -> None:
-    """A flood that is due at once never blocks the node for long."""
+    """Many tasks that are due at once never block the node for long."""
     rows = [tasks(first_id(0, ms=NOW_MS + 1, maker=i), 1) for i in range(PROMOTE_PIECES_MAX + 3)]
     async with world.store() as store:
         await put(store, *rows)
@@ -298,7 +298,7 @@ async def test_a_promotion_is_bounded_and_the_next_goes_on(world: World) -> None
 
 @in_trio
 async def test_ready_is_ordered_by_priority_then_due_time_then_id(world: World) -> None:
-    """Across the whole range of signed 32-bit priorities; pages meet without gap."""
+    """This holds for all signed 32-bit priorities; pages have no gaps."""
     priorities = (-(1 << 31), -1, 0, 1, (1 << 31) - 1)
     rows = [
         tasks(first_id(10 * age, ms=NOW_MS - age, maker=maker), 2, priority=priority)
@@ -320,7 +320,7 @@ async def test_ready_is_ordered_by_priority_then_due_time_then_id(world: World) 
 
 @in_trio
 async def test_a_page_goes_on_behind_a_piece_that_is_gone(world: World) -> None:
-    """`after` need not be there any more."""
+    """The piece of `after` need not exist any more."""
     async with world.store() as store:
         await put(store, *(tasks(first_id(2 * i), 2) for i in range(4)))
         pieces = store.ready(3, "mail")
@@ -342,7 +342,7 @@ async def test_queues_are_kept_apart(world: World) -> None:
 
 @in_trio
 async def test_completions_take_tasks_out_of_ready_and_due(world: World) -> None:
-    """In part and whole, with counts per outcome."""
+    """This holds for parts of runs and whole runs, with counts per outcome."""
     now, later = first_id(0), first_id(0, ms=NOW_MS + 5)
     async with world.store() as store:
         await put(store, tasks(now, 10), tasks(later, 4))
@@ -357,7 +357,7 @@ async def test_completions_take_tasks_out_of_ready_and_due(world: World) -> None
 
 @in_trio
 async def test_a_completion_may_come_before_its_task(world: World) -> None:
-    """As anti-entropy brings rows: the task is then finished from the start."""
+    """Anti-entropy may bring it first: the task is then finished from the start."""
     async with world.store() as store:
         await put(store, done(first_id(0), 2))
         written = await put(store, tasks(first_id(0), 3))
@@ -379,7 +379,7 @@ async def test_the_highest_token_decides_the_outcome_under_equal_marks(world: Wo
 
 @in_trio
 async def test_a_retry_moves_tasks_to_their_new_due_time(world: World) -> None:
-    """The rest of the row keeps its place; the moved piece counts its attempts."""
+    """The rest of the row keeps its place; the moved piece has its attempts."""
     first = first_id(0)
     async with world.store() as store:
         await put(store, tasks(first, 4))
@@ -418,7 +418,7 @@ async def test_the_latest_retry_holds_whatever_order_they_come_in(world: World) 
 
 @in_trio
 async def test_grants_and_releases_move_nothing(world: World) -> None:
-    """A claim in flight is the replica's business."""
+    """Claims are part of the replica, not of the store."""
     async with world.store() as store:
         await put(store, tasks(first_id(0), 4))
         before = store.ready(3, "mail")
@@ -432,7 +432,7 @@ async def test_grants_and_releases_move_nothing(world: World) -> None:
 
 @in_trio
 async def test_a_piece_that_vanishes_in_its_own_batch_is_not_reported(world: World) -> None:
-    """`Written.pieces` is what is left to claim."""
+    """`Written.pieces` has only pieces that can still be claimed."""
     async with world.store() as store:
         written = await put(
             store, tasks(first_id(0), 4), done(first_id(1), 1), tasks(first_id(8), 1), done(first_id(8), 1)
@@ -442,7 +442,7 @@ async def test_a_piece_that_vanishes_in_its_own_batch_is_not_reported(world: Wor
 
 @in_trio
 async def test_overlapping_task_rows_index_each_task_once(world: World) -> None:
-    """Honest leaders never write them; they must not count or run a task twice."""
+    """Correct leaders never write them; they must not count or run a task twice."""
     async with world.store() as store:
         await put(store, tasks(first_id(2), 4))
         await put(store, tasks(first_id(0), 5, queue="other"), tasks(first_id(4), 4))
@@ -472,7 +472,7 @@ async def test_epochs_and_log_position_never_go_back(world: World) -> None:
 
 @in_trio
 async def test_named_values_are_replaced(world: World) -> None:
-    """The last one written holds."""
+    """The last value is returned."""
     async with world.store() as store:
         assert store.meta("cluster") is None
         await store.write(Batch(meta=(("cluster", b"one"), ("node", b"n"))))

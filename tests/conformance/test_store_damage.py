@@ -1,4 +1,4 @@
-"""A store's file whose bytes were changed while nobody had it open."""
+"""A store's file whose bytes were changed while it was closed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE = 4096
 
 
 async def filled(world: World) -> list[Row]:
-    """A closed store with pages of all kinds: the rows in it."""
+    """Make a closed store with pages of all kinds; return its rows."""
     rows = [tasks(first_id(number * 4, maker=number), 3) for number in range(150)]
     rows += [done(first_id(number * 4, maker=number), 2) for number in range(0, 150, 3)]
     large = [task_row(first_id(number, maker=500), pack_task({"queue": "mail"}, [bytes(9000)])) for number in range(5)]
@@ -60,7 +60,7 @@ def flip(path: Path, places: list[int]) -> None:
 
 @in_trio
 async def test_a_closed_store_leaves_a_note_that_is_gone_while_it_is_open(world: World) -> None:
-    """So a process that dies leaves none."""
+    """So a process that dies leaves no note."""
     note = world.directory / lmdb_check.CLOSED
     async with world.store() as store:
         assert not note.exists()
@@ -72,20 +72,20 @@ async def test_a_closed_store_leaves_a_note_that_is_gone_while_it_is_open(world:
 
 @in_trio
 async def test_a_sound_file_passes(world: World) -> None:
-    """With large rows, free pages and every table in use."""
+    """The check passes with large rows, free pages and every table in use."""
     await filled(world)
     check_file(world.directory / lmdb_check.DATA)
     check_file(Path("/dev/null"))
 
 
 FIELDS = {"page number": 1, "flags": 10, "lower": 12, "upper": 15, "pointer": 17}
-"""Places in a page of what LMDB would not survive damage to."""
+"""Places in a page where damage would crash LMDB."""
 
 
 @pytest.mark.parametrize("name", FIELDS)
 @in_trio
 async def test_damage_to_a_page_is_found_before_the_file_is_opened(world: World, name: str) -> None:
-    """In any page that is in use: the store is refused, whatever LMDB would have made of it."""
+    """The store is refused for damage in any used page, whatever LMDB would do with it."""
     await filled(world)
     path = world.directory / lmdb_check.DATA
     sound = path.read_bytes()
@@ -104,7 +104,7 @@ async def test_damage_to_a_page_is_found_before_the_file_is_opened(world: World,
 @pytest.mark.parametrize("place", [16, 20, 40, 88 + 40, 136, 144])
 @in_trio
 async def test_damage_to_a_meta_page_is_found(world: World, page: int, place: int) -> None:
-    """Magic number, version, page size, root, last page, transaction: of the page that counts, at least."""
+    """Damage is found in magic number, version, page size, root, last page and transaction of the valid meta page."""
     await filled(world)
     path = world.directory / lmdb_check.DATA
     with lmdb.open(str(world.directory), max_dbs=16, lock=False, readonly=True) as env:
@@ -118,7 +118,7 @@ async def test_damage_to_a_meta_page_is_found(world: World, page: int, place: in
 @pytest.mark.parametrize("seed", range(3))
 @in_trio
 async def test_a_thousand_flipped_bytes_are_met_with_an_error(world: World, seed: int) -> None:
-    """Nothing is opened; what was there is kept under another name, and the node begins anew."""
+    """The store is not opened; its file is kept under another name, and the node starts empty."""
     await filled(world)
     path = world.directory / lmdb_check.DATA
     random_bytes = random.Random(seed)
@@ -135,7 +135,7 @@ async def test_a_thousand_flipped_bytes_are_met_with_an_error(world: World, seed
 
 @in_trio
 async def test_what_is_set_aside_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Loudly, with the file's name."""
+    """The log has an error with the file's name."""
     await filled(world)
     flip(world.directory / lmdb_check.DATA, [2 * PAGE, 16])
     with caplog.at_level(logging.ERROR):
@@ -146,7 +146,7 @@ async def test_what_is_set_aside_is_told(world: World, caplog: pytest.LogCapture
 @pytest.mark.parametrize("seed", range(3))
 @in_trio
 async def test_flipped_bytes_of_rows_and_entries_are_found_and_repaired(world: World, seed: int) -> None:
-    """As long as the pages hang together: every row that reads as sound is as it was."""
+    """If the pages are intact, every row that is read as valid is unchanged."""
     rows = await filled(world)
     path = world.directory / lmdb_check.DATA
     sound, values = path.read_bytes(), {row.key: row.value for row in rows}
@@ -167,7 +167,7 @@ async def test_flipped_bytes_of_rows_and_entries_are_found_and_repaired(world: W
             assert sealed(key, value) == (key not in store.damaged)
             assert key in store.damaged or values[key] == value
         await put(store, *rows)
-        # What is damaged still has a key that no node has.
+        # A damaged row still has a key, which no other node has.
         await store.write(Batch(discard=tuple(sorted(store.damaged))))
         store.damaged.clear()
         scrub(store)
@@ -180,7 +180,7 @@ async def test_flipped_bytes_of_rows_and_entries_are_found_and_repaired(world: W
 
 @in_trio
 async def test_a_damaged_promise_is_never_taken_for_another(world: World) -> None:
-    """A node that cannot tell what it promised must not go on."""
+    """A node whose promise is unreadable must not continue."""
     await filled(world)
     with lmdb.open(str(world.directory), max_dbs=16, lock=False) as env, env.begin(write=True) as txn:
         epochs = env.open_db(b"epochs", txn)
@@ -193,7 +193,7 @@ async def test_a_damaged_promise_is_never_taken_for_another(world: World) -> Non
 
 
 async def left_by_a_dead_process(world: World) -> Path:
-    """A store whose process died, and whose pages do not hang together."""
+    """Make a store whose process died and whose pages are inconsistent."""
     await filled(world)
     directory = world.directory
     lmdb_check.examine(directory)
@@ -203,7 +203,7 @@ async def left_by_a_dead_process(world: World) -> Path:
 
 @in_trio
 async def test_after_two_deaths_a_large_file_is_followed_too(world: World) -> None:
-    """The first restart of a large store does not wait for that."""
+    """The first restart of a large store does not wait for that check."""
     directory = await left_by_a_dead_process(world)
     lmdb_check.examine(directory, follow_bytes_max=10)
     with pytest.raises(Corrupt):
@@ -213,7 +213,7 @@ async def test_after_two_deaths_a_large_file_is_followed_too(world: World) -> No
 
 
 def test_a_large_file_is_followed_after_a_fatal_signal(world: World) -> None:
-    """A damage that kills is met once."""
+    """Damage that kills the process is met only once."""
     directory = trio.run(left_by_a_dead_process, world)
     code = "import os, pathlib, sys; from onyxq.store.integrity.lmdb_check import fatal_signals_noted as noted\n"
     code += "with noted(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), int(sys.argv[2]))"
@@ -225,7 +225,7 @@ def test_a_large_file_is_followed_after_a_fatal_signal(world: World) -> None:
 
 @in_trio
 async def test_a_large_file_in_which_damage_was_met_is_followed(world: World) -> None:
-    """Even if the disk is full, so that the damage cannot be noted."""
+    """This holds even if a full disk prevents a note of the damage."""
     directory = await left_by_a_dead_process(world)
     lmdb_check.note_doubt(directory)
     with pytest.raises(Corrupt):
@@ -234,7 +234,7 @@ async def test_a_large_file_in_which_damage_was_met_is_followed(world: World) ->
 
 @in_trio
 async def test_a_large_file_that_was_closed_in_order_is_trusted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is opened and closed, although nobody sums it."""
+    """This holds however often it is opened and closed."""
     await filled(world)
     monkeypatch.setattr(lmdb_check, "SUM_BYTES_MAX", 10)
     monkeypatch.setattr(lmdb_check, "check_file", lambda _: pytest.fail("it was followed"))
@@ -244,7 +244,7 @@ async def test_a_large_file_that_was_closed_in_order_is_trusted(world: World, mo
 
 
 def swap_leaves(directory: Path) -> None:
-    """Make branch pages of all leaf pages, while the file is open."""
+    """Turn all leaf pages into branch pages while the file is open."""
     with (directory / lmdb_check.DATA).open("r+b") as file:
         data = file.read()
         for page in range(2 * PAGE, len(data), PAGE):
@@ -254,7 +254,7 @@ def swap_leaves(directory: Path) -> None:
 
 
 async def read_all(store: LmdbStore) -> None:
-    """Have every table read."""
+    """Read every table."""
     while store.scrub(b"", 1 << 20):
         pass
 
@@ -269,7 +269,7 @@ async def write_one(store: LmdbStore) -> None:
 async def test_damage_met_while_the_file_is_open_ends_the_store(
     world: World, use: Callable[[LmdbStore], Awaitable[None]]
 ) -> None:
-    """It is told in one error, nothing is read or written after it, and the next start sets the file aside."""
+    """There is one error, no later read or write succeeds, and the next start sets the file aside."""
     await filled(world)
     store = LmdbStore.open(world.directory)
     ended: list[str] = []
@@ -291,27 +291,27 @@ async def test_damage_met_while_the_file_is_open_ends_the_store(
 
 
 def longer_key(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """An entry whose key has a byte too many."""
+    """Make an entry whose key has an additional byte."""
     return key + b"\1", value
 
 
 def shorter_key(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """An entry that lacks the last byte of its key."""
+    """Make an entry without the last byte of its key."""
     return key[:-1], value
 
 
 def shorter_value(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """An entry whose value is one byte long."""
+    """Make an entry whose value is one byte long."""
     return key, value[:1]
 
 
 def longer_value(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """An entry whose value is 40 bytes too long."""
+    """Make an entry whose value has 40 bytes too many."""
     return key, value + bytes(40)
 
 
 async def read_indexes(store: LmdbStore) -> None:
-    """Ask for what claims, timers, the cohort's comparison and the scrubber read."""
+    """Read what claims, timers, the comparison of copies and the scrub read."""
     for partition in store.partitions():
         for queue in store.queues(partition):
             store.ready(partition, queue)
@@ -330,7 +330,7 @@ async def read_indexes(store: LmdbStore) -> None:
 async def test_an_entry_that_nobody_can_have_written_is_damage(
     world: World, table: str, change: Callable[[bytes, bytes], tuple[bytes, bytes]]
 ) -> None:
-    """Reads and writes leave it out, and the index is rebuilt; if keys are out of order, the store ends."""
+    """Reads and writes skip it, and the index is rebuilt; if keys are out of order, the store ends."""
     async with world.store() as store:
         for partition in (3, 4):
             ids = [first_id(number * 1024, maker=number, partition=partition) for number in range(6)]
@@ -366,7 +366,7 @@ async def test_an_entry_that_nobody_can_have_written_is_damage(
 
 @in_trio
 async def test_a_file_in_which_damage_is_met_twice_is_set_aside_though_its_pages_hang_together(world: World) -> None:
-    """Once may have been the machine's memory; after twice the node would never stay."""
+    """One case may be a fault of the memory; after two the file is set aside even if its pages are consistent."""
     await filled(world)
     lmdb_check.note_doubt(world.directory, "CorruptedError: page type")
     await world.open().aclose()
@@ -381,14 +381,14 @@ async def test_a_file_in_which_damage_is_met_twice_is_set_aside_though_its_pages
 
 @in_trio
 async def test_a_page_that_cannot_be_read_is_damage(world: World, tmp_path: Path) -> None:
-    """The file is refused, not followed through a map, which would kill the process."""
+    """The file is refused without a memory map, whose read error would kill the process."""
     with pytest.raises(Corrupt, match="cannot be read"):
-        lmdb_check._check(tmp_path)  # a directory cannot be read either
+        lmdb_check._check(tmp_path)  # a directory cannot be read like a file
 
 
 @in_trio
 async def test_a_store_in_doubt_leaves_no_note(world: World) -> None:
-    """After an error that nobody understands the file is followed once."""
+    """After an unknown error the whole file is checked once."""
     await filled(world)
     store = world.open()
     store.doubt()
@@ -398,7 +398,7 @@ async def test_a_store_in_doubt_leaves_no_note(world: World) -> None:
 
 
 def test_every_error_of_lmdb_has_one_meaning() -> None:
-    """None of them is overlooked: each is damage, a failed write, a reason to open again, or a bug."""
+    """Each error is damage, a failed write, a reason to open again, or a bug."""
     errors = [one for one in vars(lmdb).values() if isinstance(one, type) and issubclass(one, lmdb.Error)]
     found = {one.__name__: judge(one("x")).name for one in errors}
     assert found == {
@@ -418,7 +418,7 @@ def test_every_error_of_lmdb_has_one_meaning() -> None:
 
 @in_trio
 async def test_a_file_that_is_no_store_is_told(world: World) -> None:
-    """A directory whose file is something else is not touched by `open`."""
+    """`open` does not touch a directory whose file is something else."""
     world.directory.mkdir(exist_ok=True)
     (world.directory / lmdb_check.DATA).write_bytes(b"hello")
     with pytest.raises((Corrupt, StoreFailed)):

@@ -1,4 +1,4 @@
-"""The store under damage, crashes, full disks and many writers at once."""
+"""The store with damage, crashes, full disks and many writers at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 @pytest.fixture
 def lmdb_world(tmp_path: Path) -> World:
-    """For what only a store on disk can do."""
+    """A world for tests of stores on disk."""
     return World("lmdb", tmp_path)
 
 
@@ -72,7 +72,7 @@ def rot(world: World, key: bytes) -> None:
 
 @in_trio
 async def test_a_flipped_bit_is_told_and_repaired_by_the_sound_row(world: World) -> None:
-    """Never a wrong payload; writing the row as it was heals it, digests unchanged."""
+    """No wrong payload is returned; writing the row again repairs it with unchanged digests."""
     row = tasks(first_id(0), 4)
     async with world.store() as store:
         await put(store, row)
@@ -93,7 +93,7 @@ async def test_a_flipped_bit_is_told_and_repaired_by_the_sound_row(world: World)
 
 @in_trio
 async def test_a_damaged_row_gives_way_to_another_sound_value(world: World) -> None:
-    """Digests are as if the sound one had been the only one."""
+    """Digests are those of the undamaged value alone."""
     old, new = done(first_id(0), 2, mark=Mark(1, 1)), done(first_id(0), 2, outcome=FAILED, mark=Mark(2, 1))
     rows: list[Row] = []
     for maker, kept in ((7, old), (8, new)):
@@ -114,7 +114,7 @@ async def test_a_damaged_row_gives_way_to_another_sound_value(world: World) -> N
 
 @in_trio
 async def test_scrubbing_finds_what_rotted(world: World) -> None:
-    """In pages, all rows; reading notes them too, and nothing else is noted."""
+    """The scrub checks all rows in pages; reads also note damage, and nothing else is noted."""
     rows = [tasks(first_id(counter), 1) for counter in range(0, 40, 4)] + [done(first_id(4), 1)]
     async with world.store() as store:
         await put(store, *rows)
@@ -134,7 +134,7 @@ async def test_scrubbing_finds_what_rotted(world: World) -> None:
 
 @in_trio
 async def test_completions_gives_those_of_a_stretch(world: World) -> None:
-    """All of them, and none of its neighbours."""
+    """All completions of the stretch are returned, and none of its neighbours."""
     mine = [done(first_id(1024), 3), done(first_id(1025), 1, token=12), done(first_id(2047), 1)]
     async with world.store() as store:
         await put(store, *mine, done(first_id(1023), 1), done(first_id(2048), 1), tasks(first_id(1024), 1))
@@ -170,7 +170,7 @@ async def test_reopening_keeps_everything(world: World) -> None:
 
 @in_trio
 async def test_batches_that_wait_together_each_get_their_own_answer(world: World) -> None:
-    """Also when they are about the same tasks."""
+    """This holds if they are about the same tasks."""
     answers: dict[int, Written] = {}
     async with world.store() as store:
 
@@ -187,7 +187,7 @@ async def test_batches_that_wait_together_each_get_their_own_answer(world: World
 
 @in_trio
 async def test_a_cancelled_write_disturbs_nobody(world: World) -> None:
-    """Its batch may be stored; those beside it are, and the store goes on."""
+    """Its batch may be stored; other batches are, and the store continues."""
     async with world.store() as store:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(put, store, tasks(first_id(0), 1))
@@ -200,7 +200,7 @@ async def test_a_cancelled_write_disturbs_nobody(world: World) -> None:
 
 @in_trio
 async def test_a_closed_store_refuses_writes(world: World) -> None:
-    """And what waited when it was closed is stored."""
+    """Writes that waited when it was closed are stored."""
     store = world.open()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(put, store, tasks(first_id(0), 1))
@@ -215,7 +215,7 @@ async def test_a_closed_store_refuses_writes(world: World) -> None:
 
 @in_trio
 async def test_the_map_grows_by_itself(lmdb_world: World) -> None:
-    """A small map is no limit."""
+    """A small map does not limit the store."""
     body = pack_task({"queue": "mail"}, [bytes(100_000)])
     async with lmdb_world.store(map_bytes=1 << 20) as store:
         for counter in range(40):
@@ -225,7 +225,7 @@ async def test_the_map_grows_by_itself(lmdb_world: World) -> None:
 
 
 async def fill(store: AnyStore) -> int:
-    """Write until the store is full; how many rows of 30 kB it took."""
+    """Write until the store is full; return the number of 30 kB rows."""
     body = pack_task({"queue": "mail"}, [bytes(30_000)])
     for counter in range(1000):
         try:
@@ -238,7 +238,7 @@ async def fill(store: AnyStore) -> int:
 
 @in_trio
 async def test_a_full_map_fails_the_batch_and_a_drop_makes_room(lmdb_world: World) -> None:
-    """What was stored is still read; after the drop as much fits as before."""
+    """Stored rows can still be read; after the drop as many rows fit as before."""
     async with lmdb_world.store(map_bytes=1 << 18, map_bytes_max=1 << 22) as store:
         stored = await fill(store)
         assert stored > 20
@@ -270,7 +270,7 @@ async def test_a_batch_too_large_for_the_map_does_not_spoil_its_group(lmdb_world
 
 @in_trio
 async def test_a_raised_limit_lets_a_full_store_go_on(lmdb_world: World) -> None:
-    """Reopened with more room, nothing is missing."""
+    """No row is missing after it is opened with more room."""
     async with lmdb_world.store(map_bytes=1 << 18, map_bytes_max=1 << 21) as store:
         stored = await fill(store)
     async with lmdb_world.store(map_bytes_max=1 << 23) as store:
@@ -280,7 +280,7 @@ async def test_a_raised_limit_lets_a_full_store_go_on(lmdb_world: World) -> None
 
 @in_trio
 async def test_a_disk_that_refuses_bytes_fails_the_write_only(lmdb_world: World) -> None:
-    """Nothing of the batch is stored; once there is room again writes succeed."""
+    """No row of the batch is stored; once there is room again, writes succeed."""
     body = pack_task({"queue": "mail"}, [bytes(200_000)])
     async with lmdb_world.store() as store:
         await put(store, tasks(first_id(0), 1))
@@ -298,7 +298,7 @@ async def test_a_disk_that_refuses_bytes_fails_the_write_only(lmdb_world: World)
 
 @in_trio
 async def test_a_data_directory_admits_one_store(lmdb_world: World) -> None:
-    """The second is told who has it; once closed it may be opened."""
+    """The second one gets an error with the owner; after a close it can be opened."""
     async with lmdb_world.store():
         with pytest.raises(Conflict, match="in use by process"):
             lmdb_world.open()
@@ -308,7 +308,7 @@ async def test_a_data_directory_admits_one_store(lmdb_world: World) -> None:
 
 @in_trio
 async def test_a_killed_process_leaves_what_it_acknowledged(lmdb_world: World) -> None:
-    """The lock goes with the process and every acknowledged batch is there."""
+    """The lock ends with the process, and every acknowledged batch is stored."""
     program = (
         "import os, sys, trio\n"
         "from tests.conformance import store_world as t\n"
@@ -333,7 +333,7 @@ async def test_a_killed_process_leaves_what_it_acknowledged(lmdb_world: World) -
 
 @in_trio
 async def test_a_failing_disk_fails_writes_until_it_is_well(tmp_path: Path) -> None:
-    """Nothing of a failed batch is there."""
+    """No row of a failed batch is stored."""
     world = World("memory", tmp_path)
     async with world.store() as store:
         world.disk.failing = True
@@ -347,7 +347,7 @@ async def test_a_failing_disk_fails_writes_until_it_is_well(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_crash_decides_what_was_not_yet_synced(tmp_path: Path, *, keep: bool) -> None:
-    """The acknowledged stays, the write in flight is lost or kept whole."""
+    """Acknowledged rows stay; a running write is completely stored or lost."""
 
     async def main() -> None:
         world = World("memory", tmp_path)

@@ -1,4 +1,4 @@
-"""What a data directory keeps of its node when the store is lost."""
+"""The identity of a node in its data directory, which outlives its store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def filled(directory: Path) -> None:
 @pytest.mark.parametrize("how", ["damaged", "deleted"])
 @in_trio
 async def test_a_new_store_has_the_nodes_identity_and_no_id_yet(tmp_path: Path, how: str) -> None:
-    """Its promises and all else are gone, and the log can tell the two stores apart."""
+    """Its promises and all rows are gone, and the log distinguishes the two stores."""
     await filled(tmp_path)
     if how == "damaged":
         (tmp_path / DATA).write_bytes(b"\1" * 20_000)
@@ -42,7 +42,7 @@ async def test_a_new_store_has_the_nodes_identity_and_no_id_yet(tmp_path: Path, 
 
 @in_trio
 async def test_a_store_that_is_there_keeps_what_it_has(tmp_path: Path) -> None:
-    """The file is for new stores only."""
+    """The file is only for new stores."""
     await filled(tmp_path)
     identity.write(tmp_path, {PEERS_META: "p9"})
     store = LmdbStore.open(tmp_path)
@@ -53,7 +53,7 @@ async def test_a_store_that_is_there_keeps_what_it_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"node_id": "n2"}\n1\n', b"\xff\n\xff\n", b"[1]\n1\n"])
 @in_trio
 async def test_a_damaged_file_names_no_node(tmp_path: Path, content: bytes) -> None:
-    """The machine is a new node then."""
+    """The machine then becomes a new node."""
     (tmp_path / identity.FILE).write_bytes(content)
     store = LmdbStore.open(tmp_path)
     assert store.meta(NODE_META) is None

@@ -37,7 +37,7 @@ def parts(position: int, *data: bytes) -> list[SnapshotPart]:
 
 @in_trio
 async def test_a_store_that_kept_nothing_has_an_empty_copy(world: World) -> None:
-    """The copy then begins, and ends, before the log's first record."""
+    """The copy begins and ends before the log's first record."""
     async with world.store() as store:
         assert store.kept_log() == KeptLog(-1, b"", ())
         assert store.kept_ends() == (-1, -1)
@@ -46,7 +46,7 @@ async def test_a_store_that_kept_nothing_has_an_empty_copy(world: World) -> None
 
 @in_trio
 async def test_records_are_kept_in_order_and_outlive_the_store(world: World) -> None:
-    """Records that the copy has are passed over."""
+    """Records that the copy already has are skipped."""
     async with world.store() as store:
         await store.write(Batch(records=records(0, 2), log_position=2))
         await store.write(Batch(records=records(1, 4), log_position=4))
@@ -100,7 +100,7 @@ async def test_rows_that_a_snapshot_has_taken_in_are_deleted_a_few_at_a_time(wor
 
 @in_trio
 async def test_a_damaged_copy_is_not_read(tmp_path: Path) -> None:
-    """Whoever builds a replica from it must not get another one."""
+    """A replica must not be built from it."""
     world = World("memory", tmp_path)
     async with world.store() as store:
         await store.write(Batch(records=records(0, 3)))
@@ -122,7 +122,7 @@ async def test_a_damaged_copy_is_not_read(tmp_path: Path) -> None:
 
 @in_trio
 async def test_records_out_of_order_are_refused(world: World) -> None:
-    """Nothing of the batch is stored."""
+    """No record of the batch is stored."""
     async with world.store() as store:
         for bad in ((record(3), record(2)), (record(-1),), (record(2), record(2))):
             with pytest.raises(BadRequest):
@@ -131,7 +131,7 @@ async def test_records_out_of_order_are_refused(world: World) -> None:
 
 
 class Rider:
-    """Gives each of some batches to a transaction, and notes what becomes of it."""
+    """Adds batches to transactions, and records their outcomes."""
 
     def __init__(self, *batches: Batch) -> None:
         self.batches = list(batches)
@@ -142,13 +142,13 @@ class Rider:
         return self.batches.pop(0) if self.batches else None
 
     def heard(self, outcome: Written | OnyxqError) -> None:
-        """Note it."""
+        """Record the outcome."""
         self.outcomes.append(outcome)
 
 
 @in_trio
 async def test_a_rider_is_in_the_same_transaction_as_whatever_is_written(world: World) -> None:
-    """When a write returns, what the rider knew when it began is durable too."""
+    """When a write returns, everything that the rider knew at its start is durable too."""
     async with world.store() as store:
         rider = Rider(Batch(records=records(0, 1), log_position=1), Batch(records=records(2, 2), log_position=2))
         store.accompany(rider)
@@ -161,7 +161,7 @@ async def test_a_rider_is_in_the_same_transaction_as_whatever_is_written(world: 
 
 @in_trio
 async def test_a_rider_hears_that_its_transaction_failed(tmp_path: Path) -> None:
-    """It then gives the same again."""
+    """It then adds the same batch again."""
     world = World("memory", tmp_path)
     rider = Rider(Batch(records=records(0, 1)))
     async with world.store() as store:

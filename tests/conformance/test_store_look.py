@@ -1,4 +1,4 @@
-"""What lists are made of: stretches with the tasks that may be in a state."""
+"""The source of lists: stretches with tasks that may be in a state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def filled(store: AnyStore) -> None:
 
 
 def looked(store: AnyStore, state: str | None, *, queue: str | None = None, limit: int = 100) -> list[TaskId]:
-    """Ids of all tasks that may be in a state, look after look."""
+    """Return the ids of all tasks that may be in a state, page by page."""
     out: list[TaskId] = []
     after = b""
     while found := store.look(3, queue=queue, state=state, now_ms=NOW_MS, after=after, limit=limit):
@@ -53,7 +53,7 @@ def looked(store: AnyStore, state: str | None, *, queue: str | None = None, limi
 @pytest.mark.parametrize("limit", [1, 2, 100])
 @in_trio
 async def test_a_look_finds_what_is_in_a_state(world: World, limit: int) -> None:
-    """However many rows are looked at, in id order; what is claimed only the replica knows."""
+    """Ids are in order, for any page size; only the replica knows which tasks are claimed."""
     plain, later, keyed, scheduled = (ids_of(PLAIN, 10), ids_of(LATER, 2), ids_of(KEYED, 3), ids_of(SCHEDULED, 2))
     expected = {
         "completed": plain[:1],
@@ -74,7 +74,7 @@ async def test_a_look_finds_what_is_in_a_state(world: World, limit: int) -> None
 
 @in_trio
 async def test_a_look_goes_on_in_the_middle_of_a_run(world: World) -> None:
-    """Behind the task that is named."""
+    """A page starts after the given task."""
     async with world.store() as store:
         await filled(store)
         (found,) = store.look(3, queue=None, state="ready", now_ms=NOW_MS, after=ids_of(PLAIN, 10)[4], limit=1)
@@ -84,7 +84,7 @@ async def test_a_look_goes_on_in_the_middle_of_a_run(world: World) -> None:
 
 @in_trio
 async def test_a_row_whose_head_cannot_be_read_is_noted(world: World) -> None:
-    """A list says so rather than pass over its tasks."""
+    """A list reports it instead of skipping its tasks."""
     async with world.store() as store:
         await filled(store)
         key = b"\0\3T" + PLAIN

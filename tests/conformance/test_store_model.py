@@ -1,7 +1,7 @@
-"""The store against a model: its indexes are a function of the set of facts.
+"""The store compared with a model: its indexes are a function of the set of facts.
 
-The model works everything out task by task from a set of rows; the stores get the same
-rows in any order, grouping and repetition.
+The model computes everything task by task from a set of rows. The stores get the same rows in any
+order, grouping and repetition.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def task_sets(draw: st.DrawFn) -> list[Row]:
             queue, priority = draw(st.sampled_from([("mail", 0), ("mail", 5), ("other", -1)]))
             rows.append(tasks(run.first, run.count, queue=queue, priority=priority))
             if draw(st.booleans()):
-                # What a client made of the same ids for another leader.
+                # Tasks that a client made with the same ids at another leader.
                 rows.append(tasks(run.first, draw(st.integers(1, run.count)), queue=draw(st.sampled_from("mx"))))
         known[stretch] = known.get(stretch, 0) | mask_of(first, count)
     return rows
@@ -137,7 +137,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Row], list[list[Row]]]:
 
 
 class Expected:
-    """What must come of a set of facts, worked out task by task."""
+    """Expected results of a set of facts, computed task by task."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.tasks: dict[bytes, tuple[str, int]] = {}
@@ -201,7 +201,7 @@ class Expected:
 
 
 def nonzero(counts: dict[str, QueueCounts]) -> dict[str, QueueCounts]:
-    """Counts of the queues that have tasks: of the others a store may know that they had."""
+    """Return counts of the queues that have tasks; a store may also list emptied queues."""
     return {queue: numbers for queue, numbers in counts.items() if any(numbers)}
 
 

@@ -1,4 +1,4 @@
-"""What is purged is in no answer, is not taken again, and leaves nothing behind; on every store."""
+"""Purged tasks are in no answer, are refused, and leave no rows; on every store."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 def old(counter: int = 0, *, hours: int = 0) -> TaskId:
-    """An id of long ago."""
+    """Return an old id."""
     return first_id(counter, ms=OLD_MS + hours * HOUR)
 
 
 async def purge(store: AnyStore, watermark: Watermark, *, partition: int = 3, rows_max: int = 1_000) -> int:
-    """Delete all that is purged; how many rows went."""
+    """Delete all purged rows; return how many."""
     rows, after = 0, b""
     while True:
         written = await store.write(Batch(purge=Purge(partition, watermark, after, rows_max)))
@@ -57,7 +57,7 @@ async def purge(store: AnyStore, watermark: Watermark, *, partition: int = 3, ro
 
 
 def contents(store: AnyStore) -> dict[tuple[str, bytes], bytes]:
-    """All tables but promises; counts of nothing left out."""
+    """Return all tables except promises, without counts of zero."""
     found = {}
     for name in PARTITION_TABLES:
         for key, value in getattr(store._tables, name).ascend(b""):
@@ -68,7 +68,7 @@ def contents(store: AnyStore) -> dict[tuple[str, bytes], bytes]:
 
 @in_trio
 async def test_purged_tasks_are_in_no_answer_from_the_moment_the_watermark_rises(world: World) -> None:
-    """Though their rows are still there."""
+    """This holds while their rows still exist."""
     async with world.store() as store:
         await put(
             store,
@@ -93,7 +93,7 @@ async def test_purged_tasks_are_in_no_answer_from_the_moment_the_watermark_rises
 
 @in_trio
 async def test_rows_about_purged_tasks_are_passed_over(world: World) -> None:
-    """Of whatever kind, in a batch with others; also behind the deletion, and when the store is opened again."""
+    """This holds for every kind, in a batch with others, after the deletion, and after a restart."""
     rows = [tasks(old(), 3), done(old(), 2), event(old(), 3, GRANTED, position=1)]
     async with world.store() as store:
         await purge(store, ALL)
@@ -107,7 +107,7 @@ async def test_rows_about_purged_tasks_are_passed_over(world: World) -> None:
 
 @in_trio
 async def test_a_purge_leaves_nothing_of_what_went_and_all_of_what_stays(world: World) -> None:
-    """Rows, indexes, counts and digests are as if only the others had ever been there."""
+    """Rows, indexes, counts and digests are as if only the remaining rows had ever existed."""
     kept, young = old(4096), first_id(ms=NOW_MS - 10)
     async with world.store() as store:
         await put(store, tasks(kept, 2), tasks(young, 3), done(young, 1))
@@ -122,7 +122,7 @@ async def test_a_purge_leaves_nothing_of_what_went_and_all_of_what_stays(world: 
 
 @in_trio
 async def test_a_watermark_never_sinks(world: World) -> None:
-    """Neither in time, nor by keeping more; keeping less is one that rose."""
+    """It goes down neither in time nor by more exceptions; fewer exceptions are a rise."""
     kept = frozenset({stretch_of(old())})
     async with world.store() as store:
         await put(store, tasks(old(), 1))
@@ -137,7 +137,7 @@ async def test_a_watermark_never_sinks(world: World) -> None:
 
 @in_trio
 async def test_a_unique_key_is_free_once_its_task_is_purged(world: World) -> None:
-    """Before its row is deleted, too."""
+    """It is free even before the row is deleted."""
     async with world.store() as store:
         await put(store, tasks(old(), 1, unique_key="k", order=[1, 9, 9]), done(old(), 1))
         store.raise_watermark(3, Watermark(NOW_MS - 2000))
@@ -150,7 +150,7 @@ async def test_a_unique_key_is_free_once_its_task_is_purged(world: World) -> Non
 
 @in_trio
 async def test_stretches_are_listed_up_to_a_time_and_tell_how_they_ended(world: World) -> None:
-    """None while anything in them is unfinished or stops its key."""
+    """A stretch has no end while a task in it is unfinished or stops its key."""
     busy, failed, whole = old(), old(2048), old(4096, hours=1)
     async with world.store() as store:
         await put(store, tasks(busy, 2), done(busy, 1), tasks(failed, 1, ordering_key="a"), tasks(whole, 2))
@@ -169,7 +169,7 @@ async def test_stretches_are_listed_up_to_a_time_and_tell_how_they_ended(world: 
 
 @in_trio
 async def test_what_is_purged_and_not_deleted_yet_is_not_listed(world: World) -> None:
-    """But what is kept among it is, whichever hour it is of, and page by page."""
+    """Kept stretches below the watermark are listed, in any hour and page by page."""
     kept = [old(1024 * at, hours=at) for at in (0, 1, 3)]
     async with world.store() as store:
         for at in range(5):
@@ -187,7 +187,7 @@ async def test_what_is_purged_and_not_deleted_yet_is_not_listed(world: World) ->
 
 @in_trio
 async def test_a_task_that_gave_way_for_its_unique_key_does_not_come_back(world: World) -> None:
-    """The one that stands is not done with before the younger one is gone."""
+    """The current task of the key stays until the younger one is gone."""
     async with world.store() as store:
         stands, gave_way = old(), old(2048, hours=2)
         await put(store, tasks(stands, 1, unique_key="k", order=[1, 2, 1]), done(stands, 1))
@@ -201,7 +201,7 @@ async def test_a_task_that_gave_way_for_its_unique_key_does_not_come_back(world:
 
 @in_trio
 async def test_pieces_that_a_purge_uncovers_are_told_unless_they_are_purged(world: World) -> None:
-    """On a copy that is behind, the head of a key may go with the purge."""
+    """On an incomplete copy, the head of a key may be purged first."""
     async with world.store() as store:
         for at in range(3):
             await put(store, tasks(old(1024 * at), 1, ordering_key="k", order=[at + 1, 1, 1]))
@@ -217,7 +217,7 @@ async def test_pieces_that_a_purge_uncovers_are_told_unless_they_are_purged(worl
 def test_purging_leaves_what_the_other_rows_alone_would_have_made(
     history: tuple[list[Row], list[list[Row]]], keep: bool, rows_max: int, kind: str
 ) -> None:
-    """Whatever the rows, the order they came in, and the size of the parts in which they go."""
+    """This holds for any rows, order and size of the deletion steps."""
     rows, batches = history
     stretch = make_id(NOW_MS - 4_000_000, 3, 7, 0)
     watermark = Watermark(NOW_MS - 1, frozenset({stretch}) if keep else frozenset())

@@ -1,4 +1,4 @@
-"""Damage inside a store: whatever byte of a row or an entry is flipped, the index is rebuilt from the rows."""
+"""Damage inside a store: for any flipped byte of a row or an entry, the index is rebuilt from the rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMOTE = Batch(promote=((3, NOW_MS + 10_000), (4, NOW_MS + 10_000)))
 
 
 def tables(store: AnyStore) -> dict[str, dict[bytes, bytes]]:
-    """The entries of all that is derived from rows, without queues that have no tasks any more."""
+    """Return all entries that are derived from rows, without empty queues."""
     out = {
         name: {bytes(key): bytes(value) for key, value in getattr(store._tables, name).ascend(b"")}
         for name in DERIVED_TABLES
@@ -58,7 +58,7 @@ def flip_value(place: int) -> Change:
 
 
 def flip_key(place: int) -> Change:
-    """Flip a bit of a key behind its partition."""
+    """Flip a bit of a key after its partition."""
 
     def change(key: bytes, value: bytes) -> tuple[bytes, bytes]:
         at = 2 + place % (len(key) - 2)
@@ -68,7 +68,7 @@ def flip_key(place: int) -> Change:
 
 
 def lose(key: bytes, value: bytes) -> None:
-    """Lose an entry."""
+    """Remove an entry."""
 
 
 def damage(world: World, name: str, place: int, change: Change) -> bytes | None:
@@ -100,7 +100,7 @@ Damages = list[tuple[str, int, Change]]
 
 
 async def damage_and_rebuild(world: World, rows: list[Row], damages: Damages) -> None:
-    """Put the rows, damage the index, and have it rebuilt."""
+    """Write the rows, damage the index, and rebuild it."""
     async with world.store(map_bytes=1 << 24) as store:
         await put(store, *rows)
         await store.write(PROMOTE)
@@ -148,7 +148,7 @@ def test_a_flipped_byte_of_any_entry_on_disk_is_found_and_the_index_rebuilt(
 @pytest.mark.parametrize("name", ["stretch", "hours", "leaves"])
 @in_trio
 async def test_a_lost_record_or_digest_is_found(tmp_path: Path, kind: str, name: str) -> None:
-    """Without it, rows would be hidden from other nodes."""
+    """Without it, other nodes would not see some rows."""
     rows = [tasks(first_id(number * 1024), 2) for number in range(3)]
     await damage_and_rebuild(World(kind, tmp_path), rows, [(name, 0, lose)])
 
@@ -172,7 +172,7 @@ async def test_a_row_that_vanished_is_found(tmp_path: Path, kind: str) -> None:
 
 
 async def rot_and_repair(world: World, rows: list[Row], later: list[Row], rotten: list[tuple[int, int]]) -> None:
-    """Rows rot, others come meanwhile, then the sound ones come back; no damaged payload is read at any time."""
+    """Damage rows, write others, then restore the undamaged ones; no damaged payload is read at any time."""
     async with world.store() as store:
         await put(store, *rows)
         for place, bit in rotten:
@@ -192,7 +192,7 @@ async def rot_and_repair(world: World, rows: list[Row], later: list[Row], rotten
 
 
 def check_payloads(store: AnyStore, rows: list[Row]) -> None:
-    """Every body that can be read is one that was written."""
+    """Check that every readable body is one that was written."""
     written: dict[bytes, set[bytes]] = {}
     for row in rows:
         written.setdefault(row.key, set()).add(row.value[:-4])
@@ -212,7 +212,7 @@ def check_payloads(store: AnyStore, rows: list[Row]) -> None:
 def test_rows_that_rotted_leave_no_trace_once_repaired(
     history: tuple[list[Row], list[list[Row]]], cut: int, rotten: list[tuple[int, int]]
 ) -> None:
-    """Whatever came while nobody could tell what they had said."""
+    """This holds for rows that arrived while the damaged ones were unreadable."""
     rows = history[0]
     cut = 1 + cut % len(rows)
     trio.run(rot_and_repair, World("memory", Path()), rows[:cut], rows[cut:], rotten)
@@ -247,7 +247,7 @@ def world_rows(store: AnyStore) -> list[list[Row]]:
 def test_rows_that_come_during_a_rebuild_are_indexed_once(
     history: tuple[list[Row], list[list[Row]]], cut: int, slice_rows: int
 ) -> None:
-    """Before and behind the place that it has reached."""
+    """This holds before and after the position of the rebuild."""
     rows, batches = history
     trio.run(write_during_rebuild, World("memory", Path()), rows[: cut % len(rows)], list(batches), slice_rows)
 
@@ -255,7 +255,7 @@ def test_rows_that_come_during_a_rebuild_are_indexed_once(
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
 @in_trio
 async def test_a_rebuild_continues_after_a_restart(tmp_path: Path, kind: str) -> None:
-    """Meanwhile the partition is in no comparison of copies."""
+    """Until it is complete, copies of the partition are not compared."""
     world, rows = World(kind, tmp_path), [tasks(first_id(number * 1024), 2) for number in range(8)]
     async with world.store() as store:
         await put(store, *rows)
@@ -292,7 +292,7 @@ async def test_a_rebuild_stops_at_a_damaged_row_until_it_is_repaired(tmp_path: P
 
 @in_trio
 async def test_a_row_that_is_discarded_leaves_no_trace(tmp_path: Path) -> None:
-    """If it is damaged; a sound one stays."""
+    """Only a damaged row is deleted; an intact one stays."""
     world, rows = World("memory", tmp_path), [tasks(first_id(number), 1) for number in range(3)]
     async with world.store() as store, World("memory", tmp_path).store() as other:
         await put(store, *rows)
@@ -304,7 +304,7 @@ async def test_a_row_that_is_discarded_leaves_no_trace(tmp_path: Path) -> None:
 
 
 ROTTEN = tasks(first_id(0), 1)
-"""A row of which `SIXTEEN_MORE` makes one that says it holds its neighbours."""
+"""A row that `SIXTEEN_MORE` changes so that it seems to cover its neighbours."""
 NEIGHBOUR = (tasks(first_id(1), 1), tasks(first_id(1), 2))
 """A row, and another leader's longer one under its key, for which the stretch is indexed anew."""
 SIXTEEN_MORE = 36
@@ -313,13 +313,13 @@ SIXTEEN_MORE = 36
 
 @in_trio
 async def test_a_row_that_rotted_to_hold_its_neighbours_has_none_of_them_once_repaired() -> None:
-    """They came meanwhile."""
+    """The neighbours arrived meanwhile."""
     await rot_and_repair(World("memory", Path()), [ROTTEN], list(NEIGHBOUR), [(0, SIXTEEN_MORE)])
 
 
 @in_trio
 async def test_the_neighbours_of_a_row_that_rotted_to_hold_them_are_ready_meanwhile() -> None:
-    """Also those that come later still."""
+    """This includes neighbours that arrive later."""
     world = World("memory", Path())
     async with world.store() as store:
         await put(store, ROTTEN)
@@ -339,7 +339,7 @@ OVERLAPPING = [tasks(first_id(0), 3), tasks(first_id(2), 3, expires_ms=NOW_MS + 
 def test_a_task_of_several_rows_belongs_to_the_one_that_starts_last(
     order: list[Row], together: bool, longer: bool
 ) -> None:
-    """In whatever order they came, and after a rebuild: its payload is read from that row."""
+    """This holds in any order and after a rebuild: its payload is read from that row."""
 
     async def check() -> None:
         async with World("memory", Path()).store() as store:

@@ -1,4 +1,4 @@
-"""Records of stretches that a store remembers: they stand for what is stored, and only for that."""
+"""Records of stretches in memory, which are valid only while they match the stored bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conformance.store_world import first_id
 
 
 def full_record() -> Stretch:
-    """One with something in every field."""
+    """Return a record with a value in every field."""
     record = Stretch(stretch_key(stretch_of(first_id())))
     record.known, record.done = 0b111111, [1, 2, 4, 8]
     record.moved = {State(70, 0, 5_000, 2, 60, 1, 65): 0b110000}
@@ -21,7 +21,7 @@ def full_record() -> Stretch:
 
 
 def test_a_record_is_found_only_while_its_bytes_are_what_is_stored() -> None:
-    """Not before they are written, and not once others are: a transaction may fail, a file be damaged."""
+    """They are not found before they are written, nor after a change: a transaction may fail, a file be damaged."""
     raw, remembered, record = MemoryTable(), Remembered(), full_record()
     table = CheckedTable(raw, lambda _: None, strict=True)
     name = stretch_of(first_id())
@@ -37,7 +37,7 @@ def test_a_record_is_found_only_while_its_bytes_are_what_is_stored() -> None:
 
 
 def test_a_copy_is_equal_and_its_changes_are_its_own() -> None:
-    """Whoever changes a record changes a copy: readers go on with what is stored."""
+    """Changes are made to a copy, and readers continue with the stored record."""
     record = full_record()
     packed = record.pack()
     copy = record.copy()

@@ -1,4 +1,4 @@
-"""Keys, dependencies, expiry, dead letters and pending rows: what every store promises about them."""
+"""Keys, dependencies, expiry, dead letters and pending rows: the contract of every store."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 def keyed(number: int, *, due_ms: int = NOW_MS, count: int = 1, **header: Any) -> Row:
-    """The row that came ``number``-th to the ordering key "k", with an id that says nothing of it."""
+    """Return the ``number``-th row of the ordering key "k", with an id that does not show the order."""
     first = first_id(0, maker=100_000 - number)
     return tasks(first, count, ordering_key="k", order=[due_ms, 1, number], **header)
 
 
 def ready(store: AnyStore) -> list[tuple[TaskId, int]]:
-    """First id and mask of what is ready."""
+    """Return first id and mask of the ready pieces."""
     return [(piece.first, piece.bits) for piece in store.ready(3, "mail")]
 
 
@@ -75,7 +75,7 @@ def ready(store: AnyStore) -> list[tuple[TaskId, int]]:
 
 @in_trio
 async def test_only_the_first_of_a_key_is_ready(world: World) -> None:
-    """One task at a time, in the order given, whatever order they came in."""
+    """There is one ready task at a time, in the order of the key, whatever order rows came in."""
     rows = [keyed(1, count=3), keyed(2), keyed(3, due_ms=NOW_MS - 1)]
     a, b, early = (first_of(row.key) for row in rows)
     async with world.store() as store:
@@ -95,7 +95,7 @@ async def test_only_the_first_of_a_key_is_ready(world: World) -> None:
 
 @in_trio
 async def test_a_head_that_waits_for_its_retry_holds_its_key_up(world: World) -> None:
-    """The others stay behind; the piece tells its key."""
+    """The other tasks of the key wait; the piece shows its key."""
     first, second = keyed(1), keyed(2)
     head = first_of(first.key)
     async with world.store() as store:
@@ -110,7 +110,7 @@ async def test_a_head_that_waits_for_its_retry_holds_its_key_up(world: World) ->
 
 @in_trio
 async def test_a_head_that_another_overtakes_keeps_its_attempts(world: World) -> None:
-    """It may be claimed: whoever ends the claim counts on."""
+    """It may be claimed, so the end of its claim must add to its attempts."""
     later = keyed(1)
     head = first_of(later.key)
     async with world.store() as store:
@@ -127,7 +127,7 @@ async def test_a_head_that_another_overtakes_keeps_its_attempts(world: World) ->
 
 @in_trio
 async def test_a_stopped_task_stops_its_key_until_it_is_reopened_or_given_up(world: World) -> None:
-    """It is neither ready nor due; it counts as failed."""
+    """A stopped task is neither ready nor due; it counts as failed."""
     rows = [keyed(number) for number in range(3)]
     first, second, third = (first_of(row.key) for row in rows)
     async with world.store() as store:
@@ -149,7 +149,7 @@ async def test_a_stopped_task_stops_its_key_until_it_is_reopened_or_given_up(wor
 
 @in_trio
 async def test_scheduled_tasks_do_not_move_the_end_of_a_key(world: World) -> None:
-    """Whoever comes after them is due before them."""
+    """Tasks that are enqueued later are due before them."""
     async with world.store() as store:
         assert store.last_immediate_ms(3, KEY) == 0
         await put(store, keyed(1, due_ms=NOW_MS - 3), keyed(2, due_ms=NOW_MS + 500, scheduled=True))
@@ -160,12 +160,12 @@ async def test_scheduled_tasks_do_not_move_the_end_of_a_key(world: World) -> Non
 
 
 class CountingTable(MemoryTable):
-    """A table that counts what is asked of it."""
+    """A table that counts its accesses."""
 
     asked = 0
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Each entry counts."""
+        """Count each entry."""
         for entry in super().ascend(start):
             CountingTable.asked += 1
             yield entry
@@ -178,7 +178,7 @@ class CountingTable(MemoryTable):
 
 
 def test_what_waits_behind_a_key_costs_nothing() -> None:
-    """Enqueueing and finishing look at as many entries with 2,000 tasks behind a key as with ten."""
+    """Enqueueing and finishing read as many entries with 2,000 waiting tasks of a key as with ten."""
     tables = MemoryTables()
     for name in vars(tables):
         setattr(tables, name, CountingTable())
@@ -201,14 +201,14 @@ def test_what_waits_behind_a_key_costs_nothing() -> None:
 
 
 def unique(number: int, *, mark: Mark, **header: Any) -> Row:
-    """A row with the unique key "u"."""
+    """Return a row with the unique key "u"."""
     order = [header.pop("due_ms", NOW_MS), *mark]
     return tasks(first_id(number), 1, unique_key="u", order=order, **header)
 
 
 @in_trio
 async def test_of_two_rows_with_a_unique_key_that_of_the_later_leader_stands(world: World) -> None:
-    """The other is told of, and is in no index and no count, also when it comes first or is due later."""
+    """The other is reported, and is in no index and no count, also if it comes first or is due later."""
     old, new = unique(1, mark=Mark(4, 9), due_ms=NOW_MS + 99), unique(2, mark=Mark(5, 1))
     async with world.store() as store:
         written = await put(store, old)
@@ -270,7 +270,7 @@ async def test_tasks_with_dependencies_wait_for_their_resolution(world: World) -
 
 @in_trio
 async def test_a_resolution_of_a_higher_mark_takes_the_place_of_the_lower(world: World) -> None:
-    """Then nothing tells that there was another."""
+    """No trace of the other resolution is left."""
     async with world.store() as store:
         await put(store, tasks(first_id(0), 4, depends=[first_id(9)]), resolved(first_id(0), 4, mark=Mark(1, 1)))
         assert ready(store) == [(first_id(0), 0b1111)]
@@ -281,7 +281,7 @@ async def test_a_resolution_of_a_higher_mark_takes_the_place_of_the_lower(world:
 
 @in_trio
 async def test_tasks_that_nobody_was_given_expire(world: World) -> None:
-    """What was granted once, or is finished, does not; history may come first."""
+    """A task that was granted or is finished does not expire; history may come first."""
     late, soon = tasks(first_id(0), 3, expires_ms=NOW_MS + 9), tasks(first_id(8), 3, expires_ms=NOW_MS - 9)
     async with world.store() as store:
         await put(store, event(first_id(9), 1, GRANTED, position=3), late, soon, done(first_id(10), 1))
@@ -295,7 +295,7 @@ async def test_tasks_that_nobody_was_given_expire(world: World) -> None:
 
 @in_trio
 async def test_failed_tasks_are_listed_until_they_are_reopened(world: World) -> None:
-    """By queue or all, in pages, in id order."""
+    """The list is by queue or for all queues, in pages, in id order."""
     rows = [tasks(first_id(0), 8), tasks(first_id(8), 2, queue="other"), tasks(first_id(16), 2, ordering_key="k")]
     async with world.store() as store:
         await put(store, *rows, done(first_id(1), 3, outcome=FAILED), done(first_id(9), 1, outcome=FAILED))
@@ -305,14 +305,14 @@ async def test_failed_tasks_are_listed_until_they_are_reopened(world: World) -> 
         assert store.failed(3) == sorted([*mine, first_id(9)])
         assert store.failed(3, "mail", after=first_id(2), limit=1) == [first_id(3)]
         await put(store, reopening(first_id(2), 1, position=10))
-        assert store.failed(3, "mail") == mine  # a completion of token 10 is of the new life
+        assert store.failed(3, "mail") == mine  # a completion of token 10 is from after the requeue
         await put(store, reopening(first_id(2), 1, position=11))
         assert store.failed(3, "mail") == [mine[0], *mine[2:]]
 
 
 @in_trio
 async def test_a_reopened_task_forgets_the_completions_of_its_earlier_life(world: World) -> None:
-    """Also those that come later; one of the new life counts, made without a claim as well."""
+    """This includes later ones; a completion from after the requeue counts, also one without a claim."""
     first = first_id(0)
     async with world.store() as store:
         await put(store, tasks(first, 2), done(first, 2, token=7, outcome=FAILED))
@@ -353,7 +353,7 @@ async def test_a_header_that_means_nothing_is_refused(world: World, field: str) 
 
 
 def test_keys_say_which_partition() -> None:
-    """The same everywhere; of two rows under one id that of the later leader ranks."""
+    """The partition is the same everywhere; of two rows under one id, that of the later leader wins."""
     assert {partition_of_keys("mail", f"k{number}", 64) for number in range(1000)} == set(range(64))
     assert [partition_of_keys("mail", f"k{number}", 64) for number in range(6)] == [55, 20, 21, 23, 45, 60]
     assert partition_of_keys("mai", "lk0", 64) != 55
@@ -395,7 +395,7 @@ async def test_pending_rows_are_kept_apart_until_they_are_dropped(world: World) 
 
 @in_trio
 async def test_a_drop_empties_every_table_of_a_partition(world: World) -> None:
-    """Rows with rules leave nothing behind."""
+    """Rows with keys and dependencies leave no entries."""
     rows = [
         keyed(1),
         keyed(2, depends=[first_id(9)]),
@@ -417,7 +417,7 @@ async def test_a_drop_empties_every_table_of_a_partition(world: World) -> None:
 
 @in_trio
 async def test_a_key_holds_no_other_up(world: World) -> None:
-    """However many tasks wait behind it, `ready` gives one of each key."""
+    """However many tasks of a key wait, `ready` has one of each key."""
     async with world.store() as store:
         await put(store, *(keyed(number) for number in range(500)))
         other = [tasks(first_id(0, maker=maker), 1, ordering_key=f"o{maker}") for maker in range(10)]
@@ -432,7 +432,7 @@ async def test_a_key_holds_no_other_up(world: World) -> None:
 async def test_a_completion_older_than_a_claim_that_ended_without_one_does_not_count(
     world: World, end: int, late: bool
 ) -> None:
-    """Whichever of the two comes first; the claim's own does, though its lease is over."""
+    """This holds in any order; the claim's own completion counts even after its lease."""
     first = first_id(0)
     ended, overtaken = event(first, 1, end, position=9, retry_ms=NOW_MS - 1, attempts=1), done(first, 2, token=4)
     async with world.store() as store:

@@ -1,8 +1,8 @@
-"""The store against a model: keys, dependencies, expiry and reopening as functions of the rows.
+"""The store compared with a model: keys, dependencies, expiry and requeues as functions of the rows.
 
-The model works everything out task by task from a set of rows; the stores get the same
-rows in any order, grouping and repetition, and their tables must be those of a store that
-got them in one batch.
+The model computes everything task by task from a set of rows. The stores get the same rows in any
+order, grouping and repetition. Their tables must equal those of a store that got all rows in one
+batch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ OUTCOMES = (COMPLETED, FAILED, CANCELLED, STOPPED)
 
 
 def stretches() -> st.SearchStrategy[TaskId]:
-    """A few stretches of two partitions, ready and due; most of one, where they meet."""
+    """A few stretches of two partitions, ready and due; most of one, so that rows overlap."""
     return st.builds(
         lambda partition, ms: make_id(ms, partition, 7, 0),
         st.sampled_from([3, 3, 3, 4]),
@@ -132,7 +132,7 @@ def later_facts(draw: st.DrawFn) -> Row:
 def histories(draw: st.DrawFn) -> tuple[list[Row], list[list[Row]]]:
     """A set of facts, and the same in batches in any order, some repeated."""
     rows = draw(task_sets()) + draw(st.lists(later_facts(), min_size=4, max_size=14))
-    # An entry of the log says one thing of a task.
+    # A log entry has one statement about a task.
     told: dict[tuple[int, int, bytes], int] = {}
     sound = []
     for row in rows:
@@ -157,7 +157,7 @@ STANDS = make_id(TIMES[0], 3, 7, 0)
 
 
 def overtaken(about: Row) -> tuple[list[Row], list[list[Row]]]:
-    """The task that stands for a key; then, in one batch, a fact about it and the task that takes the key from it."""
+    """The current task of a key; then, in one batch, a fact about it and the task that replaces it."""
     rows = [
         tasks(id_at(STANDS, number), 1, queue="m", unique_key="a", order=[TIMES[0], number, 0]) for number in range(2)
     ]
@@ -172,11 +172,11 @@ class Task(NamedTuple):
     header: dict[str, Any]
 
     def order(self) -> tuple[Any, ...]:
-        """Its place in its ordering key."""
+        """The task's place in its ordering key."""
         return (*self.header.get("order", (ms_of(self.task_id), 0, 0)), self.task_id)
 
     def claim(self) -> tuple[Any, ...]:
-        """What decides who stands for a unique key."""
+        """The value that decides which task is the current one of a unique key."""
         due_ms, epoch, number = self.header.get("order", (ms_of(self.task_id), 0, 0))
         return (epoch, number, due_ms, self.task_id)
 
@@ -186,7 +186,7 @@ class Task(NamedTuple):
 
 
 class Expected:
-    """What must come of a set of facts."""
+    """Expected results of a set of facts."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.highest: dict[bytes, bytes] = {}
@@ -239,7 +239,7 @@ class Expected:
         return max([*ended, self.reopened(task)[0]])
 
     def reopened(self, task: bytes) -> tuple[int, int]:
-        """Position and attempts of a task's last reopening."""
+        """Return position and attempts of a task's last requeue."""
         events = self.events.get(task, [])
         return max(((one.position, one.attempts) for one in events if one.event == REOPENED), default=(0, 0))
 
@@ -314,7 +314,7 @@ def tables(store: AnyStore) -> dict[str, dict[bytes, bytes]]:
 
 
 def check_reads(store: AnyStore, expected: Expected, partition: int) -> None:
-    """Every read about rules says what the model does."""
+    """Compare every read with the model."""
     live = expected.live(partition)
     for task in expected.tasks:
         assert store.counts_from(task.task_id) == expected.counts_from(task.task_id)

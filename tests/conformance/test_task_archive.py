@@ -1,4 +1,4 @@
-"""Finished tasks in Parquet: what is written from a store of each kind is read back as the live cluster says it."""
+"""Finished tasks in Parquet: tasks written from each kind of store are read as the live cluster shows them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 @pytest.mark.long
 @in_trio
 async def test_a_task_is_read_back_as_the_live_cluster_says_it(world: World, tmp_path: Path) -> None:
-    """Many runs of all kinds and outcomes: every field, claim and update is the same."""
+    """For many runs of all kinds and outcomes, every field, claim and update is the same."""
     random, ids = Random(5), []
     async with world.store() as store:
         for counter in range(0, 60 * 64, 64):
@@ -65,7 +65,7 @@ async def test_a_task_is_read_back_as_the_live_cluster_says_it(world: World, tmp
 
 @in_trio
 async def test_results_of_all_sorts_come_back_as_they_were(world: World, tmp_path: Path) -> None:
-    """None, empty, bytes that are no text; one row holds them all."""
+    """Results of None, empty ones and bytes that are not text can be in one row."""
     first = task_id()
     async with world.store() as store:
         await put(store, tasks(first, 4), completed(first, [None, b"", b"\xff\0", b"{}"]))
@@ -89,7 +89,7 @@ async def test_the_data_that_was_handed_out_is_kept(world: World, tmp_path: Path
 
 @in_trio
 async def test_a_task_that_gave_way_to_another_is_not_archived(world: World, tmp_path: Path) -> None:
-    """Of two rows of a unique key the one that stands is the task."""
+    """Of two rows of a unique key, only that of the current task is archived."""
     loser, winner = task_id(0), task_id(2048)
     async with world.store() as store:
         for first, number in ((loser, 1), (winner, 2)):
@@ -102,7 +102,7 @@ async def test_a_task_that_gave_way_to_another_is_not_archived(world: World, tmp
 
 @in_trio
 async def test_a_requeued_task_is_archived_with_its_second_end(world: World, tmp_path: Path) -> None:
-    """It failed, was requeued and completed: the last life's result, and both claims."""
+    """It failed, was requeued and completed: the archive has the last result and both claims."""
     first = task_id()
     async with world.store() as store:
         await put(
@@ -124,7 +124,7 @@ async def test_a_requeued_task_is_archived_with_its_second_end(world: World, tmp
 
 @in_trio
 async def test_only_queues_that_ask_for_it_are_archived(world: World, tmp_path: Path) -> None:
-    """Others leave no trace, and may be unfinished."""
+    """Other queues are not archived and may have unfinished tasks."""
     async with world.store() as store:
         mine, other = task_id(0), task_id(2048)
         await put(store, tasks(mine, 3), completed(mine, [], count=3), tasks(other, 3, queue="noise"))
@@ -134,7 +134,7 @@ async def test_only_queues_that_ask_for_it_are_archived(world: World, tmp_path: 
 
 @in_trio
 async def test_a_bucket_is_cut_by_time_and_by_what_is_kept(world: World, tmp_path: Path) -> None:
-    """Tasks before and behind it, and kept stretches, stay out; what was kept follows once it goes."""
+    """Tasks outside the time and kept stretches are left out; a kept stretch follows once it is purged."""
     inside, kept = task_id(0), task_id(4096)
     early, late = task_id(0, ms=FROM_MS - 1), task_id(0, ms=BEFORE_MS)
     async with world.store() as store:
@@ -149,7 +149,7 @@ async def test_a_bucket_is_cut_by_time_and_by_what_is_kept(world: World, tmp_pat
 
 @in_trio
 async def test_a_bucket_with_an_unfinished_task_is_refused(world: World, tmp_path: Path) -> None:
-    """And nothing of it is to be seen."""
+    """No file of it is visible."""
     first = task_id()
     async with world.store() as store:
         await put(store, tasks(first, 3), completed(first, [], count=2))
@@ -198,11 +198,11 @@ async def test_a_repeat_overwrites_what_it_wrote(world: World, tmp_path: Path) -
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process has died."""
 
 
 def dying(step: str) -> Callable[..., Any]:
-    """An ``offload`` of a process that dies when a step is reached: nothing happens any more."""
+    """Return an ``offload`` of a process that dies at a step: nothing happens after it."""
     dead = False
 
     async def offload(function: Callable[..., Any], *args: Any) -> Any:
@@ -238,7 +238,7 @@ async def test_a_crash_before_files_get_their_names_leaves_nothing_that_is_read(
 
 @in_trio
 async def test_the_archives_of_two_nodes_are_read_as_one(world: World, tmp_path: Path) -> None:
-    """What both have counts once, and the later end of a task that went on after it was first archived."""
+    """A task in both counts once; for a task that was requeued later, the later end counts."""
     first, other = task_id(0), task_id(2048)
     one, two = tmp_path / "one", tmp_path / "two"
     async with world.store() as store:
@@ -260,7 +260,7 @@ async def test_the_archives_of_two_nodes_are_read_as_one(world: World, tmp_path:
 
 @in_trio
 async def test_more_queues_than_are_written_at_a_time(world: World, tmp_path: Path) -> None:
-    """The bucket is gone through again, and nothing is written twice."""
+    """The bucket is read again, and nothing is written twice."""
     names = [f"queue {number}" for number in range(230)]
     replica = Replica(queues=REPLICA.queues.update({name: Queue(archive=True) for name in names}))
     async with world.store() as store:
@@ -293,7 +293,7 @@ def test_names_of_directories_differ_where_queues_do() -> None:
 
 @in_trio
 async def test_the_directory_is_a_partitioned_table(world: World, tmp_path: Path) -> None:
-    """Whoever reads Parquet in Hive's layout sees queue and day as columns."""
+    """Readers of Hive's layout see queue and day as columns."""
     async with world.store() as store:
         for counter, queue in ((0, "mail"), (2048, "bills")):
             first = task_id(counter)
@@ -319,7 +319,7 @@ async def test_a_large_run_is_read_by_a_row_group(world: World, tmp_path: Path) 
 
 @in_trio
 async def test_a_directory_that_cannot_be_written_is_named(world: World, tmp_path: Path) -> None:
-    """The error says so, and what it means."""
+    """The error names the directory and the consequence."""
     first = task_id()
     (tmp_path / "archive").write_text("a file")
     async with world.store() as store:
@@ -329,7 +329,7 @@ async def test_a_directory_that_cannot_be_written_is_named(world: World, tmp_pat
 
 
 def test_a_wrong_directory_is_named(tmp_path: Path) -> None:
-    """One that is not there, and one that holds no archive."""
+    """A missing directory is named, and so is one without an archive."""
     with pytest.raises(NotFound, match="there is no directory"):
         find([tmp_path / "none"], task_id())
     with pytest.raises(NotFound, match="is no archive of tasks"):
@@ -337,7 +337,7 @@ def test_a_wrong_directory_is_named(tmp_path: Path) -> None:
 
 
 async def one_archived(tmp_path: Path) -> TaskId:
-    """The id of a completed task in an archive of its own."""
+    """Return the id of a completed task in an archive of its own."""
     first = task_id()
     async with World("memory", tmp_path / "store").store() as store:
         await put(store, tasks(first, 1), completed(first, [b"ok"]))
@@ -347,7 +347,7 @@ async def one_archived(tmp_path: Path) -> TaskId:
 
 @in_trio
 async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    """Rather than the task being said not to exist."""
+    """The error names the file, instead of a missing task."""
     first = await one_archived(tmp_path)
     (file,) = (tmp_path / "archive").rglob("*.parquet")
     file.write_bytes(file.read_bytes()[:-20])
@@ -359,7 +359,7 @@ async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 @in_trio
 async def test_a_file_of_other_types_is_named(tmp_path: Path) -> None:
-    """A file that looks like an archive's and holds numbers for texts is refused, not half read."""
+    """A file that looks like an archive's but has numbers instead of texts is refused."""
     first = await one_archived(tmp_path)
     (file,) = (tmp_path / "archive" / "tasks").rglob("*.parquet")
     table = parquet.read_table(file, partitioning=None)

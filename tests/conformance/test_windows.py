@@ -1,4 +1,4 @@
-"""Windows over the ready index: a bounded part of it in memory, in order, and nothing left out."""
+"""Windows over the ready index: they hold a bounded part of it in memory, in order and without gaps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 def drained(window: Window, store: AnyStore) -> list[TaskId]:
-    """What a window gives, piece after piece."""
+    """Return all pieces of a window in order."""
     out = []
     while (head := window.head(lambda piece: piece.bits & ~store.finished_bits(piece.first))) is not None:
         out.append(head[0].first)
@@ -33,7 +33,7 @@ def drained(window: Window, store: AnyStore) -> list[TaskId]:
 
 @in_trio
 async def test_crowded_windows_hold_little_and_give_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many queues there are, what is in memory stays about the same; the rest is read in its turn."""
+    """With any number of queues the memory is about the same; the other pieces are read in turn."""
     monkeypatch.setattr(windows, "CROWDED_PIECES", 50)
     monkeypatch.setattr(windows, "WINDOW_PIECES_LEAST", 8)
     counter = PieceCounter()
@@ -59,7 +59,7 @@ async def test_crowded_windows_hold_little_and_give_all(world: World, monkeypatc
 
 @in_trio
 async def test_a_window_that_was_cut_takes_an_earlier_piece_at_once(world: World) -> None:
-    """And leaves a later one to the store."""
+    """A later piece stays in the store."""
     async with world.store() as store:
         window = Window(store, partition=3, queue="mail")
         written = await put(store, *(tasks(first_id(ms=NOW_MS - number, maker=number), 1) for number in range(1, 9)))

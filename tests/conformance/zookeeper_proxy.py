@@ -1,7 +1,7 @@
-"""A wire to a ZooKeeper server that breaks exactly where a test wants it to.
+"""A connection to a ZooKeeper server that breaks exactly where a test wants it to.
 
-It passes ZooKeeper's frames on, in both directions, and watches for requests of one kind, the creation of
-records unless told otherwise: each takes the next of `Proxy.plan` and is cut there.
+It passes ZooKeeper's frames on in both directions, and watches for requests of one kind, by default
+the creation of records. Each such request takes the next step of `Proxy.plan` and is cut there.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from attrs import define, field
 _CREATE, _SET_DATA, _CREATE_WITH_STAT = 1, 5, 15
 RECORDS = (b"/log/", frozenset({_CREATE_WITH_STAT}))
 POINTERS = (b"/origin/pointer", frozenset({_CREATE, _SET_DATA}))
-"""Requests that write records, or the pointer to the origin: a part of their path, and their kinds."""
+"""Requests that write records, or the pointer to the origin: part of their path, and their kinds."""
 _INT = struct.Struct(">i")
 _HEAD = struct.Struct(">ii")
-"""Of a request: its number and its kind."""
+"""Start of a request: its number and its kind."""
 
 BEFORE = "before"
 """The request never reaches the server."""
 DURING = "during"
-"""The request reaches it, the connection is gone at once."""
+"""The request reaches the server, and the connection breaks at once."""
 AFTER = "after"
 """The server has carried it out and answered, and the answer is lost."""
 ANSWERED = "answered"
-"""The connection breaks right behind the answer."""
+"""The connection breaks directly after the answer."""
 MISSING = "missing"
-"""The server has carried it out, its answer is lost, and later ones come."""
+"""The server has carried it out, its answer is lost, and later answers arrive."""
 WHOLE = "whole"
 """Nothing happens."""
 

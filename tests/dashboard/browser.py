@@ -13,7 +13,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WANTED = os.environ.get("ONYXQ_TEST_BROWSER", "")
-"""Path of the browser; set, the tests that need one fail rather than skip where it cannot be run."""
+"""Path of the browser. If it is set, tests that need a browser fail instead of skipping without one."""
 AXE = (Path(__file__).parent / "axe/axe.min.js").read_text("utf-8")
 SERIOUS = ("serious", "critical")
 LOADED_MS = 60_000
@@ -29,11 +29,11 @@ def program() -> str:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A running one, as Playwright has it."""
+    """Run a browser with Playwright."""
     where = program()
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
-        # In a container there is no sandbox to be had, and little memory for sharing.
+        # A container has no sandbox for Chromium, and little shared memory.
         running = driver.chromium.launch(executable_path=where, args=["--no-sandbox", "--disable-dev-shm-usage"])
         try:
             yield running
@@ -42,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 
 class Tab:
-    """A page of the browser, with everything that it complained of."""
+    """A page of the browser, with everything that the browser complained about."""
 
     def __init__(self, running: Any, **how: Any) -> None:
         self._context = running.new_context(**how)
@@ -63,12 +63,12 @@ class Tab:
             self.complaints.append(message.text)
 
     def open(self, url: str) -> Any:
-        """Go there and wait until its scripts have run."""
+        """Open a page and wait until its scripts have run."""
         self.page.goto(url, wait_until="load")
         return self.page
 
     def findings(self) -> list[str]:
-        """What axe holds against the page and calls serious, or worse."""
+        """Return axe's findings that are serious or worse."""
         self.page.evaluate(AXE)
         found = self.page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
         return [

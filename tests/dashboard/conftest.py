@@ -1,4 +1,4 @@
-"""A cluster for all tests of a module, which change nothing that another looks at."""
+"""A cluster for all tests of a module, whose changes do not affect each other."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.interfaces.live_world import running
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Filled]:
-    """A cluster with something of everything."""
+    """Run a cluster with every kind of content."""
     with running(http=True) as cluster:
         yield filled(cluster)

@@ -1,4 +1,4 @@
-"""A cluster with something of everything, and texts that would break pages that do not escape them."""
+"""A cluster with every kind of content, and texts that would break pages that do not escape them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.http_world import JOB
 
 TURNED = "in\u202egnp.exe\u2066\u2028\u200bvoice"
-"""Reads in another order than it is written, and holds signs that cannot be seen."""
+"""A text with characters that change the direction of writing, and with invisible ones."""
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -30,7 +30,7 @@ DEAD = 5
 
 @frozen
 class Filled:
-    """What the pages show."""
+    """The content of the pages."""
 
     base: str
     """The address of the peer's pages."""
@@ -66,7 +66,7 @@ class Filled:
 
 
 def filled(cluster: LocalCluster) -> Filled:
-    """Put something of everything into a cluster."""
+    """Put every kind of content into a cluster."""
     address = cluster.addresses[0]
     with Client(address) as client:
         for name in HOSTILE:

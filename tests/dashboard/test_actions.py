@@ -1,4 +1,4 @@
-"""Buttons: each does what the HTTP interface would, and what is wrong with a form is told on a page."""
+"""Buttons have the effect of the HTTP operation, and errors in a form are shown on a page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def do(service: FakeService, action: str, form: dict[str, Any]) -> Any:
 
 
 async def with_dead() -> FakeService:
-    """Three dead letters of the queue ``a&b``."""
+    """Make three dead letters of the queue ``a&b``."""
     service = FakeService()
     await service.call("enqueue", {"runs": [[one, pack_task({"queue": "a&b"}, [b"1"])] for one in IDS], "w": None})
     for task in service.tasks.values():
@@ -35,7 +35,7 @@ async def with_dead() -> FakeService:
 
 @on_trio
 async def test_a_queue_is_paused_and_resumed() -> None:
-    """With who and why; the way leads back to the queue, which says what was done."""
+    """Actor and reason are recorded; the answer leads back to the queue, which shows what was done."""
     service = FakeService()
     answer = await do(service, "pause", {"queue": "a&b", "by": "ann", "why": "it floods"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/queue?name=a%26b&did=pause")
@@ -50,7 +50,7 @@ async def test_a_queue_is_paused_and_resumed() -> None:
 
 @on_trio
 async def test_only_changed_settings_are_set() -> None:
-    """What another changed meanwhile stays; an empty field is the default."""
+    """Settings that another user changed meanwhile stay; an empty field means the default."""
     service = FakeService()
     form = {"queue": "a", "lease_ms": "5000", "was-lease_ms": "30000", "rate": "2.5", "was-rate": "0"}
     form |= {"retries": "25", "was-retries": "25", "grace_ms": "", "was-grace_ms": "5", "archive": "true"}
@@ -64,7 +64,7 @@ async def test_only_changed_settings_are_set() -> None:
 
 @on_trio
 async def test_ticked_dead_letters_are_requeued() -> None:
-    """Those and no others."""
+    """Only the ticked ones are requeued."""
     service = await with_dead()
     answer = await do(service, "requeue", {"id": [one.hex() for one in IDS[:2]], "queue": "a&b", "which": "ticked"})
     assert answer.headers["location"] == "/ui/dead?queue=a%26b&did=requeue&count=2"
@@ -75,7 +75,7 @@ async def test_ticked_dead_letters_are_requeued() -> None:
 
 @on_trio
 async def test_all_that_a_filter_finds_are_discarded() -> None:
-    """Without a filter, all."""
+    """Without a filter, all are discarded."""
     service = await with_dead()
     await do(service, "discard", {"which": "all", "queue": "a&b", "where": "way"})
     assert service.asked("dead.discard") == [{"queue": "a&b", "where": "way"}]
@@ -86,7 +86,7 @@ async def test_all_that_a_filter_finds_are_discarded() -> None:
 
 @on_trio
 async def test_no_tick_changes_nothing() -> None:
-    """Least of all everything."""
+    """A form without ticks changes nothing."""
     service = await with_dead()
     answer = await do(service, "discard", {"which": "ticked", "queue": "", "where": ""})
     assert answer.status_code == 400 and "no dead letter is ticked" in answer.text
@@ -118,7 +118,7 @@ async def test_the_other_buttons_do_what_they_say() -> None:
 
 @on_trio
 async def test_what_goes_wrong_is_a_page() -> None:
-    """With the problem's words, as text, and its status."""
+    """The page has the problem's words as text, and its status."""
     service = FakeService()
     service.broken["gc"] = Conflict("not <now>", hint="Wait.")
     answer = await do(service, "gc", {})
@@ -135,14 +135,14 @@ async def test_what_goes_wrong_is_a_page() -> None:
 
 @on_trio
 async def test_a_link_cannot_put_words_into_a_page() -> None:
-    """It names an action, and the page knows what that did."""
+    """A link only names an action; the page has the sentence for it."""
     async with client_of(FakeService()) as client:
         assert "run again" in (await client.get("/ui/dead?did=requeue&count=3")).text
         assert 'role="status"' not in (await client.get("/ui/dead?did=you+are+hacked")).text
 
 
 def test_what_was_done_is_written_down(caplog: pytest.LogCaptureFixture) -> None:
-    """With the fields of the form, in the peer's log of events, though that has warnings only."""
+    """The peer's log has the action with the fields of the form, even at the level of warnings."""
 
     @on_trio
     async def done() -> None:
@@ -155,6 +155,6 @@ def test_what_was_done_is_written_down(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_every_action_says_what_it_did() -> None:
-    """The page behind it has a sentence for each, and each has the role of its operation."""
+    """The next page has a sentence for each action, and each action has the role of its operation."""
     assert {action.name for action in ACTIONS} == set(DONE)
     assert all(action.operation.roles and "read" not in action.operation.roles for action in ACTIONS)

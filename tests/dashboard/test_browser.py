@@ -1,4 +1,4 @@
-"""The pages in a real browser: nothing is complained of, axe finds nothing serious, buttons and keys work."""
+"""The pages in a real browser: no complaints, no serious findings of axe, working buttons and keys."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LOOKS: dict[str, dict[str, Any]] = {
     "phone": {"color_scheme": "light", "viewport": {"width": 360, "height": 740}},
 }
 ALL_LOOKS = bool(os.environ.get("ONYXQ_TEST_LOOKS"))
-"""Each page is looked at in each look."""
+"""Check each page in each look."""
 PICTURES = os.environ.get("ONYXQ_TEST_PICTURES", "")
-"""Directory for a picture of each page that is looked at, for people."""
+"""Directory for a picture of each checked page."""
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Any]:
-    """The browser."""
+    """Run the browser."""
     with browser() as found:
         yield found
 
@@ -34,9 +34,9 @@ def running() -> Iterator[Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(3))
 def test_pages_are_fit_for_everybody(turn: int, running: Any, world: Filled) -> None:
-    """No finding of axe, no complaint of the browser, and nothing wider than the window, in light, dark, on a phone.
+    """No page has a finding of axe, a complaint of the browser, or content wider than the window.
 
-    Each page has one of the looks, the next one another, unless all are asked for.
+    The looks are light, dark and phone. Each page is checked in one of them, or in all if that is requested.
     """
     found: dict[str, Any] = {}
     look = tuple(LOOKS)[turn]
@@ -55,7 +55,7 @@ def test_pages_are_fit_for_everybody(turn: int, running: Any, world: Filled) -> 
 
 
 def test_hostile_texts_do_nothing(running: Any, world: Filled) -> None:
-    """No dialog opens, whatever names and payloads hold."""
+    """No dialog opens, whatever text names and payloads contain."""
     with Tab(running) as tab:
         opened: list[str] = []
         tab.page.on("dialog", lambda dialog: (opened.append(dialog.message), dialog.dismiss()))
@@ -67,7 +67,7 @@ def test_hostile_texts_do_nothing(running: Any, world: Filled) -> None:
 
 
 def test_the_theme_is_chosen_and_kept(running: Any, world: Filled) -> None:
-    """The switch goes round, and the next page has what was chosen."""
+    """The switch changes the theme, and the next page keeps it."""
     with Tab(running, color_scheme="light") as tab:
         page = tab.open(world.base)
         ground = "getComputedStyle(document.documentElement).backgroundColor"
@@ -82,7 +82,7 @@ def test_the_theme_is_chosen_and_kept(running: Any, world: Filled) -> None:
 
 
 def test_a_long_name_leaves_room_for_the_other_columns(running: Any, world: Filled) -> None:
-    """It is broken into lines, in each list that has names; nobody has to push the table aside to see a state."""
+    """A long name is broken into lines in each list, so the state is visible without scrolling."""
     with Tab(running, **LOOKS["light"]) as tab:
         for path in ("/", "/ui/queues", "/ui/tasks"):
             page = tab.open(world.base + path)
@@ -93,7 +93,7 @@ def test_a_long_name_leaves_room_for_the_other_columns(running: Any, world: Fill
 
 
 def test_the_present_page_is_in_sight_of_a_phone(running: Any, world: Filled) -> None:
-    """The menu, which is wider than the screen, shows where one is."""
+    """The menu, which is wider than the screen, shows the present page."""
     with Tab(running, **LOOKS["phone"]) as tab:
         page = tab.open(f"{world.base}/ui/settings")
         box = page.locator("nav [aria-current]").bounding_box()
@@ -102,7 +102,7 @@ def test_the_present_page_is_in_sight_of_a_phone(running: Any, world: Filled) ->
 
 
 def test_the_keyboard_is_enough(running: Any, world: Filled) -> None:
-    """The first key leads past the menu; the filter is filled in and sent; what has the focus can be seen."""
+    """The first key skips the menu; the filter can be filled in and sent; the focus is visible."""
     with Tab(running) as tab:
         page = tab.open(f"{world.base}/ui/queues")
         page.keyboard.press("Tab")
@@ -118,7 +118,7 @@ def test_the_keyboard_is_enough(running: Any, world: Filled) -> None:
 
 
 def test_dead_letters_are_ticked_and_requeued(running: Any, world: Filled) -> None:
-    """Those that were ticked run again; discarding asks first, and does nothing if one thinks better of it."""
+    """The ticked ones run again; discarding asks first, and can be cancelled."""
     with Client(world.address) as client:
         client.enqueue_many("breaks", [b"1"] * 3, retries=0)
         client.fail(client.claim("breaks", max=3, wait_ms=30_000), "no")
@@ -145,7 +145,7 @@ def test_dead_letters_are_ticked_and_requeued(running: Any, world: Filled) -> No
 
 
 def test_the_slider_moves_through_the_log(running: Any, world: Filled) -> None:
-    """A key moves it, and the replica of that position comes without the rest of the page."""
+    """A key moves it, and the replica of that position is loaded without the rest of the page."""
     with Tab(running) as tab:
         page = tab.open(f"{world.base}/ui/log")
         page.focus("#slide")
@@ -159,7 +159,7 @@ def test_the_slider_moves_through_the_log(running: Any, world: Filled) -> None:
 
 
 def test_the_curves_show_what_happens(running: Any, world: Filled) -> None:
-    """Tasks that are enqueued while the page is open are seen in its figures."""
+    """Tasks that are enqueued while the page is open change its figures."""
     with Tab(running) as tab, Client(world.address) as client:
         page = tab.open(world.base)
         page.wait_for_selector("[data-rate=enqueued]:text-is('0.0')")
@@ -169,7 +169,7 @@ def test_the_curves_show_what_happens(running: Any, world: Filled) -> None:
 
 
 def test_a_page_refreshes_itself(running: Any, world: Filled) -> None:
-    """What has changed since it was opened comes without being asked for."""
+    """Changes appear without a reload."""
     with Tab(running) as tab, Client(world.address) as client:
         page = tab.open(f"{world.base}/ui/queues?like=brand-new")
         client.enqueue("brand-new", b"1")

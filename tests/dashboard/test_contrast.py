@@ -1,4 +1,4 @@
-"""The colours of the pages, from their variables: text stands out from its ground in light and dark."""
+"""The colours of the pages, from their variables: text is readable on its background in light and dark."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PAIRS = (
     ("warn", "warn-ground"),
     ("bad", "bad-ground"),
 )
-"""What is written on what."""
+"""Pairs of text colour and background colour."""
 READABLE = 4.5
-"""The least ratio that WCAG asks of text (AA)."""
+"""Lowest contrast for text by WCAG (AA)."""
 
 LIGHT, BY_SYSTEM, DARK = (dict(VARIABLE.findall(block)) for block in BLOCK.findall(CSS))
 
@@ -39,7 +39,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_the_measure_is_right() -> None:
-    """Black on white, and a pair of WCAG's own examples."""
+    """Black on white, and one of WCAG's own examples, have the known ratios."""
     assert contrast("000000", "ffffff") == pytest.approx(21)
     assert contrast("777777", "ffffff") == pytest.approx(4.48, abs=0.01)
 
@@ -47,10 +47,10 @@ def test_the_measure_is_right() -> None:
 @pytest.mark.parametrize(("text", "ground"), PAIRS)
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_text_can_be_read(theme: dict[str, str], text: str, ground: str) -> None:
-    """Every pair that the style has."""
+    """Every pair of the style has enough contrast."""
     assert contrast(theme[text], theme[ground]) >= READABLE
 
 
 def test_the_two_ways_to_the_dark_are_one() -> None:
-    """By the system and by the switch; and dark has every colour that light has."""
+    """The system's setting and the switch give the same colours; dark has every colour that light has."""
     assert BY_SYSTEM == DARK and DARK.keys() == LIGHT.keys()

@@ -1,4 +1,4 @@
-"""What is installed has all that pages need: templates, scripts, styles, and the licences of what is not ours."""
+"""The installed package has all files of the pages: templates, scripts, styles, and the licences of other authors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = ROOT / "onyxq/interfaces/dashboard"
 
 
 def test_every_file_of_the_pages_is_installed() -> None:
-    """The patterns of ``package_data`` are relative to the package and go into no folder by themselves."""
+    """The patterns of ``package_data`` are relative to the package and do not include folders on their own."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", "utf-8")
     patterns = [one.strip() for one in config["options.package_data"]["onyxq.interfaces.dashboard"].split(",")]
@@ -23,7 +23,7 @@ def test_every_file_of_the_pages_is_installed() -> None:
 
 
 def test_what_others_wrote_has_its_licence() -> None:
-    """Beside it."""
+    """The licence is beside each file of other authors."""
     names = {one.name for one in (FOLDER / "static").iterdir()}
     for name, licence in (("htmx.min.js", "htmx-LICENSE.txt"), ("uPlot.iife.min.js", "uPlot-LICENSE.txt")):
         assert {name, licence} <= names

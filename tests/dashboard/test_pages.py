@@ -1,4 +1,4 @@
-"""Every page against a real node: it answers, is sound HTML for everybody, and shows texts as texts."""
+"""Every page against a real node: it answers, is valid and accessible HTML, and shows texts as texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def http(world: Filled) -> Iterator[httpx.Client]:
 
 
 def parsed(text: str) -> Any:
-    """The page's tree; whatever is wrong with its HTML raises."""
+    """Return the page's tree; raise an error for invalid HTML."""
     return html5lib.HTMLParser(strict=True).parse(text)
 
 
@@ -50,7 +50,7 @@ def digest_of(tree: Any) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_sound(name: str, world: Filled, http: httpx.Client) -> None:
-    """Well-formed, with its landmarks, one heading of the first rank, and a name for every field and button."""
+    """A page is well-formed, has its landmarks, one main heading, and a name for every field and button."""
     answer = http.get(world.pages()[name])
     assert answer.status_code == (400 if name == "error" else 200), answer.text
     tree = parsed(answer.text)
@@ -72,7 +72,7 @@ def test_a_page_is_sound(name: str, world: Filled, http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_runs_nothing_of_its_own_text(name: str, world: Filled, http: httpx.Client) -> None:
-    """Scripts and styles are files of this peer, the headers forbid all others, and no text became markup."""
+    """Scripts and styles are files of this peer, headers forbid all others, and no text became markup."""
     answer = http.get(world.pages()[name])
     policy = answer.headers["content-security-policy"]
     assert "script-src 'self'" in policy and "unsafe" not in policy and "default-src 'none'" in policy
@@ -88,7 +88,7 @@ def test_a_page_runs_nothing_of_its_own_text(name: str, world: Filled, http: htt
 
 
 def test_hostile_names_are_shown_as_they_are(world: Filled, http: httpx.Client) -> None:
-    """In the list, on the page that the list leads to, and in the list of their tasks; unseen signs as escapes."""
+    """They are shown in the list, on the queue's page, and in its list of tasks; invisible characters as escapes."""
     tree = parsed(http.get("/ui/queues").text)
     links = {one.text: one.get("href") for one in found(tree, "a") if one.get("href", "").startswith("/ui/queue?")}
     for name in HOSTILE:
@@ -101,14 +101,14 @@ def test_hostile_names_are_shown_as_they_are(world: Filled, http: httpx.Client) 
 
 
 def test_a_filter_finds_queues_by_a_part_of_their_name(http: httpx.Client) -> None:
-    """Nothing else is listed, and one that finds nothing says so."""
+    """No other queue is listed, and an empty result says so."""
     tree = parsed(http.get("/ui/queues", params={"like": "<script", "order": "unfinished", "skip": 0}).text)
     assert len(found(tree, "tbody")[0]) == 1
     assert "No queue has a name" in texts(parsed(http.get("/ui/queues?like=nothing&order=").text))
 
 
 def test_tasks_are_filtered(world: Filled, http: httpx.Client) -> None:
-    """By queue and state; an id leads to its task; a bad one is told."""
+    """Tasks are filtered by queue and state; an id opens its task; an invalid id is reported."""
     tree = parsed(http.get("/ui/tasks?queue=mail&state=failed&id=").text)
     assert len(found(tree, "tbody")[0]) == 5
     assert http.get("/ui/tasks", params={"id": world.dead.upper()}).headers["location"] == f"/ui/tasks/{world.dead}"
@@ -118,7 +118,7 @@ def test_tasks_are_filtered(world: Filled, http: httpx.Client) -> None:
 
 
 def test_a_long_list_has_parts(world: Filled, http: httpx.Client) -> None:
-    """All parts together have each task once."""
+    """The parts together have each task once."""
     path, seen = "/ui/tasks", []
     while path:
         tree = parsed(http.get(path).text)
@@ -128,7 +128,7 @@ def test_a_long_list_has_parts(world: Filled, http: httpx.Client) -> None:
 
 
 def test_the_story_has_every_entry_that_names_the_task(world: Filled, http: httpx.Client) -> None:
-    """From the log: who granted it to whom, and how it failed."""
+    """The story shows from the log which worker got the task and how it failed."""
     told = texts(parsed(http.get(f"/ui/tasks/{world.dead}/story").text))
     assert "grants it to worker worker <1>" in " ".join(told.split())
     assert "This is every entry of the log that names the task." in told
@@ -136,14 +136,14 @@ def test_the_story_has_every_entry_that_names_the_task(world: Filled, http: http
 
 
 def test_who_works_is_listed(http: httpx.Client) -> None:
-    """With how many tasks each has."""
+    """Each worker is listed with the number of its tasks."""
     tree = parsed(http.get("/ui/workers").text)
     rows = [[cell.text for cell in row] for row in found(tree, "tbody")[0]]
     assert ["worker <1>", "2"] in [row[:2] for row in rows]
 
 
 def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> None:
-    """With its callback; the button does what DELETE does."""
+    """A timer is shown with its callback; the button has the effect of DELETE."""
     tree = parsed(http.get("/ui/timers?state=scheduled").text)
     (row,) = found(tree, "tbody")[0]
     assert found(row, "a")[0].text == "<i>7" and "http post http://127.0.0.1:9/remind" in texts(row)
@@ -153,7 +153,7 @@ def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> N
 
 
 def test_the_log_is_shown_at_any_position(http: httpx.Client) -> None:
-    """The replica as it was then: before the peer had joined there was none."""
+    """The page shows the replica of that position; before the peer joined it was empty."""
     early = parsed(http.get("/ui/log?at=0").text)
     late = parsed(http.get("/ui/log").text)
     (slide,) = [one for one in found(late, "input") if one.get("type") == "range"]
@@ -168,7 +168,7 @@ def test_the_log_is_shown_at_any_position(http: httpx.Client) -> None:
 
 
 def test_the_log_is_the_same_whichever_way_one_comes(http: httpx.Client) -> None:
-    """A position's digest does not depend on which positions were looked at before."""
+    """The digest of a position does not depend on the positions that were viewed before."""
 
     def digest(at: int) -> str:
         return digest_of(parsed(http.get(f"/ui/log?at={at}").text))
@@ -178,7 +178,7 @@ def test_the_log_is_the_same_whichever_way_one_comes(http: httpx.Client) -> None
 
 
 def test_records_without_entries_are_told_of_as_one(http: httpx.Client) -> None:
-    """Those that follow each other, with where they begin and end; no position is left out."""
+    """Consecutive ones are one line with first and last position; no position is left out."""
 
     def shown() -> list[str]:
         (steps,) = [one for one in found(parsed(http.get("/ui/log").text), "ol") if one.get("class") == "timeline"]
@@ -196,7 +196,7 @@ def test_records_without_entries_are_told_of_as_one(http: httpx.Client) -> None:
 
 
 def test_a_job_is_described(http: httpx.Client) -> None:
-    """Its times are moments, its digest is in hexadecimal, and nothing is told as the program writes it."""
+    """Times are shown as dates and its digest in hexadecimal, not in the program's form."""
     text = texts(parsed(http.get("/ui/job?id=words").text))
     assert re.search(r"digest\s+[0-9a-f]{32}\s", text) and re.search(r"submitted\s+\d{4}-\d\d-\d\d \d\d:", text)
     assert "b'" not in text and "{}" not in text
@@ -210,7 +210,7 @@ def test_the_ring_is_drawn(world: Filled, http: httpx.Client) -> None:
 
 
 def test_files_come_from_the_peer_and_are_kept(http: httpx.Client) -> None:
-    """Everything that pages name is there, and is not sent twice."""
+    """All files that pages name exist, and are cached."""
     for path in sorted(set(FILES.findall(http.get("/").text))):
         answer = http.get(path)
         assert answer.status_code == 200 and answer.headers["x-content-type-options"] == "nosniff", path
@@ -220,7 +220,7 @@ def test_files_come_from_the_peer_and_are_kept(http: httpx.Client) -> None:
 
 
 def test_rates_only_grow(http: httpx.Client) -> None:
-    """They count what happened, at all nodes that answer."""
+    """Rates are computed from counters of all nodes that answer."""
     first = http.get("/ui/rates").json()
     assert first["events"]["enqueued"] >= 38 and first["silent"] == [] and len(first["nodes"]) == 1
     assert len(first["waited"]) == len(first["bounds_s"]) + 1

@@ -1,4 +1,4 @@
-"""The replica at any position: kept replicas stay few and spread, and a trimmed log is told."""
+"""The replica at any position: cached replicas are few and spread, and a trimmed log is reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.interfaces.live_world import running
 
 
 def test_few_replicas_are_kept_and_spread_over_the_log() -> None:
-    """Whichever way one goes; the first is never let go of."""
+    """In any order of positions; the first replica is always kept."""
     for positions in (range(4_000), reversed(range(4_000))):
         past = Past()
         past._keep(EMPTY)
@@ -27,7 +27,7 @@ def test_few_replicas_are_kept_and_spread_over_the_log() -> None:
 
 
 def test_what_was_trimmed_is_told() -> None:
-    """The slider begins at the origin, an earlier position leads there, and a story says what it lacks."""
+    """The slider begins at the snapshot, an earlier position redirects there, and a story reports missing records."""
     with running(http=True) as cluster, Client(cluster.addresses[0]) as client:
         task = client.enqueue("a", b"1")
         client.complete(client.claim("a", wait_ms=30_000))

@@ -1,7 +1,7 @@
-"""Many queues and tasks in a real browser: lists come by the page, and at full size each page soon.
+"""Many queues and tasks in a real browser: lists have pages, and at full size each page is fast.
 
-``ONYXQ_TEST_QUEUES=10000`` (with a hundred tasks each) is the full size; then each page must also answer in
-``ANSWER_MS_MAX``, which wants a machine that does nothing else.
+``ONYXQ_TEST_QUEUES=10000`` (with a hundred tasks each) is the full size. Then each page must also
+answer within ``ANSWER_MS_MAX``, which needs a machine without other work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.interfaces.live_world import running
 QUEUES = int(os.environ.get("ONYXQ_TEST_QUEUES", "120"))
 FULL = QUEUES >= 10_000
 TASKS = 100 if FULL else 3
-"""Of each queue."""
+"""Tasks of each queue."""
 ANSWER_MS_MAX = 100
 TIMES = 9 if FULL else 1
 ROWS = 50
@@ -31,7 +31,7 @@ TOOK_MS = (
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[str]:
-    """The address of a cluster with so many queues."""
+    """Run a cluster with that many queues; return its address."""
     with running(http=True) as cluster, Client(cluster.addresses[0]) as client:
         for number in range(QUEUES):
             client.enqueue_many(f"queue-{number:05}", [b'{"to": "somebody@example.com"}'] * TASKS, retries=0)
@@ -44,13 +44,13 @@ def base() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """The browser."""
+    """Run the browser."""
     with browser() as found:
         yield found
 
 
 def test_lists_come_by_the_page(chromium: Any, base: str) -> None:
-    """Never more rows than one page has, and from the first to the last queue each is there once."""
+    """No page has more rows than its limit, and all pages together have each queue once."""
     with Tab(chromium) as tab:
         page = tab.open(f"{base}/ui/queues")
         seen: list[str] = []
@@ -68,7 +68,7 @@ def test_lists_come_by_the_page(chromium: Any, base: str) -> None:
 
 @pytest.mark.long
 def test_pages_answer_soon(chromium: Any, base: str) -> None:
-    """The median of what the browser measures, from the question to the last byte."""
+    """The median time in the browser, from the request to the last byte, is below the limit."""
     paths = (
         "/",
         "/ui/queues",

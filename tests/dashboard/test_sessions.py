@@ -1,4 +1,4 @@
-"""The way in: a cookie is as good as the token in it, for pages only, and other sites cannot use it."""
+"""Sign-in: a cookie is valid like its token, for pages only, and other sites cannot use it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SITE = {"origin": "http://peer"}
 
 @asynccontextmanager
 async def browser(tokens: dict[str, str] | None = TOKENS) -> AsyncIterator[tuple[FakeService, httpx.AsyncClient]]:
-    """A client that keeps cookies."""
+    """Return a client that keeps cookies."""
     service = FakeService()
     transport = httpx.ASGITransport(app_of(service, tokens), raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://peer") as client:
@@ -35,7 +35,7 @@ async def enter(client: httpx.AsyncClient, token: str, there: str = "/ui/dead") 
 
 @on_trio
 async def test_a_page_without_a_session_leads_to_the_login() -> None:
-    """And from there to where one wanted to go."""
+    """After the sign-in, the requested page is shown."""
     async with browser() as (service, client):
         answer = await client.get("/ui/dead?queue=a%26b")
         assert answer.status_code == 303
@@ -48,7 +48,7 @@ async def test_a_page_without_a_session_leads_to_the_login() -> None:
 
 @on_trio
 async def test_a_session_shows_pages() -> None:
-    """The cookie is out of reach for scripts and other sites, and no longer there after signing out."""
+    """Scripts and other sites cannot read the cookie, and signing out removes it."""
     async with browser() as (_, client):
         answer = await enter(client, "r-token")
         assert (answer.status_code, answer.headers["location"]) == (303, "/ui/dead")
@@ -62,7 +62,7 @@ async def test_a_session_shows_pages() -> None:
 
 @on_trio
 async def test_a_wrong_token_is_told() -> None:
-    """The way leads back to the login, which says so."""
+    """The answer leads back to the login page, which reports it."""
     async with browser() as (_, client):
         await enter(client, "nope ünknown;\"'")
         back = await client.get("/ui/dead")
@@ -71,7 +71,7 @@ async def test_a_wrong_token_is_told() -> None:
 
 @on_trio
 async def test_the_cookie_is_no_credential_for_programs() -> None:
-    """What scripts of this or another site could send to the interface needs the token itself."""
+    """Requests to the programs' interface, also by scripts of any site, need the token itself."""
     async with browser() as (_, client):
         await enter(client, "a-token")
         assert (await client.get("/v1/cluster")).status_code == 401
@@ -80,7 +80,7 @@ async def test_the_cookie_is_no_credential_for_programs() -> None:
 
 @pytest.mark.parametrize("there", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:x", ""])
 def test_the_login_leads_nowhere_else(there: str) -> None:
-    """Only to pages of this peer."""
+    """The login page redirects only to pages of this peer."""
 
     @on_trio
     async def asked() -> None:
@@ -92,7 +92,7 @@ def test_the_login_leads_nowhere_else(there: str) -> None:
 
 @on_trio
 async def test_a_session_has_the_role_of_its_token() -> None:
-    """Who may only read is refused before anything is done."""
+    """A user who may only read is refused before any action."""
     async with browser() as (service, client):
         await enter(client, "r-token")
         answer = await client.post("/ui/do/gc", headers=SITE)
@@ -104,7 +104,7 @@ async def test_a_session_has_the_role_of_its_token() -> None:
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", None])
 @pytest.mark.parametrize("tokens", [TOKENS, None])
 def test_other_sites_do_nothing(origin: str | None, tokens: dict[str, str] | None) -> None:
-    """No form is taken that a page of this peer did not send, with and without tokens."""
+    """Only forms that a page of this peer sent are accepted, with and without tokens."""
 
     @on_trio
     async def asked() -> None:
@@ -122,7 +122,7 @@ def test_other_sites_do_nothing(origin: str | None, tokens: dict[str, str] | Non
 
 @on_trio
 async def test_a_token_for_some_queues_shows_these() -> None:
-    """And nothing of others, nor what is about all of them."""
+    """Nothing of other queues is shown, nor anything about all queues."""
     service = FakeService()
     access = Access((Token.of("a token for ours", "ours", ["operate:ours."]),))
     app = create_app(service, access=access, now_ms=lambda: service.now_ms)
@@ -149,7 +149,7 @@ async def test_a_token_for_some_queues_shows_these() -> None:
 
 @on_trio
 async def test_every_page_asks_for_the_token() -> None:
-    """But for the login and the files that it needs."""
+    """Every page needs the token except the login page and its files."""
     async with browser() as (service, client):
         free = {"/ui/login", "/ui/logout", "/ui/static/{file}"}
         for endpoint in ENDPOINTS:
@@ -162,13 +162,13 @@ async def test_every_page_asks_for_the_token() -> None:
 
 
 def test_every_page_tells_its_errors_as_a_page() -> None:
-    """And nothing else does."""
+    """Only pages report errors as pages."""
     assert {endpoint.name for endpoint in ALL if endpoint.tell is refused} == {one.name for one in ALL if one.page}
 
 
 @on_trio
 async def test_a_wrong_method_on_a_page_names_the_right_ones() -> None:
-    """The page that tells it says what an answer to a program would."""
+    """The page says the same as an answer to a program."""
     async with browser(None) as (_, client):
         answer = await client.put("/ui/queues")
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
@@ -177,7 +177,7 @@ async def test_a_wrong_method_on_a_page_names_the_right_ones() -> None:
 
 @on_trio
 async def test_over_tls_the_session_belongs_to_this_host_alone() -> None:
-    """It is never sent in the clear; another host of the domain can neither read it nor put its own in its place."""
+    """It is never sent unencrypted; another host of the domain can neither read nor replace it."""
     async with browser() as (_, client):
         for path, data in (("/ui/login", {"token": "r-token"}), ("/ui/logout", {})):
             answer = await client.post(f"https://peer{path}", data=data, headers={"origin": "https://peer"})
@@ -195,7 +195,7 @@ async def test_over_tls_the_session_belongs_to_this_host_alone() -> None:
 
 @on_trio
 async def test_the_cookie_does_not_hold_the_token() -> None:
-    """Who steals it has pages for a day, and no credential: not for ``/v1``, the TCP port or a client."""
+    """A stolen cookie gives access to pages for a day, and not to ``/v1``, the TCP port or a client."""
     async with browser() as (service, client):
         cookie = (await enter(client, "r-token")).cookies[COOKIE]
         assert "r-token" not in cookie and b"r-token".hex() not in cookie
@@ -207,7 +207,7 @@ async def test_the_cookie_does_not_hold_the_token() -> None:
 
 @on_trio
 async def test_nobody_makes_or_changes_a_session_without_the_key() -> None:
-    """Neither its time nor its token, and not at a cluster of another secret."""
+    """Neither time nor token can be changed, nor can a session of another cluster be used."""
     async with browser() as (_, client):
         read, admin = [(await enter(client, token)).cookies[COOKIE].split(".") for token in ("r-token", "a-token")]
         client.cookies.clear()
@@ -219,7 +219,7 @@ async def test_nobody_makes_or_changes_a_session_without_the_key() -> None:
 
 
 def test_a_session_is_known_to_every_peer_of_the_cluster() -> None:
-    """Also after a peer was started again, and behind a proxy that chooses among peers."""
+    """A session is valid after a peer was restarted, and behind a proxy that chooses among peers."""
     one, other = (Access(peer_secret="what the peers share") for _ in range(2))
     assert other.digest_of_session(one.session("r-token", 2_000), 1_999) == digest_of("r-token")
     assert other.digest_of_session(one.session("r-token", 2_000), 2_000) is None

@@ -1,4 +1,4 @@
-"""Replicas with nodes that come and go, without the ring's handshakes, for placement and claims."""
+"""Replicas with nodes that come and go, without the handshakes of the ring, for placement and claims."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def arrive(replica: Replica, *nodes: str) -> Replica:
 
 
 def join(replica: Replica, *nodes: str) -> Replica:
-    """Peers of the nodes join one after the other, placement running each time."""
+    """Let peers of the nodes join one after the other; placement runs each time."""
     for node in nodes:
         replica = checked(reconcile(arrive(replica, node)))
     return replica
 
 
 def leave(replica: Replica, *nodes: str) -> Replica:
-    """Peers of the nodes leave one after the other."""
+    """Let peers of the nodes leave one after the other."""
     for name in nodes:
         node = replica.nodes[name]
         gone = evolve(node, peer="", absent_since_ms=replica.log_time_ms)
@@ -75,13 +75,13 @@ def leave(replica: Replica, *nodes: str) -> Replica:
 
 
 def mark(replica: Replica, node: str, *, draining: bool = True, replaced: bool = False) -> Replica:
-    """The node drains, for good if ``replaced``."""
+    """Drain the node, for good if ``replaced``."""
     marked = evolve(replica.nodes[node], draining=draining, replaced=replaced)
     return checked(reconcile(evolve(replica, nodes=replica.nodes.set(node, marked))))
 
 
 def submit(replica: Replica, args: Any, peer: str, *, rise_ms: int = 0) -> tuple[Replica, Verdict]:
-    """One entry in a record of its own."""
+    """Submit one entry in a record of its own."""
     position, log_time_ms = replica.position + 1, replica.log_time_ms + rise_ms
     replica = evolve(replica, position=position, log_time_ms=log_time_ms)
     stamp = Stamp(position=position, index=0, peer=peer, log_time_ms=log_time_ms, wall_ms=0)
@@ -102,7 +102,7 @@ def ready(replica: Replica, number: int) -> Replica:
 
 
 def settle(replica: Replica) -> Replica:
-    """Leaders become ready and settle until nothing is left to do."""
+    """Let leaders become ready and settle until nothing is left to do."""
     for _ in range(10):
         for number in sorted(replica.partitions):
             replica = ready(replica, number)
@@ -116,29 +116,29 @@ def settle(replica: Replica) -> Replica:
 
 
 def checked(replica: Replica) -> Replica:
-    """The replica, its invariants looked at."""
+    """Return the replica after a check of its invariants."""
     assert violations(replica) == []
     return replica
 
 
 def copies(replica: Replica) -> dict[str, int]:
-    """Copies per node, as targets have it; nodes without any are there with 0."""
+    """Return the copies per node in targets; nodes without any have 0."""
     counts = Counter(node for found in replica.partitions.values() for node in found.target)
     return {node: counts[node] for node in sorted({*replica.nodes, *counts})}
 
 
 def leaders(replica: Replica) -> dict[str, int]:
-    """Partitions led per node that is present."""
+    """Return the partitions led per present node."""
     counts = Counter(found.leader for found in replica.partitions.values())
     return {node.id: counts[node.peer] for node in replica.nodes.values() if node.peer}
 
 
 def targets(replica: Replica) -> dict[int, tuple[str, ...]]:
-    """The cohort wanted for every partition."""
+    """Return the target of every partition."""
     return {number: found.target for number, found in replica.partitions.items()}
 
 
 def moves(before: Replica, after: Replica) -> int:
-    """Copies that have to be made anew."""
+    """Return the copies that must be made."""
     old, new = targets(before), targets(after)
     return sum(len(set(new[number]) - set(old[number])) for number in new)

@@ -1,7 +1,7 @@
-"""A generated log with every kind of entry, the same for the same seed in every interpreter.
+"""A generated log with every kind of entry, which depends only on the seed.
 
-``python -m tests.entries.generated SEED RECORDS`` prints a digest of the replica at each
-position, which `test_determinism` compares between processes.
+``python -m tests.entries.generated SEED RECORDS`` prints a digest of the replica at each position.
+`test_determinism` compares these between processes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ QUEUES = ("mail", "bulk")
 
 
 def generated_world(*, seed: int, records: int, check: bool = True) -> World:
-    """A world with at least so many records."""
+    """Return a world with at least ``records`` records."""
     random = Random(seed)
     world = World(check=check)
     world.submit("founder", creation(partitions=PARTITIONS, enabled=VERSIONS.remove("set_slots")))
@@ -90,7 +90,7 @@ def generated_world(*, seed: int, records: int, check: bool = True) -> World:
 
 
 def _act(ensemble: Ensemble, random: Random) -> None:
-    """One random thing happens."""
+    """Do one random action."""
     kind = random.choices(list(ODDS), list(ODDS.values()))[0]
     world, living = ensemble.world, ensemble.living()
     if kind == "membership" or not living:
@@ -111,7 +111,7 @@ def _leads(replica: Replica, peer: str, args: Any) -> bool:
 
 
 def _membership(ensemble: Ensemble, random: Random) -> None:
-    """Peers start, stop and crash; those that live say what they owe."""
+    """Let peers start, stop and crash; live ones append the entries that they owe."""
     living = ensemble.living()
     chance = random.random()
     if chance < 0.2 or len(living) < 2:
@@ -145,7 +145,7 @@ def _entry(replica: Replica, kind: str, random: Random) -> Any:
 
 
 def _claims(replica: Replica, number: int, epoch: int, random: Random) -> Any:
-    """Mostly grants; else something about claims that are held."""
+    """Return mostly grants, otherwise entries about held claims."""
     held = _held(replica, number)
     if not held or random.random() < 0.5:
         grants = [grant_claims.Grant("w", random.randrange(1, 20_000), (_run(number, random),)) for _ in range(2)]
@@ -174,7 +174,7 @@ def _held(replica: Replica, number: int) -> list[tuple[int, Run]]:
 
 
 def _queue(replica: Replica, number: int, epoch: int, random: Random) -> Any:
-    """A queue is limited, paused, resumed, or as it was."""
+    """Limit, pause, resume or reset a queue."""
     if random.random() < 0.25:
         kept = sorted({make_id(START_MS, number, random.randrange(8), 1024 * random.randrange(2)) for _ in range(30)})
         return purge.Args(number, epoch, START_MS + random.randrange(1, 9), tuple(kept))
@@ -189,7 +189,7 @@ def _queue(replica: Replica, number: int, epoch: int, random: Random) -> Any:
 
 
 def _periodic(replica: Replica, number: int, epoch: int, random: Random) -> Any:
-    """A periodic task comes, fires, pauses or goes."""
+    """Set, fire, pause or remove a periodic task."""
     name = random.choice(("nightly", "hourly"))
     found = replica.periodic.get(name)
     now_ms = START_MS + replica.log_time_ms
@@ -202,7 +202,7 @@ def _periodic(replica: Replica, number: int, epoch: int, random: Random) -> Any:
 
 
 def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
-    """A job comes, or something is said of one that is there."""
+    """Submit a job, or report something about one."""
     name = f"j{random.randrange(12)}"
     found = replica.jobs.get(name)
     if found is None or random.random() < 0.2:
@@ -220,7 +220,7 @@ def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
 
 
 def _transaction(replica: Replica, number: int, epoch: int, random: Random) -> Any:
-    """A transaction over claims of two partitions, or a part of one that is settled."""
+    """Commit a transaction over claims of two partitions, or settle a part of one."""
     if replica.transactions and random.random() < 0.6:
         name = random.choice(sorted(replica.transactions))
         part = random.choice(sorted(replica.transactions[name].parts))

@@ -1,4 +1,4 @@
-"""What tests of queues and transactions share: a cluster of one node, and the entries that its leader submits."""
+"""Helpers of tests of queues and transactions: a cluster of one node, and the entries of its leader."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ DEADLINE_MS = 60_000
 
 
 class QueueWorld:
-    """One node that leads all partitions; the clocks go where the test says."""
+    """One node that leads all partitions; the test sets the clocks."""
 
     def __init__(self) -> None:
         self.replica: Replica = cohorts.cluster("a", partitions=PARTITIONS, replicas=1)
         self.peer = self.replica.partitions[0].leader
 
     def submit(self, args: Any, *, after_ms: int = 0) -> Verdict:
-        """One entry in a record of its own, ``after_ms`` later; its verdict."""
+        """Submit one entry in a record of its own, ``after_ms`` later; return its verdict."""
         self.replica = evolve(self.replica, clock_ms=self.replica.clock_ms + after_ms)
         self.replica, verdict = cohorts.submit(self.replica, args, self.peer, rise_ms=after_ms)
         assert violations(self.replica) == []
         return verdict
 
     def done(self, args: Any, *, after_ms: int = 0) -> int:
-        """One entry that must apply; the position of its record."""
+        """Submit one entry that must apply; return the position of its record."""
         assert self.submit(args, after_ms=after_ms) == APPLIED
         return self.replica.position
 
@@ -48,7 +48,7 @@ class QueueWorld:
         self.done(setting(queue, **numbers))
 
     def limited(self, first: int, count: int, *, queue: str = "q", partition: int = 0) -> grant_limited_claims.Args:
-        """A grant of so many tasks of a queue with limits."""
+        """Grant a number of tasks of a limited queue."""
         grant = grant_claims.Grant("w", 30_000, (tasks(first, count, partition=partition),))
         return grant_limited_claims.Args(partition, self.epoch(partition), queue, (grant,))
 
@@ -72,7 +72,7 @@ def tasks(first: int, count: int, *, partition: int = 0) -> Run:
 
 
 def setting(queue: str, **settings: Any) -> set_queue.Args:
-    """Settings of a queue, each by its type."""
+    """Return settings of a queue, by their types."""
     kinds: dict[type, dict[str, Any]] = {int: {}, str: {}, bool: {}}
     for name, value in settings.items():
         kinds[type(value)][name] = value
@@ -80,6 +80,6 @@ def setting(queue: str, **settings: Any) -> set_queue.Args:
 
 
 def commit(name: str, *claims: Claim, require: tuple[Claim, ...] = (), **changes: Any) -> commit_transaction.Args:
-    """A transaction with a part in every partition of its claims."""
+    """Commit a transaction with a part in every partition of its claims."""
     parts = tuple(Part(partition, 1, b"d") for partition in sorted({claim.partition for claim in claims}))
     return evolve(commit_transaction.Args(name, DEADLINE_MS, claims, require, parts), **changes)

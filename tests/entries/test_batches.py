@@ -1,4 +1,4 @@
-"""Batches of jobs: all of one is committed or nothing, once, in order, under the present version alone."""
+"""Batches of jobs: each is committed completely or not at all, once, in order, and under the present version only."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.entries.queue_world import DEADLINE_MS, QueueWorld, commit, tasks
 
 
 def submission(name: str) -> submit_job.Args:
-    """A job of one slot."""
+    """Return a job of one slot."""
     return submit_job.Args(name, b"body", bytes(16), "balanced", 0, 1, 1, (), (), "", ("in",), (), False, 5_000)
 
 
 class BatchWorld(QueueWorld):
-    """A running job beside the queue."""
+    """A running job, and the queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,22 +37,22 @@ class BatchWorld(QueueWorld):
         return self.replica.jobs["j"].version
 
     def moved(self) -> None:
-        """Another driver has taken over."""
+        """Let another driver take over."""
         job = evolve(self.replica.jobs["j"], version=self.version + 1)
         self.replica = evolve(self.replica, jobs=self.replica.jobs.set("j", job))
 
     def batch(self, number: int, *prepared: Prepared, offsets: bytes = b"here", version: int = 0) -> commit_batch.Args:
-        """A batch under the present version, or another one."""
+        """Commit a batch under the present version, or another one."""
         return commit_batch.Args("j", version or self.version, number, offsets, prepared)
 
     def settled(self, name: str) -> None:
-        """All parts of a transaction are visible."""
+        """Settle all parts of a transaction."""
         for partition in sorted(self.replica.transactions[name].parts):
             self.done(settle_transaction.Args(name, partition, self.epoch(partition)))
 
 
 def prepared(name: str, *claims: Claim, partitions: tuple[int, ...] = (), deadline_ms: int = DEADLINE_MS) -> Prepared:
-    """A transaction whose pending facts are kept."""
+    """Return a transaction whose pending rows are stored."""
     parts = tuple(Part(one, 1, b"d") for one in sorted({*partitions, *(claim.partition for claim in claims)}))
     return Prepared(name, deadline_ms, claims, (), parts)
 
@@ -74,7 +74,7 @@ def test_a_batch_is_committed_whole_and_its_job_knows_how_far_it_is() -> None:
 
 
 def test_one_transaction_that_cannot_be_committed_keeps_all_others_back() -> None:
-    """Whatever the reason; the job stays where it was."""
+    """This holds for any reason; the job stays at its last batch."""
     world = BatchWorld()
     token = world.granted(tasks(0, 4))
     fine = prepared("out", partitions=(1,))
@@ -94,7 +94,7 @@ def test_one_transaction_that_cannot_be_committed_keeps_all_others_back() -> Non
 
 
 def test_only_the_present_version_of_a_running_job_commits() -> None:
-    """A driver that was replaced, or whose job was killed, commits nothing."""
+    """A replaced driver, or one whose job was killed, commits nothing."""
     world = BatchWorld()
     old = world.version
     world.done(world.batch(0))
@@ -109,7 +109,7 @@ def test_only_the_present_version_of_a_running_job_commits() -> None:
 
 
 def test_a_batch_comes_once_and_in_its_turn() -> None:
-    """The first may have any number; the same one is a repeat, with other offsets another attempt at it."""
+    """The first batch may have any number; the same one is a repeat; other offsets make it another attempt."""
     world = BatchWorld()
     world.done(world.batch(4, prepared("a", partitions=(1,))))
     assert world.submit(world.batch(4, prepared("b", partitions=(1,)))) == REPEAT
@@ -122,7 +122,7 @@ def test_a_batch_comes_once_and_in_its_turn() -> None:
 
 
 def test_a_transaction_belongs_to_one_batch() -> None:
-    """What was committed with another, or by itself, is refused and no repeat of the batch."""
+    """A transaction that was committed alone or in another batch is refused, and is not a repeat of the batch."""
     world = BatchWorld()
     world.done(world.batch(0, prepared("a", partitions=(1,))))
     world.done(commit("b"))
@@ -132,7 +132,7 @@ def test_a_transaction_belongs_to_one_batch() -> None:
 
 
 def test_the_log_tells_what_no_commit_can_come_of_any_more() -> None:
-    """What was prepared for a batch that is committed, under another version, or for a job that has ended."""
+    """This holds for prepared parts of committed batches, of other versions, and of ended jobs."""
     world = BatchWorld()
 
     def void(version: int, batch: int, job: str = "j") -> bool:
@@ -150,14 +150,14 @@ def test_the_log_tells_what_no_commit_can_come_of_any_more() -> None:
 
 
 def test_only_names_of_batches_tell_a_batch() -> None:
-    """Whatever else users call their transactions."""
+    """Other names of transactions that users choose are not taken for batches."""
     assert share_of("job/orders/12/3/ab/c") == ("orders", 12, 3)
     others = ("", "job", "job/orders", "job/orders/12/3", "jobs/orders/12/3/a", "job//12/3/a", "job/orders/-1/3/a")
     assert not any(map(share_of, (*others, "job/orders/12/None/a", "job/orders/²/3/a", "job/a b/12/3/a")))
 
 
 def test_numbers_and_offsets_have_bounds() -> None:
-    """A replica must not grow by what a driver says."""
+    """A driver must not make a replica grow without limit."""
     world = BatchWorld()
     assert world.submit(world.batch(-1)) == "bad batch"
     assert world.submit(world.batch(0, offsets=bytes(OFFSETS_BYTES_MAX + 1))) == "bad batch"
@@ -165,7 +165,7 @@ def test_numbers_and_offsets_have_bounds() -> None:
 
 
 def test_a_group_without_a_job_is_known_by_its_first_name() -> None:
-    """A repeat of it changes nothing for as long as the name is remembered."""
+    """A repeat changes nothing as long as the name is remembered."""
     world = QueueWorld()
 
     def group(*names: str) -> commit_batch.Args:
@@ -183,7 +183,7 @@ def test_a_group_without_a_job_is_known_by_its_first_name() -> None:
 
 
 def test_what_it_commits_can_be_asked_of_its_arguments() -> None:
-    """As of a transaction by itself; other entries commit nothing."""
+    """The same works for a single transaction; other entries commit nothing."""
     both = prepared("a"), prepared("b")
     assert committed_by(commit_batch.Args("j", 1, 0, b"", both)) == both
     assert committed_by(commit("t")) == (commit("t"),)
@@ -191,14 +191,14 @@ def test_what_it_commits_can_be_asked_of_its_arguments() -> None:
 
 
 def test_its_arguments_survive_the_log() -> None:
-    """Named tuples come back as they went."""
+    """Named tuples are equal after encoding and decoding."""
     args = commit_batch.Args("j", 1, 0, b"o", (prepared("a", Claim(0, 3, (tasks(0, 2),))),))
     packed = [list(one) if isinstance(one, tuple) else one for one in encode_args(args)]
     assert decode_args(commit_batch.Args, packed) == args
 
 
 class Batches(RuleBasedStateMachine):
-    """Grants, batches of two drivers and settlings in any order, next to a plain model of what counts."""
+    """Grants, batches of two drivers and settlements in any order, compared with a plain model."""
 
     def __init__(self) -> None:
         super().__init__()

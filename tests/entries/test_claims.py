@@ -1,4 +1,4 @@
-"""Claims: each entry case by case, and any history against a plain model."""
+"""Claims: each entry in single cases, and any history compared with a plain model."""
 
 from __future__ import annotations
 
@@ -37,44 +37,44 @@ def start() -> Replica:
 
 
 def leader(replica: Replica) -> str:
-    """Who leads partition 1."""
+    """The leader of partition 1."""
     return replica.partitions[1].leader
 
 
 def run(offset: int, count: int, stretch: TaskId = BASE) -> Run:
-    """Tasks of a stretch."""
+    """Return a run of tasks of a stretch."""
     return Run(id_at(stretch, offset), count)
 
 
 def grant(*runs: Run, worker: str = "w", lease_ms: int = 1_000) -> grant_claims.Args:
-    """A grant to one worker."""
+    """Return a grant to one worker."""
     return grant_claims.Args(1, EPOCH, (Grant(worker, lease_ms, runs),))
 
 
 def renew(token: int, *runs: Run, lease_ms: int = 1_000) -> renew_claims.Args:
-    """A renewal of one claim."""
+    """Return a renewal of one claim."""
     return renew_claims.Args(1, EPOCH, (Renewal(token, lease_ms, runs),))
 
 
 def release(token: int, *runs: Run, event: int = RELEASED) -> release_claims.Args:
-    """A release of one claim."""
+    """Return a release of one claim."""
     return release_claims.Args(1, EPOCH, (Release(token, event, 0, 0, "", runs),))
 
 
 def expire(token: int, *runs: Run) -> expire_claims.Args:
-    """An expiry of one claim."""
+    """Return an expiry of one claim."""
     return expire_claims.Args(1, EPOCH, (Expiry(token, 1, runs),))
 
 
 def done(replica: Replica, args: Any, *, rise_ms: int = 0) -> Replica:
-    """The entry applied, as it must be."""
+    """Apply an entry that must apply."""
     after, verdict = submit(replica, args, leader(replica), rise_ms=rise_ms)
     assert verdict == APPLIED
     return after
 
 
 def refused(replica: Replica, args: Any, *, rise_ms: int = 0) -> str:
-    """Why the entry changes nothing."""
+    """Return why the entry changes nothing."""
     after, verdict = submit(replica, args, leader(replica), rise_ms=rise_ms)
     assert after.claims is replica.claims and verdict != APPLIED
     return verdict
@@ -93,20 +93,20 @@ def test_a_grant_claims_its_runs_under_its_position() -> None:
 
 
 def test_a_grant_is_all_or_nothing() -> None:
-    """One task that is taken refuses all of it."""
+    """A single claimed task refuses the whole grant."""
     replica = done(start(), grant(run(5, 1)))
     assert refused(replica, grant(run(10, 10), run(0, 6))) == "not free"
 
 
 def test_a_task_cannot_be_granted_twice_by_one_entry() -> None:
-    """Neither in one grant nor in two of them."""
+    """This holds within one grant and over two of them."""
     assert refused(start(), grant(run(0, 3), run(2, 3))) == "not free"
     two = grant_claims.Args(1, EPOCH, (Grant("v", 1_000, (run(0, 3),)), Grant("w", 1_000, (run(2, 3),))))
     assert refused(start(), two) == "not free"
 
 
 def test_neighbours_that_are_alike_are_one_piece() -> None:
-    """Singles of one worker and record merge; of two workers they do not."""
+    """Single tasks of one worker and record become one piece; those of two workers do not."""
     replica = done(start(), grant(*(run(offset, 1) for offset in (2, 0, 1, 5))))
     assert pieces_of(replica, BASE) == ((0, 3, 101, "w", 1_000), (5, 1, 101, "w", 1_000))
     two = grant_claims.Args(1, EPOCH, (Grant("v", 9, (run(10, 1),)), Grant("w", 9, (run(11, 1),))))
@@ -114,7 +114,7 @@ def test_neighbours_that_are_alike_are_one_piece() -> None:
 
 
 def test_all_grants_of_a_record_share_its_token() -> None:
-    """The token is the position, whatever the index."""
+    """The token is the position for each entry of the record."""
     replica, me = start(), leader(start())
     for index in (0, 1):
         stamp = Stamp(position=101, index=index, peer=me, log_time_ms=0, wall_ms=0)
@@ -138,7 +138,7 @@ by_name = pytest.mark.parametrize("args", ENTRIES, ids=lambda args: type(args)._
 
 @by_name
 def test_only_the_ready_leader_of_the_epoch_is_heard(args: Any) -> None:
-    """A deposed leader's entries are void at once."""
+    """A deposed leader's entries are void immediately."""
     replica = start() if isinstance(args, grant_claims.Args) else done(start(), grant(run(0, 1)))
     me = leader(replica)
     for wrong in (EPOCH - 1, EPOCH + 1):
@@ -165,7 +165,7 @@ BAD_RUNS = [
 @by_name
 @pytest.mark.parametrize("runs", BAD_RUNS)
 def test_a_bad_run_refuses_the_whole_entry(args: Any, runs: tuple[Run, ...]) -> None:
-    """Another partition's, across a stretch border, empty, of odd size, or none at all."""
+    """A run is bad if it is of another partition, crosses a stretch, is empty, or has a wrong size."""
     field = next(name for name in ("grants", "renewals", "releases", "expirations") if hasattr(args, name))
     (item,) = getattr(args, field)
     bad = evolve(args, **{field: (item._replace(runs=runs),)})
@@ -183,14 +183,14 @@ def test_a_lease_is_one_millisecond_to_a_day(lease_ms: int) -> None:
 
 @pytest.mark.parametrize("event", [-1, 0, EXPIRED, 5])
 def test_a_release_names_one_of_its_events(event: int) -> None:
-    """Completed, retried or given back; expiry is an entry of its own."""
+    """The events are completed, retried and released; an expiry is an entry of its own."""
     replica = done(start(), grant(run(0, 1)))
     assert refused(replica, release(101, run(0, 1), event=event)) == "bad event"
 
 
 @by_name
 def test_arguments_survive_the_log(args: Any) -> None:
-    """What is decoded equals what was encoded."""
+    """Decoded arguments equal the encoded ones."""
     assert decode_args(type(args), encode_args(args)) == args
 
 
@@ -198,7 +198,7 @@ def test_arguments_survive_the_log(args: Any) -> None:
 
 
 def test_a_renewal_moves_the_deadline_of_what_is_named() -> None:
-    """The rest of the claim keeps its own."""
+    """The rest of the claim keeps its deadline."""
     replica = done(start(), grant(run(0, 10)))
     replica = done(replica, renew(101, run(3, 2), lease_ms=5_000), rise_ms=100)
     assert pieces_of(replica, BASE) == (
@@ -209,14 +209,14 @@ def test_a_renewal_moves_the_deadline_of_what_is_named() -> None:
 
 
 def test_a_claim_can_be_renewed_after_its_deadline() -> None:
-    """As long as it has not been expired."""
+    """This holds until it has been expired."""
     replica = done(start(), grant(run(0, 1)))
     replica = done(replica, renew(101, run(0, 1)), rise_ms=5_000)
     assert refused(replica, expire(101, run(0, 1)), rise_ms=1_000) == "nothing held"
 
 
 def test_pieces_that_become_alike_again_are_one() -> None:
-    """Renewing all of a claim undoes the cut that renewing a part made."""
+    """If a part was renewed and then the whole claim, its pieces are one again."""
     replica = done(start(), grant(run(0, 10)))
     replica = done(replica, renew(101, run(3, 2), lease_ms=5_000))
     replica = done(replica, renew(101, run(0, 10), lease_ms=7_000))
@@ -225,7 +225,7 @@ def test_pieces_that_become_alike_again_are_one() -> None:
 
 @pytest.mark.parametrize("event", [RELEASED, RETRIED, COMPLETED_EVENT])
 def test_a_release_frees_what_is_named_and_held(event: int) -> None:
-    """Parts held under another token, or by nobody, stay as they are."""
+    """Parts held under another token, and unclaimed ones, stay as they are."""
     replica = done(done(start(), grant(run(0, 4))), grant(run(4, 4)))
     replica = done(replica, release(101, run(2, 8), event=event))
     assert pieces_of(replica, BASE) == ((0, 2, 101, "w", 1_000), (4, 4, 102, "w", 1_000))
@@ -240,7 +240,7 @@ def test_nothing_is_left_behind_when_all_is_released() -> None:
 
 @pytest.mark.parametrize("make", [renew, release, expire])
 def test_another_token_holds_nothing(make: Any) -> None:
-    """Older, newer, or on tasks that nobody claims."""
+    """This holds for older and newer tokens, and for unclaimed tasks."""
     replica = done(start(), grant(run(0, 4)))
     for token in (100, 102, -1):
         assert refused(replica, make(token, run(0, 4)), rise_ms=5_000) == "nothing held"
@@ -248,14 +248,14 @@ def test_another_token_holds_nothing(make: Any) -> None:
 
 
 def test_a_claim_expires_only_after_its_deadline_in_log_time() -> None:
-    """Not at it, nor within the grace that workers' clocks have."""
+    """It does not expire at the deadline, nor within the grace for workers' clocks."""
     replica = done(start(), grant(run(0, 1)))
     assert refused(replica, expire(101, run(0, 1)), rise_ms=1_000 + GRACE_MS) == "nothing held"
     assert not done(replica, expire(101, run(0, 1)), rise_ms=1_001 + GRACE_MS).claims
 
 
 def test_an_expiry_takes_only_the_parts_that_are_over() -> None:
-    """What was renewed in time stays."""
+    """Parts that were renewed in time stay."""
     replica = done(start(), grant(run(0, 10)))
     replica = done(replica, renew(101, run(0, 5), lease_ms=5_000))
     replica = done(replica, expire(101, run(0, 10)), rise_ms=2_000)
@@ -263,7 +263,7 @@ def test_an_expiry_takes_only_the_parts_that_are_over() -> None:
 
 
 def test_a_token_cannot_be_released_by_the_record_that_made_it() -> None:
-    """Or the next grant in that record would give the task the same token again."""
+    """Otherwise the next grant in that record would give the task the same token again."""
     replica, me = start(), leader(start())
     stamp = Stamp(position=101, index=0, peer=me, log_time_ms=0, wall_ms=0)
     replica, _ = grant_claims.apply(replica, grant(run(0, 1)), stamp)
@@ -289,7 +289,7 @@ Model = dict[bytes, tuple[int, str, int]]
 
 
 def shown(replica: Replica) -> Model:
-    """Every claimed task with token, worker and deadline, as the replica has it."""
+    """Return every claimed task of the replica with token, worker and deadline."""
     out: Model = {}
     for stretch, pieces in replica.claims.get(1, {}).items():
         for offset, count, token, worker, deadline in pieces:
@@ -309,7 +309,7 @@ def build(kind: str, token: int, lease_ms: int, worker: str, wanted: list[Run]) 
 
 
 def expected(model: Model, args: Any, position: int, now: int) -> Model:
-    """What the entry makes of the plain model."""
+    """Apply the entry to the plain model."""
     (item,) = getattr(args, attrs.fields(type(args))[2].name)
     tasks = [task for first, count in item.runs for task in ids_of(first, count)]
     if isinstance(args, grant_claims.Args):
@@ -327,7 +327,7 @@ def expected(model: Model, args: Any, position: int, now: int) -> Model:
 @settings(max_examples=300)
 @given(st.lists(entries, max_size=30))
 def test_any_history_agrees_with_a_plain_model(script: list[Any]) -> None:
-    """One holder per task, tokens that rise per task, deadlines in log time, stale epochs void."""
+    """A task has one holder, its tokens rise, deadlines are in log time, and stale epochs are void."""
     replica, model, tokens = start(), Model(), [100]
     highest: dict[bytes, int] = {}
     for kind, wanted, back, lease_ms, rise_ms, off, worker in script:
@@ -349,7 +349,7 @@ def test_any_history_agrees_with_a_plain_model(script: list[Any]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=20))
 def test_merging_keeps_every_task_and_is_idempotent(steps: list[tuple[int, bool]]) -> None:
-    """Whatever the gaps and owners."""
+    """This holds for any gaps and owners."""
     pieces, offset = [], 0
     for gap, mine in steps:
         pieces.append((offset + gap, 2, 1, "v" if mine else "w", 9))

@@ -1,4 +1,4 @@
-"""An entry about a few tasks of a crowded stretch looks at few pieces, and changes what it would if it saw all."""
+"""Entries about a few tasks of a crowded stretch read few pieces, with the same result as if they read all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onyxq.core.ids import STRETCH_TASKS
 
 @st.composite
 def crowded(draw: st.DrawFn) -> Pieces:
-    """Many pieces of a stretch, as the replica holds them."""
+    """Many pieces of a stretch, as in the replica."""
     pieces, offset = [], draw(st.integers(0, 5))
     for gap, count, token in draw(
         st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(1, 3)), min_size=0, max_size=60)
@@ -30,7 +30,7 @@ def masks(draw: st.DrawFn) -> int:
 
 
 def changed(pieces: Pieces, bits: int, token: int) -> Pieces:
-    """What two kinds of entries do: take pieces away, or give them another token."""
+    """Apply the changes of two kinds of entries: remove pieces, or give them another token."""
     outside, inside = split(pieces, bits, lambda piece: piece[2] == token)
     return merged(
         [*outside, *((offset, count, 3, "w", 100) for offset, count, *_ in inside)] if token == 2 else outside
@@ -40,13 +40,13 @@ def changed(pieces: Pieces, bits: int, token: int) -> Pieces:
 @settings(max_examples=400, deadline=None)
 @given(crowded(), masks(), st.sampled_from([1, 2]))
 def test_a_window_is_enough(pieces: Pieces, bits: int, token: int) -> None:
-    """The rest of the stretch is neither touched nor merged with."""
+    """The rest of the stretch is neither changed nor merged."""
     start, end = window(pieces, bits)
     assert pieces[:start] + changed(pieces[start:end], bits, token) + pieces[end:] == changed(pieces, bits, token)
 
 
 def test_a_window_is_small() -> None:
-    """Of five hundred pieces an entry about one task looks at three at the most."""
+    """Of five hundred pieces, an entry about one task reads at most three."""
     pieces = tuple((2 * place, 1, 7, "w", 100) for place in range(500))
     start, end = window(pieces, 1 << 500)
     assert start < 250 < end and end - start <= 3 < WINDOW_PIECES_MIN

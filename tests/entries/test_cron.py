@@ -1,4 +1,4 @@
-"""Schedules: what a text means, and when it falls due, also where clocks are changed."""
+"""Schedules: the meaning of a text and its due times, also when clocks are changed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BERLIN, NEW_YORK, LORD_HOWE, APIA = "Europe/Berlin", "America/New_York", "Austra
 
 
 def at(text: str, zone: str = "UTC") -> int:
-    """The time that clocks of a zone show so, the first one if it comes twice, in ms."""
+    """Return the time of a clock reading in a zone, the first one if it comes twice, in ms."""
     return int(datetime.datetime.fromisoformat(text).replace(tzinfo=zoneinfo.ZoneInfo(zone)).timestamp() * 1000)
 
 
 def shown(at_ms: int, zone: str = "UTC") -> str:
-    """What the clocks of a zone show, with their distance from UTC."""
+    """Return the clock reading of a time in a zone, with the offset from UTC."""
     moment = datetime.datetime.fromtimestamp(at_ms / 1000, zoneinfo.ZoneInfo(zone))
     return moment.strftime("%a %Y-%m-%d %H:%M:%S %z").replace(":00 ", " ")
 
 
 def run(text: str, zone: str, after: str, count: int) -> list[str]:
-    """The next times, as clocks show them."""
+    """Return the next times, as clock readings."""
     found = times(parse(text), zone, at(after, zone))
     return [shown(time_ms, zone) for time_ms in itertools.islice(found, count)]
 
@@ -68,7 +68,7 @@ def run(text: str, zone: str, after: str, count: int) -> list[str]:
     ],
 )
 def test_the_next_time(text: str, after: str, expected: str) -> None:
-    """The first one behind the given moment, which is not counted itself."""
+    """It is the first one after the given moment, which itself does not count."""
     assert run(text, "UTC", after, 1) == [expected]
 
 
@@ -104,7 +104,7 @@ def test_the_next_time(text: str, after: str, expected: str) -> None:
     ],
 )
 def test_what_is_no_schedule_is_refused_with_the_field_named(text: str) -> None:
-    """Also one that would never fall due."""
+    """A schedule that is never due is refused too."""
     with pytest.raises(BadRequest) as refused:
         parse(text)
     assert refused.value.field == "schedule" and refused.value.message.startswith("schedule: ")
@@ -112,7 +112,7 @@ def test_what_is_no_schedule_is_refused_with_the_field_named(text: str) -> None:
 
 @pytest.mark.parametrize("zone", ["", "Nowhere/At_All", "../../etc/passwd", "/etc/passwd", "Europe", "x" * 300, "a\0b"])
 def test_what_is_no_zone_is_refused_with_the_field_named(zone: str) -> None:
-    """Whatever the files of zones hold."""
+    """This does not depend on the zone files."""
     with pytest.raises(BadRequest) as refused:
         next_ms(parse("@daily"), zone, 0)
     assert refused.value.field == "zone"
@@ -122,7 +122,7 @@ def test_what_is_no_zone_is_refused_with_the_field_named(zone: str) -> None:
 
 
 def test_a_time_that_is_left_out_falls_due_at_the_first_moment_behind_the_gap() -> None:
-    """2:30 does not come on the day on which 2:00 is 3:00."""
+    """2:30 does not exist on the day on which 2:00 becomes 3:00."""
     assert run("30 2 * * *", BERLIN, "2026-03-28T02:30:00", 3) == [
         "Sun 2026-03-29 03:00 +0200",
         "Mon 2026-03-30 02:30 +0200",
@@ -132,7 +132,7 @@ def test_a_time_that_is_left_out_falls_due_at_the_first_moment_behind_the_gap() 
 
 
 def test_several_times_in_one_gap_fall_due_once() -> None:
-    """Together with one that is due behind it anyway."""
+    """If another time is due after the gap anyway, they are due together."""
     assert run("0,20,40 2-3 * * *", BERLIN, "2026-03-29T00:00:00", 4) == [
         "Sun 2026-03-29 03:00 +0200",
         "Sun 2026-03-29 03:20 +0200",
@@ -142,7 +142,7 @@ def test_several_times_in_one_gap_fall_due_once() -> None:
 
 
 def test_a_time_that_comes_twice_falls_due_once() -> None:
-    """At its first coming, also asked for from in between."""
+    """It is due the first time, also if the question is asked between the two."""
     assert run("30 2 * * *", BERLIN, "2026-10-24T12:00:00", 2) == [
         "Sun 2026-10-25 02:30 +0200",
         "Mon 2026-10-26 02:30 +0100",
@@ -152,7 +152,7 @@ def test_a_time_that_comes_twice_falls_due_once() -> None:
 
 
 def test_a_schedule_of_every_hour_goes_by_the_hours_that_pass() -> None:
-    """It neither pauses nor hurries when clocks are changed."""
+    """It neither pauses nor runs faster when clocks are changed."""
     for after in ("2026-10-24T22:00:00", "2026-03-28T22:00:00"):
         start_ms = at(after, BERLIN)
         found = list(itertools.islice(times(parse("*/20 * * * *"), BERLIN, start_ms), 40))
@@ -172,14 +172,14 @@ def test_half_an_hour_and_a_whole_day_can_be_left_out_too() -> None:
 
 
 def test_intervals_know_no_zone() -> None:
-    """They count from the epoch."""
+    """Intervals count from the epoch."""
     found = list(itertools.islice(times(parse("every 1h"), BERLIN, at("2026-10-24T23:30:00", BERLIN)), 6))
     assert {later - earlier for earlier, later in itertools.pairwise(found)} == {3_600_000}
     assert not any(time_ms % 3_600_000 for time_ms in found)
 
 
 def test_behind_the_end_of_the_calendar_nothing_falls_due() -> None:
-    """And nothing breaks."""
+    """There is no error."""
     assert next_ms(parse("@daily"), "UTC", at("9999-12-31T12:00:00")) == NEVER_MS
     assert next_ms(parse("@daily"), BERLIN, NEVER_MS) == next_ms(parse("every 1d"), "UTC", NEVER_MS) == NEVER_MS
 
@@ -200,7 +200,7 @@ MOMENTS = st.integers(at("2005-01-01T00:00:00"), at("2035-01-01T00:00:00"))
 @settings(max_examples=60, deadline=None)
 @given(FIELDS.map(" ".join), st.sampled_from(ZONES), MOMENTS)
 def test_times_rise_and_do_not_depend_on_where_one_starts(text: str, zone: str, after_ms: int) -> None:
-    """What is next behind any moment between two of them is the later one."""
+    """The next time after any moment between two times is the later one."""
     schedule = parse(text)
     found = list(itertools.islice(times(schedule, zone, after_ms), 8))
     assert found == sorted(set(found)) and found[0] > after_ms
@@ -212,7 +212,7 @@ def test_times_rise_and_do_not_depend_on_where_one_starts(text: str, zone: str, 
 @settings(max_examples=150, deadline=None)
 @given(FIELDS.map(" ".join), st.sampled_from(ZONES), MOMENTS)
 def test_a_time_shows_what_the_schedule_says_or_ends_a_gap(text: str, zone: str, after_ms: int) -> None:
-    """On clocks of the zone."""
+    """This is checked on clocks of the zone."""
     schedule = parse(text)
     moment_ms = next_ms(schedule, zone, after_ms)
     clock = datetime.datetime.fromtimestamp(moment_ms / 1000, zoneinfo.ZoneInfo(zone))
@@ -231,7 +231,7 @@ def test_a_time_shows_what_the_schedule_says_or_ends_a_gap(text: str, zone: str,
     st.integers(1, 20),
 )
 def test_the_last_times_are_the_end_of_all(text: str, zone: str, after_ms: int, long_ms: int, most: int) -> None:
-    """However many there were."""
+    """This holds for any number of times."""
     schedule = parse(text)
     first_ms = next_ms(schedule, zone, after_ms)
     until_ms = first_ms + long_ms
@@ -244,7 +244,7 @@ def test_the_last_times_are_the_end_of_all(text: str, zone: str, after_ms: int, 
 
 
 def test_the_last_times_of_a_long_while_are_found_soon() -> None:
-    """A year without anybody who fires: half a million minutes, or thirty million seconds, are not gone through."""
+    """A year without a leader, with half a million minutes or thirty million seconds, is not walked step by step."""
     first_ms, until_ms = at("2025-01-01T00:00:00"), at("2026-01-01T00:00:00")
     began = time.process_time()
     for text, step_ms in (("* * * * *", 60_000), ("every 1s", 1_000)):

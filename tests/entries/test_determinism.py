@@ -1,4 +1,4 @@
-"""Applying is the same on every peer: equal replicas from equal logs, in every interpreter."""
+"""Entries have the same effect on every peer: equal logs give equal replicas in every interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDS = 400
 
 
 def digests_under(hash_seed: str, seed: int) -> list[str]:
-    """What an interpreter whose strings hash differently computes."""
+    """Return the digests of an interpreter with another seed of string hashes."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.entries.generated", str(seed), str(RECORDS)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -26,14 +26,14 @@ def digests_under(hash_seed: str, seed: int) -> list[str]:
 
 
 def test_two_interpreters_compute_the_same_bytes() -> None:
-    """At every position of a generated log, whatever the seed of string hashes."""
+    """This holds at every position of a generated log, for any seed of string hashes."""
     one, other = digests_under("1", seed=11), digests_under("4242", seed=11)
     assert len(one) > RECORDS
     assert one == other
 
 
 def test_the_generated_log_exercises_every_entry() -> None:
-    """Each kind of entry is applied at least once, or the comparison shows little."""
+    """Each kind of entry is applied at least once; otherwise the comparison would show little."""
     applied: Counter[str] = Counter()
     for seed in range(4):
         for done in generated_world(seed=seed, records=RECORDS).steps:
@@ -43,7 +43,7 @@ def test_the_generated_log_exercises_every_entry() -> None:
 
 
 def test_a_reader_that_starts_from_a_snapshot_goes_on_equally() -> None:
-    """Unpacking in the middle of the log and stepping the rest ends in the same bytes."""
+    """A snapshot from the middle of the log and the rest of the records give the same bytes."""
     world = generated_world(seed=3, records=200, check=False)
     for start in (1, 60, 150):
         replica = unpack(pack(world.replicas[start]))

@@ -1,4 +1,4 @@
-"""Entries of extensions: how they are found, what is refused, and what stops a peer."""
+"""Entries of extensions: how they are found, which are refused, and errors that stop a peer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.entries.world import CLUSTER_ID, START_MS, creation, joining
 
 @frozen
 class Args:
-    """What the tests' entry is given."""
+    """Arguments of the tests' entry."""
 
     name: str
     count: int = 1
@@ -49,13 +49,13 @@ def count(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, str]:
 
 
 def module(**changes: Any) -> Any:
-    """A module that is a good entry but for the changes; None takes a part away."""
+    """Return a module with a valid entry and some changes; None removes a part."""
     parts = {"VERSION": 1, "Args": Args, "apply": count, "__doc__": "Counts.", **changes}
     return SimpleNamespace(**{name: part for name, part in parts.items() if part is not None})
 
 
 def tally(**changes: Any) -> Entries:
-    """OnyxQ's entries and one of an extension."""
+    """Return OnyxQ's entries and one of an extension."""
     return Entries([*ENTRIES.values(), entry_of("tally.add", module(**changes))])
 
 
@@ -90,7 +90,7 @@ def begun(entries: Entries) -> Log:
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EntryPoint]:
-    """Makes an importable module and gives an entry point of it."""
+    """Make an importable module and return its entry point."""
 
     def make(name: str, found: Any, value: str = "") -> EntryPoint:
         home = ModuleType(f"extension_{name.replace('.', '_')}")
@@ -102,7 +102,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EntryPoint]:
 
 
 def test_an_entry_point_makes_an_entry(install: Callable[..., EntryPoint]) -> None:
-    """Behind OnyxQ's own, under the entry point's name, with the extension's name before the dot."""
+    """It comes after OnyxQ's own, named by the extension, a dot, and the entry point."""
     entries = with_extensions([install("tally.add", module(SUBMIT=True)), install("bag.fill", module())])
     assert list(entries) == [*ENTRIES, "bag.fill", "tally.add"]
     assert (entries["tally.add"].extension, entries["tally.add"].submitted) == ("tally", True)
@@ -110,20 +110,20 @@ def test_an_entry_point_makes_an_entry(install: Callable[..., EntryPoint]) -> No
 
 
 def test_an_entry_point_that_is_seen_twice_counts_once(install: Callable[..., EntryPoint]) -> None:
-    """Metadata of the same installation may lie on the path twice."""
+    """Metadata of one installation may be on the path twice."""
     point = install("tally.add", module())
     assert "tally.add" in with_extensions([point, point])
 
 
 def test_two_extensions_of_one_name_are_refused(install: Callable[..., EntryPoint]) -> None:
-    """Naming both."""
+    """The error names both."""
     one, other = install("tally.add", module()), EntryPoint("tally.add", "elsewhere", GROUP)
     with pytest.raises(BadExtension, match="two extensions bring an entry tally.add.*elsewhere"):
         with_extensions([one, other])
 
 
 def test_what_cannot_be_imported_is_named() -> None:
-    """With the reason."""
+    """The error has the reason."""
     with pytest.raises(BadExtension, match=r"lock.take = no_such_module cannot be loaded: ModuleNotFoundError"):
         with_extensions([EntryPoint("lock.take", "no_such_module", GROUP)])
 
@@ -132,31 +132,31 @@ def test_what_cannot_be_imported_is_named() -> None:
     "name", ["lock", "gc", "lock.", ".take", "Lock.take", "lock.take.x", "lock.1", "l" * 99 + ".take"]
 )
 def test_names_are_an_extension_and_an_entry(name: str) -> None:
-    """So they can never be those of OnyxQ's own entries, now or later."""
+    """So they can never collide with OnyxQ's own entries, now or later."""
     with pytest.raises(BadExtension, match="EXTENSION.ENTRY"):
         entry_of(name, module())
 
 
 class Loose:
-    """No attrs class."""
+    """Not an attrs class."""
 
 
 @frozen
 class Floating:
-    """Holds what peers may not agree on."""
+    """Has a float, on which peers may not agree."""
 
     share: float
 
 
 @frozen
 class Keyed:
-    """Holds a map of a class that no entry can hold."""
+    """Has a map with keys of a class that no entry can have."""
 
     names: PMap[str, Any]
 
 
 async def run(duty: str, context: object) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 WRONG = [
@@ -180,7 +180,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("changes", "complaint"), WRONG, ids=[complaint for _, complaint in WRONG])
 def test_what_is_no_entry_is_refused_with_the_reason(changes: dict[str, Any], complaint: str) -> None:
-    """Before anything of it reaches a log; the same from the check for authors."""
+    """It is refused before anything reaches a log; the check for authors does the same."""
     with pytest.raises(BadExtension) as error:
         entry_of("tally.add", module(**changes))
     assert complaint in error.value.message and "tally.add" in error.value.message
@@ -188,7 +188,7 @@ def test_what_is_no_entry_is_refused_with_the_reason(changes: dict[str, Any], co
 
 
 def test_without_extensions_there_are_onyxqs_entries() -> None:
-    """As in the environment that these tests run in, unless something is installed there."""
+    """This is so in the environment of these tests, unless an extension is installed there."""
     assert set(ENTRIES) <= set(installed())
 
 
@@ -207,7 +207,7 @@ def test_an_extension_keeps_a_state_of_its_own() -> None:
 
 
 def test_an_entry_of_an_extension_is_shown_like_any_other() -> None:
-    """In words, and in the reference page of what is installed."""
+    """It is shown in words, and in the reference page of the installed entries."""
     assert sentence("tally.add", Args("x", 2)) == "tally add: name x, count 2, parts []"
     shown = page(tally(SUBMIT=True))
     assert "tally.add\n---------\n\nCounts." in shown
@@ -216,7 +216,7 @@ def test_an_entry_of_an_extension_is_shown_like_any_other() -> None:
 
 
 def test_arguments_come_by_name_with_their_defaults() -> None:
-    """And what is missing, unknown or of another type is named."""
+    """A missing or unknown argument, or one of another type, is named."""
     assert named_args(Args, {"name": "x", "parts": [1, 2]}) == Args("x", 1, (1, 2))
     for given, told in [
         ({}, "name: is missing"),
@@ -245,7 +245,7 @@ def _say_nothing(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, A
 
 @pytest.mark.parametrize("apply", [_raise, _take_over, _meddle, _say_nothing])
 def test_a_bug_in_apply_stops_the_peer_before_it_takes_effect(apply: Any) -> None:
-    """On every peer at the same record, so that nothing forks; the check for authors finds it."""
+    """It stops every peer at the same record, so nothing forks; the check for authors finds it."""
     log = begun(tally(apply=apply))
     before = log.replica
     with pytest.raises(ExtensionFailed, match=r"tally\.add"):
@@ -255,7 +255,7 @@ def test_a_bug_in_apply_stops_the_peer_before_it_takes_effect(apply: Any) -> Non
 
 
 def test_a_bug_in_obligations_or_duties_stops_the_peer() -> None:
-    """Also a duty that is no value."""
+    """This includes a duty that is not a value."""
 
     def bad(replica: Replica, me: str) -> list[Any]:
         raise KeyError(me)
@@ -271,7 +271,7 @@ def test_a_bug_in_obligations_or_duties_stops_the_peer() -> None:
 
 
 def test_members_have_obligations_and_duties_once_the_entry_is_enabled() -> None:
-    """Not before, and nobody else."""
+    """Other peers have none, and nobody has any before."""
     entries = tally(owed=lambda replica, me: [Args(me)], duties=lambda replica, me: [me], run=run)
     replica = begun(entries).replica
     assert owed(replica, "a", entries) == [Args("a")] and owed(replica, "b", entries) == []
@@ -286,7 +286,7 @@ def test_members_have_obligations_and_duties_once_the_entry_is_enabled() -> None
     "state", [1.5, {"a"}, [1], pmap({"x": 2.0}), (1, (2, object())), pmap({1: 1, "a": 2}), 1 << 64]
 )
 def test_a_state_that_no_snapshot_can_hold_breaks_an_invariant(state: Any) -> None:
-    """Floats, sets, lists, objects, keys of two kinds; the check for authors finds them too."""
+    """Floats, sets, lists, objects and keys of two kinds do; the check for authors finds them too."""
     broken = with_state(begun(tally()).replica, "tally", state)
     assert any("tally" in text for text in violations(broken))
 
@@ -306,7 +306,7 @@ def test_the_check_finds_nothing_wrong_with_a_good_entry() -> None:
 
 
 def test_the_check_finds_what_differs_between_peers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks, floats and sets, in the source of a module, by line."""
+    """It finds clocks, floats and sets in the source of a module, by line."""
     text = '''"""Counts."""
 
 import time

@@ -1,4 +1,4 @@
-"""A partition whose majority is lost goes on when an operator accepts it, and only then."""
+"""A partition whose majority is lost continues only if an operator accepts the loss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.entries import cohorts
 
 
 def forced(replica: Replica, number: int) -> tuple[Replica, str]:
-    """What the first live peer's entry makes of it."""
+    """Apply the entry of the first live peer."""
     return cohorts.submit(replica, force_partition.Args(number, "ops"), min(replica.ring.members))
 
 
 def test_the_live_nodes_go_on_alone() -> None:
-    """Under a new epoch that one of them has to take over; the others are no members any more."""
+    """One of them takes over under a new epoch; the lost nodes are no longer members."""
     before = cohorts.leave(cohorts.cluster("a", "b", "c", partitions=4), "b", "c")
     after, verdict = forced(before, 1)
     found = after.partitions[1]
@@ -28,7 +28,7 @@ def test_the_live_nodes_go_on_alone() -> None:
 
 
 def test_new_copies_do_not_count_as_a_majority_before_they_are_complete() -> None:
-    """The members are lost. The nodes that only begin to hold copies must not keep the operator out."""
+    """If the members are lost, nodes with incomplete copies must not prevent the operator's entry."""
     before = cohorts.cluster("a", "b", "c", "d", "e", partitions=4)
     found = evolve(before.partitions[1], members=("a", "b", "c"), target=("a", "d", "e"), leader="", ready=False)
     before = cohorts.leave(evolve(before, partitions=before.partitions.set(1, found)), "b", "c")
@@ -39,7 +39,7 @@ def test_new_copies_do_not_count_as_a_majority_before_they_are_complete() -> Non
 
 
 def test_copies_are_made_elsewhere_at_once() -> None:
-    """Where other nodes are there to take them."""
+    """This is done if other nodes are available."""
     before = cohorts.cluster("a", "b", "c", "d", "e", partitions=8)
     lost = before.partitions[3].members[:2]
     after, verdict = forced(cohorts.leave(before, *lost), 3)
@@ -51,7 +51,7 @@ def test_copies_are_made_elsewhere_at_once() -> None:
 
 
 def test_who_comes_back_gets_its_copy_anew() -> None:
-    """What it alone had is offered to nobody: it was given up."""
+    """Rows that only it had are not used: the operator gave them up."""
     replica = cohorts.leave(cohorts.cluster("a", "b", "c", partitions=4), "b", "c")
     for number in range(4):
         replica, _ = forced(replica, number)
@@ -60,7 +60,7 @@ def test_who_comes_back_gets_its_copy_anew() -> None:
 
 
 def test_it_is_refused_while_it_is_not_needed_or_of_no_use() -> None:
-    """A majority takes over by itself; without anybody there is nothing to go on with."""
+    """A majority takes over automatically; without any live node there is nothing to continue with."""
     replica = cohorts.cluster("a", "b", "c", "d", partitions=4, replicas=3)
     number = next(n for n, found in replica.partitions.items() if "d" not in found.members)
     replica = cohorts.leave(replica, "a")
@@ -70,7 +70,7 @@ def test_it_is_refused_while_it_is_not_needed_or_of_no_use() -> None:
 
 
 def test_reopening_is_the_ready_leaders_word_about_free_tasks() -> None:
-    """It changes nothing of the replica: what is finished is no part of it."""
+    """It does not change the replica, because finished tasks are not part of it."""
     replica = cohorts.cluster("a", partitions=2, replicas=1)
     leader, epoch = replica.partitions[1].leader, replica.partitions[1].epoch
     run = Run(make_id(1, 1, 7, 1_020), 4)

@@ -1,4 +1,4 @@
-"""Collections as the log has them: owed when it has grown, owed again when a collector leaves, over once said so."""
+"""Log collections as the log records them: owed when it has grown, and again when a collector leaves, until done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOURS_MS = 4 * 3_600_000
 
 
 def growing(records: int = 1_000, size: int = 1 << 30) -> World:
-    """A world of three peers whose log is collected after so many records or bytes."""
+    """Return a world of three peers whose log is collected after a number of records or bytes."""
     world = World()
     world.submit("founder", evolve(creation(), gc_records=records, gc_bytes=size))
     world.join("a", "b", "c")
@@ -26,18 +26,18 @@ def growing(records: int = 1_000, size: int = 1 << 30) -> World:
 
 
 def collectors(world: World) -> list[str]:
-    """Who owes a collection's work now."""
+    """Return the peers that owe a collection's work now."""
     return [peer for peer in "abc" if any(isinstance(duty, Snapshot) for duty in duties(world.now, peer))]
 
 
 def passed(world: World, ms: int) -> None:
-    """Have so much time pass by the log's clock."""
+    """Let time pass by the log's clock."""
     world.now_ms += ms
     world.submit("a")
 
 
 def test_the_rings_first_peer_owes_a_collection_once_the_log_has_so_many_records() -> None:
-    """Exactly then, and nobody else does."""
+    """Only this peer owes it, and exactly then."""
     world = growing(records=40)
     while world.now.grown_records < 39:
         world.submit("b")
@@ -48,7 +48,7 @@ def test_the_rings_first_peer_owes_a_collection_once_the_log_has_so_many_records
 
 
 def test_records_that_count_for_nothing_fill_the_log_too() -> None:
-    """Repeats and bytes that are no record."""
+    """Repeats and invalid bytes count too."""
     world = growing(records=40)
     before = world.now
     world.append(b"junk")
@@ -58,7 +58,7 @@ def test_records_that_count_for_nothing_fill_the_log_too() -> None:
 
 
 def test_a_collection_is_owed_after_so_many_bytes() -> None:
-    """Whichever comes first."""
+    """The limit that is reached first counts."""
     world = growing(size=1 << 20)
     while world.now.grown_bytes < 1 << 20:
         assert owed(world.now, "a", ENTRIES) == []
@@ -67,7 +67,7 @@ def test_a_collection_is_owed_after_so_many_bytes() -> None:
 
 
 def test_a_large_origin_is_not_written_again_for_a_little_log() -> None:
-    """As many bytes must have come as the last one had."""
+    """As many new bytes as the last one had are required."""
     world = growing(size=1 << 20)
     position = world.submit("a", gc.Args()).replica.position
     assert world.verdicts("a", finish_gc.Args(position, 7, 3 << 20)) == ["applied"]
@@ -78,7 +78,7 @@ def test_a_large_origin_is_not_written_again_for_a_little_log() -> None:
 
 
 def test_a_collection_starts_the_count_anew_and_is_owed_again_only_when_it_is_over() -> None:
-    """However much comes meanwhile."""
+    """This holds for any growth meanwhile."""
     world = growing(records=20)
     world.submit("a", gc.Args())
     assert (world.now.grown_records, world.now.grown_bytes) == (0, 0)
@@ -93,7 +93,7 @@ def test_a_collection_starts_the_count_anew_and_is_owed_again_only_when_it_is_ov
 
 
 def test_the_collector_is_the_peer_that_asked() -> None:
-    """It alone, and only until it is over."""
+    """Only this peer is the collector, until the collection is over."""
     world = growing()
     assert collectors(world) == []
     world.submit("b", gc.Args())
@@ -105,7 +105,7 @@ def test_the_collector_is_the_peer_that_asked() -> None:
 
 
 def test_when_the_collector_leaves_the_rings_first_peer_owes_the_rest() -> None:
-    """And when that leaves the next one, until somebody finishes it."""
+    """If that one leaves, the next one owes it, until it is done."""
     world = growing()
     world.submit("c", gc.Args())
     position = world.now.position
@@ -131,7 +131,7 @@ def test_when_all_left_the_next_peer_finishes_the_collection() -> None:
 
 
 def test_a_second_collection_takes_the_place_of_the_first() -> None:
-    """What is said of the first one then changes nothing."""
+    """Entries about the first one then change nothing."""
     world = growing()
     world.submit("b", gc.Args())
     first = world.now.position
@@ -154,7 +154,7 @@ def test_a_cluster_that_would_never_or_always_collect_is_not_created() -> None:
 
 
 def test_a_late_repeat_of_a_dead_peers_first_record_makes_no_ghost() -> None:
-    """Its number outlives the collections that come soon after it left."""
+    """Its outbox number survives the collections soon after it left."""
     world = created("a", "b")
     first = next(record for record, step in zip(world.records, world.steps, strict=True) if step.peer == "b")
     world.submit("b", leave_cluster.Args("b", ""))
@@ -196,7 +196,7 @@ def test_what_is_remembered_goes_with_the_first_gc_behind_its_time() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 50])
 def test_start_records_do_not_grow_with_history(count: int) -> None:
-    """A replica after many collections is as large as after one: nothing of the peers' past is kept for ever."""
+    """After many collections a replica is as large as after one: nothing of the peers' past is kept for ever."""
     world = created("a")
     for number in range(count):
         peer = f"p{number}"

@@ -1,4 +1,4 @@
-"""The bytes and the meaning of every entry's versions are what they were when they were made."""
+"""The encoding and the effect of every entry's versions never change."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ HOW = "give it an example, and a script that applies it, in tests/entries/golden
 
 @pytest.mark.parametrize(("name", "version"), [*FROZEN], ids=lambda part: str(part))
 def test_the_bytes_are_as_they_were(name: str, version: int) -> None:
-    """Read back to the same arguments, and written the same again."""
+    """They decode to the same arguments, and are encoded the same way."""
     assert not list(broken_bytes(name, version, FROZEN[name, version]))
 
 
 @pytest.mark.parametrize("name", [*LOGS])
 def test_the_meaning_is_as_it_was(name: str) -> None:
-    """A whole log gives the verdicts and replicas that it gave."""
+    """A whole log gives the frozen verdicts and replicas."""
     assert broken_meaning(name, LOGS[name]) == ""
 
 
 def test_every_version_of_every_entry_is_frozen() -> None:
-    """With bytes of its own, and applied somewhere in a log."""
+    """Each has an example and is applied in a log."""
     applied = {line for log in LOGS.values() for kept in log.records for line in kept["became"]}
     for name, version in EXISTING:
         assert (name, version) in FROZEN, f"{name} version {version} has no golden bytes: {HOW}"
@@ -43,7 +43,7 @@ def test_every_version_of_every_entry_is_frozen() -> None:
 
 
 def test_the_first_log_is_about_sixty_records_with_every_kind_of_no_op() -> None:
-    """Also what does not count is frozen."""
+    """Entries that change nothing are frozen too."""
     said = {line.partition(": ")[2] or line for kept in LOGS["first"].records for line in kept["became"]}
     assert 60 <= len(LOGS["first"].records) <= 90
     assert {"repeat", "gap", "not a record", "other cluster", "not in the ring", "not enabled"} <= said
@@ -70,18 +70,18 @@ class Turned:
 
 
 def generous(replica: Replica, args: set_slots.Args, stamp: Stamp) -> tuple[Replica, str]:
-    """Gives one slot more."""
+    """Give one more slot."""
     return set_slots.apply(replica, evolve(args, slots=args.slots + 1), stamp)
 
 
 def silent(replica: Replica, args: set_slots.Args, stamp: Stamp) -> tuple[Replica, str]:
-    """Says something else."""
+    """Return another verdict."""
     after, verdict = set_slots.apply(replica, args, stamp)
     return after, "done" if verdict == APPLIED else verdict
 
 
 def changed(**changes: Any) -> Entries:
-    """The registry with another ``set_slots`` under the same version."""
+    """Return the registry with another ``set_slots`` under the same version."""
     entry = ENTRIES["set_slots"]
     form = evolve(entry.forms[1], **changes)
     twisted = evolve(entry, forms={1: form}, **changes)
@@ -97,19 +97,19 @@ def test_other_arguments_under_the_same_version_are_noticed(args: type) -> None:
 
 @pytest.mark.parametrize("apply", [generous, silent])
 def test_another_meaning_under_the_same_version_is_noticed(apply: Any) -> None:
-    """At the first record that it touches."""
+    """It is reported at the first affected record."""
     said = broken_meaning("first", LOGS["first"], changed(apply=apply))
     assert "set_slots 1: " in said and "add a new one: docs/upgrades.rst" in said
 
 
 def test_a_version_that_is_gone_is_noticed() -> None:
-    """Logs may hold it for ever."""
+    """Logs may contain it for ever."""
     without = Entries([entry for entry in ENTRIES.values() if entry.name != "set_slots"])
     assert "not known any more" in next(broken_bytes("set_slots", 1, FROZEN["set_slots", 1], without))
 
 
 def test_a_new_field_of_the_replica_is_none_of_an_old_logs_business() -> None:
-    """Its digests are of the fields that there were; a field that is gone is one too few."""
+    """Its digests cover the fields that existed then; a removed field is reported."""
     earlier = {kind: names[:-1] for kind, names in LOGS["first"].fields.items()}
     assert broken_meaning("first", frozen_log(SCRIPTS["first"](), fields=earlier)) == ""
     later = {**LOGS["first"].fields, "Node": ["id", "rack"]}
@@ -117,7 +117,7 @@ def test_a_new_field_of_the_replica_is_none_of_an_old_logs_business() -> None:
 
 
 def test_adding_touches_no_file_that_is_there(tmp_path: Path) -> None:
-    """Even one that is wrong: it is added once and never again."""
+    """Even a wrong file is not changed."""
     shutil.copytree(HOME, tmp_path, dirs_exist_ok=True)
     (tmp_path / "entries" / "gc-1.json").write_text("{}")
     (tmp_path / "entries" / "set_slots-1.json").unlink()

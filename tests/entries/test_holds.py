@@ -1,4 +1,4 @@
-"""While transactions are on hold nothing is committed; what holds them ends by itself, or is ended."""
+"""During a hold no transaction commits; a hold expires on its own or is ended."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def world() -> World:
 
 
 def hold(for_ms: int, name: str = "backup-1") -> hold_transactions.Args:
-    """The entry, by the usual name."""
+    """Return a hold with the usual name."""
     return hold_transactions.Args(name, "a backup", for_ms)
 
 
 def commit(world: World, name: str) -> commit_transaction.Args:
-    """A transaction that asks for nothing, and so could always be committed."""
+    """Return a transaction without demands, which could always be committed."""
     return commit_transaction.Args(name, world.now.log_time_ms + 60_000, (), (), ())
 
 
 def test_nothing_is_committed_until_the_hold_ends(world: World) -> None:
-    """Neither alone nor in a group; a repeat of what was committed before is a repeat still."""
+    """Neither single transactions nor groups commit; a repeat of an earlier commit still is one."""
     assert world.verdicts("a", commit(world, "before"), hold(60_000)) == ["applied", "applied"]
     one = commit(world, "one")
     group = commit_batch.Args("", 0, 0, b"", (Prepared("two", one.deadline_ms, (), (), ()),))
@@ -49,7 +49,7 @@ def test_nothing_is_committed_until_the_hold_ends(world: World) -> None:
 
 
 def test_a_hold_that_nobody_ends_is_over_by_the_logs_clock(world: World) -> None:
-    """Also while nothing is in flight and no lease is counted."""
+    """This holds while no claim or lease counts time."""
     world.submit("a", hold(5_000))
     world.now_ms += 4_900
     assert world.verdicts("a", commit(world, "one")) == [f"{HELD}: a backup"]
@@ -59,7 +59,7 @@ def test_a_hold_that_nobody_ends_is_over_by_the_logs_clock(world: World) -> None
 
 
 def test_a_hold_that_is_put_off_in_time_is_still_the_same(world: World) -> None:
-    """It keeps the position at which it began; begun anew behind its end it has another."""
+    """It keeps its first position; a hold that is started again after its end has another one."""
     world.submit("a", hold(5_000))
     began = world.now.position
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_a_hold_that_is_put_off_in_time_is_still_the_same(world: World) -> None:
 
 
 def test_one_hold_at_a_time(world: World) -> None:
-    """Another name neither begins nor ends anything until the first is over."""
+    """Another name neither starts nor ends a hold until the first one is over."""
     world.submit("a", hold(5_000))
     refused = f"{OTHER}: a backup"
     assert world.verdicts("a", hold(5_000, "backup-2"), hold(0, "backup-2")) == [refused, refused]
@@ -93,12 +93,12 @@ def test_one_hold_at_a_time(world: World) -> None:
     ],
 )
 def test_what_is_out_of_range_changes_nothing(world: World, entry: hold_transactions.Args, verdict: str) -> None:
-    """Each with its reason."""
+    """Each refusal has its reason."""
     assert world.verdicts("a", entry) == [verdict]
     assert world.now.hold is None
 
 
 def test_a_hold_survives_the_origin(world: World) -> None:
-    """A reader that starts there refuses the same."""
+    """A reader that starts from the snapshot refuses the same."""
     world.submit("a", hold(5_000))
     assert unpack(pack(world.now)).hold == world.now.hold

@@ -1,4 +1,4 @@
-"""Stretch and offset of task ids, which are taken byte by byte, against the arithmetic that they stand for."""
+"""Stretch and offset of task ids, which are cut out of bytes, compared with arithmetic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ counters = st.integers(0, COUNTER_MAX)
 
 @given(st.integers(0, (1 << 48) - 1), st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 64) - 1), counters)
 def test_stretch_and_offset_divide_the_counter(ms: int, partition: int, maker: int, counter: int) -> None:
-    """All else of an id stays as it is."""
+    """The other parts of an id are unchanged."""
     task_id = make_id(ms, partition, maker, counter)
     whole, offset = divmod(counter, STRETCH_TASKS)
     assert stretch_of(task_id) == make_id(ms, partition, maker, whole * STRETCH_TASKS)

@@ -1,4 +1,4 @@
-"""Drivers and slots of jobs: bounds hold, as little moves as can be, and nothing depends on an order or on luck."""
+"""Drivers and slots of jobs: bounds hold, few jobs move, and the result depends on no order of maps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PEERS = ("p1", "p2", "p3")
 
 
 def job(number: int, **changes: Any) -> Job:
-    """A job named after its place in the order of submission."""
+    """Return a job named after its place in the order of submission."""
     plain: dict[str, Any] = {"id": f"j{number}", "body": b"", "digest": b"", "submitted": number, "submitted_ms": 0}
     return Job(**plain | changes)
 
 
 @st.composite
 def crowds(draw: st.DrawFn, *, jobs_max: int = 6) -> tuple[list[Job], list[Offer], dict[str, str]]:
-    """Jobs in the order of submission, what peers offer, and where jobs ran so far."""
+    """Jobs in the order of submission, the offers of peers, and the present drivers."""
     offered = [
         Offer(peer, draw(st.integers(1, 6)), draw(st.sampled_from(("a", "b"))), draw(tags))
         for peer in PEERS[: draw(st.integers(1, 3))]
@@ -58,7 +58,7 @@ tags = st.sampled_from((frozenset(), frozenset(), frozenset({"gpu"}), frozenset(
 
 
 def valid(jobs: Mapping[str, Job], offered: Mapping[str, Offer], drivers: Mapping[str, str]) -> bool:
-    """Whether every job with a driver fits there, with room for all."""
+    """Return whether every job with a driver fits there, with room for all."""
     for name, peer in drivers.items():
         mate = jobs[name].beside
         if not suits(offered[peer], jobs[name]) or (mate in jobs and drivers.get(mate) != peer):
@@ -70,7 +70,7 @@ def valid(jobs: Mapping[str, Job], offered: Mapping[str, Offer], drivers: Mappin
 
 
 def kept_of(jobs: Sequence[Job], offered: Mapping[str, Offer], before: Mapping[str, str]) -> dict[str, str]:
-    """Who keeps the driver, told once more."""
+    """Return which jobs keep their driver, by an independent computation."""
     named, kept = {one.id: one for one in jobs}, dict[str, str]()
     for one in jobs:
         if before[one.id] in offered and valid(named, offered, kept | {one.id: before[one.id]}):
@@ -81,7 +81,7 @@ def kept_of(jobs: Sequence[Job], offered: Mapping[str, Offer], before: Mapping[s
 def fewest_moves(
     jobs: Mapping[str, Job], offered: Mapping[str, Offer], kept: Mapping[str, str], wanted: Sequence[str]
 ) -> int | None:
-    """How many kept jobs have to move so that those ``wanted`` run as well, by trying everything."""
+    """Return how many kept jobs must move so that the ``wanted`` ones run too, by trying everything."""
     bound = {name for one in jobs.values() if one.beside in jobs for name in (one.id, one.beside)}
     names = [*kept, *wanted]
     choices = [[kept[name]] if name in kept and name in bound else list(offered) for name in names]
@@ -96,7 +96,7 @@ def fewest_moves(
 @settings(max_examples=400, deadline=None)
 @given(crowds())
 def test_no_fewer_moves_would_do(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
-    """As trying every way to place all jobs shows: who runs, and how many of those that ran have moved."""
+    """Trying every placement shows which jobs run, and how many of the running ones move."""
     jobs, offered, before = crowd
     named, peers = {one.id: one for one in jobs}, {offer.peer: offer for offer in offered}
     kept = kept_of(jobs, peers, before)
@@ -113,7 +113,7 @@ def test_no_fewer_moves_would_do(crowd: tuple[list[Job], list[Offer], dict[str, 
 
 
 def test_a_job_is_placed_where_one_beside_it_fits_too() -> None:
-    """The first alone would go where most room is, in a zone that the second may not run in."""
+    """Alone, the first job would go to the peer with most room, in a zone where the second may not run."""
     jobs = [job(0, max_slots=0), job(1, max_slots=0, zones=("a",), beside="j0")]
     offered = [Offer("p1", 2, "a"), Offer("p2", 3, "b"), Offer("p3", 1, "a")]
     assert pass_over(jobs, offered, {"j0": "", "j1": ""}) == {"j0": "p1", "j1": "p1"}
@@ -122,7 +122,7 @@ def test_a_job_is_placed_where_one_beside_it_fits_too() -> None:
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
 def test_whoever_runs_fits_and_finds_room(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
-    """No peer is given more than it offers, and none to whom it does not suit."""
+    """No peer gets more than it offers, and no job a peer that does not suit it."""
     jobs, offered, before = crowd
     found = placed(driven(jobs, before), offered)
     assert valid({one.id: one for one in jobs}, {offer.peer: offer for offer in offered}, found)
@@ -131,7 +131,7 @@ def test_whoever_runs_fits_and_finds_room(crowd: tuple[list[Job], list[Offer], d
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
 def test_who_waits_has_no_room_as_things_are(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
-    """A job never waits while a peer that fits has room for it."""
+    """A job never waits while a suitable peer has room for it."""
     jobs, offered, before = crowd
     plan = Plan(jobs, offered)
     for name, peer in placed(driven(jobs, before), offered).items():
@@ -144,7 +144,7 @@ def test_who_waits_has_no_room_as_things_are(crowd: tuple[list[Job], list[Offer]
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
 def test_placing_again_changes_nothing(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
-    """Nor does it depend on the order in which peers are told."""
+    """It does not depend on the order of peers either."""
     jobs, offered, before = crowd
     found = placed(driven(jobs, before), offered)
     assert placed(driven(jobs, found), offered) == found
@@ -152,30 +152,30 @@ def test_placing_again_changes_nothing(crowd: tuple[list[Job], list[Offer], dict
 
 
 def driven(jobs: Sequence[Job], drivers: Mapping[str, str]) -> list[Job]:
-    """The jobs with these drivers."""
+    """Return the jobs with these drivers."""
     return [evolve(one, driver=drivers.get(one.id, "")) for one in jobs]
 
 
 def test_a_running_job_keeps_its_driver_when_a_better_peer_comes() -> None:
-    """Moving costs a start of Spark; more slots are not worth it."""
+    """A move costs a start of Spark, and more slots are not worth it."""
     jobs = [job(0, driver="p1"), job(1, driver="p1")]
     assert placed(jobs, [Offer("p1", 2), Offer("p2", 64)]) == {"j0": "p1", "j1": "p1"}
 
 
 def test_a_running_job_moves_for_one_that_would_starve() -> None:
-    """The one that frees enough by itself, and only that."""
+    """Only the job moves that frees enough alone."""
     jobs = [job(0, driver="p1"), job(1, min_slots=2, driver="p1"), job(2, driver="p2"), job(3, min_slots=3)]
     assert placed(jobs, [Offer("p1", 4), Offer("p2", 3)]) == {"j0": "p1", "j1": "p2", "j2": "p2", "j3": "p1"}
 
 
 def test_those_without_a_driver_are_rearranged_before_anybody_moves() -> None:
-    """The first of them would go where most room is, and leave none for the second."""
+    """Otherwise the first would go to the peer with most room, and leave none for the second."""
     jobs = [job(0, driver="p2"), job(1, min_slots=2), job(2, min_slots=3)]
     assert placed(jobs, [Offer("p1", 3), Offer("p2", 3)]) == {"j0": "p2", "j1": "p2", "j2": "p1"}
 
 
 def test_no_more_than_two_jobs_move_for_one() -> None:
-    """It waits rather than having everybody start anew."""
+    """The job waits instead of many jobs restarting."""
     others = [job(number, driver="p1") for number in range(3)]
     offered = [Offer("p1", 3), Offer("p2", 1), Offer("p3", 1), Offer("p4", 1)]
     assert "j3" not in placed([*others, job(3, min_slots=3)], offered)
@@ -183,20 +183,20 @@ def test_no_more_than_two_jobs_move_for_one() -> None:
 
 
 def test_jobs_beside_others_are_not_moved() -> None:
-    """Nor those beside whom they run."""
+    """Nor are the jobs beside which they run."""
     jobs = [job(0, driver="p1"), job(1, driver="p1", beside="j0"), job(2, min_slots=3)]
     assert "j2" not in placed(jobs, [Offer("p1", 4), Offer("p2", 2)])
     assert placed(jobs, [Offer("p1", 4), Offer("p2", 3)])["j2"] == "p2"
 
 
 def test_a_lone_job_that_others_will_run_beside_goes_where_there_is_room_for_all() -> None:
-    """When their driver has died."""
+    """This is so when their driver has died."""
     jobs = [job(0, driver="gone"), job(1, min_slots=3, driver="gone", beside="j0"), job(2, driver="p1")]
     assert placed(jobs, [Offer("p1", 4), Offer("p2", 4)]) == {"j0": "p2", "j1": "p2", "j2": "p1"}
 
 
 def test_a_thousand_jobs_are_placed_in_bounded_time() -> None:
-    """Also where hardly anything fits: the search gives up, the same way everywhere."""
+    """Even if hardly anything fits, the search gives up, in the same way on every peer."""
     offered = [Offer(f"p{number:03}", 7) for number in range(60)]
     small = [job(number, min_slots=3, driver=f"p{number // 2:03}") for number in range(120)]
     jobs = [*small, *(job(number, min_slots=2 + number % 5) for number in range(120, 1_000))]
@@ -205,7 +205,7 @@ def test_a_thousand_jobs_are_placed_in_bounded_time() -> None:
 
 
 def test_any_number_of_jobs_may_come_at_once() -> None:
-    """Those that find no room as the others lie wait, rather than having hundreds placed anew."""
+    """Jobs without room wait, instead of hundreds of jobs being moved."""
     offered = [Offer("p1", 180), Offer("p2", 160)]
     jobs = [*(job(number) for number in range(298)), job(298, min_slots=30), job(299, min_slots=12)]
     found = placed(jobs, offered)
@@ -217,21 +217,21 @@ def test_any_number_of_jobs_may_come_at_once() -> None:
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[Job], int, int]:
-    """Jobs at one peer, its slots, which are enough, and all that peers offer."""
+    """Jobs at one peer, its slots, which are enough, and all offers of peers."""
     jobs = [evolve(one, beside="") for one in draw(crowds(jobs_max=8))[0]]
     slots = sum(map(need, jobs)) + draw(st.integers(0, 40))
     return jobs, slots, slots + draw(st.integers(0, 40))
 
 
 def below(jobs: Sequence[Job], found: Mapping[str, int]) -> Iterator[Job]:
-    """Those that could take more."""
+    """Return the jobs that could take more slots."""
     return (one for one in jobs if found[one.id] < most(one))
 
 
 @settings(max_examples=100, deadline=None)
 @given(tables())
 def test_minimum_and_maximum_are_kept_and_nothing_is_left_over(table: tuple[list[Job], int, int]) -> None:
-    """Unless nobody can take it."""
+    """Slots are left over only if no job can take them."""
     jobs, slots, total = table
     found = shares(jobs, slots, total)
     assert all(need(one) <= found[one.id] <= most(one) for one in jobs)
@@ -242,7 +242,7 @@ def test_minimum_and_maximum_are_kept_and_nothing_is_left_over(table: tuple[list
 @settings(max_examples=100, deadline=None)
 @given(tables())
 def test_each_scheduler_keeps_its_word(table: tuple[list[Job], int, int]) -> None:
-    """Shares before greed, greed in the order of submission, balance in what is left."""
+    """Shares come first, greedy jobs follow in the order of submission, and the rest is balanced."""
     jobs, slots, total = table
     found = shares(jobs, slots, total)
     kinds = {kind: [one for one in jobs if one.scheduler == kind] for kind in (PERCENTAGE, GREEDY, BALANCED)}
@@ -275,12 +275,12 @@ def test_each_scheduler_keeps_its_word(table: tuple[list[Job], int, int]) -> Non
     ],
 )
 def test_ten_slots_of_twenty_are_shared(jobs: list[Job], expected: list[int]) -> None:
-    """What each scheduler makes of them."""
+    """This is the result of each scheduler."""
     assert list(shares(jobs, 10, 20).values()) == expected
 
 
 def test_tasks_have_their_own_bounds() -> None:
-    """Each runs in a share of its job's slots: all of them where nothing is said, never none."""
+    """Each runs in a share of its job's slots: by default in all of them, never in none."""
     limits = (("all", 0, 0, 0), ("half", 1, 0, 50), ("least", 3, 0, 10), ("most", 0, 2, 90), ("few", 0, 0, 1))
     bounded = job(0, tasks=limits)
     assert need(bounded) == 3

@@ -35,23 +35,23 @@ from tests.entries.world import World, created, joining
 
 @pytest.fixture
 def world() -> World:
-    """Three peers with four slots each; none of it is in use."""
+    """Return a world of three peers with four unused slots each."""
     return created("a", "b", "c")
 
 
 def now(world: World, name: str) -> Job:
-    """A job as the log's end has it."""
+    """Return a job at the end of the log."""
     return world.now.jobs[name]
 
 
 def done(world: World, *entries: Any, peer: str = "") -> None:
-    """Have entries applied, by any member."""
+    """Apply entries by any member."""
     peer = peer or min(world.now.ring.members)
     assert set(world.verdicts(peer, *entries)) == {"applied"}
 
 
 def refused(world: World, entry: Any, peer: str = "a") -> str:
-    """Why an entry changed nothing."""
+    """Return why an entry changed nothing."""
     before = world.now
     verdict = world.verdicts(peer, entry)[0]
     assert verdict != "applied" and world.now.jobs is before.jobs
@@ -62,7 +62,7 @@ def refused(world: World, entry: Any, peer: str = "a") -> str:
 
 
 def test_a_job_runs_at_once_if_there_are_slots(world: World) -> None:
-    """One entry submits it and gives it a driver, whose duty it is from then on."""
+    """One entry submits it and gives it a driver, which has the duty from then on."""
     done(world, job("one"))
     found = now(world, "one")
     assert (found.state, found.slots, found.version) == ("running", 4, world.now.position)
@@ -70,7 +70,7 @@ def test_a_job_runs_at_once_if_there_are_slots(world: World) -> None:
 
 
 def test_submitting_again_is_a_repeat_or_a_conflict(world: World) -> None:
-    """Whoever heard no answer may try again; nobody can take an id away."""
+    """A client without an answer may try again; an id cannot be taken from a job."""
     done(world, job("one"))
     assert refused(world, job("one"), "b") == "repeat"
     assert refused(world, job("one", digest=b"other...........")) == "conflict"
@@ -78,7 +78,7 @@ def test_submitting_again_is_a_repeat_or_a_conflict(world: World) -> None:
 
 @pytest.mark.parametrize("end", ["complete", "kill", "fail"])
 def test_a_job_that_has_ended_is_not_run_again(world: World, end: str) -> None:
-    """Nor once a collection has taken it, for as long as it asked for; then its id is free."""
+    """This holds after a log collection too, for the requested time; then its id is free."""
     done(world, job("one", keep_ms=30_000))
     version = now(world, "one").version
     ends = {
@@ -106,7 +106,7 @@ def test_a_job_that_has_ended_is_not_run_again(world: World, end: str) -> None:
 
 
 def pass_time(world: World, seconds: int) -> None:
-    """Let the log's clock move on."""
+    """Let log time pass."""
     for _ in range(seconds):
         world.now_ms += 1_000
         world.submit("a")
@@ -137,17 +137,17 @@ def pass_time(world: World, seconds: int) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_by_name(world: World, field: str, value: Any) -> None:
-    """The verdict begins with the field at fault."""
+    """The verdict begins with the wrong field."""
     assert refused(world, job("one", **{field: value}) if field != "id" else job(value)).startswith(f"{field}")
 
 
 def test_a_task_may_not_need_more_than_its_job_may_have(world: World) -> None:
-    """It could never run."""
+    """Such a task could never run."""
     assert refused(world, job("one", max_slots=2, tasks=(("t", 3, 0, 0),))).startswith("tasks: t needs 3 slots")
 
 
 def test_the_replica_holds_so_many_jobs_and_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that have not ended."""
+    """This counts jobs that have not ended."""
     monkeypatch.setattr(submit_job, "JOBS_MAX", 2)
     monkeypatch.setattr(submit_job, "BODIES_BYTES_MAX", 10)
     done(world, job("one"), job("two"))
@@ -158,7 +158,7 @@ def test_the_replica_holds_so_many_jobs_and_no_more(world: World, monkeypatch: p
 
 
 def test_a_job_goes_on_where_another_stopped(world: World) -> None:
-    """Behind its last committed batch, whether that one runs, has ended, or was collected."""
+    """It begins after the other job's last committed batch, whether that job runs, has ended, or was collected."""
     done(world, job("one"))
     how_far = evolve(now(world, "one"), batch=7, offsets=b"so far")
     world.replicas[-1] = evolve(world.now, jobs=world.now.jobs.set("one", how_far))
@@ -170,7 +170,7 @@ def test_a_job_goes_on_where_another_stopped(world: World) -> None:
 def test_a_job_does_not_begin_anew_because_offsets_were_forgotten(
     world: World, monkeypatch: pytest.MonkeyPatch, batch: int, known: bool
 ) -> None:
-    """A single committed batch is enough. Without one there is nothing to forget."""
+    """One committed batch is enough for this. Without a batch there is nothing to forget."""
     monkeypatch.setattr(lifetime, "OFFSETS_BYTES_MAX", 0)
     done(world, job("one"))
     how_far = evolve(now(world, "one"), batch=batch, offsets=b"so far" if known else b"")
@@ -183,7 +183,7 @@ def test_a_job_does_not_begin_anew_because_offsets_were_forgotten(
 
 
 def test_offsets_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that ended first lose theirs, and nobody can go on where they stopped."""
+    """The jobs that ended first lose their offsets, and no job can continue from these."""
     monkeypatch.setattr(lifetime, "OFFSETS_BYTES_MAX", 10)
     for name in ("one", "two", "three"):
         done(world, job(name))
@@ -200,7 +200,7 @@ def test_offsets_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, m
 
 
 def test_a_driver_that_dies_is_replaced_under_a_higher_version(world: World) -> None:
-    """What the old one still says is void; what was sealed and committed stays."""
+    """Entries of the old driver are void; sealed inputs and commits stay."""
     done(world, job("one"))
     old = now(world, "one")
     done(world, driver_ready.Args("one", old.version), seal_input.Args("one", "in"))
@@ -231,7 +231,7 @@ def test_slots_that_change_are_no_reason_for_another_version(world: World) -> No
 
 
 def test_the_same_driver_again_has_another_version(world: World) -> None:
-    """It may have stopped in between, and two runs of a job must not be taken for one."""
+    """It may have stopped in between, and two runs of a job must be distinguishable."""
     done(world, job("one"))
     old = now(world, "one")
     only(world, old.driver)
@@ -244,7 +244,7 @@ def test_the_same_driver_again_has_another_version(world: World) -> None:
 
 
 def test_versions_rise_within_one_record(world: World) -> None:
-    """Each change of driver is told apart, however they came."""
+    """Each change of driver has a version of its own."""
     done(world, job("one"))
     driver = now(world, "one").driver
     only(world, driver)
@@ -253,12 +253,12 @@ def test_versions_rise_within_one_record(world: World) -> None:
 
 
 def only(world: World, peer: str) -> None:
-    """Have nobody else offer slots."""
+    """Let no other peer offer slots."""
     done(world, *(set_slots.Args(other, 0) for other in sorted(world.now.ring.members) if other != peer))
 
 
 def test_a_node_that_drains_drives_nothing(world: World) -> None:
-    """Its jobs go elsewhere at once."""
+    """Its jobs are moved at once."""
     done(world, job("one"))
     old = now(world, "one")
     done(world, drain_node.Args(f"node-{old.driver}", False))
@@ -266,7 +266,7 @@ def test_a_node_that_drains_drives_nothing(world: World) -> None:
 
 
 def test_a_peer_that_comes_gives_slots_to_who_waits(world: World) -> None:
-    """Members only: who is still joining drives nothing."""
+    """Only members count: a joining peer drives nothing."""
     done(world, *(job(f"j{number}", min_slots=4) for number in range(4)))
     assert now(world, "j3").why == "waits for slots: needs 4 of one peer"
     world.submit("d", joining("d"))
@@ -276,7 +276,7 @@ def test_a_peer_that_comes_gives_slots_to_who_waits(world: World) -> None:
 
 
 def test_tags_zones_and_company(world: World) -> None:
-    """A job is driven where all that it asks for is."""
+    """A job is driven where all its demands are met."""
     plain = joining("d", zone="z2")
     fields = (plain.peer, plain.node, plain.address, plain.http, plain.zone, 4, ("gpu", "big"), VERSIONS, "", "")
     world.submit("d", prepare_join_cluster.Args(*fields))
@@ -290,7 +290,7 @@ def test_tags_zones_and_company(world: World) -> None:
 
 
 def test_a_name_that_is_taken_again_binds_nobody(world: World) -> None:
-    """Two jobs would run beside each other, and neither could begin."""
+    """Otherwise two jobs would wait for each other, and neither could begin."""
     done(world, job("one", keep_ms=0), job("two", beside="one"), kill_job.Args("one"), gc.Args())
     two = now(world, "two")
     done(world, job("one", beside="two"))
@@ -299,7 +299,7 @@ def test_a_name_that_is_taken_again_binds_nobody(world: World) -> None:
 
 
 def test_the_order_in_which_maps_hold_jobs_decides_nothing(world: World) -> None:
-    """A replica that was loaded from an origin holds them in another order than the one it was made of."""
+    """A replica that was loaded from a snapshot has its jobs in another order."""
     kinds = ("greedy", "balanced", "percentage")
     for number in range(11):
         kind = kinds[number % 3]
@@ -324,20 +324,20 @@ def test_the_order_in_which_maps_hold_jobs_decides_nothing(world: World) -> None
     ],
 )
 def test_who_can_never_run_is_told_what_is_missing(world: World, asked: dict[str, Any], why: str) -> None:
-    """It waits all the same: a peer may come."""
+    """It still waits, because a suitable peer may join."""
     done(world, job("one", **asked))
     assert (now(world, "one").state, now(world, "one").why) == ("waiting", why)
 
 
 def test_no_slots_at_all_is_said(world: World) -> None:
-    """As when no peer hosts Spark."""
+    """This is so if no peer hosts Spark."""
     done(world, *(set_slots.Args(peer, 0) for peer in "abc"), job("one"), job("two", beside="one"))
     assert now(world, "one").why == "no peer offers slots"
     assert now(world, "two").why == "waits for job one, beside which it runs"
 
 
 def test_what_a_job_had_goes_to_others_when_it_ends(world: World) -> None:
-    """In the same entry."""
+    """The same entry gives its slots to other jobs."""
     done(world, *(job(f"j{number}", min_slots=4) for number in range(4)))
     done(world, kill_job.Args("j1"))
     assert now(world, "j3").state == "running"
@@ -347,7 +347,7 @@ def test_what_a_job_had_goes_to_others_when_it_ends(world: World) -> None:
 
 
 def test_nothing_can_be_done_with_a_job_that_nobody_submitted(world: World) -> None:
-    """Each entry says so."""
+    """The verdict of each entry says so."""
     for args in (
         kill_job.Args("none"),
         driver_ready.Args("none", 1),
@@ -359,7 +359,7 @@ def test_nothing_can_be_done_with_a_job_that_nobody_submitted(world: World) -> N
 
 
 def test_inputs_are_sealed_once(world: World) -> None:
-    """Only those that the job has."""
+    """Only inputs of the job can be sealed."""
     done(world, job("one", inputs=("in", "more")), seal_input.Args("one", "more"), seal_input.Args("one", "in"))
     assert now(world, "one").sealed == ("in", "more")
     assert refused(world, seal_input.Args("one", "in")) == "already sealed"
@@ -367,7 +367,7 @@ def test_inputs_are_sealed_once(world: World) -> None:
 
 
 def test_an_error_is_text_of_bounded_length(world: World) -> None:
-    """In bytes, as the replica keeps it."""
+    """The limit is in bytes, as stored in the replica."""
     done(world, job("one"))
     version = now(world, "one").version
     assert refused(world, fail_job.Args("one", version, "ü" * 4_097)).startswith("error must have at most")
@@ -396,7 +396,7 @@ def test_an_error_is_text_of_bounded_length(world: World) -> None:
     ],
 )
 def test_an_invariant_that_is_broken_is_named(world: World, changes: dict[str, Any], said: str) -> None:
-    """One place of a job's record is not as it should be."""
+    """One field of a job's record is wrong."""
     done(world, job("one"))
     broken = evolve(now(world, "one"), **changes)
     found = violations(evolve(world.now, jobs=pmap({"one": broken})))
@@ -404,7 +404,7 @@ def test_an_invariant_that_is_broken_is_named(world: World, changes: dict[str, A
 
 
 def test_a_job_that_should_run_and_waits_is_noticed(world: World) -> None:
-    """The allocation is not what it should be."""
+    """The allocation is wrong."""
     done(world, job("one"))
     waiting = evolve(now(world, "one"), state="waiting", driver="", slots=0, why="no reason")
     assert "jobs are not allocated as they should be" in violations(evolve(world.now, jobs=pmap({"one": waiting})))

@@ -1,4 +1,4 @@
-"""The chained digest: equal for equal records only, with milestones for readers that begin late."""
+"""The chained digest: equal only for equal records, with milestones for readers that start late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDS = [Record(place, 1_000 + place, b"%d" % place) for place in range(4)]
 
 
 def read(records: list[Record]) -> Replica:
-    """The replica after records of which none changes anything."""
+    """Return the replica after records that change nothing."""
     replica = EMPTY
     for record in records:
         replica = step(replica, record, ENTRIES).replica
@@ -32,7 +32,7 @@ def read(records: list[Record]) -> Replica:
 
 
 def milestones(newest: int) -> Milestones:
-    """Those of a log that was read up to its milestone number ``newest``."""
+    """Return the milestones of a log that was read up to milestone number ``newest``."""
     found: Milestones = ()
     for number in range(newest + 1):
         found = with_milestone(found, number * MILESTONE_POSITIONS, b"%d" % number)
@@ -40,7 +40,7 @@ def milestones(newest: int) -> Milestones:
 
 
 def test_readers_of_the_same_records_have_equal_digests() -> None:
-    """Wherever they are."""
+    """This holds at every position."""
     for count in range(len(RECORDS)):
         assert read(RECORDS[:count]).digest == read(RECORDS[:count]).digest
 
@@ -48,14 +48,14 @@ def test_readers_of_the_same_records_have_equal_digests() -> None:
 @pytest.mark.parametrize("change", [{"data": b"other"}, {"ctime_ms": 7}])
 @pytest.mark.parametrize("place", range(3))
 def test_one_other_record_changes_every_later_digest(place: int, change: dict[str, object]) -> None:
-    """Bytes as well as the time that the log gave the record."""
+    """Bytes and the log's time of a record both count."""
     others = [evolve(one, **change) if one.position == place else one for one in RECORDS]
     for count in range(place + 1, len(RECORDS) + 1):
         assert read(RECORDS[:count]).digest != read(others[:count]).digest
 
 
 def test_records_that_count_change_the_digest_too() -> None:
-    """And those that are repeats, which change nothing else that matters."""
+    """So do repeats, which have no other effect."""
     world = created("a")
     before = world.now.digest
     world.append(world.records[-1].data)
@@ -74,7 +74,7 @@ def test_milestones_hold_the_digest_of_their_position() -> None:
 
 
 def test_the_trail_has_the_last_digests() -> None:
-    """Also behind a gap, as between two segments; of older positions it knows nothing."""
+    """This holds after a gap between two segments; older positions are unknown."""
     replica = EMPTY
     digests = {}
     last = MILESTONE_POSITIONS * (TRAIL_BLOCKS + 1)
@@ -88,13 +88,13 @@ def test_the_trail_has_the_last_digests() -> None:
 
 
 def mark(replica: Replica) -> ReadMark:
-    """How far a store whose node has this replica has read."""
+    """Return the read mark of a store whose node has this replica."""
     return ReadMark(replica.position, replica.digest, replica.milestones)
 
 
 @pytest.mark.parametrize("more", [0, 5, 3 * MILESTONE_POSITIONS, (TRAIL_BLOCKS + 4) * MILESTONE_POSITIONS])
 def test_a_snapshot_of_another_log_contradicts_what_was_read(more: int) -> None:
-    """By the trail near its end, by milestones far from it; one of the same log never does."""
+    """The trail shows it near the end, milestones show it elsewhere; a snapshot of the same log never contradicts."""
     same = other = EMPTY
     for place in range(8 * MILESTONE_POSITIONS + 1):
         same = step(same, Record(place, 1, b""), ENTRIES).replica
@@ -112,7 +112,7 @@ def test_milestones_stay_few() -> None:
 
 
 def test_two_readers_of_one_log_have_a_recent_milestone_in_common() -> None:
-    """The one that read less can be compared with the other near its own end."""
+    """The reader that has read less can be compared near its own end."""
     for short in (0, 1, 7, 100, 777, 1_023):
         for ahead in (1, 5, 64, 900):
             common = set(milestones(short)) & set(milestones(short + ahead))

@@ -1,4 +1,4 @@
-"""Log time: no lease ends before its time, whatever clocks, networks and writers do, and all leases end."""
+"""Log time: no lease ends early, whatever clocks, networks and writers do, and every lease ends."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PEERS = ("a", "b", "c")
 RING = created(*PEERS)
 HOUR_MS = 3_600_000
 FAST_PPM = 500
-"""How much too fast, or too slow, a monotonic clock may run."""
+"""How much too fast or slow a monotonic clock may run."""
 CYCLE_MS = 2_500
-"""The longest time between two records of a leader with claims in flight, with its appending and reading."""
+"""Longest time between two records of a leader with claims in flight, its appending and reading included."""
 
 
 @define
 class Peer:
-    """A writer: what it has read, its two clocks, and its records on their way."""
+    """A writer: what it has read, its two clocks, and its records in flight."""
 
     id: str
     ppm: int = 0
@@ -42,7 +42,7 @@ class Peer:
     clock: LogClock = field(factory=LogClock)
 
     def monotonic_ns(self, now_ms: int) -> int:
-        """Its monotonic clock, which is not set by anybody."""
+        """Return its monotonic clock, which is never set."""
         return now_ms * NS + now_ms * NS * self.ppm // 1_000_000
 
 
@@ -55,7 +55,7 @@ class Landed(NamedTuple):
 
 @define
 class Log:
-    """A log whose clock may be anything, and its writers."""
+    """A log with any clock, and its writers."""
 
     peers: dict[str, Peer]
     replicas: list[Replica] = field(factory=lambda: [RING.now])
@@ -77,7 +77,7 @@ class Log:
         peer.read = max(peer.read, end)
 
     def make(self, name: str) -> None:
-        """A peer makes a record, or makes the one that is on its way once more."""
+        """Let a peer make a record, or repeat the one in flight."""
         peer = self.peers[name]
         measured = peer.clock.measured(peer.monotonic_ns(self.now_ms))
         number = self.replicas[-1].outbox.get(name, 0) + 1
@@ -85,12 +85,12 @@ class Log:
         peer.flying.append(encode_record(CLUSTER_ID, name, number, wall_ms, [], measured=measured))
 
     def land(self, name: str) -> None:
-        """The last record that a peer made lands; it may turn out to be a repeat."""
+        """Append the last record of a peer; it may be a repeat."""
         if self.peers[name].flying:
             self.append(self.peers[name].flying.pop())
 
     def append(self, data: bytes) -> int:
-        """A record lands; by how much log time rose."""
+        """Append a record; return by how much log time rose."""
         before = self.replicas[-1]
         done = step(before, Record(before.position + 1, max(0, self.now_ms + self.ctime_off_ms), data), ENTRIES)
         self.replicas.append(done.replica)
@@ -99,7 +99,7 @@ class Log:
         return done.replica.log_time_ms - before.log_time_ms
 
     def write(self, name: str, *, latency_ms: int = 0, read_ms: int = 0) -> int:
-        """A peer that has read all writes a record, and everybody reads it; by how much log time rose."""
+        """Let a peer that has read everything append a record, and all read it; return by how much log time rose."""
         before_ms = self.log_ms
         self.catch_up(name)
         self.make(name)
@@ -111,14 +111,14 @@ class Log:
         return self.log_ms - before_ms
 
     def restart(self, name: str) -> None:
-        """A peer forgets what it measured and goes on from the end; its records may still land."""
+        """Let a peer forget its measurements and continue from the end; its records may still arrive."""
         peer = self.peers[name]
         peer.clock, peer.read = LogClock(), len(self.replicas) - 1
         self.catch_up(name)
 
 
 def log(ppm: Iterable[int] = (0, 0, 0)) -> Log:
-    """A log with three peers that have read it."""
+    """Return a log with three peers that have read it."""
     found = Log({name: Peer(name, rate) for name, rate in zip(PEERS, ppm, strict=True)})
     for name in PEERS:
         found.catch_up(name)
@@ -143,7 +143,7 @@ RATES = st.tuples(*[st.sampled_from([-FAST_PPM, 0, FAST_PPM])] * 3)
 
 
 def act(world: Log, action: Action) -> None:
-    """Carry one action out."""
+    """Carry out one action."""
     word, name, number = action
     if word == "pass":
         world.now_ms += number
@@ -165,7 +165,7 @@ def act(world: Log, action: Action) -> None:
 @settings(max_examples=300, deadline=None)
 @given(actions=st.lists(ACTIONS, min_size=3, max_size=60), rates=RATES)
 def test_no_interleaving_of_records_ends_a_lease_before_its_time(actions: list[Action], rates: tuple[int, ...]) -> None:
-    """Late records, repeats, slow readers, restarts, wall clocks and a log's clock that are set to anything."""
+    """There are late records, repeats, slow readers, restarts, and clocks that are set to anything."""
     world = log(rates)
     for action in actions:
         act(world, action)
@@ -178,12 +178,12 @@ def test_no_interleaving_of_records_ends_a_lease_before_its_time(actions: list[A
 
 
 def test_the_grace_is_what_log_time_may_run_ahead() -> None:
-    """Less would end leases early, more would end them late for nothing."""
+    """A smaller grace would end leases early, a larger one would end them late."""
     assert GRACE_MS == LOG_TIME_SLACK_MS
 
 
 def test_two_clocks_that_jump_together_add_nothing() -> None:
-    """The writer's wall clock and the log's, by the same amount or another, in the same moment."""
+    """The writer's wall clock and that of the log jump at the same moment, by the same amount or not."""
     for by_ms, log_by_ms in ((1_500, 1_500), (600_000, 1_500), (HOUR_MS, HOUR_MS), (-HOUR_MS, -HOUR_MS)):
         world = log()
         world.now_ms += 1_000
@@ -197,7 +197,7 @@ def test_two_clocks_that_jump_together_add_nothing() -> None:
 
 
 def test_a_writer_that_has_not_read_the_last_record_counts_no_more_than_the_slack() -> None:
-    """The record that it has not read may hold a grant that landed just before."""
+    """The record that it has not read may have a grant that was appended just before."""
     world = log()
     world.make("b")
     world.now_ms += 3_000
@@ -208,7 +208,7 @@ def test_a_writer_that_has_not_read_the_last_record_counts_no_more_than_the_slac
 
 
 def test_a_record_that_lands_late_counts_what_passed_before_it_was_made() -> None:
-    """And the next one counts the rest, once."""
+    """The next record counts the rest, once."""
     world = log()
     world.now_ms += 1_000
     world.make("a")
@@ -230,7 +230,7 @@ def test_a_slow_monotonic_clock_only_makes_leases_longer() -> None:
 
 
 def test_log_time_passes_as_time_does() -> None:
-    """By what the writers measured, whoever writes."""
+    """Log time follows the measurements of all writers."""
     world = log()
     found = []
     for number in range(9):
@@ -242,7 +242,7 @@ def test_log_time_passes_as_time_does() -> None:
 @settings(max_examples=100, deadline=None)
 @given(pauses=st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 2)), min_size=1, max_size=60))
 def test_little_time_is_lost_by_appending_and_reading(pauses: list[tuple[int, int]]) -> None:
-    """However records crowd: with 40 ms for each of both log time has four fifths of true time."""
+    """With many records and 40 ms for appending and reading each, log time has four fifths of true time."""
     world = log()
     start_ms = world.now_ms
     for pause_ms, writer in pauses:
@@ -253,7 +253,7 @@ def test_little_time_is_lost_by_appending_and_reading(pauses: list[tuple[int, in
 
 
 def test_a_flood_of_records_does_not_hold_log_time_up() -> None:
-    """Writers that have always just read something measure over all of them."""
+    """Writers that have just read a record measure over several records."""
     world = log()
     start_ms = world.now_ms
     for number in range(2_000):
@@ -270,7 +270,7 @@ def test_a_flood_of_records_does_not_hold_log_time_up() -> None:
 def test_whatever_others_do_a_leader_that_writes_moves_log_time(
     before: list[Action], between: list[list[Action]], rates: tuple[int, ...]
 ) -> None:
-    """By the slack with each of its records, so a lease lasts at most five times as long, and some seconds."""
+    """Each of its records adds the slack, so a lease lasts at most five times as long, and some seconds."""
     world = log(rates)
     for action in before:
         act(world, action)
@@ -291,7 +291,7 @@ def test_whatever_others_do_a_leader_that_writes_moves_log_time(
 def test_leases_end_as_soon_as_ever_once_faults_are_over(
     history: list[Action], rates: tuple[int, ...], writer: str
 ) -> None:
-    """After whatever happened, ten seconds of records every two seconds count as ten."""
+    """After any faults, ten seconds of records every two seconds count as ten."""
     world = log(rates)
     for action in history:
         act(world, action)
@@ -307,7 +307,7 @@ def test_leases_end_as_soon_as_ever_once_faults_are_over(
 
 
 def test_an_outage_counts_nothing() -> None:
-    """Nor does an idle time: a longer pause than there is while claims are held."""
+    """Idle time does not count either: a longer pause than is possible while claims are held."""
     world = log()
     for pause_ms, counted_ms in (
         (LOG_TIME_STEP_MAX_MS, LOG_TIME_STEP_MAX_MS),
@@ -322,7 +322,7 @@ def test_an_outage_counts_nothing() -> None:
 @settings(max_examples=200, deadline=None)
 @given(history=st.lists(ACTIONS, max_size=30), writers=st.permutations(PEERS))
 def test_no_record_after_an_outage_counts_any_of_it(history: list[Action], writers: list[str]) -> None:
-    """Whatever the writers had measured before, and whoever comes first."""
+    """This holds for any earlier measurement and any first writer."""
     world = log()
     for action in history:
         act(world, action)
@@ -342,7 +342,7 @@ def test_no_record_after_an_outage_counts_any_of_it(history: list[Action], write
 
 
 def test_a_flood_of_foreign_bytes_does_not_hold_time_up() -> None:
-    """Bytes that are not a record of this cluster grant nothing: a writer need not have read them."""
+    """Bytes that are not a record of this cluster grant nothing, so a writer need not have read them."""
     world = log()
     world.now_ms += 1_000
     world.write("a")
@@ -356,7 +356,7 @@ def test_a_flood_of_foreign_bytes_does_not_hold_time_up() -> None:
 
 
 def test_a_record_that_claims_too_much_moves_log_time_by_the_slack() -> None:
-    """What a broken writer says that it has reached is bounded."""
+    """The effect of a broken writer is bounded."""
     world = log()
     data = encode_record(CLUSTER_ID, "a", RING.now.outbox["a"] + 1, 0, [], measured=Measured(-1, 9_000, 1 << 60))
     assert world.append(data) == LOG_TIME_SLACK_MS
@@ -377,7 +377,7 @@ def test_the_clusters_clock_follows_the_logs_but_not_its_jumps() -> None:
 
 
 def test_clocks_that_jump_together_do_not_take_the_clusters_clock_along() -> None:
-    """The jump shows in the writer's skew instead, so its peer does not believe its clock."""
+    """The jump becomes part of the writer's skew, so its peer does not trust its clock."""
     for by_ms, log_by_ms in ((HOUR_MS, HOUR_MS), (600_000, -700), (HOUR_MS, 2 * HOUR_MS)):
         world = log()
         before_ms = world.replicas[-1].clock_ms
@@ -390,7 +390,7 @@ def test_clocks_that_jump_together_do_not_take_the_clusters_clock_along() -> Non
 
 
 def test_a_newcomers_clock_is_compared_from_its_first_record_on() -> None:
-    """However long nothing was written before it came."""
+    """This holds after any pause without records."""
     world = World(check=False)
     world.replicas, world.now_ms = [evolve(RING.now, position=-1, counted_position=-1)], RING.now_ms + HOUR_MS
     world.join("d")
@@ -398,7 +398,7 @@ def test_a_newcomers_clock_is_compared_from_its_first_record_on() -> None:
 
 
 def test_a_writers_clock_skew_is_noted() -> None:
-    """Once it moved by more than the jitter of appending; a jump of the log's clock is none of its own."""
+    """It is noted if it changes by more than the jitter of appends; a jump of the log's clock is not a skew."""
     world = log()
 
     def skews() -> dict[str, int]:

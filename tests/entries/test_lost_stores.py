@@ -1,4 +1,4 @@
-"""A node that comes with another store: its copies count no more until they are made again."""
+"""A node that returns with another store: its copies do not count until they are made again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.entries.world import World, created, joining
 
 
 def three() -> World:
-    """A cluster of three nodes, whose partitions are settled and ready."""
+    """Return a cluster of three nodes, whose partitions are settled and ready."""
     world = created("a", "b", "c")
     serve(world)
     return world
 
 
 def serve(world: World) -> None:
-    """Let every leader do what makes its partitions ready and settled."""
+    """Let every leader make its partitions ready and settled."""
     world.settle(*sorted(world.now.peers))
     for number, placed in sorted(world.now.partitions.items()):
         if placed.members != placed.target:
@@ -33,7 +33,7 @@ def lose(world: World, peer: str, node: str, *, store: str) -> None:
 
 
 def test_a_lost_copy_counts_for_the_size_of_a_majority_and_never_for_one() -> None:
-    """The node itself is filled: it stays in the target."""
+    """The node itself is filled again: it stays in the target."""
     world = three()
     before = world.now.partitions
     lose(world, "a2", "node-a", store="s2")
@@ -55,7 +55,7 @@ def test_the_same_store_changes_no_member() -> None:
 
 
 def test_once_settled_the_node_is_a_member_again() -> None:
-    """Under its own name."""
+    """It keeps its name."""
     world = three()
     lose(world, "a2", "node-a", store="s2")
     serve(world)
@@ -63,7 +63,7 @@ def test_once_settled_the_node_is_a_member_again() -> None:
 
 
 def test_a_store_that_is_lost_during_the_refill_makes_the_settling_stale() -> None:
-    """What the leader of the epoch before had compared is gone."""
+    """The comparison of the earlier epoch is no longer valid."""
     world = three()
     lose(world, "a2", "node-a", store="s2")
     stale = {number: (found.leader, found.epoch) for number, found in world.now.partitions.items()}
@@ -74,7 +74,7 @@ def test_a_store_that_is_lost_during_the_refill_makes_the_settling_stale() -> No
 
 
 def test_two_lost_copies_of_three_leave_no_majority_until_an_operator_accepts_the_loss() -> None:
-    """The third alone may lack what the two had."""
+    """The third copy may lack rows that the two had."""
     world = three()
     lose(world, "a2", "node-a", store="s2")
     lose(world, "b2", "node-b", store="s2")
@@ -86,7 +86,7 @@ def test_two_lost_copies_of_three_leave_no_majority_until_an_operator_accepts_th
 
 
 def test_an_emptied_node_that_is_replaced_leaves_its_lost_copy_in_the_majority() -> None:
-    """Until another node has the copy."""
+    """This lasts until another node has the copy."""
     world = created("a", "b", "c", "d", partitions=2)
     serve(world)
     number = next(number for number, found in world.now.partitions.items() if "node-a" in found.members)
@@ -98,6 +98,6 @@ def test_an_emptied_node_that_is_replaced_leaves_its_lost_copy_in_the_majority()
 
 
 def test_a_node_cannot_be_named_like_a_lost_copy() -> None:
-    """It would count for one."""
+    """Otherwise it would count as that copy."""
     world = three()
     assert world.verdicts("d", joining("d", f"node-a{LOST}s1")) == ["bad name"]

@@ -1,4 +1,4 @@
-"""Entries about partitions, one by one: ready, settle, yield, replace; and the duties that follow."""
+"""Entries about partitions (ready, settle, yield, replace) and the duties that follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.entries.cohorts import cluster, copies, join, leaders, leave, mark, r
 
 
 def fresh(*nodes: str, partitions: int = 1) -> Replica:
-    """A cluster whose leaders changed just now: nothing is ready."""
+    """Return a cluster whose leaders have just changed: nothing is ready."""
     replica = cluster(*nodes, partitions=partitions)
     return evolve(
         replica,
@@ -26,12 +26,12 @@ def fresh(*nodes: str, partitions: int = 1) -> Replica:
 
 
 def the(replica: Replica) -> Partition:
-    """The one partition."""
+    """Return the only partition."""
     return replica.partitions[0]
 
 
 def moving() -> Replica:
-    """A partition with members a, b, c that is to move off c, ready to settle."""
+    """Return a partition with members a, b, c that is leaving c, ready to settle."""
     before = cluster("a", "b", "c", partitions=1)
     after = mark(join(before, "d"), "c", replaced=True)
     assert the(after).target == ("a", "b", "d")
@@ -76,7 +76,7 @@ def test_ready_twice_changes_nothing() -> None:
 
 
 def test_settling_makes_the_target_the_members() -> None:
-    """A leader that stays serves on in the same epoch."""
+    """A leader that stays continues in the same epoch."""
     replica = moving()
     after, verdict = submit(replica, settle_partition.Args(0, the(replica).epoch), the(replica).leader)
     assert verdict == APPLIED
@@ -84,7 +84,7 @@ def test_settling_makes_the_target_the_members() -> None:
 
 
 def test_settling_needs_a_ready_leader() -> None:
-    """Before it is ready nobody knows that its facts are complete."""
+    """Before it is ready, it is unknown whether its facts are complete."""
     replica = moving()
     replica = evolve(replica, partitions=replica.partitions.set(0, evolve(the(replica), ready=False)))
     assert submit(replica, settle_partition.Args(0, the(replica).epoch), the(replica).leader)[1] == "not ready"
@@ -98,7 +98,7 @@ def test_settling_twice_changes_nothing() -> None:
 
 
 def test_a_leader_outside_the_target_is_followed_by_one_inside() -> None:
-    """As soon as the target changes: both cohorts have the nodes that stay."""
+    """This happens when the target changes: the nodes that stay are in both cohorts."""
     replica = cluster("a", partitions=1)
     replica = mark(join(replica, "b"), "a", replaced=True)
     assert the(replica).members == ("a",) and the(replica).target == ("b",)
@@ -111,7 +111,7 @@ def test_a_leader_outside_the_target_is_followed_by_one_inside() -> None:
 
 
 def yielded(replica: Replica) -> Replica:
-    """The leader gives up."""
+    """Let the leader yield."""
     after, verdict = submit(replica, yield_partition.Args(0, the(replica).epoch), the(replica).leader)
     assert verdict == APPLIED
     assert the(after).epoch == the(replica).epoch + 1
@@ -132,7 +132,7 @@ def test_yielding_goes_round_all_candidates() -> None:
 
 
 def test_a_single_candidate_tries_again_at_a_higher_epoch() -> None:
-    """There is nobody else to pass leadership to."""
+    """There is no other node that could lead."""
     replica = fresh("a")
     assert the(yielded(replica)).leader == the(replica).leader
 
@@ -146,7 +146,7 @@ def test_yielding_passes_over_nodes_that_are_away_or_leaving() -> None:
 
 
 def test_a_partition_is_not_wedged_by_the_only_node_in_both_cohorts() -> None:
-    """If it cannot become ready, the other members and the rest of the target have their turn."""
+    """If it cannot become ready, the other members and the rest of the target lead in turn."""
     replica = cluster("a", partitions=1)
     replica = join(replica, "b", "c")
     assert the(replica).members == ("a",) and the(replica).target == ("a", "b", "c")
@@ -158,14 +158,14 @@ def test_a_partition_is_not_wedged_by_the_only_node_in_both_cohorts() -> None:
 
 
 def test_membership_changes_do_not_interrupt_a_round_of_yields() -> None:
-    """Who yielded is not made leader again by the next placement."""
+    """A node that yielded is not made leader by the next placement."""
     replica = yielded(fresh("a", "b", "c"))
     after = join(replica, "d")
     assert the(after).leader == the(replica).leader
 
 
 def test_balance_does_not_give_back_what_was_yielded() -> None:
-    """All partitions of a node that is cut off go to others, and stay there however uneven that is."""
+    """All partitions of an unreachable node get other leaders and keep them, even if that is uneven."""
     replica = fresh("a", "b", "c", partitions=9)
     cut_off = replica.nodes["a"].peer
     for number in sorted(replica.partitions):
@@ -179,12 +179,12 @@ def test_balance_does_not_give_back_what_was_yielded() -> None:
 
 
 def later(replica: Replica, rise_ms: int) -> Replica:
-    """Log time has gone on."""
+    """Let log time pass."""
     return evolve(replica, log_time_ms=replica.log_time_ms + rise_ms)
 
 
 def test_the_first_peer_owes_replacing_a_node_that_is_absent_for_long() -> None:
-    """After more than the setting in log time, and it alone owes it."""
+    """It owes this after the setting has passed in log time, and only this peer does."""
     replica = leave(cluster("a", "b", "c", "d", partitions=8), "d")
     limit_ms = replica.settings.absent_after_ms
     first = first_peer(replica)
@@ -196,7 +196,7 @@ def test_the_first_peer_owes_replacing_a_node_that_is_absent_for_long() -> None:
 
 
 def test_what_is_owed_is_done_once() -> None:
-    """The entry discharges the obligation."""
+    """The entry ends the obligation."""
     replica = later(leave(cluster("a", "b", "c", "d", partitions=8), "d"), 100_000)
     (args,) = replace_node.owed(replica, first_peer(replica))
     after, verdict = submit(replica, args, first_peer(replica))
@@ -206,7 +206,7 @@ def test_what_is_owed_is_done_once() -> None:
 
 
 def test_a_node_is_left_alone_if_nobody_could_take_over() -> None:
-    """Three copies on three nodes, one away: nothing is gained by dropping it."""
+    """With three copies on three nodes and one node away, dropping it would gain nothing."""
     replica = later(leave(cluster("a", "b", "c", partitions=8), "c"), 100_000)
     assert not replace_node.owed(replica, first_peer(replica))
     replica = join(replica, "d")
@@ -222,14 +222,14 @@ def test_a_node_without_copies_is_left_alone() -> None:
 
 
 def test_only_an_absent_node_can_be_replaced() -> None:
-    """One that is present is drained instead; unknown ones are named so."""
+    """A present node is drained instead; an unknown node is named in the verdict."""
     replica = cluster("a", "b", partitions=8)
     assert submit(replica, replace_node.Args("a"), "")[1] == "the node is present"
     assert submit(replica, replace_node.Args("x"), "")[1] == "no such node"
 
 
 def test_a_node_that_comes_back_in_time_keeps_everything() -> None:
-    """Nobody owes anything, nothing moved."""
+    """There is no obligation, and no copy moved."""
     before = cluster("a", "b", "c", "d", partitions=8)
     after = join(later(leave(before, "d"), 60_000), "d")
     assert targets(after) == targets(before)
@@ -240,7 +240,7 @@ def test_a_node_that_comes_back_in_time_keeps_everything() -> None:
 
 
 def test_leading_is_a_duty_ready_or_not() -> None:
-    """One per partition and epoch, of the leader only."""
+    """There is one for each partition and epoch, of the leader only."""
     replica = fresh("a", "b", "c", partitions=6)
     replica = ready(replica, 0)
     for me in replica.ring.members:
@@ -258,7 +258,7 @@ def test_a_new_epoch_is_a_new_duty() -> None:
 
 
 def test_watching_is_a_duty() -> None:
-    """Whom the ring says."""
+    """The watched peer is that of the ring."""
     replica = cluster("a", "b", partitions=1)
     a, b = replica.nodes["a"].peer, replica.nodes["b"].peer
     replica = evolve(replica, ring=evolve(replica.ring, pairs=replica.ring.pairs.set(a, b).set(b, a)))
@@ -266,7 +266,7 @@ def test_watching_is_a_duty() -> None:
 
 
 def test_the_snapshot_is_the_duty_of_the_peer_that_is_named() -> None:
-    """And of nobody else, and only once there is one."""
+    """Only that peer has it, and only while a collection is running."""
     replica = cluster("a", "b", partitions=1)
     me, other = replica.nodes["a"].peer, replica.nodes["b"].peer
     assert not any(isinstance(duty, Snapshot) for duty in duties(replica, me))
@@ -276,7 +276,7 @@ def test_the_snapshot_is_the_duty_of_the_peer_that_is_named() -> None:
 
 
 def test_a_stranger_has_no_duties() -> None:
-    """Nor has anybody before the cluster exists."""
+    """No peer has duties before the cluster exists."""
     assert duties(cluster("a", partitions=1), "x") == frozenset() == duties(Replica(), "")
 
 

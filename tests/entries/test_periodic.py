@@ -1,4 +1,4 @@
-"""Periodic tasks: set up, fired exactly once for each time, and what becomes of times that were missed."""
+"""Periodic tasks: set up, fired exactly once for each time; and missed times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NIGHTLY = set_periodic.Args("nightly", "mail", "every 10s", "UTC", b"x", "bytes"
 
 
 def periodic(**changes: Any) -> Periodic:
-    """One that is due every ten seconds, first at 10 s."""
+    """Return a periodic task that is due every ten seconds, first at 10 s."""
     found = Periodic(name="nightly", queue="mail", schedule="every 10s", zone="UTC", next_ms=10_000)
     return evolve(found, **changes)
 
@@ -47,7 +47,7 @@ def test_setting_up_again_keeps_the_next_run_and_the_count() -> None:
 
 @pytest.mark.parametrize("changes", [{"schedule": "every 20s"}, {"zone": "Europe/Berlin"}])
 def test_another_schedule_or_zone_begins_anew(changes: dict[str, Any]) -> None:
-    """At the time that who set it up has read from it; ids of runs go on."""
+    """It starts at the time that the caller computed; ids of runs continue."""
     world = QueueWorld()
     world.done(NIGHTLY)
     world.done(fire_periodic.Args("nightly", 10_000, 20_000, 3))
@@ -57,7 +57,7 @@ def test_another_schedule_or_zone_begins_anew(changes: dict[str, Any]) -> None:
 
 
 def test_each_time_is_fired_once_whoever_does_it() -> None:
-    """The second who was at it is told so."""
+    """The second entry for a time is refused."""
     world = QueueWorld()
     world.done(NIGHTLY)
     fired = fire_periodic.Args("nightly", 10_000, 20_000, 1)
@@ -73,7 +73,7 @@ def test_each_time_is_fired_once_whoever_does_it() -> None:
 
 
 def test_a_pause_ends_at_a_time_ahead() -> None:
-    """Times that passed meanwhile are no missed runs, however it is resumed."""
+    """Times during the pause are not missed runs, however it is resumed."""
     world = QueueWorld()
     world.done(NIGHTLY)
     world.done(pause_periodic.Args("nightly", True, 99))
@@ -90,7 +90,7 @@ def test_a_pause_ends_at_a_time_ahead() -> None:
 
 
 def test_a_removed_one_is_gone() -> None:
-    """What was on its way to fire it changes nothing."""
+    """A late entry that fires it changes nothing."""
     world = QueueWorld()
     world.done(NIGHTLY)
     world.done(remove_periodic.Args("nightly"))
@@ -122,7 +122,7 @@ def test_what_cannot_be_set_up_is_named(changes: dict[str, Any], field: str) -> 
 
 
 def test_the_replica_holds_so_many_and_so_much() -> None:
-    """Those that are there can be changed all the same."""
+    """Existing ones can still be changed."""
     world = QueueWorld()
     for number in range(PAYLOADS_BYTES_MAX // PERIODIC_DATA_BYTES_MAX):
         world.replica = evolve(
@@ -142,7 +142,7 @@ def test_the_replica_holds_so_many_and_so_much() -> None:
 
 
 def test_the_rings_first_peer_fires_while_there_is_something_to_fire() -> None:
-    """A duty of its own."""
+    """This is a duty."""
     replica = cohorts.cluster("a", "b", partitions=2)
     first = first_peer(replica)
     assert not any(Fire() in duties(replica, peer) for peer in replica.ring.members)
@@ -161,7 +161,7 @@ def test_those_are_due_that_are_not_paused_and_whose_time_has_come() -> None:
 
 
 def test_a_run_is_named_by_its_task_and_time() -> None:
-    """The same id whoever makes it; the id tells when it was due."""
+    """The id is the same for any leader, and shows when the run was due."""
     one, other = periodic(), periodic(name="other")
     assert task_id(one, 10_000, 64) == task_id(evolve(one, fired=7, payload=b"z"), 10_000, 64)
     assert len({task_id(one, 10_000, 64), task_id(one, 20_000, 64), task_id(other, 10_000, 64)}) == 3
@@ -173,13 +173,13 @@ def test_a_run_is_named_by_its_task_and_time() -> None:
     [("skip", [60_000]), ("once", [60_000]), ("all", [10_000, 20_000, 30_000, 40_000, 50_000, 60_000])],
 )
 def test_times_that_were_missed_while_nobody_fired_for_a_while(missed: str, fires: list[int]) -> None:
-    """The last one is no more than a minute old: it was not missed."""
+    """The last one is at most a minute old, so it was not missed."""
     found = plan(periodic(missed=missed), 69_999)
     assert found == (fires, 70_000)
 
 
 def test_after_a_long_while_a_skipped_run_waits_for_its_next_time() -> None:
-    """A run once a day that is hours late."""
+    """A daily run is hours late."""
     hours_late = 86_400_000 + 5 * 3_600_000
     daily = periodic(schedule="@daily", next_ms=86_400_000)
     assert plan(evolve(daily, missed="skip"), hours_late) == ([], 2 * 86_400_000)
@@ -188,19 +188,19 @@ def test_after_a_long_while_a_skipped_run_waits_for_its_next_time() -> None:
 
 
 def test_of_very_many_missed_times_the_last_thousand_run() -> None:
-    """A month of every ten seconds."""
+    """A month of runs every ten seconds was missed."""
     found = plan(periodic(missed="all"), 30 * 86_400_000)
     assert len(found.fires) == RUNS_MAX and found.fires[-1] == 30 * 86_400_000
     assert found.fires == sorted(set(found.fires))
 
 
 def test_nothing_is_fired_before_its_time() -> None:
-    """Clocks differ: whoever was first before may have been ahead."""
+    """Clocks differ: an earlier leader's clock may have been ahead."""
     assert plan(periodic(), 9_999) == ([], 10_000)
 
 
 def test_one_that_never_falls_due_again_is_left_so() -> None:
-    """On the last day of the calendar."""
+    """This is so on the last day of the calendar."""
     last_day_ms = 253_402_214_400_000
     found = periodic(schedule="@daily", next_ms=last_day_ms)
     assert plan(found, last_day_ms + 1) == ([last_day_ms], NEVER_MS)
@@ -208,7 +208,7 @@ def test_one_that_never_falls_due_again_is_left_so() -> None:
 
 
 def test_a_zone_that_this_machine_does_not_know_is_told() -> None:
-    """Another one's files may have it."""
+    """The files of another machine may have it."""
     with pytest.raises(BadRequest):
         plan(periodic(schedule="@daily", zone="Mars/Olympus"), 86_400_000)
 
@@ -220,7 +220,7 @@ def test_a_zone_that_this_machine_does_not_know_is_told() -> None:
     st.lists(st.integers(0, 400_000), min_size=1, max_size=12),
 )
 def test_no_time_is_fired_twice_and_with_all_none_is_left_out(missed: str, schedule: str, waits: list[int]) -> None:
-    """Whenever those look who fire, and if every other one dies before it could say so."""
+    """This holds for any times of the checks, even if every second leader dies before it has recorded a run."""
     world = QueueWorld()
     world.done(evolve(NIGHTLY, schedule=schedule, missed=missed, next_ms=600_000))
     now_ms, enqueued = 0, set[bytes]()

@@ -31,7 +31,7 @@ from tests.entries.cohorts import (
 
 
 def names(count: int, *, zones: int = 1) -> list[str]:
-    """Node names, going round the zones."""
+    """Return node names, spread over the zones."""
     return [f"n{number:02}@z{number % zones}" for number in range(count)]
 
 
@@ -41,7 +41,7 @@ def spread(counts: dict[str, int]) -> int:
 
 
 def replace(replica: Replica, node: str) -> Replica:
-    """An operator has the absent node replaced."""
+    """Replace the absent node, as an operator does."""
     after, verdict = submit(replica, replace_node.Args(node), "")
     assert verdict == "applied"
     return after
@@ -53,7 +53,7 @@ def replace(replica: Replica, node: str) -> Replica:
 @pytest.mark.parametrize("partitions", [64, 512])
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 12, 30])
 def test_copies_and_leaders_are_even(nodes: int, partitions: int) -> None:
-    """With all nodes there from the start, nobody has over one more than anybody else."""
+    """With all nodes present from the start, counts differ by at most one."""
     replica = reconcile(arrive(cluster(partitions=partitions), *names(nodes)))
     assert sum(copies(replica).values()) == partitions * min(nodes, 3)
     assert spread(copies(replica)) <= 1
@@ -61,7 +61,7 @@ def test_copies_and_leaders_are_even(nodes: int, partitions: int) -> None:
 
 
 def test_copies_stay_even_as_nodes_come_one_by_one() -> None:
-    """From 1 to 30 nodes, every newcomer gets its fair share and about that much moves."""
+    """From 1 to 30 nodes, every new node gets its fair share, and about that much moves."""
     first, *others = names(30)
     replica = cluster(first)
     for name in others:
@@ -73,7 +73,7 @@ def test_copies_stay_even_as_nodes_come_one_by_one() -> None:
 
 
 def test_growing_from_one_to_three_nodes_grows_the_cohorts() -> None:
-    """Fewer nodes than copies: everybody has everything, and the first stays a member throughout."""
+    """With fewer nodes than copies, every node has everything, and the first one stays a member."""
     replica = cluster("a", partitions=8)
     assert set(targets(replica).values()) == {("a",)}
     replica = join(replica, "b")
@@ -85,7 +85,7 @@ def test_growing_from_one_to_three_nodes_grows_the_cohorts() -> None:
 
 
 def test_members_of_a_new_partition_are_its_target_at_once() -> None:
-    """Where nothing is stored yet nothing has to be copied."""
+    """A partition without rows needs no copying."""
     replica = reconcile(arrive(cluster(partitions=8), *names(5)))
     assert all(found.members == found.target for found in replica.partitions.values())
 
@@ -100,7 +100,7 @@ def test_nothing_is_placed_before_the_cluster_exists() -> None:
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (4, 4, 4), (1, 2, 5), (10, 10, 10)])
 def test_with_three_zones_no_zone_holds_a_majority(sizes: tuple[int, ...]) -> None:
-    """Also where zones are of different sizes; within a zone copies are even."""
+    """This holds for zones of different sizes; within a zone copies are even."""
     nodes = [f"{zone}{number}@{zone}" for zone, size in zip("xyz", sizes, strict=True) for number in range(size)]
     replica = settle(reconcile(arrive(cluster(), *nodes)))
     for cohort in targets(replica).values():
@@ -117,7 +117,7 @@ def test_with_five_copies_no_zone_holds_three() -> None:
 
 
 def test_with_two_zones_both_hold_copies() -> None:
-    """A majority in one cannot be helped; all in one can."""
+    """A majority in one zone is unavoidable; all copies in one zone are not."""
     replica = reconcile(arrive(cluster(), *names(8, zones=2)))
     assert all(len({int(node[1:]) % 2 for node in cohort}) == 2 for cohort in targets(replica).values())
     assert spread(copies(replica)) <= 1
@@ -133,7 +133,7 @@ def test_a_third_zone_takes_over_what_a_majority_zone_holds() -> None:
 
 
 def test_a_node_that_leaves_changes_leaders_only() -> None:
-    """It stays in its cohorts; what it led is led by others, at the next epoch, not ready."""
+    """It stays in its cohorts; its partitions get other leaders at the next epoch, and are not ready."""
     before = cluster(*names(5))
     after = leave(before, "n00")
     assert targets(after) == targets(before)
@@ -147,7 +147,7 @@ def test_a_node_that_leaves_changes_leaders_only() -> None:
 
 @pytest.mark.parametrize("zones", [1, 3])
 def test_a_restart_of_the_whole_cluster_moves_nothing(zones: int) -> None:
-    """Everybody leaves, everybody comes back one by one in another order."""
+    """All nodes leave and return one by one in another order."""
     nodes = [name[:3] for name in names(7)]
     before = cluster(*names(7, zones=zones))
     after = leave(before, *nodes)
@@ -199,7 +199,7 @@ def test_a_replaced_node_leaves_all_targets_and_stays_a_member() -> None:
 
 
 def test_a_replaced_node_that_comes_back_gets_a_share_again() -> None:
-    """And rather what it still holds."""
+    """It gets the copies that it still has, if possible."""
     before = cluster(*names(6))
     gone = replace(leave(before, "n00"), "n00")
     back = join(gone, "n00")
@@ -209,7 +209,7 @@ def test_a_replaced_node_that_comes_back_gets_a_share_again() -> None:
 
 
 def test_a_draining_node_leads_nothing_and_keeps_its_copies() -> None:
-    """Two of three are left: nothing has to move."""
+    """Two of three nodes are left, so nothing has to move."""
     before = cluster(*names(3))
     after = mark(before, "n00")
     assert targets(after) == targets(before)
@@ -217,7 +217,7 @@ def test_a_draining_node_leads_nothing_and_keeps_its_copies() -> None:
 
 
 def test_a_cohort_of_two_lets_its_draining_node_go() -> None:
-    """Without it there would be no majority: the partitions settle on the other first."""
+    """Without it there would be no majority, so the partitions first settle on the other node."""
     before = cluster("a", "b", partitions=8)
     after = mark(before, "a")
     assert set(targets(after).values()) == {("b",)}
@@ -228,21 +228,21 @@ def test_a_cohort_of_two_lets_its_draining_node_go() -> None:
 
 
 def test_draining_beside_an_absent_node_settles_on_those_that_stay() -> None:
-    """One of three is absent, one drains: neither may keep the third from a majority."""
+    """One of three is absent, one drains: neither may prevent the third from having a majority."""
     replica = mark(leave(cluster("a", "b", "c", partitions=8), "c"), "a")
     assert set(targets(replica).values()) == {("b",)}
     assert set(targets(join(replica, "d")).values()) == {("b", "d")}
 
 
 def test_draining_beside_an_absent_node_uses_others_that_are_there() -> None:
-    """With a fourth node every cohort keeps two that stay."""
+    """With a fourth node, every cohort has two nodes that stay."""
     replica = mark(leave(cluster(*names(4)), "n03"), "n00")
     for cohort in targets(replica).values():
         assert len([node for node in cohort if node in ("n01", "n02")]) == 2
 
 
 def test_draining_beside_an_absent_node_fills_up_at_once() -> None:
-    """Where the absent one has to go as well, both copies are made elsewhere in the same entry."""
+    """If the absent node is replaced too, both copies are made elsewhere in the same entry."""
     replica = mark(leave(cluster(*names(4), replicas=2), "n00"), "n01")
     assert all(len(cohort) == 2 for cohort in targets(replica).values())
     stranded = [number for number, found in replica.partitions.items() if found.members == ("n00", "n01")]
@@ -250,21 +250,21 @@ def test_draining_beside_an_absent_node_fills_up_at_once() -> None:
 
 
 def test_when_everything_drains_nothing_moves() -> None:
-    """A cluster that is stopped as a whole does not shrink its cohorts on the way."""
+    """A cluster that is stopped as a whole keeps its cohorts."""
     before = cluster("a", "b", "c", partitions=8)
     after = mark(mark(mark(before, "a"), "b"), "c")
     assert targets(after) == targets(before)
 
 
 def test_a_lone_draining_node_keeps_serving() -> None:
-    """There is nobody else."""
+    """There is no other node."""
     before = cluster("a", partitions=4)
     assert targets(mark(before, "a")) == targets(before)
     assert leaders(mark(before, "a")) == {"a": 4}
 
 
 def test_draining_for_good_moves_all_copies() -> None:
-    """As if it had been replaced already, while it can still help."""
+    """This is done as if it had been replaced already, while it can still help."""
     before = cluster(*names(5))
     after = mark(before, "n00", replaced=True)
     assert copies(after)["n00"] == 0 and leaders(after)["n00"] == 0
@@ -273,7 +273,7 @@ def test_draining_for_good_moves_all_copies() -> None:
 
 
 def test_the_last_node_cannot_be_drained_of_its_copies() -> None:
-    """Even for good: data has to be somewhere."""
+    """Even if it drains for good, data must be on some node."""
     before = cluster("a", partitions=4)
     assert targets(mark(before, "a", replaced=True)) == targets(before)
 
@@ -287,7 +287,7 @@ actions = st.tuples(
 
 
 def act(replica: Replica, action: str, which: int, zones: int) -> Replica:
-    """One event in a cluster's life, if it is possible now."""
+    """Do one possible event in a cluster's life."""
     name = f"n{which}"
     node = replica.nodes.get(name)
     present = node is not None and bool(node.peer)
@@ -307,7 +307,7 @@ def act(replica: Replica, action: str, which: int, zones: int) -> Replica:
 @settings(max_examples=150)
 @given(st.lists(actions, max_size=25), st.integers(1, 4), st.integers(1, 5))
 def test_reconciling_is_idempotent_in_any_history(script: list[Action], zones: int, replicas: int) -> None:
-    """A second time changes nothing; epochs rise exactly where leader or target changed."""
+    """A second run changes nothing; epochs rise exactly where leader or target changed."""
     replica = cluster(partitions=12, replicas=replicas)
     for action, which in script:
         after = act(replica, action, which, zones)
@@ -326,7 +326,7 @@ def test_reconciling_is_idempotent_in_any_history(script: list[Action], zones: i
 @settings(max_examples=60)
 @given(st.lists(actions, max_size=25), st.integers(1, 3))
 def test_any_history_ends_balanced_once_nodes_stay(script: list[Action], zones: int) -> None:
-    """When every node is back, copies are full, zones are respected and leaders are even."""
+    """When every node has returned, copies are complete, zones are respected and leaders are even."""
     replica = cluster(partitions=12)
     for action, which in script:
         replica = act(replica, action, which, zones)
@@ -347,7 +347,7 @@ def test_any_history_ends_balanced_once_nodes_stay(script: list[Action], zones: 
 
 
 def test_placement_does_not_depend_on_the_order_of_maps_or_the_process() -> None:
-    """Another hash seed, another order of insertion: the same cohorts and leaders."""
+    """Another hash seed or order of insertion gives the same cohorts and leaders."""
     program = (
         "import sys; from tests.entries.cohorts import *; "
         "r = cluster(*sys.argv[1:], partitions=32); print(sorted(targets(r).items()))"
@@ -370,7 +370,7 @@ def test_placement_does_not_depend_on_the_order_of_maps_or_the_process() -> None
 
 
 def test_reconciling_is_fast() -> None:
-    """In processor time, an order of size above what is meant: 3 ms and 100 ms."""
+    """Processor time stays below ten times the intended 3 ms and 100 ms."""
     for nodes, partitions, limit_s in ((3, 64, 0.03), (30, 512, 1.0)):
         replica = arrive(cluster(partitions=partitions), *names(nodes))
         start = time.process_time()

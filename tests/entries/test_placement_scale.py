@@ -1,4 +1,4 @@
-"""Placement at scale: 3 to 30 nodes that come and go at 512 partitions, balanced all the way with few moves."""
+"""Placement at scale: 3 to 30 nodes come and go with 512 partitions, always balanced and with few moves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.entries.cohorts import arrive, cluster, copies, join, leaders, leave,
 
 PARTITIONS = 512
 OFF_MAX = 0.10
-"""How far a node may be off the mean."""
+"""How far a node may differ from the mean."""
 
 
 def settled_at_once(replica: Replica) -> Replica:
-    """Every copy has arrived and every leader is ready: what settling partition by partition ends in."""
+    """Settle all partitions: every copy is complete and every leader is ready."""
     arrived = {number: evolve(found, members=found.target, ready=True) for number, found in replica.partitions.items()}
     replica = reconcile(evolve(replica, partitions=pmap(arrived)))
     ready = {number: evolve(found, ready=True) for number, found in replica.partitions.items()}
@@ -27,23 +27,23 @@ def settled_at_once(replica: Replica) -> Replica:
 
 
 def off(counts: dict[str, int]) -> float:
-    """The largest distance from the mean, as a part of it."""
+    """Return the largest difference from the mean, as a fraction of it."""
     mean = sum(counts.values()) / len(counts)
     return max(max(counts.values()) - mean, mean - min(counts.values())) / mean
 
 
 def present(counts: dict[str, int], replica: Replica) -> dict[str, int]:
-    """Only of nodes that are there."""
+    """Return the counts of present nodes only."""
     return {node: count for node, count in counts.items() if replica.nodes[node].peer}
 
 
 def leader_moves(before: Replica, after: Replica) -> int:
-    """Partitions that another node leads."""
+    """Return the partitions whose leader changed."""
     return sum(found.leader != before.partitions[number].leader for number, found in after.partitions.items())
 
 
 def balanced(replica: Replica, zones: int) -> bool:
-    """Copies within 10 % of the mean, of each zone's where zones are of different sizes; leaders of all."""
+    """Check that copies are within 10 % of the mean (of the zone's mean if zones differ), and leaders too."""
     held = present(copies(replica), replica)
     groups = [held]
     if zones > 1:
@@ -53,7 +53,7 @@ def balanced(replica: Replica, zones: int) -> bool:
 
 @pytest.mark.parametrize("zones", [1, 3])
 def test_growing_from_3_to_30_nodes_keeps_the_balance_with_few_moves(zones: int) -> None:
-    """A newcomer gets its share: about 1/n of the copies moves, to it alone, and about as many leaders."""
+    """A new node gets its share: about 1/n of the copies move, only to it, and about as many leaders."""
     replica = reconcile(arrive(cluster(partitions=PARTITIONS), *(f"n{at:02}@z{at % zones}" for at in range(3))))
     for count in range(4, 31):
         grown = join(replica, f"n{count - 1:02}@z{(count - 1) % zones}")
@@ -68,7 +68,7 @@ def test_growing_from_3_to_30_nodes_keeps_the_balance_with_few_moves(zones: int)
 
 @pytest.mark.parametrize("zones", [3])
 def test_shrinking_from_30_to_4_nodes_moves_what_the_leaving_nodes_held(zones: int) -> None:
-    """In any order; nothing else moves, but for a few copies that zones of different sizes ask for."""
+    """This holds in any order; else only a few copies move, which zones of different sizes require."""
     names = [f"n{at:02}@z{at % zones}" for at in range(30)]
     replica = settled_at_once(reconcile(arrive(cluster(partitions=PARTITIONS), *names)))
     draw = random.Random(zones)
@@ -83,7 +83,7 @@ def test_shrinking_from_30_to_4_nodes_moves_what_the_leaving_nodes_held(zones: i
 
 
 def test_leaders_that_stay_stay() -> None:
-    """One node less of ten: what it led is led by others, and hardly anything else changes hands."""
+    """With one node of ten less, its partitions get other leaders, and hardly anything else changes."""
     replica = settled_at_once(reconcile(arrive(cluster(partitions=PARTITIONS), *(f"n{at}" for at in range(10)))))
     led = leaders(replica)["n3"]
     after = settled_at_once(mark(replica, "n3", replaced=True))
@@ -99,7 +99,7 @@ def of(replica: Replica, number: int = 0) -> Partition:
 
 
 def test_a_forced_partition_goes_on_with_the_nodes_that_live() -> None:
-    """Its members are those; it is taken over at a higher epoch, and copies are made on others that are there."""
+    """Its members are the live nodes; it is taken over at a higher epoch, and copies are made on other live nodes."""
     before = cluster("a", "b", "c", "d", "e", partitions=16)
     lost = of(before).members[:2]
     (lives,) = set(of(before).members) - set(lost)
@@ -117,14 +117,14 @@ def test_a_forced_partition_goes_on_with_the_nodes_that_live() -> None:
 
 
 def test_a_partition_with_a_live_majority_is_not_forced() -> None:
-    """One node of three is gone: the others have everything."""
+    """One node of three is gone, and the others have everything."""
     replica = leave(cluster("a", "b", "c", partitions=4), "a")
     after, verdict = submit(replica, force_partition.Args(0, "me"), "")
     assert verdict == "a majority lives" and after.partitions == replica.partitions
 
 
 def test_a_partition_of_which_nobody_lives_is_not_forced() -> None:
-    """There is nothing to go on with."""
+    """There is nothing to continue with."""
     replica = leave(cluster("a", "b", "c", "d", partitions=8), "a", "b", "c")
     number = next(at for at, found in replica.partitions.items() if found.target == ("a", "b", "c"))
     after, verdict = submit(replica, force_partition.Args(number, "me"), "")
@@ -138,7 +138,7 @@ def test_forcing_what_does_not_exist_changes_nothing() -> None:
 
 
 def test_nodes_that_come_back_after_their_partition_was_forced_hold_no_copy_of_it() -> None:
-    """They are nodes like others then: what is on their disks is offered to the leader."""
+    """They are ordinary nodes then: rows on their disks are offered to the leader."""
     replica = leave(cluster("a", "b", "c", partitions=4), "a", "b")
     for number in range(4):
         replica, _ = submit(replica, force_partition.Args(number, "me"), "")

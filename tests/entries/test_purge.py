@@ -1,4 +1,4 @@
-"""The entry that purges: what it takes, and that what is purged stays so."""
+"""The entry that purges: its effect, and that purged tasks stay purged."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Purged(QueueWorld):
         return self.submit(purge.Args(partition, self.epoch(partition), before_ms, tuple(sorted(keep))))
 
     def gone(self, task_id: bytes) -> bool:
-        """Whether a task of partition 0 is purged."""
+        """Return whether a task of partition 0 is purged."""
         found = self.replica.partitions[0]
         assert is_purged(found, task_id) == watermark_of(found).covers(task_id)
         return is_purged(found, task_id)
 
 
 def test_what_lies_below_the_watermark_is_purged_but_for_what_is_kept() -> None:
-    """In its partition alone, and up to the very millisecond."""
+    """This holds only in its partition, and to the exact millisecond."""
     world = Purged()
     assert world.to(500, stretch(7, 2)) == APPLIED
     assert world.gone(stretch(499)) and world.gone(make_id(7, 0, 7, 1))
@@ -55,7 +55,7 @@ def test_what_lies_below_the_watermark_is_purged_but_for_what_is_kept() -> None:
 
 
 def test_the_watermark_neither_sinks_nor_gives_back() -> None:
-    """Nor does it come close to the present."""
+    """It does not come close to the present either."""
     world = Purged()
     assert world.to(NOW_MS - MARGIN_MS + 1_000) == "too recent"
     assert world.to(500, stretch(7)) == APPLIED
@@ -68,7 +68,7 @@ def test_the_watermark_neither_sinks_nor_gives_back() -> None:
 
 
 def test_only_the_ready_leader_purges() -> None:
-    """In its epoch."""
+    """The leader purges only in its epoch."""
     world = Purged()
     epoch = world.epoch(0)
     assert (
@@ -83,7 +83,7 @@ def test_only_the_ready_leader_purges() -> None:
 
 
 def test_a_malformed_list_of_what_is_kept_purges_nothing() -> None:
-    """Stretches of the partition below the watermark, sorted, and not too many."""
+    """Valid are sorted stretches of the partition below the watermark, up to a number."""
     world = Purged()
     epoch = world.epoch(0)
     for keep in (
@@ -100,7 +100,7 @@ def test_a_malformed_list_of_what_is_kept_purges_nothing() -> None:
 
 
 def test_what_is_claimed_is_not_purged_and_what_is_purged_not_claimed() -> None:
-    """Nor opened again."""
+    """Purged tasks cannot be requeued either."""
     world = Purged()
     run = Run(make_id(7, 0, 7, 5), 2)
     token = world.granted(run)
@@ -117,7 +117,7 @@ def test_what_is_claimed_is_not_purged_and_what_is_purged_not_claimed() -> None:
 
 
 def test_it_is_told_in_words() -> None:
-    """With the time up to which everything goes."""
+    """The words have the time up to which tasks are purged."""
     said = sentence("purge", purge.Args(3, 7, 86_400_000, (stretch(7, 0, 3),)))
     assert said == "partition 3 (epoch 7) purges all tasks of before 1970-01-02 00:00:00.000Z, but for 1 stretch"
 
@@ -136,7 +136,7 @@ PLACES = [stretch(ms, number) for ms in (10, 20, 30, 40) for number in (0, 1)]
     )
 )
 def test_what_is_purged_stays_so_whatever_is_submitted(moves: list[tuple[str, int, set[TaskId]]]) -> None:
-    """Through snapshots too; the watermark only rises, and no claim stands on what is gone."""
+    """This includes snapshots; the watermark only rises, and no purged task has a claim."""
     world = Purged()
     gone: set[TaskId] = set()
     mark = Watermark()

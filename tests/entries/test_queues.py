@@ -1,4 +1,4 @@
-"""Queues: their settings, and limits that hold over all partitions whoever leads them."""
+"""Queues: settings, and limits that hold over all partitions and leaders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.entries.queue_world import PARTITIONS, QueueWorld, setting, tasks
 
 
 def test_settings_are_kept_and_cleared_one_by_one() -> None:
-    """What is not named stays, and a queue like any other takes no room."""
+    """Other settings stay, and a queue with only defaults is not stored."""
     world = QueueWorld()
     world.done(setting("q", retries=3, on_dead="stops", archive=True))
     world.done(setting("q", backoff_ms=7))
@@ -35,14 +35,14 @@ def test_settings_are_kept_and_cleared_one_by_one() -> None:
 
 
 def test_retries_without_a_limit() -> None:
-    """-1 in the entry."""
+    """The entry has -1 for this."""
     world = QueueWorld()
     world.done(setting("q", retries=-1))
     assert settings_of(world.replica, "q").retries is None
 
 
 def test_a_pause_says_who_and_why_until_it_ends() -> None:
-    """Other settings leave it alone."""
+    """Other settings do not change it."""
     world = QueueWorld()
     world.done(setting("q", paused=True))
     world.done(setting("q", lease_ms=9_000))
@@ -76,7 +76,7 @@ def test_what_cannot_be_set_is_named(given: dict[str, Any], field: str) -> None:
 
 
 def test_names_and_reasons_are_bounded() -> None:
-    """So is what the replica holds of them."""
+    """The total in the replica is limited too."""
     world = QueueWorld()
     for bad in ("", "x" * 201, "a\nb"):
         assert world.submit(setting(bad, retries=1)).startswith("queue ")
@@ -89,7 +89,7 @@ def test_names_and_reasons_are_bounded() -> None:
 
 
 def test_so_many_queues_can_have_settings() -> None:
-    """One more is refused; those that are there can still be changed."""
+    """One more is refused; existing ones can still be changed."""
     world = QueueWorld()
     full = pmap({f"q{number}": Queue(retries=1) for number in range(QUEUES_MAX)})
     world.replica = type(world.replica)(**{**_fields(world.replica), "queues": full})
@@ -102,7 +102,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def test_every_setting_is_named_once() -> None:
-    """By its kind."""
+    """Each setting has its type."""
     assert set(SETTINGS) == {item for item in _fields(DEFAULTS) if not item.startswith("paused_")}
 
 
@@ -110,7 +110,7 @@ def test_every_setting_is_named_once() -> None:
 
 
 def test_concurrency_is_counted_over_all_partitions() -> None:
-    """Also a limit that is set while claims that count are in flight."""
+    """This includes a limit that is set while counted claims are in flight."""
     world = QueueWorld()
     world.limit(concurrency=5)
     token = world.done(world.limited(0, 3))
@@ -126,7 +126,7 @@ def test_concurrency_is_counted_over_all_partitions() -> None:
 
 @pytest.mark.parametrize("end", ["released", "expired"])
 def test_what_ends_counts_no_more(end: str) -> None:
-    """However it ends; a renewed claim goes on counting."""
+    """This holds for any end; a renewed claim still counts."""
     world = QueueWorld()
     world.limit(concurrency=4)
     token = world.done(world.limited(0, 4))
@@ -143,7 +143,7 @@ def test_what_ends_counts_no_more(end: str) -> None:
 
 
 def test_queues_share_a_stretch_and_count_apart() -> None:
-    """Each by its own tasks."""
+    """Each queue counts its own tasks."""
     world = QueueWorld()
     world.limit("q", concurrency=9)
     world.limit("other", concurrency=9)
@@ -156,7 +156,7 @@ def test_queues_share_a_stretch_and_count_apart() -> None:
 
 
 def test_a_rate_lets_a_second_pass_at_once_and_then_as_much_as_time_goes() -> None:
-    """By the log's clock, which no leader's can run ahead of."""
+    """Time is the log's clock, which no leader can exceed."""
     world = QueueWorld()
     world.limit(rate=4_000)
     world.done(world.limited(0, 4))
@@ -169,7 +169,7 @@ def test_a_rate_lets_a_second_pass_at_once_and_then_as_much_as_time_goes() -> No
 
 
 def test_a_slow_rate_lets_one_task_pass() -> None:
-    """Less than one a second: no second's worth would be a task."""
+    """With less than one task a second, a second's worth would be no task."""
     world = QueueWorld()
     world.limit(rate=50)  # one in 20 s
     world.done(world.limited(0, 1))
@@ -178,7 +178,7 @@ def test_a_slow_rate_lets_one_task_pass() -> None:
 
 
 def test_a_paused_queue_is_not_granted() -> None:
-    """Where limits are looked at; what is claimed already is left alone."""
+    """Limited grants check this; existing claims are not affected."""
     world = QueueWorld()
     world.limit(concurrency=9)
     world.done(world.limited(0, 2))
@@ -188,7 +188,7 @@ def test_a_paused_queue_is_not_granted() -> None:
 
 
 def test_a_refused_grant_takes_nothing() -> None:
-    """Neither from the rate nor from the room."""
+    """It uses up neither the rate nor the concurrency."""
     world = QueueWorld()
     world.limit(rate=10_000, concurrency=10)
     token = world.done(world.limited(0, 3))
@@ -201,7 +201,7 @@ def test_a_refused_grant_takes_nothing() -> None:
 
 
 def test_a_limit_that_went_leaves_claims_counted_until_they_end() -> None:
-    """A grant that was on its way is taken all the same."""
+    """A grant that was in flight is still applied."""
     world = QueueWorld()
     world.limit(concurrency=2, rate=5_000)
     token = world.done(world.limited(0, 2))

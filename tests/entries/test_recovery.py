@@ -1,4 +1,4 @@
-"""The replica with which a recovered log begins, and which of several nodes' copies of the log is taken."""
+"""The replica with which a recovered log starts, and the choice among the nodes' copies of the log."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.entries.queue_world import DEADLINE_MS, QueueWorld, commit, tasks
 from tests.entries.world import CLUSTER_ID, World, created, joining
 
 NEW = segment_start(2)
-"""Where the new log begins."""
+"""Start of the new log."""
 
 
 def worked() -> tuple[QueueWorld, int, int]:
-    """Tasks are claimed, some of them count towards a limit, and a transaction holds some; two tokens."""
+    """Claim tasks, some of a limited queue, and let a transaction hold some; return two tokens."""
     world = QueueWorld()
     world.limit(concurrency=5)
     world.done(world.limited(20, 3))
@@ -36,7 +36,7 @@ def worked() -> tuple[QueueWorld, int, int]:
 
 
 def test_claims_are_void_and_what_a_transaction_holds_is_kept() -> None:
-    """A claim of a worker is gone, with what counted towards limits; a committed transaction is still to be settled."""
+    """Workers' claims are gone, also from limits; a committed transaction must still be settled."""
     world, _, _ = worked()
     made = new_replica(world.replica, position=NEW, epochs={})
     assert void_claims(world.replica) == 7
@@ -66,7 +66,7 @@ def test_nobody_is_in_the_ring_and_everything_else_stays() -> None:
 
 
 def test_epochs_lie_far_above_those_that_any_store_promised() -> None:
-    """Also above what a node may have promised in the part of the log that is lost."""
+    """They are also above promises of nodes in the lost part of the log."""
     world, _, _ = worked()
     before = world.replica.partitions
     made = new_replica(world.replica, position=NEW, epochs={0: before[0].epoch + 40, 1: 0})
@@ -75,7 +75,7 @@ def test_epochs_lie_far_above_those_that_any_store_promised() -> None:
 
 
 def test_a_prepared_transaction_is_over_only_after_its_deadline() -> None:
-    """Log time continues, so pending facts are dropped neither early nor never."""
+    """Log time continues, so pending rows are deleted neither early nor never."""
     world, _, _ = worked()
     made = new_replica(world.replica, position=NEW, epochs={})
     key = part_key(PendingPart(DEADLINE_MS, b"d", "prepared"))
@@ -85,7 +85,7 @@ def test_a_prepared_transaction_is_over_only_after_its_deadline() -> None:
 
 
 def test_peers_join_the_new_log_and_lead_under_higher_epochs_and_tokens() -> None:
-    """As after any end of all peers at once."""
+    """It is as after any stop of all peers."""
     old = created("p1", "p2", "p3")
     made = new_replica(old.now, position=NEW, epochs={})
     world = World(replicas=[made], records=Later(NEW + 1))
@@ -111,7 +111,7 @@ class Later(list[Record]):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_replica_can_be_recovered(seed: int) -> None:
-    """Of a generated log with every kind of entry: invariants hold, equal bytes come of equal replicas."""
+    """For a generated log with every kind of entry, invariants hold, and equal replicas give equal bytes."""
     world = generated.generated_world(seed=seed, records=300)
     for replica in world.replicas[20::40]:
         if replica.cluster is None:
@@ -130,7 +130,7 @@ def test_any_replica_can_be_recovered(seed: int) -> None:
 def found(
     world: World, node: str, upto: int, *, since: int = 0, cluster_id: str = CLUSTER_ID, **changes: object
 ) -> Found:
-    """What a node knows that has read ``upto`` records of a world; its copy begins with the replica after ``since``."""
+    """Return what a node knows that has read ``upto`` records; its copy starts with the replica after ``since``."""
     replica = world.replicas[upto]
     plain = Found(
         source=f"/data/{node}",
@@ -151,7 +151,7 @@ def three() -> World:
 
 
 def test_the_replica_of_the_node_that_read_furthest_is_built_again() -> None:
-    """From a snapshot, or from the log's beginning; the highest epochs of all nodes count."""
+    """It is built from a snapshot or from the log's beginning; the highest epochs of all nodes count."""
     world = three()
     last = len(world.records)
     for since in (0, 5):
@@ -176,7 +176,7 @@ def test_missing_nodes_are_named_with_what_they_hold() -> None:
 
 
 def other_world() -> World:
-    """The same cluster, whose log went another way after some records."""
+    """Return the same cluster with other records after a position."""
     world = created("p1", "p2")
     world.join("p9")
     return world
@@ -201,14 +201,14 @@ def test_directories_of_different_clusters_are_refused() -> None:
 
 
 def test_two_directories_of_one_node_are_refused() -> None:
-    """One of them is a copy, and nobody can tell which one is older."""
+    """One of them is a copy, and it is unknown which one is older."""
     world = three()
     with pytest.raises(Conflict, match="/data/x and /data/node-p1 are both of node node-p1"):
         newest_of([found(world, "node-p1", 3, source="/data/x"), found(world, "node-p1", 4)])
 
 
 def test_a_position_that_nobody_keeps_the_log_up_to_is_refused() -> None:
-    """The replica there cannot be built."""
+    """The replica at that position cannot be built."""
     world = three()
     ahead = found(world, "node-p2", 6, records=())
     with pytest.raises(Conflict, match="/data/node-p2 has read the log up to position 5"):

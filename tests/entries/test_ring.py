@@ -1,4 +1,4 @@
-"""The ring, case by case: each phase of a join, each way of leaving in the middle of one."""
+"""The ring in single cases: each phase of a join, and each departure during one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.entries.world import World, created, joining
 
 
 def leave(peer: str) -> leave_cluster.Args:
-    """The entry that takes a peer out."""
+    """Return the entry that removes a peer."""
     return leave_cluster.Args(peer, "test")
 
 
@@ -33,7 +33,7 @@ def queued_world() -> World:
 
 
 def test_the_first_peer_joins_at_once() -> None:
-    """With nobody there, the joiner is the ring, its node present."""
+    """In an empty ring, the joiner is the ring, and its node is present."""
     world = created("a")
     now = world.now
     assert list(now.ring.members) == ["a"] and not now.ring.pairs
@@ -77,7 +77,7 @@ def test_the_position_picks_the_host_among_free_members() -> None:
 
 
 def test_joiners_without_a_host_wait_in_order() -> None:
-    """One member takes in one joiner, the others queue and watch who is before them."""
+    """One member admits one joiner; the others queue and watch the one before them."""
     world = queued_world()
     assert dict(world.now.ring.prepared) == {"a": "s"} and world.now.ring.queue == ("q", "r")
     assert ring.watches(world.now, "q") == ("a", "s")
@@ -93,7 +93,7 @@ def test_the_entry_that_frees_a_place_prepares_queued_joiners() -> None:
 
 
 def test_a_joiner_whose_host_leaves_is_prepared_anew_in_the_same_entry() -> None:
-    """Before it was notified: another member takes it in."""
+    """If it was not notified yet, another member admits it."""
     world = created("a", "b", "c")
     world.submit("s", joining("s"))
     host = ring.stitcher(world.now.ring.prepared, "s")
@@ -102,7 +102,7 @@ def test_a_joiner_whose_host_leaves_is_prepared_anew_in_the_same_entry() -> None
 
 
 def test_a_notified_joiner_whose_host_leaves_starts_over() -> None:
-    """After it was notified: it is prepared again, and its late accept changes nothing."""
+    """If it was notified, it is prepared again, and its late accept changes nothing."""
     world = created("a", "b", "c")
     world.submit("s", joining("s"))
     host = ring.stitcher(world.now.ring.prepared, "s")
@@ -176,7 +176,7 @@ def test_the_last_member_leaves_an_empty_ring() -> None:
 
 
 def test_a_second_peer_of_a_node_makes_the_first_leave() -> None:
-    """In the same entry, and the node is never without having been marked absent."""
+    """This is one entry, and the node is never marked absent."""
     world = created("a", "b", "c")
     world.submit("b2", joining("b2", "node-b", previous="b"))
     assert "b" not in world.now.peers and ring.state_of(world.now.ring, "b2") == "prepared"
@@ -193,7 +193,7 @@ def test_a_second_peer_of_the_only_node_is_the_ring_at_once() -> None:
 
 
 def test_a_second_peer_of_a_node_replaces_a_joiner() -> None:
-    """Also one that is still stitched or queued."""
+    """This includes one that is stitching or queued."""
     world = queued_world()
     world.submit("s2", joining("s2", "node-s", previous="s"))
     world.submit("r2", joining("r2", "node-r", previous="r"))
@@ -201,7 +201,7 @@ def test_a_second_peer_of_a_node_replaces_a_joiner() -> None:
 
 
 def test_repeats_change_nothing_and_say_why() -> None:
-    """Each entry of a join or leave, once too often."""
+    """Each entry of a join or leave is repeated once."""
     world = created("a", "b")
     before = world.now.ring
     assert world.verdicts("b", joining("b")) == ["already joined"]
@@ -231,7 +231,7 @@ def test_a_peer_cannot_abort_the_join_of_another() -> None:
 
 
 def test_a_second_directory_of_one_node_is_refused() -> None:
-    """Two copies of a data directory know the same latest peer; only the first to ask joins."""
+    """Two copies of a data directory know the same latest peer; only the first one joins."""
     world = created("a", "b")
     world.submit("a", leave("b"))
     assert ring.latest_peer(world.now, "node-b") == "b"
@@ -262,7 +262,7 @@ def test_an_aborted_join_frees_its_place() -> None:
 
 
 def test_the_first_peer_is_the_one_that_joined_first() -> None:
-    """What nobody else owes is owed by the oldest member."""
+    """The oldest member owes the entries without another owner."""
     world = created("z", "a")
     assert first_peer(world.now) == "z"
     world.submit("a", leave("z"))
@@ -293,7 +293,7 @@ def test_draining_ends_when_a_new_peer_of_the_node_joins() -> None:
 
 
 def test_one_clock_off_the_others_is_told() -> None:
-    """The deviation is from the median of the members' clocks, or of some of them; negative for one behind."""
+    """The skew is relative to the median of the members' clocks, and negative for a slow clock."""
     world = created("a", "b", "c")
     world.submit("c", gc.Args(), clock_ahead_ms=-20_000)
     errors = {peer: ring.clock_error_ms(world.now, peer) for peer in "abc"}
@@ -302,7 +302,7 @@ def test_one_clock_off_the_others_is_told() -> None:
 
 
 def test_of_two_clocks_that_disagree_none_is_called_wrong() -> None:
-    """With two members nobody can say which one it is."""
+    """With two members it is unknown which one is wrong."""
     world = created("a", "b")
     world.submit("b", gc.Args(), clock_ahead_ms=20_000)
     assert {ring.clock_error_ms(world.now, peer) for peer in "ab"} == {0}

@@ -1,7 +1,7 @@
-"""The ring under any interleaving: peers start, stop, crash and read the log at their own pace.
+"""The ring with any interleaving: peers start, stop, crash and read the log at their own pace.
 
-The invariants are checked after every record by the world; here generated histories
-drive it, and after each the faults stop and the ring must come to rest complete.
+The invariants are checked after every record. At the end of each generated history the faults stop,
+and the ring must become complete and quiet.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def perform(ensemble: Ensemble, action: str, which: int, amount: int) -> None:
 
 
 def assert_complete(ensemble: Ensemble) -> None:
-    """Every live peer is in one cycle, nobody else is, nothing is under way."""
+    """Check that all live peers are in one cycle, no other peer is, and nothing is in progress."""
     now = ensemble.world.now
     assert sorted(now.ring.members) == sorted(ensemble.pulses()) == sorted(now.peers)
     assert ring.is_closed(now.ring)
@@ -83,7 +83,7 @@ def assert_complete(ensemble: Ensemble) -> None:
 @modest
 @given(script=scripts, started=sizes, last=st.integers(0, NODES - 1))
 def test_any_interleaving_ends_in_one_cycle_of_the_living(script: Script, started: int, last: int) -> None:
-    """Joins, leaves, crashes, restarts, repeated records; then quiet. At least one peer lives at the end."""
+    """There are joins, leaves, crashes, restarts and repeated records, then quiet; at least one peer lives."""
     ensemble = play(script, started=started)
     if not ensemble.living():
         ensemble.start(f"n{last}")
@@ -97,7 +97,7 @@ def test_any_interleaving_ends_in_one_cycle_of_the_living(script: Script, starte
 def test_a_cluster_that_died_with_joins_in_flight_reforms(
     script: Script, started: int, order: list[int], pause: int
 ) -> None:
-    """Everything is dead at an arbitrary moment; the nodes come back in any order, at any pace."""
+    """All peers die at any moment; the nodes return in any order, at any pace."""
     ensemble = play(script, started=started)
     for sim in ensemble.living():
         sim.alive = False
@@ -115,7 +115,7 @@ def test_a_cluster_that_died_with_joins_in_flight_reforms(
 @modest
 @given(script=scripts, started=sizes, node=st.integers(NODES, NODES + 1))
 def test_one_peer_alone_unwinds_whatever_the_dead_left(script: Script, started: int, node: int) -> None:
-    """Of a new node, so that it evicts nobody by its join: all is done by watching."""
+    """It belongs to a new node, so its join evicts no peer: watches do everything."""
     ensemble = play(script, started=started)
     for sim in ensemble.living():
         sim.alive = False
@@ -125,7 +125,7 @@ def test_one_peer_alone_unwinds_whatever_the_dead_left(script: Script, started: 
 
 
 def test_a_crowd_that_starts_at_once_is_in_the_ring_without_any_retry() -> None:
-    """Each of 40 joiners appends two entries at most, its host one: nobody backs off and tries again."""
+    """Each of 40 joiners appends at most two entries, its host one: no peer retries after a pause."""
     world = World()
     world.submit("founder", creation())
     ensemble = Ensemble(world)

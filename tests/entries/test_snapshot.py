@@ -1,4 +1,4 @@
-"""The replica as bytes: comes back equal, is canonical, and damage is noticed."""
+"""The replica as bytes: it is equal after decoding, canonical, and damage is detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.entries.generated import generated_world
 
 @pytest.fixture(scope="module")
 def rich() -> Replica:
-    """A replica with something of everything: also limits, a transaction under way and an extension."""
+    """Return a replica with every kind of content: also limits, a running transaction and an extension."""
     world = generated_world(seed=4, records=800)
     everything = "claims nodes outbox queues limited running rates transactions periodic jobs".split()
     found = [one for one in world.replicas if one.ring.pairs and all(getattr(one, name) for name in everything)][-1]
@@ -25,12 +25,12 @@ def rich() -> Replica:
 
 
 def test_the_empty_replica_comes_back() -> None:
-    """From before the first record."""
+    """It is the replica before the first record."""
     assert unpack(pack(EMPTY)) == EMPTY
 
 
 def test_a_rich_replica_comes_back_equal(rich: Replica) -> None:
-    """Field by field, and packs to the same bytes again."""
+    """All fields are equal, and it packs to the same bytes again."""
     again = unpack(pack(rich))
     assert again == rich
     assert pack(again) == pack(rich)
@@ -46,7 +46,7 @@ def test_types_come_back_too(rich: Replica) -> None:
 
 
 def test_equal_replicas_give_equal_bytes_however_they_came_about() -> None:
-    """Maps filled in another order, and things added and removed again, leave no trace."""
+    """Maps that were filled in another order, and things that were added and removed, make no difference."""
     names = [f"p{number}" for number in range(200)]
     forth = evolve(EMPTY, outbox=pmap(dict.fromkeys(names, 1)))
     back = evolve(EMPTY, outbox=pmap({"x": 9, **dict.fromkeys(reversed(names), 1)}).remove("x"))
@@ -54,7 +54,7 @@ def test_equal_replicas_give_equal_bytes_however_they_came_about() -> None:
 
 
 def test_damage_is_noticed(rich: Replica) -> None:
-    """One flipped bit anywhere, a cut, or other bytes altogether."""
+    """Damage is a flipped bit anywhere, truncation, or other bytes."""
     data = pack(rich)
     for place in range(0, len(data), max(1, len(data) // 200)):
         broken = bytearray(data)
@@ -67,13 +67,13 @@ def test_damage_is_noticed(rich: Replica) -> None:
 
 
 def test_what_an_extension_may_not_hold_is_refused_where_it_is_packed() -> None:
-    """Rather than by a reader of the origin, when it is too late."""
+    """Otherwise a reader of the snapshot would fail, which is too late."""
     with pytest.raises(TypeError):
         pack(evolve(EMPTY, extensions=pmap({"ext": v(object())})))
 
 
 def test_a_large_state_of_an_extension_is_packed_and_built_in_slices() -> None:
-    """Long tuples and maps in it are divided, and come back as they were."""
+    """Long tuples and maps are divided, and are equal after decoding."""
     pairs = tuple(tuple((block, number) for number in range(200)) for block in range(300))
     rows = pmap({part: pmap({number: ("group", number, "data") for number in range(100)}) for part in range(300)})
     rich = evolve(EMPTY, extensions=pmap({"big": pmap({"pairs": pairs, "rows": rows, "none": None})}))

@@ -1,4 +1,4 @@
-"""`step`: which records count, what log time does, and what becomes of entries that do not fit."""
+"""`step`: which records count, how log time moves, and the outcome of entries that do not fit."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.entries.world import CLUSTER_ID, START_MS, World, created, creation, 
 
 
 def raw_record(*entries: Any, peer: str = "a", number: int = 0, world: World) -> bytes:
-    """A record whose entries are any msgpack values."""
+    """Return a record whose entries are any msgpack values."""
     number = number or world.now.outbox.get(peer, 0) + 1
     data: bytes = msgpack.packb([CLUSTER_ID, peer, number, START_MS, Measured(), list(entries)])
     return data
 
 
 def slots(world: World) -> int:
-    """What the tests change to see whether an entry was applied."""
+    """Return the value that tests change to see whether an entry was applied."""
     return world.now.peers["a"].slots
 
 
@@ -53,7 +53,7 @@ def test_a_record_appended_twice_counts_once() -> None:
 
 
 def test_a_record_behind_a_gap_does_not_count() -> None:
-    """Nor do those after it, until the missing one is written."""
+    """Later records do not count either, until the missing one is written."""
     world = created("a")
     assert world.submit("a", set_slots.Args("a", 8), number=3).problem == stepping.GAP
     assert slots(world) == 4
@@ -63,14 +63,14 @@ def test_a_record_behind_a_gap_does_not_count() -> None:
 
 
 def test_another_clusters_record_does_not_count() -> None:
-    """Whatever it holds."""
+    """This holds for any contents."""
     world = created("a")
     assert world.submit("a", set_slots.Args("a", 8), cluster_id="other").problem == stepping.OTHER_CLUSTER
     assert slots(world) == 4 and world.now.outbox["a"] == 1
 
 
 def test_nothing_counts_before_the_cluster_is_created() -> None:
-    """Nor does a creation under another id than its record's."""
+    """A creation under another id than its record's does not count either."""
     world = World()
     assert world.submit("a", joining("a")).problem == stepping.NO_CLUSTER
     assert world.submit("a", creation(), cluster_id="other").problem == stepping.NO_CLUSTER
@@ -78,7 +78,7 @@ def test_nothing_counts_before_the_cluster_is_created() -> None:
 
 
 def test_the_first_creation_wins() -> None:
-    """A second one is a no-op, under whatever id; one record may create and join."""
+    """A second one changes nothing, under any id; one record may create and join."""
     world = World()
     assert world.verdicts("a", creation(), joining("a")) == ["applied", "applied"]
     assert world.verdicts("b", creation(partitions=9)) == ["already created"]
@@ -119,7 +119,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("data", GARBAGE)
 def test_bytes_that_are_no_record_only_advance_the_position(data: bytes) -> None:
-    """On every peer alike."""
+    """This is so on every peer."""
     world = created("a")
     before = world.now
     done = world.append(data)
@@ -135,7 +135,7 @@ def test_bytes_that_are_no_record_only_advance_the_position(data: bytes) -> None
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=80))
 def test_no_bytes_make_step_raise(data: bytes) -> None:
-    """Bytes from anywhere, at both stages of a log."""
+    """Random bytes are tried at both stages of a log."""
     for replica in (EMPTY, SMALL.now):
         step(replica, Record(replica.position + 1, START_MS, data), ENTRIES)
 
@@ -151,7 +151,7 @@ plain = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(name=st.sampled_from(sorted(ENTRIES)), args=st.lists(plain, max_size=8), peer=st.sampled_from(["a", "x"]))
 def test_no_arguments_make_an_entry_raise(name: str, args: list[Any], peer: str) -> None:
-    """Any msgpack values in place of an entry's arguments give a verdict, and no invariant breaks."""
+    """Any msgpack values instead of arguments give a verdict, and no invariant breaks."""
     data = raw_record([name, 1, args], peer=peer, world=SMALL)
     done = step(SMALL.now, Record(SMALL.now.position + 1, START_MS, data), ENTRIES)
     assert len(done.outcomes) == 1 and done.outcomes[0].verdict
@@ -162,7 +162,7 @@ def test_no_arguments_make_an_entry_raise(name: str, args: list[Any], peer: str)
 
 
 def test_an_entry_that_is_not_enabled_is_a_no_op() -> None:
-    """Known or not, and so is a version above the enabled one."""
+    """This holds for known and unknown entries, and for versions above the enabled one."""
     world = World()
     world.submit("a", creation(enabled=VERSIONS.remove("gc").set("later", 1)), joining("a"))
     entries = (["gc", 1, []], ["nothing", 1, []], ["set_slots", 2, ["a", 7]], ["later", 2, []])
@@ -189,7 +189,7 @@ def test_malformed_arguments_are_a_no_op_and_spare_the_others() -> None:
 
 
 def test_outcomes_name_entry_arguments_and_version() -> None:
-    """What the log display and waiters need."""
+    """The log display and waiting callers need this."""
     world = created("a")
     done = world.submit("a", set_slots.Args("a", 7), gc.Args())
     assert [(o.index, o.name, o.args, o.version) for o in done.outcomes] == [
@@ -200,7 +200,7 @@ def test_outcomes_name_entry_arguments_and_version() -> None:
 
 
 def test_a_peer_outside_the_ring_can_only_ask_to_join() -> None:
-    """All else it writes is a no-op."""
+    """Its other entries change nothing."""
     world = created("a")
     assert world.verdicts("x", set_slots.Args("a", 7), gc.Args(), joining("x")) == [
         stepping.NOT_IN_RING,
@@ -210,7 +210,7 @@ def test_a_peer_outside_the_ring_can_only_ask_to_join() -> None:
 
 
 def test_a_joining_peer_can_join_leave_and_set_slots_only() -> None:
-    """It is known, but no member yet."""
+    """It is known but not a member yet."""
     world = created("a")
     world.submit("x", joining("x"))
     assert world.verdicts("x", set_slots.Args("x", 7), gc.Args()) == ["applied", stepping.NOT_IN_RING]
@@ -218,7 +218,7 @@ def test_a_joining_peer_can_join_leave_and_set_slots_only() -> None:
 
 
 def test_a_peer_that_left_is_outside_from_the_next_entry_on() -> None:
-    """Also within one record."""
+    """This holds within one record."""
     world = created("a", "b")
     assert world.verdicts("b", leave_cluster.Args("b", ""), gc.Args()) == ["applied", stepping.NOT_IN_RING]
 
@@ -239,7 +239,7 @@ def test_positions_go_on_in_the_next_segment() -> None:
 
 
 def test_a_record_comes_back_from_its_bytes() -> None:
-    """Whatever the number of entries needs as msgpack head."""
+    """This holds for any number of entries."""
     for count in (0, 1, 15, 16, 70_000):
         measured = Measured(7, 8, 9)
         data = encode_record("c", "p", 5, 6, [encode_entry(gc.Args(), ENTRIES)] * count, measured=measured)
@@ -248,13 +248,13 @@ def test_a_record_comes_back_from_its_bytes() -> None:
 
 
 def test_a_record_without_a_sound_measure_is_no_record() -> None:
-    """Nobody else's bytes move log time."""
+    """Foreign bytes do not move log time."""
     for measured in ([], [1, 2], [1, 2, 3, 4], [1, -1, 0], [1, 0, -1], [-2, 0, 0], [1.5, 0, 0], None, 7):
         assert decode_record(msgpack.packb(["c", "p", 5, 6, measured, []])) is None
 
 
 def test_an_entry_over_its_limit_is_refused_where_it_is_made() -> None:
-    """And so is a record."""
+    """So is a record."""
     with pytest.raises(TooLarge):
         encode_entry(leave_cluster.Args("a", "x" * ENTRY_BYTES_MAX), ENTRIES)
     with pytest.raises(TooLarge):
@@ -270,7 +270,7 @@ def test_every_entry_is_registered_under_its_modules_name() -> None:
 
 
 def test_stepping_the_same_log_again_gives_equal_replicas() -> None:
-    """One world replayed from its records."""
+    """One world is replayed from its records."""
     replica: Replica = EMPTY
     for record, known in zip(SMALL.records, SMALL.replicas[1:], strict=True):
         replica = step(replica, record, ENTRIES).replica

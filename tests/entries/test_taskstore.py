@@ -1,8 +1,8 @@
-"""The task store's entries against a model that is a plain dictionary: any program gives the same in both.
+"""The task store's entries compared with a model, which is a plain dictionary.
 
-``ONYXQ_TEST_PROGRAMS`` sets how many programs are run, in place of the usual few hundred.  Each
-has several clients whose requests are mixed, in records that hold one request or several, and the
-replica is packed and unpacked, as a restart does, at random places.
+``ONYXQ_TEST_PROGRAMS`` is the number of programs, instead of the usual few hundred. Each program
+has several clients whose requests are mixed, in records with one request or several. At random
+places the replica is packed and unpacked, as in a restart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUPS = ("map", "reduce", "a/b")
 
 
 class Program:
-    """Requests at random, of a few clients, applied to a replica and to the model."""
+    """Random requests of a few clients, applied to a replica and to the model."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -41,7 +41,7 @@ class Program:
         self.counts: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Several records, with time between them and now and then a restart."""
+        """Append several records, with time between them and a few restarts."""
         for _ in range(self.random.randint(1, STEPS_MAX)):
             passed_ms = self.random.choice((0, 1, 10, 1_000))
             position = self.replica.position + self.random.choice((1, 1, 1, 300, 1 << 31))
@@ -54,7 +54,7 @@ class Program:
         self.check()
 
     def request(self, stamp: Stamp) -> None:
-        """One request to both."""
+        """Send one request to both."""
         self.requests += 1
         args = self.update() if self.random.random() < 0.6 else self.claim()
         entry = update if isinstance(args, update.Args) else claim
@@ -76,7 +76,7 @@ class Program:
         self.seen += made
 
     def update(self) -> update.Args:
-        """Sometimes of nothing, or of what is not there."""
+        """Update; sometimes nothing, or missing tasks."""
         rand, few = self.random, (0, 0, 1, 2, 4)
         return update.Args(
             request=self.requests,
@@ -88,22 +88,22 @@ class Program:
         )
 
     def claim(self) -> claim.Args:
-        """Of any group, for any time."""
+        """Claim from any group, for any time."""
         depends = (self.number(),) if self.random.random() < 0.2 else ()
         duration_ms = self.random.choice((-5, 0, 5, 500, 5_000))
         return claim.Args(self.requests, self.random.randint(1, 3), self.random.choice(GROUPS), duration_ms, depends)
 
     def number(self) -> int:
-        """Mostly of a task that is there."""
+        """Return a number, mostly of an existing task."""
         there = list(self.model.tasks)
         return self.random.choice(there if there and self.random.random() < 0.8 else self.seen[-20:])
 
     def time(self) -> int:
-        """Now, soon, or some time that was or comes."""
+        """Return a time: now, soon, or any past or future one."""
         return self.random.choice((0, 0, -10, -1_000, 1, START.clock_ms + self.random.randint(0, 10_000)))
 
     def check(self) -> None:
-        """All that can be read is as the model has it."""
+        """Check that everything readable equals the model."""
         store = state.read(self.replica)
         kept = {number: row for part in store.tasks.values() for number, row in part.items()}
         assert kept == self.model.tasks
@@ -133,7 +133,7 @@ def test_any_program_gives_what_the_model_gives() -> None:
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=400), st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
 def test_pairs_stay_sorted(changes: list[tuple[int, int, bool]], number: int) -> None:
-    """Whatever comes and goes, in blocks that are neither empty nor too large."""
+    """This holds for any changes; blocks are neither empty nor too large."""
     kept: set[tuple[int, int]] = set()
     found = order.EMPTY
     for first, second, wanted in changes:
@@ -152,7 +152,7 @@ def test_pairs_stay_sorted(changes: list[tuple[int, int, bool]], number: int) ->
 
 @pytest.mark.parametrize("step", [1, -1, 7])
 def test_many_pairs_stand_in_blocks(step: int) -> None:
-    """In rising, falling or mixed order, and when most go again."""
+    """This holds in rising, falling or mixed order, and after most are removed."""
     count = 10 * order.BLOCK_MAX
     numbers = [(step * number) % count for number in range(count)]
     found = order.EMPTY
@@ -166,7 +166,7 @@ def test_many_pairs_stand_in_blocks(step: int) -> None:
 
 
 def test_a_claim_takes_any_of_those_that_are_available() -> None:
-    """Each about as often as the others, and the same one wherever the entry is applied."""
+    """Each is taken about equally often, and every peer takes the same one."""
     added, _ = update.apply(
         START, update.Args(1, 1, adds=tuple(("g", str(n), 0) for n in range(7))), Stamp(START.position, 0, "peer", 0, 0)
     )
@@ -183,7 +183,7 @@ def test_a_claim_takes_any_of_those_that_are_available() -> None:
 
 
 def test_the_store_is_bounded() -> None:
-    """A task that is too large is refused, and what would fill the store; what shrinks it is not."""
+    """A task that is too large is refused, and so is one that exceeds the store's limit; a shrinking change is not."""
     stamp = Stamp(START.position, 0, "peer", 0, 0)
     replica, verdict = set_limits.apply(START, set_limits.Args(10, 500), stamp)
     assert verdict == APPLIED
@@ -206,7 +206,7 @@ def test_the_store_is_bounded() -> None:
 
 
 def test_ids_go_on_where_a_record_has_more_than_its_number_can_count() -> None:
-    """They are higher than all before, also behind a later record."""
+    """They are higher than all before, also after a later record."""
     replica = state.kept(START, state.Store(last=(START.position + 9) << 16))
     stamp = Stamp(START.position + 1, 0, "peer", 0, 0)
     replica, _ = update.apply(replica, update.Args(1, 1, adds=(("g", "", 0),) * 2), stamp)

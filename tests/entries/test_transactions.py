@@ -1,4 +1,4 @@
-"""Transactions: all claims stand and move, or nothing changes; what is held stays held until it is settled."""
+"""Transactions: all claims are valid and move, or nothing changes; tasks stay held until they are settled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.entries.queue_world import DEADLINE_MS, PARTITIONS, QueueWorld, commi
 
 
 def claimed() -> tuple[QueueWorld, Claim, Claim]:
-    """Four tasks of partition 0 and two of partition 1 are claimed."""
+    """Claim four tasks of partition 0 and two of partition 1."""
     world = QueueWorld()
     one = Claim(0, world.granted(tasks(0, 4)), (tasks(0, 4),))
     other = Claim(1, world.granted(tasks(0, 2, partition=1)), (tasks(0, 2, partition=1),))
@@ -40,7 +40,7 @@ def claimed() -> tuple[QueueWorld, Claim, Claim]:
 
 
 def settle(world: QueueWorld, name: str, partition: int) -> settle_transaction.Args:
-    """The leader's word that its part is visible."""
+    """Return the leader's entry that its part is visible."""
     return settle_transaction.Args(name, partition, world.epoch(partition))
 
 
@@ -48,7 +48,7 @@ def settle(world: QueueWorld, name: str, partition: int) -> settle_transaction.A
 
 
 def test_a_commit_moves_the_claims_into_the_transaction() -> None:
-    """Under its position, for ever; parts and the tokens that its workers had are kept."""
+    """The claims are under its position without a deadline; parts and the workers' tokens are stored."""
     world, one, other = claimed()
     position = world.done(commit("t", one, other))
     held = (0, 4, position, worker_of("t"), HELD_MS)
@@ -59,7 +59,7 @@ def test_a_commit_moves_the_claims_into_the_transaction() -> None:
 
 
 def test_a_part_of_a_claim_can_be_taken() -> None:
-    """The rest stays the worker's."""
+    """The worker keeps the rest."""
     world, one, _ = claimed()
     world.done(commit("t", one._replace(runs=(tasks(1, 2),))))
     assert held_bits(world.replica, tasks(0, 4), one.token) == 0b1001
@@ -82,7 +82,7 @@ def test_one_claim_that_does_not_stand_keeps_all_from_happening(how: str) -> Non
 
 
 def test_required_claims_stay_with_their_workers() -> None:
-    """They only have to stand."""
+    """They must only be valid."""
     world, one, other = claimed()
     world.done(commit("t", one, require=(other,)))
     assert held_bits(world.replica, other.runs[0], other.token) == 0b11
@@ -90,13 +90,13 @@ def test_required_claims_stay_with_their_workers() -> None:
 
 
 def test_a_lapsed_claim_stands_until_it_is_expired() -> None:
-    """As everywhere: nobody newer was granted."""
+    """As always, it is valid until the task is granted again."""
     world, one, _ = claimed()
     world.done(commit("t", one), after_ms=31_000)
 
 
 def test_the_deadline_is_log_time() -> None:
-    """At it is not too late; behind it is."""
+    """At the deadline a commit is in time, after it a commit is late."""
     world, one, other = claimed()
     assert world.submit(commit("t", one, deadline_ms=999), after_ms=1_000) == TOO_LATE
     world.done(commit("t", one, deadline_ms=1_000))
@@ -106,7 +106,7 @@ def test_the_deadline_is_log_time() -> None:
 
 
 def test_all_that_does_not_stand_can_be_told() -> None:
-    """For the answer to the client: runs of one claim, the first of each."""
+    """The answer to the client has them: for runs of one claim, the first of each."""
     world, one, other = claimed()
     world.done(world.release(tasks(1, 1), one.token))
     gone = stale(world.replica, (one, other._replace(token=99)))
@@ -115,7 +115,7 @@ def test_all_that_does_not_stand_can_be_told() -> None:
 
 
 def test_a_token_of_its_own_record_stands_for_nothing() -> None:
-    """Nobody can know it yet."""
+    """No client can know it yet."""
     world, _, _ = claimed()
     position = world.granted(tasks(9, 1))
     claim = Claim(0, position, (tasks(9, 1),))
@@ -127,7 +127,7 @@ def test_a_token_of_its_own_record_stands_for_nothing() -> None:
     "problem", ["no part", "twice", "unknown", "count", "digest", "run", "require", "keep", "note"]
 )
 def test_what_is_malformed_is_refused(problem: str) -> None:
-    """Whatever stands."""
+    """This holds even if all claims are valid."""
     world, one, _ = claimed()
     part = Part(0, 1, b"d")
     crossing = one._replace(runs=(tasks(1_020, 9),))
@@ -147,7 +147,7 @@ def test_what_is_malformed_is_refused(problem: str) -> None:
 
 
 def test_names_are_bounded() -> None:
-    """The replica holds them for a while."""
+    """The replica stores them for a while."""
     world, one, _ = claimed()
     assert world.submit(commit("", one)) == world.submit(commit("x" * 201, one)) == "bad name"
 
@@ -156,7 +156,7 @@ def test_names_are_bounded() -> None:
 
 
 def test_what_is_held_can_be_neither_expired_released_renewed_granted_nor_reopened() -> None:
-    """Under whatever token, however late."""
+    """This holds for any token and time."""
     world, one, _ = claimed()
     position = world.done(commit("t", one))
     run, epoch = tasks(0, 4), world.epoch(0)
@@ -173,7 +173,7 @@ def test_what_is_held_can_be_neither_expired_released_renewed_granted_nor_reopen
 
 
 def test_what_stands_beside_what_is_held_is_released_with_it_named() -> None:
-    """An entry acts on what is still its token's."""
+    """An entry acts on the claims that its token still holds."""
     world, one, _ = claimed()
     world.done(commit("t", one._replace(runs=(tasks(0, 2),))))
     world.done(world.release(tasks(0, 4), one.token))
@@ -182,7 +182,7 @@ def test_what_stands_beside_what_is_held_is_released_with_it_named() -> None:
 
 
 def test_a_held_task_counts_towards_its_queues_limit_until_it_is_settled() -> None:
-    """Its worker may be at it still."""
+    """Its worker may still run it."""
     world = QueueWorld()
     world.limit(concurrency=2)
     token = world.done(world.limited(0, 2))
@@ -196,7 +196,7 @@ def test_a_held_task_counts_towards_its_queues_limit_until_it_is_settled() -> No
 
 
 def test_each_part_settles_by_itself_and_the_last_one_ends_it() -> None:
-    """Its claims are free, the name is remembered with the position of the commit."""
+    """Its claims are released; the name is remembered with the position of the commit."""
     world, one, other = claimed()
     position = world.done(commit("t", one, other, note=b"what for"))
     world.done(settle(world, "t", 1))
@@ -210,7 +210,7 @@ def test_each_part_settles_by_itself_and_the_last_one_ends_it() -> None:
 
 
 def test_only_the_ready_leader_of_the_epoch_settles() -> None:
-    """What another one found visible may not be."""
+    """Facts that another leader found visible may be missing."""
     world, one, _ = claimed()
     world.done(commit("t", one))
     assert world.submit(settle_transaction.Args("t", 0, world.epoch(0) - 1)) == "stale epoch"
@@ -221,7 +221,7 @@ def test_only_the_ready_leader_of_the_epoch_settles() -> None:
 
 
 def test_nothing_settles_in_the_record_of_its_commit() -> None:
-    """Nobody has read of it yet; a grant behind it would give the token of the commit again."""
+    """No leader has read the commit yet; a grant after it would have the token of the commit again."""
     world, one, _ = claimed()
     position = world.done(commit("t", one))
     stamp = Stamp(position=position, index=1, peer=world.peer, log_time_ms=0, wall_ms=0)
@@ -232,7 +232,7 @@ def test_nothing_settles_in_the_record_of_its_commit() -> None:
 
 
 def test_a_repeat_changes_nothing_while_it_is_under_way_or_remembered() -> None:
-    """Also past its deadline: the answer is the first one."""
+    """This holds after its deadline: the answer is the first one."""
     world, one, other = claimed()
     world.done(commit("t", one, keep_ms=5_000))
     assert world.submit(commit("t", other)) == REPEAT
@@ -252,7 +252,7 @@ def test_one_that_completes_nothing_is_remembered_at_once() -> None:
 
 
 class Transactions(RuleBasedStateMachine):
-    """Grants, ends, commits and settlings in any order, next to a plain model of who holds each task."""
+    """Grants, ends, commits and settlings in any order, compared with a plain model of the holders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -330,7 +330,7 @@ TestTransactions.settings = settings(max_examples=40, stateful_step_count=30, de
 
 
 def test_pending_rows_of_another_attempt_are_over_at_their_deadline() -> None:
-    """Also if an attempt with the same name and deadline was committed, whose own rows are still needed."""
+    """This holds even if another attempt with the same name and deadline was committed, whose rows are still needed."""
     world = QueueWorld()
     world.done(commit("t", Claim(1, world.granted(tasks(0, 2, partition=1)), (tasks(0, 2, partition=1),))))
     found = world.replica.transactions["t"]
@@ -344,7 +344,7 @@ def test_pending_rows_of_another_attempt_are_over_at_their_deadline() -> None:
 
 
 def test_runs_are_named_as_plain_tuples_in_the_replica() -> None:
-    """So that an origin read back is the same down to the types."""
+    """So a decoded snapshot has the same types."""
     world, one, _ = claimed()
     world.done(commit("t", one))
     ((_, _, runs),) = world.replica.transactions["t"].claims

@@ -1,4 +1,4 @@
-"""Rolling upgrades: two versions of a program in one ring, and when the newer one's entries count."""
+"""Rolling upgrades: two versions of a program in one ring, and when the newer one's entries are enabled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.entries.world import CLUSTER_ID, START_MS, creation, joining
 
 @define
 class Program:
-    """A peer: the program that it runs, and the replica as that program has stepped it."""
+    """A peer: its program, and the replica as that program has computed it."""
 
     entries: Entries
     replica: Replica = EMPTY
@@ -45,14 +45,14 @@ class MixedRing:
     records: list[Record] = field(factory=list)
 
     def append(self, peer: str, *args: Any) -> Step:
-        """A record of a peer, in the versions that it knows to be enabled; what became of it."""
+        """Append a record of a peer, in the versions that it knows to be enabled; return its outcome."""
         writer = self.programs[peer]
         enabled = writer.replica.enabled if writer.replica.cluster else None
         entries = [encode_entry(one, writer.entries, enabled) for one in args]
         return self.append_entries(peer, *entries)
 
     def append_entries(self, peer: str, *entries: bytes) -> Step:
-        """A record of packed entries."""
+        """Append a record of packed entries."""
         number = self.programs[peer].replica.outbox.get(peer, 0) + 1
         place = len(self.records)
         data = encode_record(CLUSTER_ID, peer, number, START_MS + place, list(entries))
@@ -66,7 +66,7 @@ class MixedRing:
         return done[0]
 
     def start(self, peer: str, entries: Entries, *, node: str = "") -> str:
-        """A new peer reads the log and asks to join; the verdict on that."""
+        """Start a peer that reads the log and asks to join; return the verdict."""
         fresh = Program(entries)
         for record in self.records:
             fresh.replica = step(fresh.replica, record, entries).replica
@@ -79,7 +79,7 @@ class MixedRing:
         return self.append(peer, args).outcomes[0].verdict
 
     def settle(self) -> list[tuple[str, Any]]:
-        """Everybody appends what he owes until nobody owes anything; who appended what."""
+        """Let all peers append the entries that they owe until there are none; return who appended which."""
         done = []
         for _ in range(200):
             debts = [
@@ -92,23 +92,23 @@ class MixedRing:
         raise AssertionError(f"still owed: {debts}")
 
     def stop(self, peer: str) -> None:
-        """The peer leaves and ends."""
+        """Let the peer leave and end."""
         self.append(peer, leave_cluster.Args(peer, "stopped"))
         del self.programs[peer]
 
     def drop_who_left(self) -> None:
-        """Programs whose peer is not in the ring end."""
+        """End programs whose peer is not in the ring."""
         for name in [name for name in self.programs if name not in self.replica.peers]:
             del self.programs[name]
 
     @property
     def replica(self) -> Replica:
-        """What all hold."""
+        """Return the replica that all have."""
         return next(iter(self.programs.values())).replica
 
 
 def ring_of(**programs: Entries) -> MixedRing:
-    """A ring whose peers have joined in this order."""
+    """Return a ring whose peers have joined in this order."""
     ring = MixedRing()
     for name, entries in programs.items():
         assert ring.start(name, entries) == "applied"
@@ -117,7 +117,7 @@ def ring_of(**programs: Entries) -> MixedRing:
 
 
 def test_a_new_version_is_used_once_the_last_peer_has_it() -> None:
-    """Peers are replaced one by one; entries are written in version 1 until all know version 2, then in it."""
+    """Peers are replaced one by one; entries are written in version 1 until all know version 2."""
     ring = ring_of(a=OLD, b=OLD, c=OLD)
     said: list[int] = []
     for number, peer in enumerate("abc"):
@@ -138,7 +138,7 @@ def test_a_new_version_is_used_once_the_last_peer_has_it() -> None:
 
 
 def test_a_peer_with_the_version_before_is_refused_afterwards() -> None:
-    """Its request to join changes nothing and says why; what it lacks can be named."""
+    """Its request to join changes nothing and says why; the missing version can be named."""
     ring = ring_of(a=NEW, b=NEW)
     assert ring.start("c", OLD) == "older than the cluster"
     assert "c" not in ring.replica.peers
@@ -147,7 +147,7 @@ def test_a_peer_with_the_version_before_is_refused_afterwards() -> None:
 
 
 def test_nothing_is_raised_while_a_joiner_does_not_know_it() -> None:
-    """Members alone are not asked: a joiner that is being stitched in counts as well."""
+    """A joiner that is being stitched in counts as well as members."""
     ring = ring_of(a=OLD)
     ring.start("b", OLD)
     assert ring.replica.ring.prepared
@@ -157,21 +157,21 @@ def test_nothing_is_raised_while_a_joiner_does_not_know_it() -> None:
 
 @pytest.mark.parametrize(("name", "version"), [("paint", 1), ("gc", 1), ("gc", 0), ("gc", -5)])
 def test_what_is_enabled_is_not_raised_again(name: str, version: int) -> None:
-    """Nor lowered."""
+    """It is not lowered either."""
     ring = ring_of(a=OLD)
     assert ring.append("a", raise_minimum.Args(name, version)).outcomes[0].verdict == "already enabled"
     assert ring.replica.enabled == OLD.versions
 
 
 def test_what_nobody_announced_is_not_raised() -> None:
-    """Whatever its name."""
+    """This holds for any name."""
     ring = ring_of(a=OLD)
     for name in ("nothing", "", "brand"):
         assert ring.append("a", raise_minimum.Args(name, 1)).outcomes[0].verdict == "not known to every peer"
 
 
 def test_only_the_first_peer_owes_it() -> None:
-    """And whoever is first after it left."""
+    """After it left, the next first peer owes it."""
     ring = ring_of(a=OLD, b=NEW, c=NEW)
     assert not any(owed(ring.replica, peer, NEW) for peer in "abc")
     ring.stop("a")
@@ -188,7 +188,7 @@ def test_a_new_entry_is_owed_only_once_every_peer_knows_it() -> None:
 
 
 def test_an_entry_without_an_enabled_version_cannot_be_written() -> None:
-    """The writer hears it at once, and nothing reaches the log."""
+    """The writer gets an error at once, and nothing reaches the log."""
     ring = ring_of(a=OLD, b=NEW)
     with pytest.raises(NotEnabled, match="brand"):
         ring.append("b", Brand("oak"))
@@ -198,7 +198,7 @@ def test_an_entry_without_an_enabled_version_cannot_be_written() -> None:
 
 
 def test_an_entry_that_is_written_too_early_is_a_no_op_for_all() -> None:
-    """Also for those who know it: peers of two versions stay equal."""
+    """This includes peers that know it: peers of two versions stay equal."""
     ring = ring_of(a=OLD, b=NEW)
     done = ring.append_entries("b", encode_entry(Paint("red", 3), NEW), encode_entry(Brand("oak"), NEW))
     assert [one.verdict for one in done.outcomes] == [stepping.NOT_ENABLED] * 2
@@ -206,7 +206,7 @@ def test_an_entry_that_is_written_too_early_is_a_no_op_for_all() -> None:
 
 
 def test_the_version_before_goes_on_to_count() -> None:
-    """A writer that has not read of the rise yet wrote in version 1, and means that."""
+    """A writer that has not read of the rise yet wrote in version 1, and means version 1."""
     ring = ring_of(a=NEW, b=NEW)
     done = ring.append_entries("b", encode_entry(PaintOnce("red"), NEW))
     assert (done.outcomes[0].version, done.outcomes[0].verdict) == (1, "applied")
@@ -214,7 +214,7 @@ def test_the_version_before_goes_on_to_count() -> None:
 
 
 def test_what_is_enabled_and_not_known_stops_the_reader() -> None:
-    """At the first entry of it, naming the entry and the version."""
+    """It stops at the first such entry, and names entry and version."""
     ring = ring_of(a=NEW)
     ring.append("a", Paint("red", 2))
     replica = EMPTY
@@ -224,7 +224,7 @@ def test_what_is_enabled_and_not_known_stops_the_reader() -> None:
 
 
 def test_whatever_comes_and_goes_replicas_are_equal_and_members_know_what_is_enabled() -> None:
-    """Peers of both versions start, stop, write and raise in any order; in the end all is enabled once all have it."""
+    """Peers of both versions start, stop, write and raise in any order; all is enabled once all have it."""
     raised = refused = 0
     for seed in range(25):
         random = Random(seed)
@@ -262,7 +262,7 @@ def test_whatever_comes_and_goes_replicas_are_equal_and_members_know_what_is_ena
 
 
 def test_an_origin_of_another_version_is_read() -> None:
-    """Fields that it does not have yet have their defaults, those that are not known here are left out."""
+    """Fields that it lacks have their defaults, and unknown ones are ignored."""
     ring = ring_of(a=OLD, b=OLD)
     ring.append("a", PaintOnce("red"))
     packed = msgpack.unpackb(zlib.decompress(pack(ring.replica)[8:]), strict_map_key=False)
@@ -286,7 +286,7 @@ def test_an_origin_of_another_version_is_read() -> None:
 
 
 def test_a_cluster_created_by_a_later_version_of_the_creation_stops_the_reader() -> None:
-    """It is not taken for an empty log."""
+    """It is not mistaken for an empty log."""
     ring = ring_of(a=NEW)
     data = ring.records[0].data.replace(b"\xaecreate_cluster\x01", b"\xaecreate_cluster\x02")
     with pytest.raises(OlderThanCluster, match="create_cluster, version 2"):

@@ -1,6 +1,6 @@
 """Two versions of a program: one knows an entry ``paint`` in version 1, the other also in version 2.
 
-Version 1 notes a colour, version 2 a colour and how many coats.
+Version 1 stores a colour, version 2 a colour and a number of coats.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def paint(replica: Replica, args: Paint, stamp: Stamp) -> tuple[Replica, Verdict
 
 
 def brand(replica: Replica, args: Brand, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Notes the name alone."""
+    """Store only the name."""
     return _noted(replica, args.name), APPLIED
 
 
@@ -73,4 +73,4 @@ BRAND_OWED = SimpleNamespace(VERSION=1, Args=Brand, apply=brand, owed=brand_owed
 OLD = Entries([*ENTRIES.values(), describe(ONCE, name="paint")])
 NEW = Entries([*ENTRIES.values(), describe(TWICE, name="paint"), describe(BRAND, name="brand")])
 OWING = Entries([*ENTRIES.values(), describe(TWICE, name="paint"), describe(BRAND_OWED, name="brand")])
-"""As `NEW`, but its peers owe the new entry."""
+"""Like `NEW`, but its peers owe the new entry."""

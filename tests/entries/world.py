@@ -1,7 +1,7 @@
 """A small world for tests of entries: a list of records, and peers that read it at their own pace.
 
-Everything goes through bytes, as in a real log: peers encode what they owe, `World.append`
-steps it, checks the invariants and keeps the replica of every position.
+All entries are encoded, as in a real log. Peers encode the entries that they owe. `World.append`
+steps them, checks the invariants and keeps the replica of every position.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TICK_MS = 10
 
 
 def creation(*, partitions: int = 4, enabled: PMap[str, int] = VERSIONS) -> create_cluster.Args:
-    """Arguments that create the tests' cluster."""
+    """Return arguments that create the tests' cluster."""
     return create_cluster.Args("main", CLUSTER_ID, partitions, 3, 6_000, 60_000, 5_000, enabled)
 
 
 def joining(
     peer: str, node: str = "", zone: str = "z1", *, previous: str = "", store: str = ""
 ) -> prepare_join_cluster.Args:
-    """Arguments with which a peer asks to join; its node is named after it unless given."""
+    """Return arguments with which a peer asks to join; by default its node is named after it."""
     node = node or f"node-{peer}"
     return prepare_join_cluster.Args(peer, node, f"{peer}:7400", f"{peer}:7480", zone, 4, (), VERSIONS, previous, store)
 
@@ -51,7 +51,7 @@ class World:
     """Whether invariants are checked after every record."""
     now_ms: int = START_MS
     read_ms: int = START_MS
-    """When the last record landed, and everybody read it."""
+    """Time when the last record was appended and read by all."""
 
     @property
     def now(self) -> Replica:
@@ -82,7 +82,7 @@ class World:
         return self.append(encode_record(cluster_id, peer, number, now_ms + clock_ahead_ms, packed, measured=measured))
 
     def verdicts(self, peer: str, *entries: Any) -> list[str]:
-        """Append a record and give its entries' verdicts."""
+        """Append a record and return its entries' verdicts."""
         return [outcome.verdict for outcome in self.submit(peer, *entries).outcomes]
 
     def settle(self, *peers: str) -> None:
@@ -102,7 +102,7 @@ class World:
 
 
 def created(*peers: str, partitions: int = 4) -> World:
-    """A world with a cluster, in which ``peers`` have joined."""
+    """Return a world with a cluster that ``peers`` have joined."""
     world = World()
     world.submit("founder", creation(partitions=partitions))
     world.join(*peers)
@@ -111,7 +111,7 @@ def created(*peers: str, partitions: int = 4) -> World:
 
 @define
 class Sim:
-    """A simulated peer: it knows the log up to ``read``, and which dead peers it has reported."""
+    """A simulated peer: it has read the log up to ``read``, and remembers which dead peers it has reported."""
 
     id: str
     node: str
@@ -120,10 +120,10 @@ class Sim:
     sent: int = 0
     """Outbox number of its last record."""
     pending: list[tuple[int, Any]] = field(factory=list)
-    """(records in the log when it was appended, arguments) of what it has not read back yet."""
+    """(records in the log at the append, arguments) of entries that it has not read yet."""
 
     def replica(self, world: World) -> Replica:
-        """What it knows."""
+        """Return the replica that it knows."""
         return world.replicas[self.read]
 
     def advance(self, world: World, count: int) -> None:
@@ -132,7 +132,7 @@ class Sim:
         self.pending = [(place, args) for place, args in self.pending if place > self.read]
 
     def append(self, world: World, args: Any) -> None:
-        """Append one entry unless it is under way."""
+        """Append one entry unless it is in flight."""
         if any(args == other for _, other in self.pending):
             return
         self.sent += 1
@@ -140,7 +140,7 @@ class Sim:
         self.pending.append((len(world.records), args))
 
     def act(self, world: World, pulses: frozenset[str]) -> None:
-        """Append what it owes, and reports of the watched peers that have no pulse."""
+        """Append the entries that it owes, and reports of watched peers without a pulse."""
         known = self.replica(world)
         for args in owed(known, self.id, ENTRIES):
             self.append(world, args)
@@ -151,21 +151,21 @@ class Sim:
 
 @define
 class Ensemble:
-    """Nodes that start and crash around one log; what a test drives."""
+    """Nodes that start and crash around one log; a test drives them."""
 
     world: World
     sims: list[Sim] = field(factory=list)
 
     def pulses(self) -> frozenset[str]:
-        """Peers whose session lives."""
+        """Return the peers whose session is valid."""
         return frozenset(sim.id for sim in self.sims if sim.alive)
 
     def living(self) -> list[Sim]:
-        """Peers that run, oldest first."""
+        """Return the running peers, oldest first."""
         return [sim for sim in self.sims if sim.alive]
 
     def start(self, node: str) -> Sim:
-        """A new peer of the node, which asks to join; an older one of the node is dead by then."""
+        """Start a peer of the node, which asks to join; an older peer of the node is dead by then."""
         for sim in self.sims:
             if sim.node == node:
                 sim.alive = False
@@ -175,12 +175,12 @@ class Ensemble:
         return sim
 
     def stop(self, sim: Sim) -> None:
-        """The peer announces that it leaves, and ends."""
+        """Let the peer announce that it leaves, and end it."""
         sim.append(self.world, leave_cluster.Args(sim.id, "stopped"))
         sim.alive = False
 
     def drain(self) -> None:
-        """No more faults: everybody reads all there is and acts, until nothing is appended any more."""
+        """Stop the faults: let all peers read and act until nothing more is appended."""
         for _ in range(40 * (len(self.sims) + 1)):
             before = len(self.world.records)
             for sim in self.living():

@@ -32,11 +32,11 @@ class Stage:
         return self.world.audit.replica.jobs[name]
 
     def node_of(self, peer: str) -> SimulatedNode:
-        """The machine on which a peer runs."""
+        """Return the machine on which a peer runs."""
         return next(node for node in self.world.nodes if node.peer_id == peer)
 
     def driver(self, name: str = "j") -> SimulatedNode:
-        """The machine whose peer drives the job."""
+        """Return the machine whose peer drives the job."""
         return self.node_of(self.job(name).driver)
 
     def hosts_of(self, name: str = "j") -> FakeHosts:
@@ -44,19 +44,19 @@ class Stage:
         return self.hosts[self.driver(name).name]
 
     def link(self, name: str = "j") -> FakeLink:
-        """The host that was started last where the job is driven."""
+        """Return the host of the job's driver that was started last."""
         return self.hosts_of(name).last
 
     def say(self, event: str, name: str = "j", **details: Any) -> None:
-        """The host at which the job runs says something of it, under its present version."""
+        """Let the job's host report an event, under the job's present version."""
         self.link(name).say(event, name, self.job(name).version, **details)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """See `World.until`."""
+        """Wait as `World.until` does."""
         await self.world.until(condition, what)
 
     async def ready(self, name: str = "j") -> None:
-        """Return once the job's driver said that it runs."""
+        """Wait until the job's driver has reported that it runs."""
 
         def is_ready() -> bool:
             found = self.world.audit.replica.jobs.get(name)
@@ -65,13 +65,13 @@ class Stage:
         await self.until(is_ready, f"{name} is ready")
 
     async def ended(self, name: str = "j") -> Known:
-        """Return once the job has ended."""
+        """Wait until the job has ended."""
         await self.until(lambda: self.job(name).state in ("completed", "killed", "failed"), f"{name} has ended")
         return self.job(name)
 
 
 def job_of(name: str = "j", **more: Any) -> Job:
-    """A job that reads a queue and writes another one."""
+    """Return a job that reads one queue and writes another."""
     return Job(
         id=name,
         workflow=[("in", "work"), ("work", "out")],
@@ -81,7 +81,7 @@ def job_of(name: str = "j", **more: Any) -> Job:
 
 
 async def submit(stage: Stage, job: Job | None = None, **more: Any) -> str:
-    """Submit a job whose functions need not be there."""
+    """Submit a job whose functions need not exist."""
     return await stage.client.submit_job(job or job_of(**more), importable=False)
 
 
@@ -94,9 +94,9 @@ def on_stage(
     slots: int = SLOTS,
     data: Path | None = None,
 ) -> None:
-    """Run a play in a cluster in which the nodes of those numbers host Spark.
+    """Run a test in a cluster in which the nodes with these numbers host Spark.
 
-    ``data``: a real directory for what hosts keep; without, nothing of it is there.
+    ``data``: a real directory for the files of hosts; without it they keep no files.
     """
 
     async def workload(world: World) -> None:
@@ -116,5 +116,5 @@ def on_stage(
 
 
 def completion(stage: Stage, name: str, version: int) -> complete_job.Args:
-    """What a driver appends that believes in a version."""
+    """Return the entry that a driver of a version appends when its job completes."""
     return complete_job.Args(name, version)

@@ -1,4 +1,4 @@
-"""Spark hosts in memory: they do what they are told at once, and what a test has them say or suffer."""
+"""Spark hosts in memory: they obey orders at once, and report or fail as a test says."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Answer = Callable[["FakeLink", Message], None]
 
 
 def obedient(link: FakeLink, order: Message) -> None:
-    """A host that runs whatever it is told to, and stops it."""
+    """Return a host that runs and stops whatever it is ordered to."""
     what = {"start": "ready", "stop": "stopped"}.get(order["do"])
     if what is not None:
         link.say(what, order["job"], order["version"])
 
 
 class FakeLink:
-    """One host that runs, or ran."""
+    """One host that runs or ran."""
 
     def __init__(self, plan: Plan, answer: Answer) -> None:
         self.plan = plan
@@ -32,21 +32,21 @@ class FakeLink:
         self._send, self._receive = trio.open_memory_channel[Message](1_000)
 
     def up(self) -> None:
-        """Its session is open."""
+        """Report that its session is open."""
         self._send.send_nowait({"event": "up"})
 
     def say(self, event: str, job: str, version: int, **details: Any) -> None:
-        """Something happens to a job."""
+        """Report an event of a job."""
         if self.running:
             self._send.send_nowait({"event": event, "job": job, "version": version, **details})
 
     def die(self, why: str = "the fake host was killed") -> None:
-        """The process ends."""
+        """End the process."""
         self.running, self._why = False, why
         self._send.close()
 
     def told(self, what: str) -> list[Message]:
-        """The orders of a kind."""
+        """Return the orders of a kind."""
         return [order for order in self.orders if order["do"] == what]
 
     async def send(self, message: Mapping[str, Any]) -> None:
@@ -70,14 +70,14 @@ class FakeLink:
 
 
 class FakeHosts:
-    """Launches hosts in memory and keeps them for a look."""
+    """Launches hosts in memory and keeps them for inspection."""
 
     def __init__(self, answer: Answer = obedient) -> None:
         self.links: list[FakeLink] = []
         self.answer = answer
         self.up_by_themselves = True
         self.refusals: list[str] = []
-        """Why the next starts fail, each once."""
+        """Errors of the next starts, each used once."""
 
     @property
     def last(self) -> FakeLink:
@@ -90,7 +90,7 @@ class FakeHosts:
         return [link for link in self.links if link.running]
 
     def told(self, what: str) -> list[Message]:
-        """The orders of a kind that all of them were given."""
+        """Return the orders of a kind that any of them got."""
         return [order for link in self.links for order in link.told(what)]
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Random jobs that are right, for tests that say what holds for all of them."""
+"""Random valid jobs, for tests of properties that hold for all jobs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ predicates = st.recursive(
 
 @st.composite
 def slots(draw: st.DrawFn) -> dict[str, Any]:
-    """Least and most slots of a task, and a share so small that all tasks' fit in a whole."""
+    """Minimum and maximum of slots of a task, and a share so small that the shares of all tasks fit."""
     least = draw(st.integers(1, 4))
     return {
         "min_slots": least,
@@ -110,7 +110,7 @@ def windows(draw: st.DrawFn, number: int, task: str) -> Window:
 
 @st.composite
 def triggers(draw: st.DrawFn, window: Window, after: tuple[str, ...]) -> Trigger:
-    """A trigger of the window, to all after it or to one of them."""
+    """A trigger of the window, with output to all later tasks or to one of them."""
     on = draw(st.sampled_from(["batch", "timer", "watermark"]))
     return Trigger(
         window.id,
@@ -138,7 +138,7 @@ def conditions(draw: st.DrawFn, source: Task, after: tuple[str, ...]) -> list[Co
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """A job whose tasks stand in a row of layers: inputs, then tasks, then outputs."""
+    """A job whose tasks are in layers: inputs, then tasks, then outputs."""
     names = draw(st.permutations(NAMES))
     first = [draw(inputs(name)) for name in names[: draw(st.integers(1, 2))]]
     last = [draw(outputs(name)) for name in names[18 : 18 + draw(st.integers(1, 2))]]

@@ -1,4 +1,4 @@
-"""A host process for tests: it speaks the protocol, runs no Spark, and does what a job's id says."""
+"""A host process for tests: it speaks the protocol, runs no Spark, and behaves as a job's id says."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 
 def say(event: str, **details: Any) -> None:
-    """One event."""
+    """Send one event."""
     print(json.dumps({"event": event, **details}), flush=True)
 
 
 def main() -> None:
     """Serve until stdin ends."""
     plan = json.loads(sys.stdin.readline())
-    # A child that holds stdout, and would outlive the host if nobody saw to its end.
+    # A child that holds stdout, and would outlive the host unless the peer kills it.
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     print("a library prints this on stdout")
     say("up", slots=plan["slots"], child=child.pid, alive_s=0.01)

@@ -1,4 +1,4 @@
-"""A job that cannot be is refused before it is submitted, by the key at fault."""
+"""An invalid job is refused before it is submitted, and the error names the key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.jobs import generated
 
 
 def job(**changes: Any) -> Job:
-    """A right job with something changed: words are split, counted by user and written twice."""
+    """Return a valid job with a change: words are split, counted by user and written twice."""
     right: dict[str, Any] = {
         "workflow": [("lines", "split"), ("split", "raw"), ("split", "count"), ("count", "sums")],
         "catalog": [
@@ -48,28 +48,28 @@ def job(**changes: Any) -> Job:
 
 
 def catalog(*others: Any) -> dict[str, Any]:
-    """The right job's catalog, entries of the same name replaced and others added."""
+    """Return the valid job's catalog, with entries replaced or added."""
     kept = {task.name: task for task in job().catalog}
     return {"catalog": [*{**kept, **{task.name: task for task in others}}.values()]}
 
 
 def workflow(*more: tuple[str, str]) -> dict[str, Any]:
-    """The right job's workflow with further edges."""
+    """Return the valid job's workflow with more edges."""
     return {"workflow": [*job().workflow, *more]}
 
 
 def window(**changes: Any) -> dict[str, Any]:
-    """The right job's window with something changed."""
+    """Return the valid job's window with a change."""
     return {"windows": [attrs.evolve(job().windows[0], **changes)]}
 
 
 def conditions(*given: Condition) -> dict[str, Any]:
-    """These conditions."""
+    """Return these conditions."""
     return {"flow_conditions": given}
 
 
 def join(**changes: Any) -> dict[str, Any]:
-    """A job that joins two inputs."""
+    """Return a job that joins two inputs."""
     said: dict[str, Any] = {"left": "one", "right": "two", "on": "id", **changes}
     return {
         "workflow": [("one", "both"), ("two", "both"), ("both", "out")],
@@ -195,14 +195,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_the_right_job_is_right() -> None:
-    """What all the others are damaged from is accepted, as is a join."""
+    """The valid job, from which the tests make invalid ones, is accepted, and so is a join."""
     check(job())
     check(job(**join(how="left", on="pkg:key", within_ms=500, time="at")))
 
 
 @pytest.mark.parametrize(("changes", "field", "says"), WRONG, ids=[f"{field} {says}" for _, field, says in WRONG])
 def test_what_is_wrong_is_named(changes: dict[str, Any], field: str, says: str) -> None:
-    """The first complaint names the key, and says what was expected or is nearest."""
+    """The first complaint names the key, and what was expected or the most similar name."""
     with pytest.raises(BadRequest) as caught:
         check(job(**changes))
     assert caught.value.field == field, caught.value
@@ -210,7 +210,7 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], field: str, says: str) 
 
 
 def test_all_that_is_wrong_is_in_the_details() -> None:
-    """Several mistakes are told at once."""
+    """Several mistakes are reported at once."""
     with pytest.raises(BadRequest) as caught:
         check(job(**workflow(("split", "rwa"), ("spilt", "raw")), scheduler="percentage"))
     assert [field for field, _ in caught.value.details] == ["workflow[4]", "workflow[5]", "percentage"]
@@ -225,7 +225,7 @@ def test_all_that_is_wrong_is_in_the_details() -> None:
     ],
 )
 def test_the_client_looks_whether_functions_are_there(name: str, says: str) -> None:
-    """By form alone the name is right; asked for importability, what is missing is told."""
+    """Without the check of imports the name is valid; with it, the missing function is reported."""
     one = job(**catalog(Function("split", name)), flow_conditions=[Condition("split", ["raw"], "json:loads")])
     check(one)
     with pytest.raises(BadRequest) as caught:
@@ -238,7 +238,7 @@ def test_the_client_looks_whether_functions_are_there(name: str, says: str) -> N
 @settings(max_examples=150, deadline=None)
 @given(generated.jobs())
 def test_every_right_job_is_accepted_and_comes_back(one: Job) -> None:
-    """Random jobs pass the check, keep their value through bytes, and have one form of bytes."""
+    """Random jobs pass the check, are equal after encoding and decoding, and have one encoding."""
     check(one)
     body = encoding.encode(one)
     again = encoding.decode(body)
@@ -264,7 +264,7 @@ def _changed(value: Any, way: tuple[Any, ...], new: Any) -> Any:
 @settings(max_examples=300, deadline=None)
 @given(generated.jobs(), st.data())
 def test_damage_is_refused_by_name_and_nothing_worse(one: Job, data: st.DataObject) -> None:
-    """Whatever stands in whatever place of a job's map: it is still right, or `BadRequest` names a field."""
+    """Whatever is changed in a job's map, the job is still valid or `BadRequest` names a field."""
     said = encoding.to_map(one)
     way = data.draw(st.sampled_from(_places(said)))
     strange = st.sampled_from([None, -1, 1 << 70, 0.5, "", "\ud800", "all", [], [[]], {}, {"a": b""}, b"\xff"])
@@ -279,7 +279,7 @@ def test_damage_is_refused_by_name_and_nothing_worse(one: Job, data: st.DataObje
 @settings(max_examples=200, deadline=None)
 @given(generated.jobs(), st.data())
 def test_damaged_bytes_are_refused_and_nothing_worse(one: Job, data: st.DataObject) -> None:
-    """Bytes cut off, flipped or made up are a job or a `BadRequest`, nothing else."""
+    """Truncated, flipped or random bytes give a job or a `BadRequest`, nothing else."""
     body = encoding.encode(one)
     place = data.draw(st.integers(0, len(body) - 1))
     made = st.just(body[:place]) | st.integers(1, 255).map(
@@ -332,13 +332,13 @@ def _packed(value: Any) -> bytes:
     ],
 )
 def test_options_that_an_output_does_not_have_are_refused(task: Output, field: str, said: str) -> None:
-    """By job, task and option, with the nearest one that there is."""
+    """The error names job, task and option, and the most similar existing option."""
     found = list(problems(Job(id="j", workflow=[("in", "out")], catalog=[Input("in", queue="q"), task])))
     assert found[0][0] == field and said in found[0][1]
 
 
 def test_options_that_an_input_does_not_have_are_refused() -> None:
-    """If Spark itself has the format; their case does not matter to it."""
+    """This holds for formats of Spark itself; the case of names does not matter."""
     out = Output("out", queue="q")
     for kind, options, said in (
         ("json", {"maxFilesPerTriger": "1"}, "did you mean maxFilesPerTrigger"),

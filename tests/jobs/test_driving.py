@@ -1,4 +1,4 @@
-"""A job is driven by one peer at a time, from its submission to its end, whatever dies."""
+"""A job is driven by one peer at a time, from its submission to its end, whatever process dies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.jobs.driving_world import SLOTS, Stage, completion, job_of, on_stage,
 
 
 def test_a_job_is_started_at_its_drivers_host_and_completes() -> None:
-    """The host is told what the log knows of the job; what it says of the job gets into the log."""
+    """The host gets what the log knows of the job, and its reports get into the log."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -34,7 +34,7 @@ def test_a_job_is_started_at_its_drivers_host_and_completes() -> None:
 
 
 def test_what_changes_while_a_job_runs_is_passed_on() -> None:
-    """A sealed input, and slots that another job takes or gives back."""
+    """The host learns of a sealed input, and of slots that the job loses or gets."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -54,7 +54,7 @@ def test_what_changes_while_a_job_runs_is_passed_on() -> None:
 
 
 def test_a_job_starts_again_after_the_death_of_its_host() -> None:
-    """Under the same version, from where the log is; it has not failed by that."""
+    """It restarts under the same version from the log's state, and this is no failure."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -73,7 +73,7 @@ def test_a_job_starts_again_after_the_death_of_its_host() -> None:
 
 
 def test_a_job_that_fails_too_often_in_a_row_has_failed() -> None:
-    """With what it failed with: the task, the segment, the traceback."""
+    """The error has the task, the segment and the traceback."""
 
     async def play(stage: Stage) -> None:
         await submit(stage, restarts=2)
@@ -97,7 +97,7 @@ def test_a_job_that_fails_too_often_in_a_row_has_failed() -> None:
 
 
 def test_failures_with_progress_between_them_are_not_in_a_row() -> None:
-    """A job that gets on is started again for as long as it does."""
+    """A job that makes progress is started again each time."""
 
     async def play(stage: Stage) -> None:
         await submit(stage, restarts=1)
@@ -112,7 +112,7 @@ def test_failures_with_progress_between_them_are_not_in_a_row() -> None:
 
 
 def test_a_failure_that_no_start_can_cure_ends_the_job_at_once() -> None:
-    """The host says so, as for a policy that kills."""
+    """The host reports it, as for a policy that kills the job."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -126,7 +126,7 @@ def test_a_failure_that_no_start_can_cure_ends_the_job_at_once() -> None:
 
 
 def test_a_host_that_cannot_be_started_fails_its_jobs_with_the_reason() -> None:
-    """After as many attempts as the job allows."""
+    """They fail after as many attempts as the job allows."""
 
     async def play(stage: Stage) -> None:
         for hosts in stage.hosts.values():
@@ -140,7 +140,7 @@ def test_a_host_that_cannot_be_started_fails_its_jobs_with_the_reason() -> None:
 
 
 def test_hosts_that_never_come_up_fail_their_jobs() -> None:
-    """However long each takes to be given up, it is a failure in the row."""
+    """Each host that does not come up counts as a failure in the row, however long that takes."""
 
     async def play(stage: Stage) -> None:
         for hosts in stage.hosts.values():
@@ -155,7 +155,7 @@ def test_hosts_that_never_come_up_fail_their_jobs() -> None:
 
 
 def test_a_failure_after_a_long_run_is_the_first_of_a_row() -> None:
-    """A job that ran for an hour may fail once more, also without a batch meanwhile."""
+    """After an hour a job may fail once more, even if no batch was committed meanwhile."""
 
     async def play(stage: Stage) -> None:
         await submit(stage, restarts=1)
@@ -171,7 +171,7 @@ def test_a_failure_after_a_long_run_is_the_first_of_a_row() -> None:
 
 
 def test_a_killed_job_is_stopped_at_its_host() -> None:
-    """And its host runs on for others."""
+    """Its host continues for other jobs."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -187,7 +187,7 @@ def test_a_killed_job_is_stopped_at_its_host() -> None:
 
 
 def test_another_peer_takes_over_when_the_drivers_peer_dies() -> None:
-    """Under a higher version; the host of the dead one is gone with it."""
+    """The new driver has a higher version; the dead peer's host has ended too."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -204,7 +204,7 @@ def test_another_peer_takes_over_when_the_drivers_peer_dies() -> None:
 
 
 def test_the_next_driver_starts_its_host_before_the_log_says_that_it_drives() -> None:
-    """While the lost peer's session has still to end; no other peer starts one."""
+    """It does so while the lost peer's session is still valid; no other peer starts a host."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -223,7 +223,7 @@ def test_the_next_driver_starts_its_host_before_the_log_says_that_it_drives() ->
 
 
 def test_a_peer_that_leaves_hands_its_jobs_over() -> None:
-    """As on SIGTERM; the job is stopped where it was."""
+    """As on SIGTERM, the job is stopped on the leaving peer."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -237,7 +237,7 @@ def test_a_peer_that_leaves_hands_its_jobs_over() -> None:
 
 
 def test_a_driver_that_was_replaced_cannot_end_the_job() -> None:
-    """Cut off and overtaken, its host's word that the job is complete counts for nothing."""
+    """A replaced driver without contact cannot complete the job, whatever its host reports."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -259,7 +259,7 @@ def test_a_driver_that_was_replaced_cannot_end_the_job() -> None:
 
 
 def test_a_job_with_a_host_of_its_own_shares_none() -> None:
-    """It has as many threads as the job has slots, and another one when these change."""
+    """Its host has as many threads as the job has slots, and is replaced when these change."""
 
     async def play(stage: Stage) -> None:
         await submit(stage, own_host=True)
@@ -298,7 +298,7 @@ def test_the_figures_of_a_job_are_known_after_its_end() -> None:
 
 
 def test_progress_is_told_by_whoever_is_asked() -> None:
-    """The node that is asked asks the driver; numbers that no answer could hold are left out."""
+    """Any node asks the driver for it; numbers that an answer cannot contain are left out."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -320,7 +320,7 @@ def test_progress_is_told_by_whoever_is_asked() -> None:
 
 @pytest.mark.parametrize("own_host", [False, True])
 def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_by_its_host(own_host: bool) -> None:
-    """Wherever that is; not before the log says that it has ended, and not by a driver that was replaced."""
+    """This is done on any peer, not before the log has recorded the end, and not by a replaced driver."""
 
     async def play(stage: Stage) -> None:
         await submit(stage, own_host=own_host)
@@ -341,7 +341,7 @@ def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_by_its_host(own_host:
 
 
 def test_a_job_that_waits_for_slots_keeps_its_checkpoint() -> None:
-    """The only peer with slots takes them back for a while: the job stops, and its state is there afterwards."""
+    """The only peer with slots removes them for a while: the job stops and its state is kept."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)
@@ -363,7 +363,7 @@ def test_a_job_that_waits_for_slots_keeps_its_checkpoint() -> None:
 
 
 def test_jobs_that_share_a_host_are_not_blamed_for_its_first_death() -> None:
-    """Both begin again, and neither has a failure; the one that dies with the host in its trial has."""
+    """Both restart without a failure; the job that then dies with the host during its trial has one."""
 
     async def play(stage: Stage) -> None:
         for name in ("j", "k"):
@@ -387,7 +387,7 @@ def test_jobs_that_share_a_host_are_not_blamed_for_its_first_death() -> None:
 
 
 def test_what_ended_jobs_left_on_the_disk_is_deleted(tmp_path: Path) -> None:
-    """Their checkpoints and hosts' directories; not those of jobs under way, here or elsewhere."""
+    """Checkpoints and directories of ended jobs' hosts are deleted, not those of running jobs, here or elsewhere."""
     kept = [tmp_path / f"n{number}/spark/{folder}/j" for number in range(3) for folder in ("checkpoints", "jobs")]
     old = tmp_path / "n0/spark/checkpoints/old"
     other = tmp_path / "n0/spark/host.log"
@@ -412,14 +412,14 @@ def test_what_ended_jobs_left_on_the_disk_is_deleted(tmp_path: Path) -> None:
 
 
 async def claim_as(stage: Stage, version: int, count: int) -> list[int]:
-    """Tasks claimed as a driver of that version would; their tokens."""
+    """Claim tasks as a driver of that version; return their tokens."""
     claims = await stage.client.claim("a", max=count, lease_ms=60_000, wait_ms=10_000, worker=worker_name("j", version))
     assert len(claims) == count
     return sorted({claim.token for claim in claims})
 
 
 def claimed(world: World) -> dict[str, int]:
-    """How many tasks each worker has claimed."""
+    """Return how many tasks each worker has claimed."""
     found: dict[str, int] = {}
     for stretches in world.audit.replica.claims.values():
         for pieces in stretches.values():
@@ -429,7 +429,7 @@ def claimed(world: World) -> dict[str, int]:
 
 
 def test_the_claims_of_a_running_job_are_renewed() -> None:
-    """Far beyond their lease; those of others expire as ever."""
+    """They last far beyond their lease; claims of others expire as usual."""
 
     async def play(stage: Stage) -> None:
         await stage.client.enqueue_many("a", [b"x"] * 20)
@@ -444,7 +444,7 @@ def test_the_claims_of_a_running_job_are_renewed() -> None:
 
 
 def test_the_claims_of_a_killed_job_are_given_back() -> None:
-    """Soon, not when their leases end."""
+    """They are released soon, before their leases expire."""
 
     async def play(stage: Stage) -> None:
         await stage.client.enqueue_many("a", [b"x"] * 10)
@@ -460,7 +460,7 @@ def test_the_claims_of_a_killed_job_are_given_back() -> None:
 
 
 def test_the_claims_of_an_earlier_driver_are_given_back_before_the_job_starts() -> None:
-    """The next driver finds the tasks of the batch that was not committed."""
+    """So the next driver can read the tasks of the uncommitted batch."""
 
     async def play(stage: Stage) -> None:
         await stage.client.enqueue_many("a", [b"x"] * 10)
@@ -478,7 +478,7 @@ def test_the_claims_of_an_earlier_driver_are_given_back_before_the_job_starts() 
 
 
 def test_the_claims_of_the_next_driver_stay_when_the_one_before_it_ends() -> None:
-    """Its query takes a while to stop."""
+    """The earlier driver's query takes a while to stop."""
 
     async def play(stage: Stage) -> None:
         await stage.client.enqueue_many("a", [b"x"] * 10)
@@ -499,7 +499,7 @@ def test_the_claims_of_the_next_driver_stay_when_the_one_before_it_ends() -> Non
 
 
 def test_what_a_host_had_claimed_is_given_back_before_it_starts_anew() -> None:
-    """The batch is planned anew: nobody knows of what was claimed for it."""
+    """The batch is planned again and does not use the earlier claims."""
 
     async def play(stage: Stage) -> None:
         await stage.client.enqueue_many("a", [b"x"] * 10)
@@ -516,7 +516,7 @@ def test_what_a_host_had_claimed_is_given_back_before_it_starts_anew() -> None:
 
 
 def test_a_claim_that_no_batch_knows_of_is_given_back_while_the_host_has_nothing_to_do() -> None:
-    """Its answer may have been lost; the host is asked for a moment without a batch under way."""
+    """The answer of the claim may be lost; the host is asked while no batch is running."""
 
     async def play(stage: Stage) -> None:
         await stage.client.enqueue_many("a", [b"x"] * 10)
@@ -529,7 +529,7 @@ def test_a_claim_that_no_batch_knows_of_is_given_back_while_the_host_has_nothing
         stage.say("idle")
         await stage.until(lambda: not claimed(stage.world), "the claims are given back")
         await claim_as(stage, stage.job().version, 10)
-        stage.say("idle")  # of no question: what was claimed since stays
+        stage.say("idle")  # an answer without a question: later claims stay
         await trio.sleep(200)
         assert sum(claimed(stage.world).values()) == 10
 
@@ -537,7 +537,7 @@ def test_a_claim_that_no_batch_knows_of_is_given_back_while_the_host_has_nothing
 
 
 def test_a_claim_that_a_later_commit_left_behind_is_given_back() -> None:
-    """Batches are planned one after the other: whatever was claimed before a commit was for it, or is lost."""
+    """Batches are planned in order: a claim from before a commit belongs to that batch, or is lost."""
 
     async def play(stage: Stage) -> None:
         await stage.client.enqueue_many("a", [b"x"] * 20)
@@ -561,7 +561,7 @@ def test_a_claim_that_a_later_commit_left_behind_is_given_back() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_driver_without_the_log_goes_on_once_it_is_back(seed: int) -> None:
-    """What its host said meanwhile is appended then."""
+    """Reports of its host meanwhile are appended then."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)

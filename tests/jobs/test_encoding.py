@@ -1,4 +1,4 @@
-"""Bytes of jobs: canonical, whole, and never loaded as code."""
+"""The encoding of jobs is canonical and complete, and never loaded as code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onyxq.jobs.predicates import And, Not, Or, Pickled
 
 
 def whole() -> Job:
-    """A job that has something of everything."""
+    """Return a job that uses every feature."""
     return Job(
         id="whole",
         workflow=[("in", "parse"), ("parse", "out"), ("parse", "count"), ("count", "sums")],
@@ -35,7 +35,7 @@ def whole() -> Job:
 
 
 def test_a_job_comes_back_whole() -> None:
-    """What was encoded is decoded, functions as the names they have."""
+    """A decoded job is equal; functions are represented by their names."""
     job = whole()
     again = encoding.decode(encoding.encode(job))
     assert again.windows[0].aggregation == Aggregation("builtins:list", "a:fold")
@@ -63,7 +63,7 @@ def test_the_order_in_which_parameters_were_given_does_not_matter() -> None:
 
 
 def test_a_function_without_a_name_is_pickled_and_never_loaded() -> None:
-    """A lambda travels as bytes, and stays bytes when the job is decoded."""
+    """A lambda is encoded as bytes, and stays bytes when the job is decoded."""
     pytest.importorskip("pyspark")
     job = Job(workflow=[("a", "b")], catalog=[Function("a", lambda segment: segment + 1)])
     function = encoding.decode(encoding.encode(job)).task("a")
@@ -74,7 +74,7 @@ def test_a_function_without_a_name_is_pickled_and_never_loaded() -> None:
 
 
 def test_json_of_a_job_is_read_as_well() -> None:
-    """A request's JSON is the same map, but for bytes: pickled functions are base64 there."""
+    """A request's JSON has the same map; only pickled functions are base64 there."""
     said = encoding.to_map(whole())
     said["catalog"][1] = {"type": "function", "name": "parse", "fn": {"named": "f", "pickled": "AAE="}}
     assert encoding.from_map(json.loads(json.dumps(said))).task("parse") == Function("parse", Pickled("f", b"\x00\x01"))
@@ -98,14 +98,14 @@ def test_json_of_a_job_is_read_as_well() -> None:
     ],
 )
 def test_what_is_no_job_is_refused_by_name(damage: dict[str, object], field: str, says: str) -> None:
-    """The field at fault is named, and what was expected."""
+    """The error names the wrong field and what was expected."""
     with pytest.raises(BadRequest, match=says) as caught:
         encoding.from_map({**encoding.to_map(whole()), **damage})
     assert caught.value.field == field
 
 
 def test_a_job_of_any_depth_or_size_is_refused_alike() -> None:
-    """Neither a deep nor a large job gets further than its decoding."""
+    """Neither a deep nor a large job gets past the decoding."""
     deep: object = 0
     for _ in range(100):
         deep = [deep]

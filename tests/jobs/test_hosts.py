@@ -1,4 +1,4 @@
-"""A Spark host is started when it is needed, started again when it dies, and stopped when nobody needs it."""
+"""A Spark host is started when a job needs it, restarted when it dies, and stopped when no job needs it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def simulated(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def kept(fakes: FakeHosts, plan: Plan = PLAN) -> AsyncIterator[KeptHost]:
-    """A host that is kept while the test lasts."""
+    """Run a manager of a host during the test."""
     host = KeptHost(plan, fakes.launch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(host.run)
@@ -47,7 +47,7 @@ async def kept(fakes: FakeHosts, plan: Plan = PLAN) -> AsyncIterator[KeptHost]:
 
 @simulated
 async def test_a_host_is_started_by_the_first_job_that_needs_it() -> None:
-    """No job, no process; the jobs after the first share it."""
+    """Without a job there is no process; later jobs share the host."""
     fakes = FakeHosts()
     async with kept(fakes) as host:
         await trio.sleep(10)
@@ -61,7 +61,7 @@ async def test_a_host_is_started_by_the_first_job_that_needs_it() -> None:
 
 @simulated
 async def test_a_warm_host_is_started_at_once_and_stays() -> None:
-    """With nothing to do it runs all the same, and is replaced when it dies."""
+    """It runs without a job, and is replaced when it dies."""
     fakes = FakeHosts()
     async with kept(fakes, evolve(PLAN, warm=True)) as host:
         await trio.sleep(10 * hosts.IDLE_S)
@@ -73,7 +73,7 @@ async def test_a_warm_host_is_started_at_once_and_stays() -> None:
 
 @simulated
 async def test_a_host_that_nobody_needs_is_stopped_after_a_while() -> None:
-    """A job soon after finds it still there; later ones get a new one."""
+    """A job soon after still finds it; later ones get a new one."""
     fakes = FakeHosts()
     async with kept(fakes) as host:
         host.forget(await host.begin(KEY))
@@ -88,7 +88,7 @@ async def test_a_host_that_nobody_needs_is_stopped_after_a_while() -> None:
 
 @simulated
 async def test_a_host_that_is_expected_to_be_needed_is_started_and_stopped_as_any_other() -> None:
-    """It stays for a while; one that cannot be started is not tried again before somebody needs it."""
+    """It stays for a while; if it cannot be started, it is not tried again before a job needs it."""
     fakes = FakeHosts()
     fakes.refusals = ["no memory"]
     async with kept(fakes) as host:
@@ -104,7 +104,7 @@ async def test_a_host_that_is_expected_to_be_needed_is_started_and_stopped_as_an
 
 @simulated
 async def test_a_job_hears_of_the_death_of_its_host() -> None:
-    """With what is known of it; the next run is at a new host."""
+    """The job gets the reason; its next run uses a new host."""
     fakes = FakeHosts()
     async with kept(fakes) as host:
         run = await host.begin(KEY)
@@ -119,7 +119,7 @@ async def test_a_job_hears_of_the_death_of_its_host() -> None:
 
 
 async def ends_of(*runs: Run) -> list[str]:
-    """How the end of their host is told to them."""
+    """Return how jobs learn that their host ended."""
     found = []
     for run in runs:
         try:
@@ -132,7 +132,7 @@ async def ends_of(*runs: Run) -> list[str]:
 
 @simulated
 async def test_the_death_of_a_shared_host_counts_against_who_is_tried_when_it_dies_again() -> None:
-    """At first nobody is blamed; then they begin one by one, and another job is not held up."""
+    """After the first death no job is blamed. Then jobs start one by one, and other jobs are not delayed."""
     fakes = FakeHosts()
     async with kept(fakes) as host:
         runs = [await host.begin(key) for key in (("bad", 1), ("good", 2))]
@@ -164,7 +164,7 @@ async def test_the_death_of_a_shared_host_counts_against_who_is_tried_when_it_di
 
 @simulated
 async def test_who_kills_late_is_found_and_nobody_else_blamed_in_the_end() -> None:
-    """It runs longer than the first trial lasts: the next ones are longer."""
+    """It runs longer than the first trial; later trials are longer."""
     fakes = FakeHosts()
     blamed = []
     async with kept(fakes) as host:
@@ -190,7 +190,7 @@ async def test_who_kills_late_is_found_and_nobody_else_blamed_in_the_end() -> No
 
 @simulated
 async def test_a_suspect_that_does_not_come_to_run_is_not_waited_for_for_ever() -> None:
-    """The next one begins after a minute."""
+    """The next one starts after a minute."""
     fakes = FakeHosts()
     async with kept(fakes) as host:
         runs = [await host.begin(key) for key in (("one", 1), ("two", 2))]
@@ -204,7 +204,7 @@ async def test_a_suspect_that_does_not_come_to_run_is_not_waited_for_for_ever() 
 
 @simulated
 async def test_a_shared_host_that_dies_again_and_again_counts_against_all() -> None:
-    """Also where none of them kills it by itself, starts are not without a bound."""
+    """Even if none of them is the cause, the number of starts is limited."""
     fakes = FakeHosts()
     async with kept(fakes) as host:
         told = []
@@ -228,7 +228,7 @@ async def test_a_shared_host_that_dies_again_and_again_counts_against_all() -> N
 
 @simulated
 async def test_pauses_between_starts_double_up_to_a_limit() -> None:
-    """A host that cannot be started is not tried without pause; each failed start is told to who waits."""
+    """A host that cannot be started is tried with pauses; each failed start is reported to the waiting jobs."""
     fakes = FakeHosts()
     fakes.refusals = [f"no memory {number}" for number in range(8)]
     at = []
@@ -244,7 +244,7 @@ async def test_pauses_between_starts_double_up_to_a_limit() -> None:
 
 @simulated
 async def test_a_host_that_never_comes_up_is_killed() -> None:
-    """Who waits for it is told so in the end."""
+    """The waiting jobs learn of it in the end."""
     fakes = FakeHosts()
     fakes.up_by_themselves = False
     async with kept(fakes) as host:
@@ -255,7 +255,7 @@ async def test_a_host_that_never_comes_up_is_killed() -> None:
 
 @simulated
 async def test_whatever_keeps_a_host_from_running_is_told_and_tried_again() -> None:
-    """A full disk, or a bug: the peer goes on, and the next start may do better."""
+    """After a full disk or a bug, the peer continues, and the next start may succeed."""
     fakes = FakeHosts()
     errors: list[Exception] = [OSError("no space left"), ZeroDivisionError("a bug")]
 
@@ -276,7 +276,7 @@ async def test_whatever_keeps_a_host_from_running_is_told_and_tried_again() -> N
 
 @simulated
 async def test_a_query_that_does_not_stop_takes_its_host_with_it() -> None:
-    """The others of the host are told that nobody failed, and find a new one without a pause."""
+    """Other jobs of the host get no failure, and a new host at once."""
     fakes = FakeHosts(lambda link, order: None)
     async with kept(fakes) as host:
         stuck, other = await host.begin(KEY), await host.begin(("j2", 8))
@@ -292,7 +292,7 @@ async def test_a_query_that_does_not_stop_takes_its_host_with_it() -> None:
 
 @simulated
 async def test_events_of_an_older_version_are_not_heard() -> None:
-    """What a former run of the job still says is nobody's."""
+    """Reports of an earlier run of the job are ignored."""
     fakes = FakeHosts()
     async with kept(fakes) as host:
         run = await host.begin(KEY)

@@ -1,4 +1,4 @@
-"""Which functions jobs may name where credentials are asked for."""
+"""Functions that jobs may name if credentials are required."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onyxq.spark.functions import resolve
 
 @pytest.mark.parametrize("name", ["os:system", "shop:f", "shopping.jobs:f", "shop.job:f", "jobs.shop.jobs:f", ":f"])
 def test_a_function_of_another_module_may_not_be_named(name: str) -> None:
-    """Neither a package above one that is named, nor one whose name begins alike."""
+    """Neither the parent package of a named module, nor a module whose name starts alike, is allowed."""
     assert not Allowed(("shop.jobs",)).takes(name)
     assert not Allowed().takes(name)
     assert ANY_FUNCTION.takes(name)
@@ -22,19 +22,19 @@ def test_a_function_of_another_module_may_not_be_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["shop.jobs:f", "shop.jobs:C.f", "shop.jobs.deep.er:f", "etl:f"])
 def test_functions_of_a_named_module_and_its_package_may_be_named(name: str) -> None:
-    """Each module that is named counts."""
+    """All named modules are allowed."""
     assert Allowed(("shop.jobs", "etl")).takes(name)
 
 
 @pytest.mark.parametrize("name", ["logging:os.system", "logging:sys.exit"])
 def test_no_function_is_reached_through_a_module_that_another_one_imports(name: str) -> None:
-    """A named module would otherwise open all that it imports."""
+    """Otherwise a named module would give access to everything that it imports."""
     with pytest.raises(BadRequest, match="is a module of its own"):
         resolve(name)
     assert callable(resolve("logging:Logger.info"))
 
 
 def test_every_function_that_a_job_can_hold_is_looked_at() -> None:
-    """A field for functions that is in no list would be one that nobody judges."""
+    """A field for functions that is missing in the lists would not be checked."""
     holding = {one.name for kind in KINDS for one in attrs.fields(kind) if "Ref" in str(one.type)}
     assert holding and holding <= REFS

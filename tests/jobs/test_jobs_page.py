@@ -1,4 +1,4 @@
-"""What docs/jobs.rst shows is a job that can be submitted, and calls that there are."""
+"""The job in docs/jobs.rst can be submitted, and its calls exist."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n
 
 
 def code(caption: str, page: str = PAGE) -> str:
-    """All that is shown of a file."""
+    """Return all code that the page shows of a file."""
     return "\n".join(textwrap.dedent(text) for name, text in BLOCK.findall(page) if name == caption)
 
 
 def test_the_job_of_the_page_runs_as_its_calls_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is loaded from its file as the command line does, checked, submitted, sealed and waited for."""
+    """It is loaded from its file like on the command line, checked, submitted, sealed and waited for."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     file = tmp_path / "orders.py"
     file.write_text(code("orders.py"))
@@ -56,7 +56,7 @@ def test_the_job_of_the_page_runs_as_its_calls_show(
 
 
 def test_names_and_states_of_the_page_exist() -> None:
-    """Classes are public, keys are fields, states are all told."""
+    """Classes are public, keys are fields, and all states are listed."""
     fields = {one.name for cls in vars(onyxq.jobs.model).values() if attrs.has(cls) for one in attrs.fields(cls)}
     for name in ("own_host", "min_slots", "max_slots", "restarts", "checkpoint", "beside", "resume"):
         assert f"``{name}" in PAGE and name in fields, name
@@ -69,7 +69,7 @@ def test_names_and_states_of_the_page_exist() -> None:
 
 
 def test_the_job_of_the_guide_from_onyx_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can be submitted as it stands, and what the guide calls things they are called."""
+    """It can be submitted unchanged, and the names of the guide are right."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     file = tmp_path / "words.py"
     file.write_text(code("words.py", GUIDE))

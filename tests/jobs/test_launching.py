@@ -1,4 +1,4 @@
-"""Host processes: they are spoken with, their end is noticed and explained, and none is left behind."""
+"""Host processes: messages, the detection of their end with its reason, and their clean-up."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def on_trio(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
 
 
 def plan_of(work: Path, **conf: str) -> Plan:
-    """A plan of a host in a directory."""
+    """Return a plan of a host in a directory."""
     return Plan(connect="127.0.0.1:1", slots=3, work=str(work / "spark"), conf=conf)
 
 
 def sleeper() -> subprocess.Popen[bytes]:
-    """A process that does nothing until it is killed."""
+    """Run a process that does nothing until it is killed."""
     return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -57,19 +57,19 @@ def is_running(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """What a process has started."""
+    """Return the children of a process."""
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def gone(pid: int) -> None:
-    """Return once a process is not there any more."""
+    """Wait until a process has ended."""
     while is_running(pid):
         await trio.sleep(0.01)
 
 
 @on_trio
 async def test_orders_and_events_are_lines_of_json(tmp_path: Path) -> None:
-    """What is no event is passed over; the plan arrives as it was given."""
+    """A line that is not an event is ignored; the plan arrives unchanged."""
     async with launch(plan_of(tmp_path), command=COMMAND) as link:
         up = await link.receive()
         assert up is not None and (up["event"], up["slots"]) == ("up", 3)
@@ -79,7 +79,7 @@ async def test_orders_and_events_are_lines_of_json(tmp_path: Path) -> None:
 
 @on_trio
 async def test_a_host_and_its_children_end_with_the_context(tmp_path: Path) -> None:
-    """The host by itself as its stdin ends, the children by the kill of the group."""
+    """The host ends when its stdin is closed, its children when the group is killed."""
     async with launch(plan_of(tmp_path), command=COMMAND) as link:
         up = await link.receive()
     assert up is not None
@@ -89,7 +89,7 @@ async def test_a_host_and_its_children_end_with_the_context(tmp_path: Path) -> N
 
 @on_trio
 async def test_what_hosts_keep_while_they_run_is_gone_with_them(tmp_path: Path) -> None:
-    """Temporary files of this one, and what an earlier one left that was killed with its peer; nothing else."""
+    """Temporary files of this host are deleted, and those of an earlier one that was killed with its peer."""
     work = tmp_path / "spark"
     for name in ("local/blocks", "temporary/classes", "checkpoints/job"):
         (work / name).mkdir(parents=True)
@@ -105,7 +105,7 @@ async def test_what_hosts_keep_while_they_run_is_gone_with_them(tmp_path: Path) 
 
 @on_trio
 async def test_a_host_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    """At the end of its time."""
+    """It is killed when its time is over."""
     async with launch(plan_of(tmp_path, ends="no"), command=COMMAND) as link:
         up = await link.receive()
         pid = json.loads((tmp_path / "spark/host.pid").read_text())["pid"]
@@ -117,7 +117,7 @@ async def test_a_host_that_does_not_end_is_killed(tmp_path: Path) -> None:
 
 @on_trio
 async def test_the_death_of_a_host_is_noticed_while_its_children_hold_its_stdout(tmp_path: Path) -> None:
-    """It is told which signal it was, with the last that the host said; its children are killed."""
+    """The report has the signal and the last output of the host; its children are killed."""
     async with launch(plan_of(tmp_path), command=COMMAND) as link:
         up = await link.receive()
         await link.send({"do": "start", "job": "die", "version": 1})
@@ -132,7 +132,7 @@ async def test_the_death_of_a_host_is_noticed_while_its_children_hold_its_stdout
 
 @on_trio
 async def test_a_host_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
-    """Its process is there and says nothing: the job hears of it, and begins at another."""
+    """Its process exists without any output: the job learns of it and starts on another host."""
     kept = KeptHost(plan_of(tmp_path), functools.partial(launch, command=COMMAND))
     kept.silent_s = 0.5
     async with trio.open_nursery() as nursery:
@@ -152,7 +152,7 @@ async def test_a_host_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -
 
 @on_trio
 async def test_the_exit_of_a_host_is_told_with_its_code(tmp_path: Path) -> None:
-    """A host that says nothing on stderr is told of by its code alone."""
+    """A host without output on stderr is reported with its exit code only."""
     async with launch(plan_of(tmp_path), command=COMMAND) as link:
         await link.receive()
         await link.send({"do": "start", "job": "exit", "version": 1})
@@ -162,7 +162,7 @@ async def test_the_exit_of_a_host_is_told_with_its_code(tmp_path: Path) -> None:
 
 @on_trio
 async def test_a_host_that_cannot_be_started_is_an_error_that_says_so(tmp_path: Path) -> None:
-    """No such program."""
+    """The program does not exist."""
     with pytest.raises(HostEnded, match="cannot be started"):
         async with launch(plan_of(tmp_path), command=("/nowhere/python",)):
             pytest.fail("it was started")
@@ -170,7 +170,7 @@ async def test_a_host_that_cannot_be_started_is_an_error_that_says_so(tmp_path: 
 
 @on_trio
 async def test_a_host_without_a_directory_is_an_error_that_says_so(tmp_path: Path) -> None:
-    """A file is in its place."""
+    """There is a file in its place."""
     (tmp_path / "spark").write_text("in the way")
     with pytest.raises(HostEnded, match="no directory to work in"):
         async with launch(plan_of(tmp_path), command=COMMAND):
@@ -179,7 +179,7 @@ async def test_a_host_without_a_directory_is_an_error_that_says_so(tmp_path: Pat
 
 @on_trio
 async def test_a_host_that_a_killed_peer_left_behind_is_killed_before_the_next_one(tmp_path: Path) -> None:
-    """It is known by its id and the time of its start: another process of that id is let be."""
+    """It is recognised by its id and start time; another process with that id is not killed."""
     work = tmp_path / "spark"
     work.mkdir()
     with sleeper() as left, sleeper() as stranger:
@@ -196,7 +196,7 @@ async def test_a_host_that_a_killed_peer_left_behind_is_killed_before_the_next_o
 
 
 def test_the_log_of_a_host_is_bounded(tmp_path: Path) -> None:
-    """The file begins anew before it is over its limit, and the one before is kept."""
+    """A new file is started before the limit is exceeded, and the previous one is kept."""
     path = tmp_path / "host.log"
     kept = BoundedLog(path, limit=1_000)
     for number in range(100):
@@ -210,7 +210,7 @@ def test_the_log_of_a_host_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_log_goes_on_where_the_last_run_left_it(tmp_path: Path) -> None:
-    """What an earlier host said stays readable after its restart."""
+    """The output of an earlier host stays readable after a restart."""
     for text in (b"first\n", b"second\n"):
         kept = BoundedLog(tmp_path / "host.log")
         kept.write(text)
@@ -226,7 +226,7 @@ def test_a_missing_package_is_named_with_how_to_get_it() -> None:
 
 
 def test_missing_java_is_named_with_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked for in JAVA_HOME and on PATH."""
+    """It is searched for in JAVA_HOME and on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(Incomplete, match="needs Java") as error:
@@ -241,7 +241,7 @@ def test_missing_java_is_named_with_how_to_get_it(tmp_path: Path, monkeypatch: p
 def test_a_peer_that_cannot_host_spark_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what is missing, and exits with 1 before it has made anything."""
+    """It reports what is missing, and exits with 1 before it has created anything."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     for command in (["peer", "start", "--data", str(tmp_path / "data")], ["dev"]):

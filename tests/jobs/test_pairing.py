@@ -14,7 +14,7 @@ from onyxq.jobs.model import Join
 from tests.jobs.test_windowing import Memory
 
 Segment = tuple[int, int, int]
-"""Side, key, time; its value is where it stands among all of them."""
+"""Side, key, time; its value is its index among all segments."""
 segments = st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 30))
 batches = st.lists(st.lists(segments, max_size=8), max_size=6)
 joins = st.builds(
@@ -44,7 +44,7 @@ class World:
         self.count = 0
 
     def batch(self, given_segments: list[Segment], *, ended: bool = False) -> list[Any]:
-        """The pairs of a batch, of numbers of segments."""
+        """Return the pairs of a batch, as numbers of segments."""
         made, newest = [], [[-1, -1]]
         for side, key, time in given_segments:
             timed = self.join.within_ms is not None
@@ -59,7 +59,7 @@ class World:
 
 
 def model(join: Join, given_batches: list[list[Segment]]) -> tuple[Counter[Any], int]:
-    """All pairs that there should be, of segments that were not late, near each other; and how many were late."""
+    """Return all expected pairs of segments that are near each other and not late, and the number of late ones."""
     newest: list[int | None] = [None, None]
     accepted: list[tuple[int, Segment]] = []
     number = 0
@@ -90,7 +90,7 @@ def model(join: Join, given_batches: list[list[Segment]]) -> tuple[Counter[Any],
 @settings(max_examples=500, deadline=None)
 @given(joins, batches)
 def test_a_join_finds_the_pairs_that_the_model_finds(join: Join, given_batches: list[list[Segment]]) -> None:
-    """However segments are spread over batches, each pair once; and at the end nothing is kept."""
+    """Each pair is found once, however segments are spread over batches, and no state is left at the end."""
     world = World(join)
     found = Counter(pair for batch in given_batches for pair in world.batch(batch))
     found.update(world.batch([], ended=True))
@@ -102,7 +102,7 @@ def test_a_join_finds_the_pairs_that_the_model_finds(join: Join, given_batches: 
 
 
 def test_what_finds_no_partner_any_more_is_let_go() -> None:
-    """State does not grow with the stream, and a left segment without partner is said as soon as it is sure."""
+    """State does not grow with the stream, and a left segment without partner is output as soon as that is sure."""
     world = World(Join("j", left="a", right="b", on="k", how="left", within_ms=5, time="at", watermark_ms=2))
     assert world.batch([(0, 1, 10), (1, 2, 10)]) == []
     assert world.batch([(0, 3, 17), (1, 3, 17)]) == [(2, 3)]

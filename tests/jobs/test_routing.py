@@ -1,4 +1,4 @@
-"""Flow conditions: which tasks a segment goes to, and as what."""
+"""Flow conditions: the tasks to which a segment is sent, and its form there."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TASKS = ("children", "adults", "athletes", "everyone")
 
 
 def resolve(ref: Ref, place: str) -> Callable[..., Any]:
-    """Functions are given as themselves here."""
+    """Return the function itself."""
     assert callable(ref), place
     return ref
 
 
 def job(*conditions: Condition, source: str = "people") -> Job:
-    """People who go to four tasks."""
+    """Return a job that sends people to four tasks."""
     return Job(
         workflow=[("in", source), *((source, to) for to in TASKS)],
         catalog=[Input("in", queue="q"), Function(source, "a:b"), *(Output(to, queue=to) for to in TASKS)],
@@ -33,7 +33,7 @@ def job(*conditions: Condition, source: str = "people") -> Job:
 
 
 def sent(segment: Any, *conditions: Condition, old: Any = None, all_new: Sequence[Any] = ()) -> dict[str, Any]:
-    """What each task gets of a segment."""
+    """Return what each task gets of a segment."""
     found = routes(compiled(job(*conditions), "people", resolve), segment, all_new, old)
     assert len({to for to, _ in found}) == len(found)
     return dict(found)
@@ -50,7 +50,7 @@ def athlete(segment: Any) -> bool:
 
 
 def has_bits(mask: int, segment: dict[str, int]) -> bool:
-    """A predicate that any mix of random conditions can be made of."""
+    """A predicate for random combinations of conditions."""
     return bool(segment["bits"] & mask)
 
 
@@ -61,7 +61,7 @@ def test_without_conditions_a_segment_goes_everywhere() -> None:
 
 
 def test_what_holds_is_united() -> None:
-    """Each condition adds its tasks; a segment for which none holds goes nowhere."""
+    """Each true condition adds its tasks; a segment without a true condition goes nowhere."""
     conditions = (Condition("people", ["adults"], ~Predicate(child)), Condition("people", ["athletes"], athlete))
     assert list(sent({"age": 40, "job": "athlete"}, *conditions)) == ["adults", "athletes"]
     assert list(sent({"age": 40}, *conditions)) == ["adults"]
@@ -69,14 +69,14 @@ def test_what_holds_is_united() -> None:
 
 
 def test_predicates_take_parameters() -> None:
-    """Parameters are handed on by name."""
+    """Parameters are passed by name."""
     condition = Condition("people", ["children"], Predicate(child, {"most": 5}))
     assert list(sent({"age": 5}, condition)) == ["children"]
     assert not sent({"age": 6}, condition)
 
 
 def test_predicates_combine_and_ask_no_further_than_needed() -> None:
-    """``&`` stops at the first that does not hold, ``|`` at the first that does."""
+    """``&`` stops at the first false predicate, ``|`` at the first true one."""
     asked: list[str] = []
 
     def says(name: str, answer: bool) -> Predicate:
@@ -88,7 +88,7 @@ def test_predicates_combine_and_ask_no_further_than_needed() -> None:
 
 
 def test_a_predicate_may_see_where_a_segment_came_from() -> None:
-    """With ``whole`` the old segment and all that was made of it are given, too."""
+    """With ``whole``, predicates also get the original segment and all segments made of it."""
 
     def first(segment: Any, old: Any, all_new: Sequence[Any], word: str) -> bool:
         return segment == all_new[0] and old == word
@@ -99,7 +99,7 @@ def test_a_predicate_may_see_where_a_segment_came_from() -> None:
 
 
 def test_excluded_fields_are_seen_by_predicates_and_then_gone() -> None:
-    """Exclusions of all conditions that hold are united; the task's own segment stays as it was."""
+    """Exclusions of all true conditions are united; the task's own segment is unchanged."""
     segment = {"age": 40, "job": "athlete", "secret": 1, "why": 2}
     conditions = (
         Condition("people", ["adults"], lambda one: one["secret"] == 1, exclude=("secret",)),
@@ -113,7 +113,7 @@ def test_excluded_fields_are_seen_by_predicates_and_then_gone() -> None:
 
 
 def test_the_first_that_short_circuits_ends_the_search() -> None:
-    """``all`` and ``none`` are said by conditions that leave nothing to others."""
+    """Conditions that short-circuit may send to ``all`` or ``none``."""
     conditions = (
         Condition("people", "all", athlete, short_circuit=True),
         Condition("people", "none", child, short_circuit=True, exclude=("age",)),
@@ -125,7 +125,7 @@ def test_the_first_that_short_circuits_ends_the_search() -> None:
 
 
 def handler(**changes: Any) -> Condition:
-    """A condition that takes value errors."""
+    """A condition for value errors."""
     return Condition(
         "people",
         ["everyone"],
@@ -138,13 +138,13 @@ def handler(**changes: Any) -> Condition:
 
 
 def test_an_exception_becomes_a_segment() -> None:
-    """It is asked about by conditions of exceptions alone, and goes on as what transform makes of it."""
+    """Only conditions for exceptions are asked, and ``transform`` makes the new segment."""
     found = sent(ValueError("bad"), handler(exclude=("secret",)), Condition("people", ["adults"]), old={"age": 1})
     assert found == {"everyone": {"of": {"age": 1}, "why": "bad"}}
 
 
 def test_an_exception_that_nobody_takes_is_raised() -> None:
-    """Whether there are no conditions of exceptions or none that holds."""
+    """This holds without conditions for exceptions and if none is true."""
     error = KeyError("age")
     for conditions in ((), (Condition("people", ["adults"]),), (handler(),)):
         with pytest.raises(KeyError) as caught:
@@ -153,20 +153,20 @@ def test_an_exception_that_nobody_takes_is_raised() -> None:
 
 
 def test_an_exception_may_be_dropped() -> None:
-    """A condition that sends it nowhere takes it all the same."""
+    """A condition that sends it nowhere handles it too."""
     drop = Condition("people", "none", exceptions=True, short_circuit=True)
     assert sent(ValueError(), drop) == {}
     assert list(sent({"age": 1}, drop)) == list(TASKS)
 
 
 def test_where_only_exceptions_go_nothing_else_does() -> None:
-    """A task that handles exceptions gets no segments, unless a condition says so."""
+    """A task for exceptions gets no segments, unless a condition sends them."""
     assert list(sent({"age": 1}, handler())) == ["children", "adults", "athletes"]
     assert list(sent({"age": 1}, handler(), Condition("people", ["everyone"]))) == ["everyone"]
 
 
 def test_a_condition_from_all_is_of_every_task_that_has_such_edges() -> None:
-    """Tasks from which not all of its edges lead do not ask it."""
+    """Tasks that lack one of the edges do not ask it."""
     one = Condition("all", ["adults"], child)
     assert list(sent({"age": 1}, one)) == ["adults"]
     assert routes(compiled(job(one), "in", resolve), {"age": 99}) == [("people", {"age": 99})]
@@ -184,7 +184,7 @@ def test_a_condition_from_all_is_of_every_task_that_has_such_edges() -> None:
 def test_routes_are_as_defined(
     said: list[tuple[int, set[str], bool, set[str]]], segment: dict[str, int], bits: int
 ) -> None:
-    """Against the definition read out plainly, for random conditions."""
+    """Random conditions give the same routes as a literal implementation of the definition."""
     segment = {**segment, "bits": bits}
     conditions = [
         Condition("people", sorted(to), partial(has_bits, mask), exclude=sorted(out), short_circuit=last)

@@ -1,4 +1,4 @@
-"""Segments as bytes come back as they were, or are refused by the path of the part at fault."""
+"""Encoded segments are equal after decoding, or are refused with the path of the wrong part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Pair = collections.namedtuple("Pair", "one two")  # a user's own
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values are equal, of the same types all through; nan is nan."""
+    """Return whether two values are equal with the same types in all parts; nan equals nan."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -47,13 +47,13 @@ def alike(one: Any, other: Any) -> bool:
 @settings(max_examples=300)
 @given(values())
 def test_every_value_comes_back_with_its_type(value: Any) -> None:
-    """To the microsecond, the last digit and the zone."""
+    """Microseconds, all digits and the zone are kept."""
     assert alike(unpack(pack(value)), value)
 
 
 @given(st.lists(values(), max_size=5))
 def test_segments_are_read_one_after_the_other(found: list[Any]) -> None:
-    """As a file of them is written before its columns are known."""
+    """A file of segments is read that way before its columns are known."""
     import io
 
     assert alike(list(unpack_all(io.BytesIO(b"".join(map(pack, found))))), found)
@@ -62,7 +62,7 @@ def test_segments_are_read_one_after_the_other(found: list[Any]) -> None:
 @settings(max_examples=300)
 @given(values())
 def test_json_gives_a_value_back_or_refuses_it(value: Any) -> None:
-    """No key becomes a string and no tuple a list without a word."""
+    """It never turns a key into a string or a tuple into a list silently."""
     try:
         text = to_json(pack(value))
     except Unfit:
@@ -103,7 +103,7 @@ def test_subclasses_of_dict_become_dicts() -> None:
     ],
 )
 def test_what_no_segment_holds_is_refused_by_its_path(value: Any, said: str) -> None:
-    """With the type, and what to do."""
+    """The error has the path, the type, and what to do."""
     with pytest.raises(Unfit, match=said):
         pack(value)
 
@@ -119,7 +119,7 @@ def test_what_is_too_deep_is_refused(kind: Any) -> None:
 
 
 def test_an_array_of_numpy_is_refused_with_a_way_out() -> None:
-    """It has a list of the same values."""
+    """The error suggests a list of the same values."""
     numpy = pytest.importorskip("numpy")
     with pytest.raises(Unfit, match=r"a: a segment cannot hold a numpy.ndarray; call its tolist\(\)"):
         pack({"a": numpy.zeros(2)})
@@ -145,13 +145,13 @@ def test_equal_keys_have_equal_bytes() -> None:
 
 @given(scalars().filter(lambda value: value == value if not isinstance(value, decimal.Decimal) else not value.is_nan()))
 def test_a_key_comes_back_equal(value: Any) -> None:
-    """It is shown in what a window emits."""
+    """The key is part of a window's output."""
     found = unpack(pack_key(value))
     assert found == value
 
 
 def test_a_time_may_be_a_datetime() -> None:
-    """In milliseconds; one without a zone is of UTC."""
+    """It is converted to milliseconds; a datetime without a zone is UTC."""
     when = datetime.datetime(1970, 1, 1, 1, 0, 0, 2_999, tzinfo=BERLIN)
     assert time_of(lambda segment: segment, when) == 2
     assert time_of(lambda segment: segment, datetime.datetime(1969, 12, 31, 23, 59, 59, 999_000)) == -1

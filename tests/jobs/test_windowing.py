@@ -1,4 +1,4 @@
-"""Windows against a model that keeps every segment and says everything from scratch."""
+"""Windows compared with a model that keeps every segment and computes every output from scratch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Segment = dict[str, Any]
 
 
 def resolve(ref: Ref, place: str) -> Callable[..., Any]:
-    """Functions are given as themselves here."""
+    """Return the function itself."""
     assert callable(ref), place
     return ref
 
 
 def compiled(window: Window, *triggers: Trigger) -> tuple[Windowing, ...]:
-    """A job's only window, ready to be used."""
+    """Return a job's only window, compiled."""
     return windowings(Job(workflow=[], catalog=[Reduce("t")], windows=[window], triggers=list(triggers)), "t", resolve)
 
 
@@ -35,11 +35,11 @@ class Memory(dict[int, bytes]):
     """A store of buckets."""
 
     def load(self, number: int) -> bytes | None:
-        """The bytes that were kept under a number."""
+        """Return the bytes that were stored under a number."""
         return self.get(number)
 
     def save(self, number: int, data: bytes | None) -> None:
-        """Keep bytes under a number, or nothing."""
+        """Store bytes under a number, or delete them."""
         if data is None:
             self.pop(number, None)
         else:
@@ -48,7 +48,7 @@ class Memory(dict[int, bytes]):
 
 @mutable
 class Kept:
-    """A key group as its state is kept between batches: as bytes alone."""
+    """A key group whose state is kept between batches as bytes."""
 
     windows: tuple[Windowing, ...]
     bucket_bytes_max: int = 200
@@ -56,19 +56,19 @@ class Kept:
     index: bytes | None = None
 
     def batch(self, parts: list[list[Segment]], now_ms: int, *, ended: bool = False) -> list[tuple[Any, ...]]:
-        """What fires for segments that came in several parts of a batch."""
+        """Return the output for segments that came in several parts of a batch."""
         group, batch = self.group(), self.folded(parts, now_ms, ended)
         said = [seen(fired) for fired in group.batch(batch)]
         self.index = group.index.pack()
         return said
 
     def group(self) -> Group:
-        """The group as it begins a batch."""
+        """Return the group at the start of a batch."""
         index = Index.unpack(self.index, len(self.windows))
         return Group(self.windows, index, self.store, self.bucket_bytes_max)
 
     def folded(self, parts: list[list[Segment]], now_ms: int, ended: bool) -> Batch:
-        """The batch that the parts make, each folded on its own and sent as bytes."""
+        """Return the batch of the parts, each folded separately and encoded."""
         rows, newest = [], []
         for part in parts:
             folds = [Parts(windowing) for windowing in self.windows]
@@ -82,7 +82,7 @@ class Kept:
 
 
 def seen(fired: Fired) -> tuple[Any, ...]:
-    """An emission as a value of its own, and its number."""
+    """Return an emission as a plain value, and its number."""
     said = fired.emission.segment(msgpack.unpackb(fired.key))
     value = msgpack.unpackb(msgpack.packb(said["value"]))
     trigger = (fired.emission.trigger.on, fired.emission.trigger.refinement, fired.emission.trigger.period_ms)
@@ -94,7 +94,7 @@ def seen(fired: Fired) -> tuple[Any, ...]:
 
 @mutable
 class Told:
-    """A segment, and which triggers have discarded it."""
+    """A segment, and the triggers that have discarded it."""
 
     time: int
     value: Any
@@ -113,7 +113,7 @@ class Piece:
 
 @mutable
 class Model:
-    """All segments of each key, and nothing clever."""
+    """All segments of each key, without optimisation."""
 
     window: Window
     triggers: list[Trigger]
@@ -124,12 +124,12 @@ class Model:
     late: int = 0
 
     def clock(self) -> int:
-        """The watermark, or the time of the batch."""
+        """Return the watermark, or the time of the batch."""
         shown = self.seen if self.window.time is None else self.newest
         return -NEVER if shown is None else shown - self.window.watermark_ms
 
     def batch(self, segments: list[Segment], now: int, ended: bool) -> list[tuple[Any, ...]]:
-        """What should fire."""
+        """Return the expected output of a batch."""
         before, earlier = self.clock(), self.seen
         for segment in segments:
             self.add(segment["key"], segment["at"] if self.window.time else now, segment["n"])
@@ -156,7 +156,7 @@ class Model:
         return said
 
     def add(self, key: Any, time: int, value: Any) -> None:
-        """Another segment, in every extent whose time it is in."""
+        """Add a segment to every extent that contains its time."""
         pieces = self.pieces.setdefault(key, [])
         for start, end in naive_extents(self.window, time):
             if self.window.kind == "session":
@@ -169,7 +169,7 @@ class Model:
             pieces[:] = [one for one in pieces if one not in touched] + [piece]
 
     def fire(self, chosen: Callable[[Piece, int, Trigger], bool]) -> Iterator[tuple[Any, ...]]:
-        """Say what the chosen triggers have not said."""
+        """Return what the given triggers have not output yet."""
         for key, pieces in self.pieces.items():
             for piece in pieces:
                 for place, trigger in enumerate(self.triggers):
@@ -189,7 +189,7 @@ class Model:
 
 
 def naive_extents(window: Window, time: int) -> list[tuple[int, int]]:
-    """The extents of a time, found by trying all starts."""
+    """Return the extents of a time, found by trying all starts."""
     if window.kind == "global":
         return [(0, NEVER)]
     if window.kind == "session":
@@ -229,7 +229,7 @@ AGGREGATIONS: dict[str, tuple[Any, Callable[[list[Any]], Any]]] = {
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[Window, list[Trigger], Callable[[list[Any]], Any]]:
-    """A window with its triggers, and what its value should be."""
+    """A window with its triggers, and its expected value."""
     kind = draw(st.sampled_from(["fixed", "sliding", "session", "global"]))
     name = draw(st.sampled_from([name for name in AGGREGATIONS if not (name == "whole" and kind == "session")]))
     aggregation, value = AGGREGATIONS[name]
@@ -264,15 +264,14 @@ segments = st.builds(
 batches = st.lists(
     st.tuples(st.lists(st.lists(segments, max_size=5), min_size=1, max_size=3), st.integers(-4, 9)), max_size=7
 )
-"""Segments in parts, and by how much the time of their batch is later than the one before; a clock may be set back."""
+"""Segments in parts, and the time from one batch to the next; a clock may go back."""
 
 
 @pytest.mark.long
 @settings(max_examples=600, deadline=None)
 @given(worlds(), batches)
 def test_windows_say_what_the_model_says(world: tuple[Any, ...], given_batches: list[Any]) -> None:
-    """Whatever the window, its triggers, the parts in which segments come and the clocks of who plans batches; and
-    no emission has a name twice."""
+    """Windows, triggers, parts of segments and clocks of batches are random, and no emission has a name twice."""
     window, triggers, value = world
     kept, model = Kept(compiled(window, *triggers)), Model(window, triggers, value)
     now, names = 0, Counter[Any]()
@@ -291,7 +290,7 @@ def test_windows_say_what_the_model_says(world: tuple[Any, ...], given_batches: 
 
 
 def counted(said: list[tuple[Any, ...]]) -> Counter[str]:
-    """Emissions in no order, lists in them neither."""
+    """Return emissions without order, their lists too."""
     return Counter(
         repr((*one[:4], sorted(one[4]) if isinstance(one[4], list) and "twice" not in one[4] else one[4]))
         for one in said
@@ -301,7 +300,7 @@ def counted(said: list[tuple[Any, ...]]) -> Counter[str]:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-50, 50), st.integers(1, 9), st.integers(1, 9))
 def test_extents_are_those_whose_time_it_is(time: int, slide: int, times: int) -> None:
-    """Found by arithmetic as by trying."""
+    """Arithmetic finds the same extents as trying all starts."""
     window = Window("w", "t", "sliding", range_ms=slide * times, slide_ms=slide)
     assert sorted(extents_at(window, time)) == naive_extents(window, time)
     uneven = Window("w", "t", "sliding", range_ms=slide * times + 1, slide_ms=slide)
@@ -317,7 +316,7 @@ def test_a_list_is_in_the_order_of_parts_and_arrival() -> None:
 
 
 def test_a_group_wakes_for_timers_and_for_the_clock() -> None:
-    """It says when there may be something to do though nothing comes, and does it then."""
+    """It reports when work may be due without new segments, and does it then."""
     timer = Kept(compiled(Window("w", "t", aggregation="count"), Trigger("w", "timer", period_ms=100)))
     assert timer.group().wake_ms() is None
     timer.batch([[{}]], 250)
@@ -334,7 +333,7 @@ def test_a_group_wakes_for_timers_and_for_the_clock() -> None:
 
 
 def test_a_large_state_is_read_in_pieces() -> None:
-    """A batch of few keys touches few buckets of many, and finds them again."""
+    """A batch with few keys reads few of many buckets, and finds its state."""
     kept = Kept(
         compiled(Window("w", "t", key="key", aggregation="count"), Trigger("w", "batch")), bucket_bytes_max=1_000
     )
@@ -347,7 +346,7 @@ def test_a_large_state_is_read_in_pieces() -> None:
 
 
 def test_the_same_batch_twice_says_the_same() -> None:
-    """From the same state a batch that is repeated is the same, in its order too."""
+    """A repeated batch gives the same output from the same state, in the same order."""
     rng = random.Random(4)
     kept = Kept(
         compiled(
@@ -365,7 +364,7 @@ def test_the_same_batch_twice_says_the_same() -> None:
 
 @pytest.mark.parametrize("time", ["12", None, True, float("nan"), 1 << 60])
 def test_what_is_no_time_is_refused(time: Any) -> None:
-    """A segment whose time is no number of milliseconds does not move the watermark."""
+    """A segment whose time is not a number of milliseconds does not move the watermark."""
     parts = Parts(compiled(Window("w", "t", time="at"), Trigger("w"))[0])
     with pytest.raises(ValueError, match="a time must be a number of milliseconds"):
         parts.add({"at": time}, 0)

@@ -30,10 +30,10 @@ PURE = ("onyxq/core/*", "log_entries/*", "onyxq/history/recovery/new_replica.py"
 """Modules that only compute: same input, same output, on every peer."""
 
 CALENDARS = (("onyxq/core/cron.py", "imports datetime"),)
-"""Who may reckon with dates. A clock is never asked."""
+"""Pure modules that may compute with dates. They never read a clock."""
 
 PURE_PACKAGES = ("onyxq.core", "log_entries", "onyxq.history.recovery.new_replica")
-"""What pure modules may see of the project."""
+"""Packages of the project that pure modules may import."""
 
 ONLY_IN = {
     "kazoo": tuple(
@@ -74,7 +74,7 @@ SERVER_ORDER = (
     "onyxq.operations",
     "onyxq.interfaces",
 )
-"""The packages of a peer: each may import those before it."""
+"""The packages of a peer, in order: each may import those before it."""
 
 _SHARED = ("onyxq.core", "onyxq.operations.table", "onyxq.wire", "onyxq.access", "onyxq.system", "onyxq.jobs")
 
@@ -88,10 +88,7 @@ MAY_IMPORT = {
     "simulation": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "onyxq.spark"),
     "onyxq.testing": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "simulation"),
 }
-"""Which packages of the project each package may import, besides itself. `docs/decisions.rst` says why.
-
-The root of `onyxq` is the facade: it may import everything, and nothing imports it but for ``__version__``.
-"""
+"""Which packages of the project each package may import, besides itself; `docs/decisions.rst` says why."""
 
 OF_ONE_KIND = (
     "log_entries",
@@ -100,10 +97,10 @@ OF_ONE_KIND = (
     "simulation/checkers",
     "simulation/planted",
 )
-"""Packages with one module for each thing of a kind: entry, page, checker. They grow with the kind."""
+"""Packages with one module for each thing of a kind (entry, page, checker), which grow with the kind."""
 
 SIMULATED_TIME = ("simulation", "onyxq.testing", "trio.testing.MockClock")
-"""Tests that import one of these run on a clock that jumps: their sleeps take no time and need no luck."""
+"""Tests that import one of these use simulated time, in which sleeps take no time."""
 
 SLEEPS_ALLOWED: dict[str, str] = {}
 """Test files that may sleep, and why."""
@@ -126,7 +123,7 @@ class Source:
 
     @property
     def pure(self) -> bool:
-        """Whether it is one of the modules that only compute."""
+        """Whether it is a pure module."""
         return matches(self.path, PURE) and not self.program
 
     @property
@@ -149,7 +146,7 @@ Rule: TypeAlias = Callable[[Source], Complaints]
 
 
 def parse(path: str, text: str) -> Source:
-    """The source of a text that stands, or might stand, at ``path``."""
+    """Parse a text that is, or could be, the file at ``path``."""
     return Source(path=path, text=text, tree=ast.parse(text))
 
 
@@ -209,7 +206,7 @@ def pure_modules_import_no_effects(source: Source) -> Complaints:
 
 
 def pure_modules_import_pure_modules(source: Source) -> Complaints:
-    """Pure modules see of the project only pure modules."""
+    """Pure modules import only pure modules of the project."""
     if source.pure:
         for line, name in imported(source):
             if package_of(name) and not any(within(name, package) for package in PURE_PACKAGES):
@@ -217,7 +214,7 @@ def pure_modules_import_pure_modules(source: Source) -> Complaints:
 
 
 def some_imports_have_one_home(source: Source) -> Complaints:
-    """kazoo, lmdb and the simulation are each imported in few, known places."""
+    """kazoo, lmdb and the simulation are imported only in a few known modules."""
     if source.product:
         for line, name in imported(source):
             for module, homes in ONLY_IN.items():
@@ -226,7 +223,7 @@ def some_imports_have_one_home(source: Source) -> Complaints:
 
 
 def imports_run_one_way(source: Source) -> Complaints:
-    """A package imports only packages that lie before it, wherever and for whatever it does so."""
+    """A package imports only packages that are before it in the order, anywhere in its files and also for types."""
     own = package_of(source.module)
     if not source.product or source.program or own == "onyxq":
         return
@@ -246,7 +243,7 @@ def pure_modules_are_exact(source: Source) -> Complaints:
 
 
 def pure_modules_iterate_no_sets(source: Source) -> Complaints:
-    """Nothing unordered is iterated unsorted where peers must agree."""
+    """Nothing unordered is iterated unsorted in code that must give the same result on every peer."""
     if source.pure:
         yield from purity.unsorted(source.tree)
 
@@ -261,7 +258,7 @@ def _name(function: ast.expr) -> str:
 
 
 def nothing_is_swallowed(source: Source) -> Complaints:
-    """No bare ``except``, and none that catches everything and says nothing."""
+    """There is no bare ``except``, and no handler that catches everything and reports nothing."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ExceptHandler):
             if node.type is None:
@@ -284,13 +281,13 @@ def _dots(statement: ast.stmt) -> bool:
 
 
 def modules_say_where_they_stand(source: Source) -> Complaints:
-    """Every module that holds anything starts with a docstring."""
+    """Every module that is not empty starts with a docstring."""
     if source.text.strip() and not ast.get_docstring(source.tree):
         yield 1, "the module has no docstring"
 
 
 def public_names_have_docstrings(source: Source) -> Complaints:
-    """Public functions and classes say what they are."""
+    """Public functions and classes have docstrings."""
     if not source.product:
         return
     # What an entry's Args, apply and owed are is the same in all of them: onyxq/core/entry.py says it.
@@ -333,7 +330,7 @@ def functions_stay_short(source: Source) -> Complaints:
 
 
 def functions_take_few_parameters(source: Source) -> Complaints:
-    """A function with more parameters than the limit wants a value that holds some of them."""
+    """A function with more parameters than the limit needs a value that combines some of them."""
     if source.product:
         for node in ast.walk(source.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -345,7 +342,7 @@ def functions_take_few_parameters(source: Source) -> Complaints:
 
 
 def tests_do_not_sleep(source: Source) -> Complaints:
-    """Tests wait for what happens: an event, a condition looked at again and again, or simulated time."""
+    """Tests wait for an event, poll a condition, or use simulated time."""
     simulated = any(within(name, home) for _, name in imported(source) for home in SIMULATED_TIME)
     if not source.test or source.path in SLEEPS_ALLOWED or simulated:
         return
@@ -366,7 +363,7 @@ def _for_ever(loop: ast.While) -> bool:
 
 
 def _just_yields(call: ast.Call) -> bool:
-    """``sleep(0)`` lets others run; it waits for nothing."""
+    """Whether this is ``sleep(0)``, which waits for nothing and lets other tasks run."""
     return len(call.args) == 1 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
 
 
@@ -434,7 +431,7 @@ def crowded_packages(sources: list[Source]) -> list[str]:
 
 
 def fragments(sources: list[Source]) -> list[str]:
-    """Small modules that only one other imports; those of one kind, and those that are run or named, aside."""
+    """Small modules with only one importer; modules of one kind and programs are excluded."""
     importers: dict[str, set[str]] = {}
     for module, targets in edges(sources).items():
         for target in targets:

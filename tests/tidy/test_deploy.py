@@ -1,4 +1,4 @@
-"""What examples/deploy holds fits the program: commands, settings, paths, ports, metrics and runbooks are there."""
+"""The files of examples/deploy match the program: commands, settings, paths, ports, metrics and runbooks exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SERIES = {
     **{name: set(getattr(one, "labels", ())) for name, one in METRICS.items() if not isinstance(one, Histogram)},
     **{f"{name}_bucket": {"le"} for name, one in METRICS.items() if isinstance(one, Histogram)},
 }
-"""Per series that may be asked for its own labels."""
+"""Series -> its labels, for all series that expressions may use."""
 OF_PROMETHEUS = {"job", "instance"}
 PATHS = {endpoint.path for endpoint in ENDPOINTS}
 UNITS = sorted((DEPLOY / "systemd").iterdir())
@@ -37,7 +37,7 @@ MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes/onyxq.yaml").read_text
 
 
 def check_expression(text: str) -> set[str]:
-    """The series that an expression asks for; fails for one, or a label, that there is not."""
+    """Return the series of an expression; fail for an unknown series or label."""
     selectors = re.findall(r"\b(onyxq_\w+|up)\b(?:\{([^}]*)\})?", re.sub(r'"[^"]*"', '""', text))
     for name, labels in selectors:
         known = SERIES[name] | OF_PROMETHEUS if name != "up" else OF_PROMETHEUS
@@ -50,13 +50,13 @@ def check_expression(text: str) -> set[str]:
 
 
 def parsed(words: list[str]) -> Any:
-    """A command line of ``onyxq``; exits if it cannot be typed."""
+    """Return a parsed command line of ``onyxq``; exit if it is invalid."""
     return build(COMMANDS, NOUNS).parse_args(words)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_an_alert_asks_for_what_is_measured_and_has_a_runbook(rule: dict[str, Any]) -> None:
-    """Metrics, labels, what its summary fills in, and a section of the runbooks."""
+    """Metrics and labels exist, the summary's placeholders are filled, and the runbooks have a section."""
     assert check_expression(rule["expr"])
     assert {"severity"} == set(rule["labels"]) and rule["annotations"]["summary"]
     title = rule["annotations"]["runbook"]
@@ -67,7 +67,7 @@ def test_an_alert_asks_for_what_is_measured_and_has_a_runbook(rule: dict[str, An
 
 
 def test_every_panel_asks_for_what_is_measured() -> None:
-    """And every metric is on the board, so that none is forgotten when one is added."""
+    """Every metric is on the board, so that a new one is not forgotten."""
     asked: set[str] = set()
     for panel in BOARD["panels"]:
         for target in panel.get("targets", ()):
@@ -99,7 +99,7 @@ def unit(path: Any) -> configparser.ConfigParser:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_a_unit_starts_what_there_is(path: Any) -> None:
-    """Commands that can be typed, and settings that exist."""
+    """The commands parse and the settings exist."""
     found = unit(path)
     assert {"Unit", "Service", "Install"} == set(found.sections())
     assert found["Unit"]["StartLimitIntervalSec"] == "0", "it would be given up while something else is away"
@@ -113,7 +113,7 @@ def test_a_unit_starts_what_there_is(path: Any) -> None:
 
 
 def complaints(name: str, text: str, home: Path) -> list[str]:
-    """What systemd says of a unit, whose program is one that is there."""
+    """Return systemd's complaints about a unit whose program exists."""
     path = home / name.replace("@", "@shop")
     path.write_text(text.replace("/opt/onyxq/bin/onyxq", "/bin/true"), "utf-8")
     command = ["systemd-analyze", "verify", "--man=no", str(path)]
@@ -124,21 +124,21 @@ def complaints(name: str, text: str, home: Path) -> list[str]:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_understands_a_unit(path: Path, tmp_path: Path) -> None:
-    """Every key and value of it; one that is misspelt is told."""
+    """Every key and value is known; a misspelt one is reported."""
     text = path.read_text("utf-8")
     assert complaints(path.name, text, tmp_path) == []
     assert complaints(path.name, text.replace("RestartSec=2", "RestartSex=2"), tmp_path) != []
 
 
 def test_the_peer_s_unit_waits_for_readiness_and_has_a_watchdog() -> None:
-    """What the program tells systemd is listened to."""
+    """The notifications of the program are used."""
     service = unit(DEPLOY / "systemd/onyxq-peer.service")["Service"]
     assert (service["Type"], service["NotifyAccess"]) == ("notify", "main")
     assert int(service["WatchdogSec"]) >= 10 and int(service["TimeoutStopSec"]) > 60
 
 
 def test_the_image_runs_a_peer() -> None:
-    """Its entry point with its default arguments is a command; its ports are those of the defaults."""
+    """Its entry point with the default arguments is a command; its ports are the default ports."""
     text = (DEPLOY / "container/Containerfile").read_text("utf-8")
     lines = {key: json.loads(value) for key, value in re.findall(r"^(ENTRYPOINT|CMD) (.+)$", text, re.MULTILINE)}
     assert lines["ENTRYPOINT"] == ["onyxq"] and parsed(lines["CMD"]).command.name == "peer start"
@@ -179,7 +179,7 @@ def test_the_manifests_fit_together_and_the_program() -> None:
 
 
 def test_the_page_names_every_file() -> None:
-    """And no other."""
+    """The page names every file, and no other."""
     text = (ROOT / "docs/deploying.rst").read_text("utf-8")
     told = set(re.findall(r"^``(\w+/[^`]+)``", text, re.MULTILINE))
     assert told == {path.relative_to(DEPLOY).as_posix() for path in DEPLOY.rglob("*") if path.is_file()}

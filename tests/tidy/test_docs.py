@@ -37,7 +37,7 @@ def test_the_page_of_figures_is_fresh() -> None:
 
 
 def test_a_failed_measurement_is_told_on_the_page_of_figures() -> None:
-    """It is neither left out nor the end of the page."""
+    """A failed measurement is neither left out nor ends the page."""
     documents = {name: json.loads(json.dumps(found)) for name, found in figures.stored().items()}
     systems = documents["lifecycle"]["systems"]
     for mode in next(iter(systems.values()))["modes"]:
@@ -47,14 +47,14 @@ def test_a_failed_measurement_is_told_on_the_page_of_figures() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    """Every relative link of a document names a file that is there."""
+    """Every relative link of a document names an existing file."""
     for target in _LINK.findall(document.read_text("utf-8")):
         assert target.startswith("https://") or (document.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_that_are_named_exist(document: Path) -> None:
-    """A command that a text speaks of is one that can be typed."""
+    """Every command in a text exists."""
     names = {command.name for command in COMMANDS} | set(NOUNS)
     for said in _COMMAND.findall(document.read_text("utf-8")):
         words = said.split()
@@ -63,7 +63,7 @@ def test_commands_that_are_named_exist(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_that_are_shown_can_be_typed(document: Path) -> None:
-    """Every command line of an indented block parses as it stands, but for what a shell makes of it."""
+    """Every command line of an indented block parses, apart from shell syntax."""
     text = document.read_text("utf-8").replace("\\\n", " ")
     for line in re.findall(r"^ {3,}(?:\$ )?onyxq (.+)$", text, re.MULTILINE):
         typed = shlex.split(line.replace("$first", SOME_ID).replace("$second", SOME_ID), comments=True)
@@ -79,7 +79,7 @@ def _refuse(_: Parser, message: str) -> NoReturn:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_python_that_is_shown_is_python(document: Path) -> None:
-    """Every block compiles; that it does what the page says is for the page's own test."""
+    """Every block compiles. Tests of each page check what it does."""
     blocks = re.findall(r"\.\. code-block:: python\n((?:   .*\n|\n)+)", document.read_text("utf-8"))
     for block in blocks:
         code = "\n".join(line for line in textwrap.dedent(block).splitlines() if not line.startswith(":"))
@@ -102,6 +102,6 @@ def test_every_document_starts_with_a_title() -> None:
 
 
 def test_the_parser_can_be_built_for_every_command() -> None:
-    """No two declared commands stand in each other's way."""
+    """No two declared commands conflict."""
     assert build(COMMANDS, NOUNS)
     assert len({command.name for command in COMMANDS}) == len(COMMANDS)

@@ -39,7 +39,7 @@ def folder_of(path: str) -> str:
 
 
 def test_the_default_layer_has_every_kind_of_test() -> None:
-    """Each folder of tests has some in it, and so has each file that stands for a kind of test."""
+    """Each folder of tests has some in it, and so has each file that represents a kind of test."""
     found = {source.path for source in sources() if source.test and quick(source)}
     assert {folder_of(source.path) for source in sources() if "/test_" in source.path and source.test} == {
         folder_of(path) for path in found
@@ -63,7 +63,7 @@ def test_folders_that_the_scheduling_names_exist() -> None:
 
 
 def test_a_report_with_text_that_no_encoding_has_can_be_sent() -> None:
-    """Another process gets such text escaped, wherever it is in the report."""
+    """The report that is sent to another process has such text escaped everywhere."""
     report = {"sections": [("log", "a \ud800 b")], "duration": 1.5, "longrepr": None}
     sent = encodable(report)
     assert sent == {"sections": [("log", "a \\ud800 b")], "duration": 1.5, "longrepr": None}

@@ -1,4 +1,4 @@
-"""Names that other packages keep private have one home in the product, and the admitted versions have them."""
+"""Private names of other packages are used in one place each, and the admitted versions have them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tidy.rules import ROOT, Source, parse, sources
 
 @frozen
 class Private:
-    """What one file uses of a package's private names, and the versions that have them."""
+    """The private names that one file uses of a package, and the versions that have them."""
 
     package: str
     versions: str
@@ -132,7 +132,7 @@ def strays(every: list[Source]) -> list[str]:
 
 @pytest.mark.parametrize("private", PRIVATE, ids=lambda private: private.package)
 def test_the_installed_version_has_the_private_names_that_are_used(private: Private) -> None:
-    """A version that lost one is refused by name, before anything fails far from here."""
+    """A version without one of them is reported by name, before anything else fails."""
     pytest.importorskip(private.package)
     version = metadata.version(private.package)
     gone = [

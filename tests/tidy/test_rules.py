@@ -1,4 +1,4 @@
-"""Every house rule can fail: a planted violation is found, its harmless twin is not."""
+"""Every house rule can fail: a planted violation is found, and correct code is not reported."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_planted_violation_is_found(rule: rules.Rule, path: str, bad: str, goo
 
 
 def test_every_rule_has_a_planted_violation() -> None:
-    """No rule stands here untested."""
+    """No rule is without a test."""
     assert {rule for rule, *_ in PLANTED} == set(rules.RULES)
 
 
@@ -95,7 +95,7 @@ def _sources(**texts: str) -> list[rules.Source]:
 
 
 def test_a_loop_of_imports_is_found_wherever_it_hides() -> None:
-    """A loop over three modules is named, also if a function and a type check hide it."""
+    """A loop over three modules is named, even if a function or a type check hides it."""
     hidden = _sources(
         a="from onyxq.core import b",
         b="def f():\n    from onyxq.core.c import x",
@@ -107,7 +107,7 @@ def test_a_loop_of_imports_is_found_wherever_it_hides() -> None:
 
 
 def test_crowds_and_fragments_are_found() -> None:
-    """A package of 26 modules is too large; a small module of one importer belongs into that one."""
+    """A package of 26 modules is reported, and so is a small module with one importer."""
     many = _sources(**{f"m{number}": "" for number in range(26)})
     assert rules.crowded_packages(many) == ["onyxq/core has 26 modules; at most 25"]
     assert rules.crowded_packages(many[1:]) == []

@@ -1,4 +1,4 @@
-"""The site is made without a warning, and holds what the code says."""
+"""The documentation is built without a warning, and has everything that the code declares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS_MAX = 300
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages, made as a user makes them."""
+    """Build the pages as a user does."""
     made = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(made / "doctrees")]
     ended = subprocess.run(
@@ -36,14 +36,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_made_and_none_has_a_warning(site: Path) -> None:
-    """A page that nothing leads to, a link that leads nowhere and text that is malformed are warnings."""
+    """Pages without a link to them, dead links and malformed text are warnings."""
     pages = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
     sources = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.rst")}
     assert sources <= pages
 
 
 def test_the_reference_has_all_that_the_code_has(site: Path) -> None:
-    """Names of Python, commands, settings, operations of HTTP, metrics, errors."""
+    """The reference has names of Python, commands, settings, HTTP operations, metrics and errors."""
     metrics = [one.name for one in vars(Metrics()).values() if hasattr(one, "render")]
     titles = {
         "commands": [f"onyxq {command.name}" for command in COMMANDS],

@@ -1,4 +1,4 @@
-"""The whole tree follows the house rules; a failure says who broke which, and where."""
+"""The whole tree follows the house rules; a failure names the rule, the file and the line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def test_the_tree_follows(rule: rules.Rule) -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    """There is no loop of imports, not even one that only types need or that a function hides."""
+    """There is no loop of imports, also none through types only or inside functions."""
     assert rules.loops(rules.edges(rules.sources())) == []
 
 
 def test_packages_have_a_size_that_can_be_read() -> None:
-    """No package has too many modules, and none has fragments that belong into their one importer."""
+    """No package has too many modules, and no small module has only one importer."""
     assert rules.crowded_packages(rules.sources()) + rules.fragments(rules.sources()) == []
 
 
@@ -34,7 +34,7 @@ def test_every_package_has_its_place() -> None:
 
 
 def test_the_walk_sees_the_tree() -> None:
-    """The rules are applied to files of every part that they speak of."""
+    """The rules are applied to files of every part that they name."""
     paths = {source.path for source in rules.sources()}
     assert {"onyxq/core/replica.py", "log_entries/__init__.py", "tests/tidy/rules.py"} <= paths
     assert sum(source.pure for source in rules.sources()) > 70

@@ -1,4 +1,4 @@
-"""Text is written in plain English: the words that make it hard to read are not used."""
+"""Text is written in plain English, without the words of the list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_pages_use_plain_words() -> None:
 
 
 def test_docstrings_use_plain_words() -> None:
-    """No docstring does, but in the packages that are left."""
+    """No docstring uses a word of the list, apart from the packages in `LEFT`."""
     found = [
         f"{source.path}:{start + line - 1}: {what}"
         for source in rules.sources()

@@ -1,7 +1,7 @@
-"""Words that make text hard to read for people to whom English is a second language.
+"""Words that make text hard to read for non-native speakers.
 
-Each is a pattern with what to write instead.  Text is checked without code: literals, names in
-backquotes and blocks of code may hold anything.
+Each is a pattern with what to write instead. Text is checked without code: literals, names in
+backquotes and blocks of code may contain anything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LITERALS = re.compile(r"``.+?``|`[^`]+`_{0,2}|\"[^\"\n]{1,80}\"", re.DOTALL)
 
 
 def found_in(text: str) -> Iterator[tuple[int, str]]:
-    """``(line, complaint)`` of each word in a text that should be another."""
+    """Yield ``(line, complaint)`` for each word of the list in a text."""
     plain = _LITERALS.sub(lambda match: re.sub(r"[^\n]", "_", match[0]), text)
     for pattern, _, instead in _PATTERNS:
         for match in pattern.finditer(plain):
@@ -45,7 +45,7 @@ def found_in(text: str) -> Iterator[tuple[int, str]]:
 
 
 def prose_of_page(text: str) -> str:
-    """A page of reStructuredText without its blocks of code; lines keep their numbers."""
+    """Return a page of reStructuredText without its blocks of code; lines keep their numbers."""
     out: list[str] = []
     code_indent: int | None = None
     for line in text.split("\n"):
@@ -60,7 +60,7 @@ def prose_of_page(text: str) -> str:
 
 
 def texts_of_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """``(first line, text)`` of the docstrings of a module, those of constants included."""
+    """Yield ``(first line, text)`` of the docstrings of a module, those of constants included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value

@@ -1,4 +1,4 @@
-"""Receivers of callbacks on loopback: real servers that write down what comes."""
+"""Receivers of callbacks on loopback: real servers that record the requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from attrs import define, field, frozen
 
 WAIT_S = 60.0
-"""Far above what a busy machine needs."""
+"""Longest wait, far above what a busy machine needs."""
 
 
 @frozen
 class Request:
-    """One request as it came."""
+    """One received request."""
 
     at_ms: int
     method: str
@@ -31,7 +31,7 @@ class Request:
 
 @define
 class Receiver:
-    """A server's address and what it got. ``answer`` gives the status for a request; None: never any."""
+    """A server's address and its requests. ``answer`` returns the status for a request; None: no answer at all."""
 
     uri: str = ""
     requests: list[Request] = field(factory=list)
@@ -40,13 +40,13 @@ class Receiver:
     _changed: threading.Condition = field(factory=threading.Condition)
 
     def add(self, request: Request) -> None:
-        """Write a request down."""
+        """Record a request."""
         with self._changed:
             self.requests.append(request)
             self._changed.notify_all()
 
     def until(self, count: int) -> list[Request]:
-        """The requests once there are so many; fails if that takes too long."""
+        """Return the requests once there are a number of them; fail if that takes too long."""
         with self._changed:
             found = self._changed.wait_for(lambda: len(self.requests) >= count, WAIT_S)
             assert found, f"{len(self.requests)} of {count} requests within {WAIT_S:.0f} s"
@@ -54,7 +54,7 @@ class Receiver:
 
 
 def wall_ms() -> int:
-    """Now, by this machine's clock."""
+    """Return the time of this machine's clock."""
     return time.time_ns() // 1_000_000
 
 
@@ -62,7 +62,7 @@ def wall_ms() -> int:
 def http_receiver(
     answer: Callable[[Request], int | None] | None = None, *, tls: ssl.SSLContext | None = None
 ) -> Iterator[Receiver]:
-    """A receiver of HTTP on a free port, of HTTPS with ``tls``."""
+    """Run a receiver of HTTP on a free port, of HTTPS with ``tls``."""
     found = Receiver(answer=answer) if answer else Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,14 +85,14 @@ def http_receiver(
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
 
         def log_message(self, *_: Any) -> None:
-            """Nothing on stderr."""
+            """Print nothing on stderr."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 512
 
         def handle_error(self, *_: Any) -> None:
-            """Whoever called has given up."""
+            """Ignore errors, because the caller has closed the connection."""
 
     server = Server(("127.0.0.1", 0), Handler)
     if tls is not None:
@@ -111,7 +111,7 @@ def http_receiver(
 
 @contextmanager
 def tcp_receiver() -> Iterator[Receiver]:
-    """A receiver of lines on a free port: what a connection sent until its end is one request's body."""
+    """Run a receiver of lines on a free port: all that one connection sent is the body of one request."""
     found = Receiver()
     listener = socket.create_server(("127.0.0.1", 0))
     found.uri = f"tcp://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""How claims of timers ended is told, whatever happens to the first try."""
+"""Reports of ended claims of timers, which are repeated after a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onyxq.interfaces.callbacks.reports import Reporting
 
 
 def test_what_comes_while_an_earlier_report_waits_for_its_next_try_is_told_too() -> None:
-    """Or its callback would be made once more when the lease ends, and its place never be free again."""
+    """It is reported too: otherwise its callback would be made again after the lease, and its place stay occupied."""
     told, over = list[bytes](), list[str]()
 
     async def main() -> None:

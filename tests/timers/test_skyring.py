@@ -1,4 +1,4 @@
-"""Skyring's behaviour over HTTP, and what goes beyond it, on a cluster that runs, with receivers that do."""
+"""Skyring's HTTP interface and OnyxQ's additions to it, on a real cluster with real receivers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LATER_MS = 3_600_000
 BACKOFF_MS = 20
 RETRIES = 3
 NOWHERE = {"transport": "http", "uri": "http://127.0.0.1:9/", "method": "post"}
-"""Of timers that do not fall due while a test runs."""
+"""A callback for timers that are not due during a test."""
 _serial = count(1)
 
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    """HTTP to the first of two peers, whose timers are retried soon, and not often."""
+    """Return an HTTP client of the first of two peers, whose timers are retried soon and only a few times."""
     with running(peers=2, http=True) as cluster:
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30, trust_env=False) as client:
             set_queue(client, backoff_ms=BACKOFF_MS, retries=RETRIES)
@@ -47,7 +47,7 @@ def http() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """One that takes all."""
+    """Run a receiver that accepts everything."""
     with http_receiver() as found:
         yield found
 
@@ -60,17 +60,17 @@ def set_queue(http: httpx.Client, **settings: int) -> None:
 
 
 def fresh() -> str:
-    """An id that no other test uses."""
+    """Return an id that no other test uses."""
     return f"timer-{next(_serial)}"
 
 
 def to(receiver: Receiver, method: str = "post") -> dict[str, str]:
-    """A callback to a receiver."""
+    """Return a callback to a receiver."""
     return {"transport": receiver.uri.partition(":")[0], "uri": receiver.uri, "method": method}
 
 
 def set_timer(http: httpx.Client, timer: str, timeout: int, callback: dict[str, str], data: Any = None) -> None:
-    """A timer that is set, without doubt."""
+    """Set a timer, and check that it was set."""
     body = {"timeout": timeout, "data": data, "callback": callback}
     answer = http.post("/timer", json=body, headers={"x-timer-id": timer})
     assert (answer.status_code, answer.content) == (201, b""), answer.text
@@ -78,12 +78,12 @@ def set_timer(http: httpx.Client, timer: str, timeout: int, callback: dict[str, 
 
 
 def state_of(http: httpx.Client, timer: str) -> str:
-    """A timer's state."""
+    """Return a timer's state."""
     return str(http.get(f"/timer/{timer}").json()["state"])
 
 
 def until_state(http: httpx.Client, timer: str, state: str) -> dict[str, Any]:
-    """The timer once it is in a state; the test's own time limit ends the wait."""
+    """Return the timer once it is in a state; the time limit of the test ends the wait."""
     deadline = wall_ms() + 60_000
     while (found := http.get(f"/timer/{timer}").json())["state"] != state:
         assert wall_ms() < deadline, found
@@ -91,7 +91,7 @@ def until_state(http: httpx.Client, timer: str, state: str) -> dict[str, Any]:
 
 
 def check_reason(answer: httpx.Response, status: int, word: str) -> None:
-    """An error is told twice: in the problem document and in Skyring's header."""
+    """Check that an error is in the problem document and in Skyring's header."""
     assert answer.status_code == status, answer.text
     assert answer.json()["status"] == status
     reason = answer.headers["x-skyring-reason"]
@@ -102,7 +102,7 @@ def check_reason(answer: httpx.Response, status: int, word: str) -> None:
 
 
 def test_an_id_is_made_where_none_is_given(http: httpx.Client) -> None:
-    """And named in the location."""
+    """The new id is in the location header."""
     body = {"timeout": LATER_MS, "callback": NOWHERE}
     answer = http.post("/timer", json=body)
     made = answer.headers["location"].removeprefix("/timer/")
@@ -114,7 +114,7 @@ def test_an_id_is_made_where_none_is_given(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("body", [b"{", b"{}", json.dumps({"timeout": LATER_MS, "callback": {}}).encode()])
 def test_an_id_is_made_for_a_request_that_is_refused_too(http: httpx.Client, body: bytes) -> None:
-    """As by Skyring, the location names it; there is no such timer."""
+    """As in Skyring, the location header names it; the timer does not exist."""
     answer = http.post("/timer", content=body, headers={"content-type": "application/json"})
     check_reason(answer, 400, "")
     made = answer.headers["location"]
@@ -123,7 +123,7 @@ def test_an_id_is_made_for_a_request_that_is_refused_too(http: httpx.Client, bod
 
 
 def test_ping_is_answered_without_a_body(http: httpx.Client) -> None:
-    """As Skyring's clients ask whether a node is up."""
+    """Skyring's clients do this to check whether a node is up."""
     answer = http.get("/ping")
     assert (answer.status_code, answer.content) == (200, b"")
     assert http.post("/ping").status_code == 405
@@ -181,7 +181,7 @@ BAD_BODIES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("field", "body"), BAD_BODIES)
 def test_a_body_that_is_wrong_is_refused(http: httpx.Client, field: str, body: Any) -> None:
-    """By POST and by PUT, naming the field; nothing is set, and what is there stays as it is."""
+    """POST and PUT name the wrong field; nothing is set and an existing timer stays unchanged."""
     timer, there = fresh(), fresh()
     answer = http.post("/timer", json=body, headers={"x-timer-id": timer})
     check_reason(answer, 400, field)
@@ -197,7 +197,7 @@ def test_a_body_that_is_wrong_is_refused(http: httpx.Client, field: str, body: A
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
 def test_what_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
-    """With a reason."""
+    """The answer has a reason."""
     check_reason(http.post("/timer", content=body), 400, "")
     check_reason(http.put("/timer/x", content=body), 400, "")
 
@@ -210,7 +210,7 @@ def test_data_that_cannot_be_told_everywhere_is_refused(http: httpx.Client, data
 
 
 def test_data_has_a_bound(http: httpx.Client) -> None:
-    """Of a mebibyte, which is told."""
+    """The limit is a mebibyte, which the error names."""
     body = {"timeout": 1, "data": "x" * (1 << 20), "callback": NOWHERE}
     check_reason(http.post("/timer", json=body), 413, "data")
 
@@ -223,7 +223,7 @@ def test_an_id_that_is_none_is_refused(http: httpx.Client, timer: str) -> None:
 
 
 def test_an_id_that_is_taken_is_a_conflict(http: httpx.Client) -> None:
-    """And what is there stays."""
+    """The existing timer stays."""
     timer = fresh()
     set_timer(http, timer, LATER_MS, NOWHERE, "first")
     body = {"timeout": 1, "data": "second", "callback": NOWHERE}
@@ -273,7 +273,7 @@ def test_what_is_unknown_is_not_found(http: httpx.Client) -> None:
 def test_data_is_sent_as_skyring_sends_it(
     http: httpx.Client, receiver: Receiver, data: Any, kind: str | None, body: bytes
 ) -> None:
-    """An object as JSON, a string as form data, nothing as nothing; never early, with key and attempt."""
+    """An object is sent as JSON, a string as form data, and nothing as nothing; never early, with key and attempt."""
     timer, set_at_ms = fresh(), wall_ms()
     callback = to(receiver, "put")
     set_timer(http, timer, 50, {**callback, "uri": callback["uri"] + "?q=%20x"}, data)
@@ -288,7 +288,7 @@ def test_data_is_sent_as_skyring_sends_it(
 
 
 def test_tcp_sends_a_line(http: httpx.Client) -> None:
-    """Of JSON with the key and the attempt, or the data alone."""
+    """The line is JSON with the key and the attempt, or the data alone."""
     with tcp_receiver() as receiver:
         told, plain = fresh(), fresh()
         set_timer(http, told, 1, to(receiver, "any"), {"a": 1})
@@ -320,7 +320,7 @@ def test_a_failed_attempt_is_repeated_with_the_same_key(http: httpx.Client) -> N
 
 
 def test_a_timer_that_nobody_takes_becomes_a_dead_letter(http: httpx.Client) -> None:
-    """With all attempts made, and comes again under the same key when it is requeued."""
+    """All attempts were made; it is delivered again under the same key after a requeue."""
     answers = iter((*(503,) * (RETRIES + 1), 200))
     with http_receiver(lambda request: next(answers)) as receiver:
         timer = fresh()
@@ -338,7 +338,7 @@ def test_a_timer_that_nobody_takes_becomes_a_dead_letter(http: httpx.Client) -> 
 
 
 def test_a_receiver_that_is_not_there_fails_the_attempt(http: httpx.Client) -> None:
-    """And the error says so."""
+    """The error says so."""
     with http_receiver() as receiver:
         gone = to(receiver)
     timer = fresh()
@@ -347,7 +347,7 @@ def test_a_receiver_that_is_not_there_fails_the_attempt(http: httpx.Client) -> N
 
 
 def test_https_asks_for_a_certificate_that_is_trusted(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And for the name of the host."""
+    """The certificate must be for the name of the host."""
     authority = trustme.CA()
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(served)
@@ -402,7 +402,7 @@ def test_put_while_an_attempt_is_under_way_ends_the_old_one(http: httpx.Client, 
 
 
 def test_what_was_cancelled_is_not_delivered(http: httpx.Client, receiver: Receiver) -> None:
-    """And is no timer any more: the id is free."""
+    """The timer no longer exists and its id is free."""
     timer, last = fresh(), fresh()
     set_timer(http, timer, 1_500, to(receiver), "old")
     answer = http.delete(f"/timer/{timer}")
@@ -417,7 +417,7 @@ def test_what_was_cancelled_is_not_delivered(http: httpx.Client, receiver: Recei
 
 
 def test_a_timer_that_has_fired_is_over(http: httpx.Client, receiver: Receiver) -> None:
-    """It can be looked at, not changed, and its id used again."""
+    """It can be read but not changed, and its id can be used again."""
     timer = fresh()
     set_timer(http, timer, 1, to(receiver))
     until_state(http, timer, "fired")
@@ -429,7 +429,7 @@ def test_a_timer_that_has_fired_is_over(http: httpx.Client, receiver: Receiver) 
 
 
 def test_a_cancel_during_an_attempt_is_the_last_of_it(http: httpx.Client, receiver: Receiver) -> None:
-    """What is under way ends as it may, and is not repeated."""
+    """The running attempt ends normally, and is not repeated."""
     timer, last = fresh(), fresh()
     with http_receiver(lambda request: None) as hanging:
         set_timer(http, timer, 1, to(hanging))
@@ -445,7 +445,7 @@ def test_a_cancel_during_an_attempt_is_the_last_of_it(http: httpx.Client, receiv
 
 
 def test_pages_are_in_the_order_of_due_times() -> None:
-    """Those in one state if wanted; a replaced one stands at its new place, once."""
+    """A page can be limited to a state; a replaced timer is at its new place, once."""
     with running(http=True) as cluster, httpx.Client(base_url=f"http://{cluster.http_addresses[0]}") as http:
         for number in (3, 1, 2, 0):
             set_timer(http, f"t{number}", LATER_MS + 1_000 * number, NOWHERE)
@@ -472,7 +472,7 @@ def test_pages_are_in_the_order_of_due_times() -> None:
 
 
 def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> None:
-    """However many timers it has: few wait for it at a time, and the others come in between."""
+    """Few of its timers wait for an answer at a time, and other timers are delivered meanwhile."""
     many = LANE_RUNS_MAX + AHEAD_MAX + 20  # more than a node claims at a time
     with running(http=True, timers={"timer_timeout_ms": 120_000}) as cluster:
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30) as http:
@@ -488,7 +488,7 @@ def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> No
 
 
 def test_what_is_left_of_its_time_survives_a_restart(tmp_path: Path, receiver: Receiver) -> None:
-    """Neither early nor counted anew; what fell due meanwhile comes at once."""
+    """It fires neither early nor after a full new delay; a timer that became due meanwhile fires at once."""
 
     async def main() -> int:
         async with LocalCluster(peers=1, data=str(tmp_path)) as cluster, AsyncClient(cluster.addresses[0]) as client:
@@ -509,7 +509,7 @@ def test_what_is_left_of_its_time_survives_a_restart(tmp_path: Path, receiver: R
 
 
 def test_targets_are_judged_when_set_and_when_connected(receiver: Receiver) -> None:
-    """A timer that got around the first look fails at the second; its receiver hears nothing."""
+    """A target that passes the first check fails at the second one, and its receiver gets nothing."""
     with running(http=True, timers={"timer_targets": "10.0.0.0/8"}) as cluster:
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30) as http:
             set_queue(http, retries=0)
@@ -527,7 +527,7 @@ def test_targets_are_judged_when_set_and_when_connected(receiver: Receiver) -> N
 
 
 def test_clients_set_timers_too(http: httpx.Client, receiver: Receiver) -> None:
-    """The same ones."""
+    """Clients of OnyxQ set the same timers."""
     timer = fresh()
     with Client(http.headers["x-peer"]) as client:
         client.set_timer(timer, LATER_MS, receiver.uri, {"a": 1})

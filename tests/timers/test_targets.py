@@ -1,4 +1,4 @@
-"""Where callbacks may go."""
+"""Addresses to which callbacks may go."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def allows(allowed: Targets, address: str) -> bool:
 
 @pytest.mark.parametrize("address", [*INSIDE, *LOOPBACK, *NOWHERE, *HIDDEN])
 def test_what_is_not_public_is_refused(address: str) -> None:
-    """Also where it hides in another address, by a peer that is reached from elsewhere."""
+    """An address that embeds a private one is refused too, by a peer that is reachable from elsewhere."""
     assert not allows(targets("", listens=("10.1.1.1:7400",), asks=False), address)
     assert not allows(targets("public", listens=HERE, asks=False), address)
 
 
 @pytest.mark.parametrize("address", OUTSIDE)
 def test_public_addresses_are_allowed(address: str) -> None:
-    """Unless something else is said."""
+    """They are allowed unless a setting excludes them."""
     assert allows(targets("", listens=("0.0.0.0:7400",), asks=False), address)
     assert not allows(targets("10.0.0.0/8", listens=HERE, asks=False), address)
 
 
 @pytest.mark.parametrize("address", LOOPBACK)
 def test_loopback_is_allowed_where_the_peer_listens_on_loopback_alone(address: str) -> None:
-    """Who can ask is on the machine already."""
+    """Every client is on the machine already."""
     assert allows(targets("", listens=HERE, asks=False), address)
     assert allows(targets("", listens=("localhost:0",), asks=False), address)
     assert not allows(targets("", listens=("127.0.0.1:7400", "0.0.0.0:7480"), asks=False), address)

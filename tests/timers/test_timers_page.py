@@ -1,4 +1,4 @@
-"""What docs/timers.rst shows works, and so does the example."""
+"""The examples of docs/timers.rst and examples/timers work."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EXAMPLE_S_MAX = 120
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """One peer for all."""
+    """Run one peer for all tests."""
     with running(http=True) as found:
         yield found
 
 
 def block(before: str) -> str:
-    """The indented block behind a line of the page."""
+    """Return the indented block after a line of the page."""
     (found,) = re.findall(re.escape(before) + r"\n\n((?:    .*\n|\n)+)", PAGE)
     return textwrap.dedent(found)
 
@@ -48,7 +48,7 @@ def test_the_request_of_the_page_sets_a_timer(cluster: LocalCluster) -> None:
 
 
 def test_the_python_of_the_page_runs(cluster: LocalCluster) -> None:
-    """Set, replaced, looked at, cancelled."""
+    """A timer is set, replaced, read and cancelled."""
     with Client(cluster.addresses[0]) as client:
         code = block("``cancel``; in Python::").replace("order-7", "order-8")
         exec(compile(code, "timers.rst", "exec"), {"client": client})
@@ -56,7 +56,7 @@ def test_the_python_of_the_page_runs(cluster: LocalCluster) -> None:
 
 
 def test_the_commands_of_the_page_can_be_typed() -> None:
-    """Every one of them."""
+    """Every command parses."""
     found = re.findall(r"``(onyxq [a-z]+ [a-z]+ [^`]+)``", PAGE)
     assert len(found) >= 2
     for typed in found:
@@ -64,7 +64,7 @@ def test_the_commands_of_the_page_can_be_typed() -> None:
 
 
 def test_the_example_is_called_back(cluster: LocalCluster) -> None:
-    """Once, with what the timer held last."""
+    """It is called back once, with the last data of the timer."""
     ended = subprocess.run(
         [sys.executable, str(ROOT / "examples/timers/reminders.py"), cluster.addresses[0]],
         capture_output=True,
@@ -77,7 +77,7 @@ def test_the_example_is_called_back(cluster: LocalCluster) -> None:
 
 
 def test_the_commands_set_timers(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    """From adding one to its callback."""
+    """A timer is added on the command line and its callback arrives."""
     connect = ["--connect", cluster.addresses[0]]
     with http_receiver() as receiver:
         later = ["--in", "1h", "--uri", receiver.uri]

@@ -1,4 +1,4 @@
-"""Transports that others bring."""
+"""Transports of installed extensions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ delivered: list[Delivery] = []
 
 
 async def deliver(delivery: Delivery) -> int:
-    """What a distribution might bring."""
+    """A transport that an extension may bring."""
     delivered.append(delivery)
     return 7
 
 
 def not_async(delivery: Delivery) -> None:
-    """What it must not bring."""
+    """A transport that is refused."""
 
 
 def points(**named: str) -> list[EntryPoint]:
@@ -34,7 +34,7 @@ def points(**named: str) -> list[EntryPoint]:
 
 
 def test_a_transport_of_an_entry_point_is_used() -> None:
-    """Beside those that are there."""
+    """It is used in addition to the built-in ones."""
     transports = Transports(Targets(), loaded(points(mine=f"{HERE}:deliver")))
     callback = Callback("mine", "anything", "any")
 

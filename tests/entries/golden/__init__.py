@@ -1,16 +1,16 @@
-"""Golden files: the bytes and the meaning of every entry and version, frozen when it was made.
+"""Golden files: the bytes and the effect of every entry and version, frozen when it was made.
 
-Logs outlive programs, and peers of two versions share one ring: what an entry's version looks
-like in the log, and what it does, never changes.  Here lie, for each version of each entry,
+Logs outlive programs, and peers of two versions share one ring. So the encoding of an entry's
+version and its effect never change. This folder has, for each version of each entry,
 
-* ``entries/<name>-<version>.json``: the bytes of an example, its arguments as they are read, and
-  the bytes of a record that holds it,
-* ``logs/<name>.jsonl``: whole logs, record by record, with every verdict and a digest of the
-  replica behind it, and the origin that was packed in the middle.
+* ``entries/<name>-<version>.json``: the bytes of an example, its decoded arguments, and the bytes
+  of a record with it,
+* ``logs/<name>.jsonl``: whole logs, record by record, with every verdict, a digest of the replica
+  after it, and the snapshot that was packed in the middle.
 
-``python -m tests.entries.golden --add`` adds what is missing, and only that.  When a file does
-not fit the program any more, the program is wrong: leave the version as it was and make a new
-one (``docs/upgrades.rst``).
+``python -m tests.entries.golden --add`` adds the missing files and changes no others. If a file no
+longer fits the program, the program is wrong: leave the version as it was and make a new one
+(``docs/upgrades.rst``).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ KINDS = (
     Hold,
 )
 HEAD = ("cluster-id", "peer-1", 7, 1_700_000_000_000, Measured(41, 1_900, 12_345))
-"""What the records of examples begin with."""
+"""Fields at the start of the examples' records."""
 ADVICE = (
     "Peers of other versions, and logs that exist, hold on to the meaning that is frozen here. Leave this version "
     "as it was and add a new one: docs/upgrades.rst."
@@ -79,19 +79,19 @@ ADVICE = (
 
 
 def entry_file(name: str, version: int) -> str:
-    """Where the bytes of one version of an entry lie."""
+    """Return the file of one version of an entry."""
     return f"entries/{name}-{version}.json"
 
 
 def frozen_entry(args: Any, entries: Entries = ENTRIES) -> dict[str, Any]:
-    """What is kept of an example."""
+    """Return the frozen form of an example."""
     packed = encode_entry(args, entries)
     record = encode_record(*HEAD[:4], [packed], measured=HEAD[4])
     return {"arguments": plain(args), "entry": packed.hex(), "record": record.hex()}
 
 
 def broken_bytes(name: str, version: int, kept: Mapping[str, Any], entries: Entries = ENTRIES) -> Iterator[str]:
-    """What does not fit a frozen example any more, in words."""
+    """Yield the differences from a frozen example, in words."""
     form = entries[name].forms.get(version) if name in entries else None
     if form is None:
         yield f"{name} version {version} is not known any more. {ADVICE}"
@@ -122,21 +122,21 @@ def _broken_entry(
 
 @frozen
 class FrozenLog:
-    """A log as it lies in a file: the fields that it knows of, and for each record what became of it."""
+    """A frozen log: the fields that it knows, and for each record its outcome."""
 
     fields: Mapping[str, list[str]]
     origin: str
-    """Of the middle record's replica, in hexadecimal."""
+    """Snapshot of the replica after the middle record, in hexadecimal."""
     records: list[dict[str, Any]]
 
 
 def known_fields() -> dict[str, list[str]]:
-    """The replica's fields at present, by class."""
+    """Return the replica's present fields, by class."""
     return {kind.__name__: [item.name for item in attrs.fields(kind)] for kind in KINDS}
 
 
 def digest(replica: Replica, fields: Mapping[str, list[str]]) -> str:
-    """Of all that a replica holds in these fields: later ones do not count."""
+    """Return the digest of these fields of a replica; later fields do not count."""
     text = json.dumps(_seen(replica, fields), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -153,7 +153,7 @@ def _seen(value: Any, fields: Mapping[str, list[str]]) -> Any:
 def frozen_log(
     records: list[Record], entries: Entries = ENTRIES, *, fields: Mapping[str, list[str]] | None = None
 ) -> FrozenLog:
-    """What is kept of a log; ``fields``: those that count, all that there are by default."""
+    """Return the frozen form of a log; ``fields`` are those that count, by default all."""
     fields = fields or known_fields()
     replica, kept, origin = EMPTY, [], b""
     for record in records:
@@ -174,14 +174,14 @@ def frozen_log(
 
 
 def became(done: Step) -> list[str]:
-    """What became of a record, entry by entry."""
+    """Return the outcome of a record, entry by entry."""
     if done.problem:
         return [done.problem]
     return [f"{one.name} {one.version}: {one.verdict}" for one in done.outcomes]
 
 
 def broken_meaning(name: str, log: FrozenLog, entries: Entries = ENTRIES) -> str:
-    """The first record of a frozen log that means something else now, in words; empty if there is none."""
+    """Return the first record of a frozen log whose effect differs, in words; empty if there is none."""
     for kind, names in log.fields.items():
         if known_fields().get(kind, [])[: len(names)] != names:
             return f"origins are packed in the order of fields: those of {kind} were {names}; new ones go to the end"
@@ -228,7 +228,7 @@ def read_logs(home: Path = HOME) -> dict[str, FrozenLog]:
 def add_missing(
     home: Path, examples: Mapping[str, Any], scripts: Mapping[str, Any], entries: Entries = ENTRIES
 ) -> list[str]:
-    """Write the files that are not there; which ones. A file that is there is never touched."""
+    """Write the missing files and return their names; an existing file is never changed."""
     wanted: dict[str, str] = {}
     for name, args in examples.items():
         wanted[entry_file(name, entries[name].version)] = json.dumps(frozen_entry(args, entries), indent=1) + "\n"

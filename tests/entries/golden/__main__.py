@@ -1,4 +1,4 @@
-"""Adds the golden files that are missing; never changes one that is there."""
+"""Adds missing golden files; never changes an existing one."""
 
 from __future__ import annotations
 

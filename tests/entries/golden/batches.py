@@ -1,4 +1,4 @@
-"""The golden log of batches: committed, repeated, refused, and a group that has no job."""
+"""The golden log of batches: committed, repeated, refused, and a group without a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN = Run(FIRST, 4)
 
 
 def batch_log() -> list[Record]:
-    """A job of one peer commits batches; another driver's, others' and late ones are refused."""
+    """Make a log in which a job commits batches; those of other drivers and late ones are refused."""
     world = World()
     world.submit("founder", creation(partitions=2))
     world.join("a")

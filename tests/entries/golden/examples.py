@@ -1,6 +1,6 @@
-"""What golden files are made of: an example of each entry's newest version, and scripts of whole logs.
+"""The contents of golden files: an example of each entry's newest version, and scripts of whole logs.
 
-A new entry, or version, needs its example here, and a script that applies it.
+A new entry or version needs an example here, and a script that applies it.
 """
 
 from __future__ import annotations
@@ -156,11 +156,11 @@ EXAMPLES: Mapping[str, Any] = {
     "gc": gc.Args(),
     "finish_gc": finish_gc.Args(1 << 33, 20_000, 64 << 20),
 }
-"""Name of an entry -> arguments of its newest version, none of them left at a default."""
+"""Name of an entry -> arguments of its newest version, all different from the defaults."""
 
 
 def first_log() -> list[Record]:
-    """All entries of the first version: a cluster of three nodes from its creation to its end."""
+    """Make a log with all entries of the first version: a cluster of three nodes from its creation to its end."""
     world = World()
     world.submit("founder", creation(partitions=2, enabled=VERSIONS.remove("set_slots")))
     world.join("a", "b", "c")
@@ -186,7 +186,7 @@ def _ready(world: World) -> None:
 
 
 def _partitions(world: World) -> None:
-    """Leaders come, give up, and others come."""
+    """Let leaders change."""
     _ready(world)
     placed = world.now.partitions[1]
     world.submit("a", settle_partition.Args(1, placed.epoch), ready_partition.Args(9, 1))
@@ -195,7 +195,7 @@ def _partitions(world: World) -> None:
 
 
 def _claims(world: World) -> None:
-    """Grants that hold and that do not; renewed, given back, failed, completed, expired."""
+    """Make valid and invalid grants; renew, release, fail, complete and expire claims."""
     placed = world.now.partitions[0]
     leader, epoch = placed.leader, placed.epoch
     first, second = Run(FIRST, 6), Run(id_at(FIRST, 8), 4)
@@ -229,7 +229,7 @@ def _claims(world: World) -> None:
 
 
 def _membership(world: World) -> None:
-    """Joins that are aborted, queued and refused; nodes that drain, go, come back and are replaced."""
+    """Abort, queue and refuse joins; drain, remove, return and replace nodes."""
     world.submit("d", joining("d", zone="z2"))
     world.submit("e", joining("e", zone="z2"))
     world.submit("d", abort_join_cluster.Args("d"), abort_join_cluster.Args("d"))
@@ -250,7 +250,7 @@ def _membership(world: World) -> None:
 
 
 def _odd_records(world: World) -> None:
-    """Repeats, gaps, garbage, another cluster's, strangers, and what is malformed or not enabled."""
+    """Append repeats, gaps, garbage, records of strangers and other clusters, and malformed or disabled entries."""
     world.append(world.records[-1].data)
     world.submit("a", gc.Args(), number=world.now.outbox["a"] + 2)
     world.append(b"no record at all")
@@ -265,13 +265,13 @@ def _odd_records(world: World) -> None:
 
 
 def queue_log() -> list[Record]:
-    """What came with ordering, limits and transactions, with its no-ops."""
+    """Make a log with ordering, limits and transactions, and entries of them that change nothing."""
     world = World()
     world.submit("founder", creation(partitions=2, enabled=VERSIONS))
     world.join("a", "b", "c")
     world.settle("a", "b", "c")
     _ready(world)
-    _ready(world)  # settling evened the leaders out
+    _ready(world)  # settling has balanced the leaders
     _limits(world)
     _transactions(world)
     _reopened(world)
@@ -288,7 +288,7 @@ def _set(queue: str, **settings: Any) -> set_queue.Args:
 
 
 def _limits(world: World) -> None:
-    """A queue is set, limited, paused, resumed, and its settings are cleared again."""
+    """Set, limit, pause and resume a queue, and clear its settings."""
     leader, epoch = world.now.partitions[0].leader, world.now.partitions[0].epoch
 
     def grant(first: int, count: int, at: int = epoch) -> grant_limited_claims.Args:
@@ -316,7 +316,7 @@ def _released(epoch: int, token: int, first: int, count: int) -> release_claims.
 
 
 def _transactions(world: World) -> None:
-    """Committed and settled, repeated, stale, late; what is held stays held."""
+    """Commit, settle and repeat transactions, also stale and late ones; held tasks stay held."""
     placed, other = world.now.partitions[0], world.now.partitions[1]
     leader, epoch = placed.leader, placed.epoch
     runs = (Run(id_at(FIRST, 50), 4),)
@@ -352,7 +352,7 @@ def _reopened(world: World) -> None:
 
 
 def _periodic(world: World) -> None:
-    """Set up, fired, paused, resumed, changed, removed."""
+    """Set up, fire, pause, resume, change and remove periodic tasks."""
     nightly = set_periodic.Args("nightly", "mail", "0 4 * * *", "UTC", b"x", "bytes", 0, "once", False, START_MS + 10)
     world.submit("a", nightly, nightly, evolve(nightly, payload=b"y", next_ms=START_MS + 50))
     world.submit("a", evolve(nightly, name="other", missed="never"), evolve(nightly, name=""))
@@ -366,7 +366,7 @@ def _periodic(world: World) -> None:
 
 
 def _forced(world: World) -> None:
-    """Two of three nodes are gone: their partitions go on with what is left."""
+    """Force partitions after the loss of two of three nodes."""
     world.submit("a", force_partition.Args(0, "ops"), force_partition.Args(9, "ops"))
     world.submit("a", leave_cluster.Args("b", "gone"), leave_cluster.Args("c", "gone"))
     world.submit("a", force_partition.Args(0, "ops"), force_partition.Args(1, "ops"))
@@ -377,7 +377,7 @@ def _forced(world: World) -> None:
 
 
 def purge_log() -> list[Record]:
-    """A watermark that rises, what it is refused for, and what it refuses."""
+    """Make a log with a rising watermark, refused purges, and entries that it refuses."""
     world = World()
     world.submit("founder", creation(partitions=2))
     world.join("a")
@@ -406,7 +406,7 @@ def purge_log() -> list[Record]:
 
 
 def hold_log() -> list[Record]:
-    """Transactions that wait: refused, put off, over by itself, ended, and by another name."""
+    """Make a log with holds: refused transactions; holds extended, expired, ended, and of another name."""
     world = World()
     world.submit("founder", creation(partitions=2))
     world.join("a")
@@ -438,4 +438,4 @@ SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "batches": batch_log,
     "holds": hold_log,
 }
-"""Name of a log's file -> what makes its records."""
+"""Name of a log's file -> function that makes its records."""

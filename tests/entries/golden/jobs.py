@@ -1,4 +1,4 @@
-"""The script of a log in which jobs come, move and go."""
+"""The script of a log in which jobs start, move and end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.entries.world import World, creation, joining
 
 
 def job(name: str, **changes: Any) -> submit_job.Args:
-    """Arguments that submit a job which asks for nothing special."""
+    """Return arguments that submit a job without special demands."""
     plain: dict[str, Any] = {
         "id": name,
         "body": name.encode(),
@@ -42,7 +42,7 @@ def job(name: str, **changes: Any) -> submit_job.Args:
 
 
 def job_log() -> list[Record]:
-    """Jobs of all schedulers at three peers: shared out, moved, refused, ended, forgotten."""
+    """Make a log with jobs of all schedulers at three peers: allocated, moved, refused, ended, forgotten."""
     world = World()
     world.submit("founder", creation(partitions=2))
     world.join("a", "b")
@@ -79,7 +79,7 @@ def _refused(world: World) -> None:
 
 
 def _moved(world: World) -> None:
-    """Slots come and go, a node drains, a peer dies."""
+    """Add and remove slots, drain a node, and end a peer."""
     world.submit("b", set_slots.Args("b", 6), set_slots.Args("b", 2))
     world.submit("a", set_slots.Args("a", 0))
     world.submit("a", set_slots.Args("a", 14))
@@ -89,7 +89,7 @@ def _moved(world: World) -> None:
 
 
 def _ended(world: World) -> None:
-    """Completed, failed, killed; known for a while, then forgotten."""
+    """Complete, fail and kill jobs; they are remembered for a while, then forgotten."""
     one, two = world.now.jobs["one"].version, world.now.jobs["two"].version
     world.submit("a", complete_job.Args("one", one), complete_job.Args("one", one), job("one"))
     world.submit("a", fail_job.Args("two", two, "x" * 8_193), fail_job.Args("two", two, "no such column"))
