@@ -33,7 +33,8 @@ from onyxq.core.log.digest import Milestones
 from onyxq.core.log.interface import Record
 from onyxq.core.replica import Replica, claimed_bits, held_bits, pieces_of
 from onyxq.core.step import Outcome
-from onyxq.store.interface import MILESTONES_META, Batch, SnapshotPart, Store, Written
+from onyxq.store.interface import MILESTONES_META, Batch, SnapshotPart, Written
+from onyxq.store.store import Store
 
 IDLE_FLUSH_S = 5.0
 """Longest wait before records that change no claim are written to disk, in seconds."""

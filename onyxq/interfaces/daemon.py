@@ -53,8 +53,9 @@ from onyxq.node.record_archive import Archiver
 from onyxq.node.world import World
 from onyxq.operations.service import Service
 from onyxq.store.integrity.lmdb_check import fatal_signals_noted
-from onyxq.store.interface import NODE_META, STORE_META, Batch, Store
+from onyxq.store.interface import NODE_META, STORE_META, Batch
 from onyxq.store.lmdb_store import LmdbStore
+from onyxq.store.store import Store
 from onyxq.system.clock import Clock, RingClock, SystemClock, WallClock
 from onyxq.system.extensions import installed
 from onyxq.wire.bounds import Bounds

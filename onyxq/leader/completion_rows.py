@@ -8,7 +8,7 @@ from typing import NamedTuple
 from onyxq.core import facts
 from onyxq.core.facts import Completion, History, Row
 from onyxq.core.ids import Run, TaskId, ids_of, mask_of, offset_of, runs_of, stretch_of
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 
 
 class Finish(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onyxq.core.errors import NotFound
 from onyxq.core.ids import TaskId, partition_of
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 
 
 def missing(store: Store, task_id: TaskId, field: str = "id") -> NotFound:

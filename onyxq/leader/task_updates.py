@@ -23,7 +23,7 @@ from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.token_check import TokenCheck
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 
 UPDATES_BYTES_MAX = 8 * 1024 * 1024
 """Most bytes of data in all updates of a task. They are read in one answer."""

@@ -22,7 +22,8 @@ from onyxq.core.replica import EMPTY, Cluster, Replica
 from onyxq.core.step import step
 from onyxq.node.collector import unpacked
 from onyxq.node.recent_records import RecentRecords
-from onyxq.store.interface import MILESTONES_META, Store
+from onyxq.store.interface import MILESTONES_META
+from onyxq.store.store import Store
 
 LOOK_EVERY_S = 2.0
 SESSION_LOOK_S = 1.5

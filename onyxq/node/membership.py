@@ -50,7 +50,8 @@ from onyxq.node.log_check import (
 from onyxq.node.node import Node
 from onyxq.node.periodic_duty import fire
 from onyxq.node.record_archive import archive_copy
-from onyxq.store.interface import CLUSTER_META, PEERS_META, Batch, Store
+from onyxq.store.interface import CLUSTER_META, PEERS_META, Batch
+from onyxq.store.store import Store
 
 TICK_S = 0.5
 QUIET_MAX_MS = 1_900

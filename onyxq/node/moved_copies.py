@@ -22,7 +22,8 @@ from onyxq.core.placement import holders
 from onyxq.core.replica import Partition, Replica, leader_node
 from onyxq.leader.cohort.anti_entropy import Exchange, Transfer
 from onyxq.leader.cohort.copy_pace import Pacer
-from onyxq.store.interface import Batch, Store
+from onyxq.store.interface import Batch
+from onyxq.store.store import Store
 
 LOOK_EVERY_S = 5.0
 LOOK_PAUSE_S = 0.5

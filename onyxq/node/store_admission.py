@@ -14,7 +14,8 @@ import trio
 
 from onyxq.core.errors import StoreFailed
 from onyxq.core.replica import Replica
-from onyxq.store.interface import ADMITTED_META, STORE_META, Batch, Store
+from onyxq.store.interface import ADMITTED_META, STORE_META, Batch
+from onyxq.store.store import Store
 
 RETRY_S = 1.0
 

@@ -15,7 +15,8 @@ from onyxq.core.replica import Cluster
 from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed
 from onyxq.leader.cohort.copy_pace import BYTES_PER_S
 from onyxq.leader.purge import Plan
-from onyxq.store.interface import KeptLog, Store
+from onyxq.store.interface import KeptLog
+from onyxq.store.store import Store
 from onyxq.system.clock import RingClock
 from onyxq.wire.network import Network
 

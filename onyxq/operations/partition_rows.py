@@ -18,8 +18,8 @@ import trio
 
 from onyxq.core.errors import Conflict, Corrupt
 from onyxq.core.facts import partition_of_key, sealed
-from onyxq.store.interface import Store
 from onyxq.store.row_checks import Prepared
+from onyxq.store.store import Store
 
 PAGE_BYTES = 1024 * 1024
 """A page ends behind the row that reaches this."""

@@ -10,7 +10,7 @@ from onyxq.core.facts import Completion, History, Update
 from onyxq.core.ids import TaskId, ms_of, offset_of, partition_of
 from onyxq.core.replica import ClaimPiece, Replica
 from onyxq.core.task_headers import policy_of
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 
 Rows = Sequence[tuple[bytes, bytes, bytes]]
 """(kind, first id, body) of rows that cover the task."""

@@ -21,7 +21,7 @@ from onyxq.store.tables import CheckedTables, Table
 
 
 class RuledReads:
-    """Reading methods of `onyxq.store.interface.Store` about keys, waiting and failed tasks."""
+    """Reading methods of `onyxq.store.store.Store` about keys, waiting and failed tasks."""
 
     _tables: CheckedTables
     damaged: set[bytes]
@@ -72,7 +72,7 @@ class RuledReads:
     def moved(self, stretch: bytes) -> list[Piece]:
         """Return the stretch's unfinished pieces whose due time or attempts differ from their task row's.
 
-        Some may wait.
+        Some may wait: a claimed task can get earlier tasks of its ordering key.
         """
         record = self._stretch(stretch)
         if not record.moved:

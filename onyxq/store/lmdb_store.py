@@ -40,7 +40,7 @@ from onyxq.store.index.applier import Applier, PreparedBatch, prepare_batch
 from onyxq.store.index.purge import watermarks_in
 from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, set_aside, write_metas_again
 from onyxq.store.interface import NODE_META, Batch, Rider, Written
-from onyxq.store.read_view import StoreReads
+from onyxq.store.store import Store
 from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES, CheckedTables, Tables
 from onyxq.system.directories import PRIVATE, PRIVATE_FILE
 from onyxq.system.directory_lock import lock_file
@@ -206,7 +206,7 @@ class _Ticket:
         """Whether the batch makes space and may use the map's reserve."""
 
 
-class LmdbStore(StoreReads):
+class LmdbStore(Store):
     """A `Store` in one LMDB environment. Make it with `LmdbStore.open`."""
 
     def __init__(self, env: lmdb.Environment, lock: int, *, now_ms: Callable[[], int], map_bytes_max: int) -> None:
@@ -294,11 +294,6 @@ class LmdbStore(StoreReads):
     # --- writing ------------------------------------------------------------------
 
     async def write(self, batch: Batch) -> Written:
-        """Make a batch durable.
-
-        Raises `StoreFailed` (it may or may not be stored), `StoreDamaged` (likewise; the node must
-        end) and `BadRequest` (nothing is stored). A cancelled write may or may not be stored.
-        """
         if self._closed:
             raise StoreFailed("the store is closed")
         if self.condition.fatal is not None:
@@ -536,7 +531,6 @@ class LmdbStore(StoreReads):
     # --- the end ------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Finish the waiting writes and release the lock. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True

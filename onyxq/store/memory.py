@@ -19,7 +19,7 @@ from onyxq.core.errors import OnyxqError, StoreDamaged, StoreFailed
 from onyxq.store.index.applier import Applier, PreparedBatch, prepare_batch
 from onyxq.store.index.purge import watermarks_in
 from onyxq.store.interface import Batch, Rider, Written
-from onyxq.store.read_view import StoreReads
+from onyxq.store.store import Store
 from onyxq.store.tables import TABLE_NAMES, CheckedTables, Tables
 
 
@@ -132,7 +132,7 @@ class _Ticket:
         self.outcome: Written | OnyxqError | None = None
 
 
-class MemoryStore(StoreReads):
+class MemoryStore(Store):
     """A `Store` whose tables live in a `Disk`."""
 
     def __init__(self, disk: Disk | None = None, *, now_ms: Callable[[], int] | None = None) -> None:
@@ -147,10 +147,6 @@ class MemoryStore(StoreReads):
         self._closed = False
 
     async def write(self, batch: Batch) -> Written:
-        """Make a batch durable.
-
-        Raises `StoreFailed` (it may or may not be stored) and `BadRequest` (nothing is stored).
-        """
         if self._closed:
             raise StoreFailed("the store is closed")
         if self.condition.fatal is not None:
@@ -199,13 +195,11 @@ class MemoryStore(StoreReads):
         self._tables = CheckedTables(tables, self._met_entry)
 
     async def aclose(self) -> None:
-        """Finish the waiting writes."""
         self._closed = True
         async with self._turn:
             if self._waiting:
                 await self._commit()
 
     def size_bytes(self) -> int:
-        """Return the bytes of all keys and values."""
         tables: list[MemoryTable] = list(vars(self._tables.raw).values())
         return sum(table.size_bytes() for table in tables)

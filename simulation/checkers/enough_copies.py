@@ -22,12 +22,12 @@ from onyxq.store.index.expected import stretch_rows, true_stretch
 from onyxq.store.index.stretches import Stretch
 from onyxq.store.integrity.rebuild import marks_in
 from onyxq.store.memory import MemoryTables
-from onyxq.store.read_view import StoreReads
+from onyxq.store.store import Store
 from onyxq.store.tables import CheckedTables
 from simulation.checkers import Checker
 
 
-class DiskReads(StoreReads):
+class DiskReads(Store):
     """What is on a node's disk, whether a process runs there or not."""
 
     def __init__(self, tables: MemoryTables) -> None:

@@ -13,7 +13,7 @@ from onyxq.core.replica import Hold, Replica
 from onyxq.history.backup.file import Backup
 from onyxq.history.file_format import HistoryFileWriter
 from onyxq.operations.backup_rows import BackingUp
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 from simulation.planted.planted import Planted
 from simulation.planted.seams import returning
 

@@ -14,7 +14,7 @@ from onyxq.core.replica import Replica
 from onyxq.core.transactions import Claim
 from onyxq.leader.transaction_apply import TransactionApplier
 from onyxq.leader.transaction_parts import TransactionParts
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 from simulation.planted.planted import Planted
 from simulation.planted.seams import Fault, instead, returning
 

@@ -18,8 +18,8 @@ from onyxq.core.log.interface import SEGMENT_RECORDS
 from onyxq.core.replica import Replica
 from onyxq.history.backup.file import read
 from onyxq.history.backup.restore import restore
-from onyxq.store.interface import Store
 from onyxq.store.memory import MemoryStore
+from onyxq.store.store import Store
 from simulation.checkers import Broken, Course, LogChecker
 from simulation.checkers.attempts_counted import AttemptsCounted
 from simulation.checkers.counted_once import CountedOnce

@@ -43,7 +43,7 @@ def test_a_seam_that_does_not_exist_is_reported(path: str) -> None:
 def test_an_inherited_method_is_no_seam_of_the_heir() -> None:
     """The fault would go to one heir only, or to all: name the class that defines the method."""
     with pytest.raises(NotPlanted, match="no such seam"):
-        check("onyxq.store.read_view:StoreReads.moved", returning(None))
+        check("onyxq.store.store:Store.moved", returning(None))
 
 
 def test_a_name_that_nothing_uses_is_reported() -> None:

@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from onyxq.core.errors import Conflict, Corrupt
-from onyxq.store.interface import Store
 from onyxq.store.lmdb_store import LmdbStore
+from onyxq.store.store import Store
 from onyxq.system.directories import sync_directory
 
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")

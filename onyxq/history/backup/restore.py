@@ -30,7 +30,8 @@ from onyxq.history.backup.file import Backup
 from onyxq.history.claim_rows import history_rows, returned_runs
 from onyxq.history.replay import steps
 from onyxq.log.first_record import begin_log
-from onyxq.store.interface import ADMITTED_META, CLUSTER_META, NODE_META, PEERS_META, STORE_META, Batch, Store
+from onyxq.store.interface import ADMITTED_META, CLUSTER_META, NODE_META, PEERS_META, STORE_META, Batch
+from onyxq.store.store import Store
 from onyxq.system.clock import SystemClock, WallClock
 
 WRITER = "restore"

@@ -30,7 +30,7 @@ from onyxq.core.ids import (
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import Replica
 from onyxq.core.task_headers import policy_of
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 
 KEYS_AT_ONCE = 256
 _REST = struct.Struct(">QI")

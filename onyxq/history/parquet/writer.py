@@ -27,7 +27,7 @@ from onyxq.history.parquet.bucket import Bucket, BucketReader, Progress, Run
 from onyxq.history.parquet.files import BucketFiles
 from onyxq.history.parquet.layout import FileName, Place
 from onyxq.history.parquet.schema import pyarrow
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 
 PORTION_BYTES_MAX = 1024 * 1024
 PORTION_RUNS_MAX = 64

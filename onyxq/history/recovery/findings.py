@@ -21,8 +21,9 @@ from onyxq.core.replica import EMPTY, Replica, majority
 from onyxq.core.step import step
 from onyxq.history.file_format import NODE, Block, HistoryFileWriter, Kind, damaged, open_file
 from onyxq.history.recovery.new_replica import expected_nodes
-from onyxq.store.interface import CLUSTER_META, NODE_META, Store
+from onyxq.store.interface import CLUSTER_META, NODE_META
 from onyxq.store.lmdb_store import LmdbStore
+from onyxq.store.store import Store
 from onyxq.system.extensions import installed
 
 KIND = Kind(

@@ -21,7 +21,7 @@ from onyxq.core.errors import Corrupt
 from onyxq.core.facts import Row, sealed
 from onyxq.leader.cohort.copy_pace import Pacer
 from onyxq.leader.cohort.member import checked_rows
-from onyxq.store.interface import Store
+from onyxq.store.store import Store
 
 Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Calls a ``cohort.*`` method of the other node."""

@@ -17,8 +17,9 @@ from onyxq.core.facts import KINDS, Row, check_key, partition_of_key, sealed
 from onyxq.core.ids import PARTITIONS_MAX
 from onyxq.leader.cohort.pending_facts import page, split_wire_rows
 from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
-from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece, Store
+from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece
 from onyxq.store.row_checks import Prepared, prepare
+from onyxq.store.store import Store
 
 ROWS_PAGE_BYTES = 1024 * 1024
 EPOCHS = 1 << 62

@@ -25,7 +25,8 @@ from onyxq.core.facts import Row, seal, sealed, unseal
 from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.jobs.batch_names import is_void
 from onyxq.core.replica import Replica, Transaction
-from onyxq.store.interface import Batch, PendingRow, Store
+from onyxq.store.interface import Batch, PendingRow
+from onyxq.store.store import Store
 
 PENDING = b"P"
 """Kind of the rows in which pending rows are sent."""

@@ -15,7 +15,8 @@ import trio
 from onyxq.core.errors import StoreFailed
 from onyxq.core.purged import watermark_of
 from onyxq.core.replica import Replica
-from onyxq.store.interface import Batch, Purge, Store
+from onyxq.store.interface import Batch, Purge
+from onyxq.store.store import Store
 
 ROWS_MAX = 256
 """Rows deleted in one write. The event loop is busy for that long."""

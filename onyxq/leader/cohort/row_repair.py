@@ -23,7 +23,8 @@ from onyxq.core.placement import holders
 from onyxq.core.replica import Replica
 from onyxq.leader.cohort.member import checked_rows
 from onyxq.store.integrity.audit import progress
-from onyxq.store.interface import Batch, Piece, Rebuild, Store
+from onyxq.store.interface import Batch, Piece, Rebuild
+from onyxq.store.store import Store
 from onyxq.system.metrics import Metrics
 
 LOOK_EVERY_S = 1.0

@@ -15,8 +15,9 @@ import trio
 
 from onyxq.core.errors import BadRequest, StoreFailed
 from onyxq.core.facts import Row
-from onyxq.store.interface import Batch, Store, Written
+from onyxq.store.interface import Batch, Written
 from onyxq.store.row_checks import Prepared
+from onyxq.store.store import Store
 
 WINDOW_S = 0.1
 """Longest time between the acknowledgements of two rows that are not written yet, in seconds."""

@@ -15,7 +15,8 @@ from onyxq.core.facts import DATA, GRANTED, pack_task, slice_task, task_header, 
 from onyxq.core.ids import Run, TaskId, id_at, offset_of, runs_of, stretch_of
 from onyxq.core.task_headers import EXPIRES_MS, UNIQUE_KEY, may_say
 from onyxq.leader.completion_rows import history_of
-from onyxq.store.interface import Piece, Store
+from onyxq.store.interface import Piece
+from onyxq.store.store import Store
 
 ROW_CACHE_ROWS = 256
 ROW_CACHE_BYTES = 16 * 1024 * 1024

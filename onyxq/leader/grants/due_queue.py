@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterable, Sequence
 import trio
 
 from onyxq.core.errors import StoreFailed
-from onyxq.store.interface import Batch, Piece, Store
+from onyxq.store.interface import Batch, Piece
+from onyxq.store.store import Store
 
 AHEAD_MS = 2_000
 """Time by which the due index is read ahead."""

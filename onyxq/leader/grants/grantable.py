@@ -19,7 +19,8 @@ from onyxq.core.replica import Replica, claimed_bits, pieces_of
 from onyxq.leader.completion_rows import overtaken_bits
 from onyxq.leader.grants.ordering_keys import OrderingKeys
 from onyxq.leader.leader import PartitionLeader
-from onyxq.store.interface import Piece, Store
+from onyxq.store.interface import Piece
+from onyxq.store.store import Store
 
 
 class GrantableHost(Protocol):

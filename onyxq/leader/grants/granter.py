@@ -33,7 +33,8 @@ from onyxq.leader.grants.ready_heads import Heads
 from onyxq.leader.grants.window import Window
 from onyxq.leader.leader import PartitionLeader
 from onyxq.log.outbox import Outbox
-from onyxq.store.interface import Piece, Store
+from onyxq.store.interface import Piece
+from onyxq.store.store import Store
 from onyxq.system import tracing
 from onyxq.system.metrics import Metrics
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from onyxq.core.facts import key_digest, task_header
 from onyxq.core.ids import Run, TaskId, ids_of, mask_of, offset_of, stretch_of
 from onyxq.core.task_headers import ORDERING_KEY, may_say
-from onyxq.store.interface import Piece, Store
+from onyxq.store.interface import Piece
+from onyxq.store.store import Store
 
 INTERVAL_MS = 1_000_000
 """A rate is in tasks per this time."""

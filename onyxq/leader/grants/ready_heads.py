@@ -21,7 +21,8 @@ from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.leader.grants.limits import Limits
 from onyxq.leader.grants.window import PieceCounter, SortKey, Window
 from onyxq.leader.leader import PartitionLeader
-from onyxq.store.interface import Piece, Store
+from onyxq.store.interface import Piece
+from onyxq.store.store import Store
 
 ESTIMATE_MAX = 1_000
 """Ready tasks are counted up to this number for coordinators."""

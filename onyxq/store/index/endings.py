@@ -18,7 +18,7 @@ _COUNT = struct.Struct(">8xI")
 
 
 def ended(tables: Tables, stretch: Stretch) -> Ended | None:
-    """Return how the tasks of a stretch ended; see `onyxq.store.interface.Store.ended`.
+    """Return how the tasks of a stretch ended; see `onyxq.store.store.Store.ended`.
 
     Work is per row, not per task.
     """

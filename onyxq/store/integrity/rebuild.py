@@ -7,7 +7,7 @@ and indexed when their turn comes.  After the last stretch the mark is deleted.
 
 A rebuild stops at a damaged row until that is repaired, because a task must not seem unfinished
 while its completion cannot be read.  Nothing may read the index of a marked partition that
-could mistake a part of it for the whole: see `onyxq.store.interface.Store.unindexed`.
+could mistake a part of it for the whole: see `onyxq.store.store.Store.unindexed`.
 """
 
 from __future__ import annotations

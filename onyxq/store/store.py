@@ -1,7 +1,7 @@
-"""The reading half of the store, shared by LMDB and memory.
+"""The store of a node's facts: one class for LMDB and memory, which add the writing half.
 
 Every method reads the tables of the last committed transaction and closes its cursors.  So the
-snapshot may advance between any two calls, also while a caller iterates `StoreReads.keys`.
+snapshot may advance between any two calls, also while a caller iterates `Store.keys`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from onyxq.store.index.records import (
 from onyxq.store.index.stretches import Remembered
 from onyxq.store.integrity.audit import Audit
 from onyxq.store.integrity.rebuild import marks_in
-from onyxq.store.interface import Batch, Digest, Ended, KeptLog, Piece, QueueCounts, Rider
+from onyxq.store.interface import Batch, Digest, Ended, KeptLog, Piece, QueueCounts, Rider, Written
 from onyxq.store.kept_log import ends_of, kept_log
 from onyxq.store.row_checks import Prepared
 from onyxq.store.state_lookup import FindingReads
@@ -53,8 +53,11 @@ from onyxq.store.tables import FORMAT_KEY, LOG_DIGEST, LOG_POSITION
 _COUNT = struct.Struct(">8xI")
 
 
-class StoreReads(FindingReads):
-    """Reading methods of `onyxq.store.interface.Store`, over `_tables`."""
+class Store(FindingReads):
+    """A node's facts and indexes. Reading methods are synchronous and cheap.
+
+    All of them raise `StoreDamaged` if the file is damaged beyond its rows. LMDB and memory add the writing half.
+    """
 
     def __init__(self) -> None:
         self.condition = Condition()
@@ -66,6 +69,23 @@ class StoreReads(FindingReads):
         """Partitions whose index was found to be damaged, until they are marked."""
         self._followers: list[Callable[[Sequence[Prepared]], None]] = []
         self._riders: list[Rider] = []
+
+    async def write(self, batch: Batch) -> Written:
+        """Make a batch durable.
+
+        Raises `StoreFailed` (it may or may not be stored; repeating it is safe), `StoreDamaged` (likewise; the node
+        must end), and `BadRequest` for malformed rows (no row of the batch is stored). A cancelled write may or may
+        not be stored.
+        """
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Finish the waiting writes and release the lock. Later calls do nothing."""
+        raise NotImplementedError
+
+    def size_bytes(self) -> int:
+        """Return the bytes used on disk (or in memory)."""
+        raise NotImplementedError
 
     def accompany(self, rider: Rider) -> None:
         """Put a rider's batch into every later transaction, before all others of that transaction."""
@@ -96,7 +116,10 @@ class StoreReads(FindingReads):
         return Audit(self._tables.raw, self.damaged, self.damaged_indexes).step(after, limit_bytes)
 
     def unindexed(self) -> list[int]:
-        """Return the partitions whose index is damaged, is to be rebuilt, or is being rebuilt."""
+        """Return the partitions whose index is damaged, is to be rebuilt, or is being rebuilt.
+
+        No leader may read them: an index that is being rebuilt lacks most tasks.
+        """
         marked = (int.from_bytes(partition, "big") for partition in marks_in(self._tables.meta))
         return sorted({*marked, *self.damaged_indexes})
 
@@ -304,7 +327,10 @@ class StoreReads(FindingReads):
         return self._watermarks.get(partition.to_bytes(2, "big"), NOTHING)
 
     def raise_watermark(self, partition: int, watermark: Watermark) -> None:
-        """Hide and refuse from now on what a watermark covers; a lower one changes nothing."""
+        """Hide and refuse from now on what a watermark covers; a lower one changes nothing.
+
+        `Batch.purge` deletes the rows and stores the watermark.
+        """
         if watermark.before_ms and watermark.reaches(self.watermark(partition)):
             self._watermarks[partition.to_bytes(2, "big")] = watermark
 
@@ -348,7 +374,11 @@ class StoreReads(FindingReads):
     # --- anti-entropy -----------------------------------------------------------------
 
     def hours(self, partition: int) -> dict[int, Digest]:
-        """Return the digest per hour bucket (ms of the id // 3,600,000); raises `Unavailable`."""
+        """Return the digest per hour bucket (ms of the id // 3,600,000).
+
+        This method and the next two raise `Unavailable` for a partition in `unindexed`: a part of
+        its rows must not be mistaken for all of them.
+        """
         prefix = partition.to_bytes(2, "big")
         out = {}
         for key, value in self._tables.hours.ascend(prefix):
@@ -359,7 +389,7 @@ class StoreReads(FindingReads):
         return out
 
     def leaves(self, partition: int, hour: int) -> dict[int, Digest]:
-        """Return the digest per leaf of an hour bucket; empty leaves are absent. Raises `Unavailable`."""
+        """Return the digest per leaf of an hour bucket; empty leaves are absent."""
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big")
         out = {}
         for key, value in self._tables.leaves.ascend(prefix):
@@ -372,7 +402,7 @@ class StoreReads(FindingReads):
     def keys(self, partition: int, hour: int, leaf: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield the row keys of a leaf, sorted, each with the checksum at the end of its value.
 
-        Rows that arrive meanwhile may be among them. Raises `Unavailable`.
+        Rows that arrive meanwhile may be among them.
         """
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big") + bytes([leaf])
         stretches = []
