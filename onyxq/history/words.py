@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -39,7 +40,8 @@ def sentence(name: str, args: Any, verdict: str = APPLIED) -> str:
     said = ""
     if isinstance(shown, dict):
         try:
-            said = _SENTENCES[name](shown) if name in _SENTENCES else generic(name, shown)
+            form = _SENTENCES.get(name) or partial(generic, name)
+            said = form.format_map(shown) if isinstance(form, str) else form(shown)
         except (KeyError, TypeError, ValueError):
             said = generic(name, shown)  # another version's arguments
     else:
@@ -107,56 +109,17 @@ def history(event: int, *, token: int, worker: str, retry_ms: int, attempts: int
 # --- one sentence for each entry ---------------------------------------------------
 
 
-def _create_cluster(args: Args) -> str:
-    return (
-        f"cluster {args['name']} is created under the id {args['id']}: {args['partitions']} partitions, "
-        f"{args['replicas']} copies of each"
-    )
-
-
 def _prepare_join(args: Args) -> str:
     zone = f" in zone {args['zone']}" if args["zone"] else ""
     return f"peer {args['peer']} of node {args['node']}{zone} at {args['address']} asks to join the ring"
-
-
-def _notify_join(args: Args) -> str:
-    return f"joining peer {args['joiner']} is told whom it has to watch"
-
-
-def _accept_join(args: Args) -> str:
-    return f"peer {args['joiner']} becomes a member of the ring"
-
-
-def _abort_join(args: Args) -> str:
-    return f"peer {args['joiner']} gives up joining"
 
 
 def _leave(args: Args) -> str:
     return f"peer {args['peer']} is out of the ring ({args['reason'] or 'no reason given'})"
 
 
-def _set_slots(args: Args) -> str:
-    return f"peer {args['peer']} offers {args['slots']} slots"
-
-
 def _drain(args: Args) -> str:
     return f"node {args['node']} is drained" + (", all its copies move for good" if args["permanent"] else "")
-
-
-def _replace(args: Args) -> str:
-    return f"the copies of absent node {args['node']} are made elsewhere"
-
-
-def _ready(args: Args) -> str:
-    return f"partition {args['partition']} is served by its leader of epoch {args['epoch']}"
-
-
-def _settle(args: Args) -> str:
-    return f"partition {args['partition']} has its copies where they belong (epoch {args['epoch']})"
-
-
-def _yield(args: Args) -> str:
-    return f"partition {args['partition']} is given up by its leader of epoch {args['epoch']}"
 
 
 def _force(args: Args) -> str:
@@ -237,10 +200,6 @@ def _commit(args: Args) -> str:
     return f"transaction {args['name']}{completes}{requires}{where}"
 
 
-def _settle_transaction(args: Args) -> str:
-    return f"{_leader(args)} has made its part of transaction {args['name']} visible"
-
-
 def _set_queue(args: Args) -> str:
     said = [f"{title(name)} {_setting(name, value)}" for name, value in sorted(_settings(args).items())]
     said += [f"{title(name)} back to the default" for name in args["cleared"]]
@@ -290,10 +249,6 @@ def _pause_periodic(args: Args) -> str:
     return f"periodic task {args['name']} is resumed, next at {moment(args['next_ms'])}"
 
 
-def _remove_periodic(args: Args) -> str:
-    return f"periodic task {args['name']} is removed"
-
-
 def _fire_periodic(args: Args) -> str:
     count = args["count"]
     runs = "1 run is" if count == 1 else f"{count or 'no'} runs are"
@@ -306,22 +261,6 @@ def _fire_periodic(args: Args) -> str:
 def _submit_job(args: Args) -> str:
     most = f" to {args['max_slots']}" if args["max_slots"] else " or more"
     return f"job {args['id']} is submitted: {args['min_slots']}{most} slots, {args['scheduler']}"
-
-
-def _driver_ready(args: Args) -> str:
-    return f"job {args['job']} runs under version {args['version']}"
-
-
-def _seal_input(args: Args) -> str:
-    return f"nothing more comes on input {args['input']} of job {args['job']}"
-
-
-def _kill_job(args: Args) -> str:
-    return f"job {args['job']} is killed"
-
-
-def _complete_job(args: Args) -> str:
-    return f"job {args['job']} is completed under version {args['version']}"
 
 
 def _fail_job(args: Args) -> str:
@@ -337,39 +276,21 @@ def _leader(args: Args) -> str:
     return f"partition {args['partition']} (epoch {args['epoch']})"
 
 
-def _gc(args: Args) -> str:
-    return "garbage is collected: the replica as of here becomes the origin, and the log is trimmed behind it"
-
-
-def _finish_gc(args: Args) -> str:
-    return (
-        f"the collection of {args['position']} is over: {args['trimmed']} records are trimmed, "
-        f"the origin has {args['origin_bytes']} bytes"
-    )
-
-
-def _raise_minimum(args: Args) -> str:
-    return f"entry {args['name']} may be used in version {args['version']} from now on"
-
-
-def _set_replica(args: Args) -> str:
-    return f"the replica of position {args['position']} was read from the origin: what came before is trimmed"
-
-
-_SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
+_SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
     {
-        "create_cluster": _create_cluster,
+        "create_cluster": "cluster {name} is created under the id {id}: {partitions} partitions, "
+        "{replicas} copies of each",
         "prepare_join_cluster": _prepare_join,
-        "notify_join_cluster": _notify_join,
-        "accept_join_cluster": _accept_join,
-        "abort_join_cluster": _abort_join,
+        "notify_join_cluster": "joining peer {joiner} is told whom it has to watch",
+        "accept_join_cluster": "peer {joiner} becomes a member of the ring",
+        "abort_join_cluster": "peer {joiner} gives up joining",
         "leave_cluster": _leave,
-        "set_slots": _set_slots,
+        "set_slots": "peer {peer} offers {slots} slots",
         "drain_node": _drain,
-        "replace_node": _replace,
-        "ready_partition": _ready,
-        "settle_partition": _settle,
-        "yield_partition": _yield,
+        "replace_node": "the copies of absent node {node} are made elsewhere",
+        "ready_partition": "partition {partition} is served by its leader of epoch {epoch}",
+        "settle_partition": "partition {partition} has its copies where they belong (epoch {epoch})",
+        "yield_partition": "partition {partition} is given up by its leader of epoch {epoch}",
         "force_partition": _force,
         "set_queue": _set_queue,
         "grant_claims": _grant,
@@ -380,26 +301,27 @@ _SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
         "reopen_tasks": _reopen,
         "purge": _purge,
         "commit_transaction": _commit,
-        "settle_transaction": _settle_transaction,
+        "settle_transaction": "partition {partition} (epoch {epoch}) has made its part of transaction {name} visible",
         "hold_transactions": _hold,
         "set_periodic": _set_periodic,
         "pause_periodic": _pause_periodic,
-        "remove_periodic": _remove_periodic,
+        "remove_periodic": "periodic task {name} is removed",
         "fire_periodic": _fire_periodic,
         "submit_job": _submit_job,
-        "driver_ready": _driver_ready,
-        "seal_input": _seal_input,
-        "kill_job": _kill_job,
+        "driver_ready": "job {job} runs under version {version}",
+        "seal_input": "nothing more comes on input {input} of job {job}",
+        "kill_job": "job {job} is killed",
         "commit_batch": _commit_batch,
-        "complete_job": _complete_job,
+        "complete_job": "job {job} is completed under version {version}",
         "fail_job": _fail_job,
-        "gc": _gc,
-        "finish_gc": _finish_gc,
-        "raise_minimum": _raise_minimum,
-        SET_REPLICA: _set_replica,
+        "gc": "garbage is collected: the replica as of here becomes the origin, and the log is trimmed behind it",
+        "finish_gc": "the collection of {position} is over: {trimmed} records are trimmed, "
+        "the origin has {origin_bytes} bytes",
+        "raise_minimum": "entry {name} may be used in version {version} from now on",
+        SET_REPLICA: "the replica of position {position} was read from the origin: what came before is trimmed",
     }
 )
-"""Entry name -> function of its sentence.
+"""Entry name -> its sentence, or a function of it.
 
 A test compares the names with the registry.
 """

@@ -15,11 +15,10 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 import trio
 
@@ -284,28 +283,6 @@ class ZookeeperServer:
         config = home / "zoo.cfg"
         config.write_text("\n".join(lines) + "\n")
         return config
-
-
-def run_zookeeper(*, servers: int = 1, data_dir: str | None = None, port: int = 2181) -> None:
-    """Run servers until SIGINT or SIGTERM, and end them; print ``ready HOSTS`` once they serve.
-
-    Without ``data_dir`` the data is deleted at the end. Call it from the main thread.
-    """
-    with contextlib.ExitStack() as stack:
-        directory = data_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="onyxq-zookeeper-"))
-        previous = signal.signal(signal.SIGTERM, _interrupt)
-        stack.callback(signal.signal, signal.SIGTERM, previous)
-        try:
-            server = stack.enter_context(ZookeeperServer(directory, servers=servers, port=port))
-            print(f"ready {server.hosts}", flush=True)
-            while True:
-                signal.pause()
-        except KeyboardInterrupt:
-            return
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _end_with(parent: int) -> Callable[[], None]:

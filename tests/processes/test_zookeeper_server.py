@@ -20,14 +20,14 @@ from onyxq.log.zookeeper_server import ZookeeperServer, find_jars, find_java
 
 END_TIMEOUT_S = 60.0
 _IP_LOCAL_PORT_RANGE = 51
-RUN = "import sys; from onyxq.log.zookeeper_server import run_zookeeper; run_zookeeper(data_dir=sys.argv[1], port=0)"
+RUN = ("-m", "onyxq", "zookeeper", "start", "--port", "0", "--data")
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that runs one server and has said so."""
     made(tmp_path, port=0)
-    with subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, *RUN, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
 
