@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource
 from onyxq.core.errors import BadRequest
 from onyxq.spark.queues import arrow
 from onyxq.spark.queues.options import read_options, write_options
-from onyxq.spark.queues.sink import QueueStreamWriter, QueueWriter, check_columns, check_segments
+from onyxq.spark.queues.sink import QueueStreamWriter, QueueWriter, check_columns
 from onyxq.spark.queues.source import QueueScan, QueueStream
 
 FORMAT = "onyxq"
@@ -55,12 +55,8 @@ class OnyxqSource(DataSource):
 
     def streamWriter(self, schema: Any, overwrite: bool) -> QueueStreamWriter:
         """Return a writer that makes tasks of rows batch by batch."""
-        options = write_options(self.options)
-        if options.outputs:
-            check_segments(schema)
-        else:
-            check_columns(schema)
-        return QueueStreamWriter(options)
+        check_columns(schema)
+        return QueueStreamWriter(write_options(self.options))
 
 
 def register(session: Any) -> None:

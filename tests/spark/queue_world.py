@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,10 @@ from attrs import define
 
 from onyxq.client import Client
 from onyxq.core.replica import Job
+from onyxq.jobs import model
+from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.datasource import register
+from onyxq.spark.plan.outputs import FORMAT, Outputs
 from tests.interfaces.batches_world import JobsCluster
 
 END_S = 120
@@ -30,7 +32,7 @@ class Pipe:
     checkpoint: Path
     source: str
     target: str
-    sink: str = "onyxq"
+    sink: str = FORMAT
     """The format that it writes."""
     between: Callable[[Any], None] | None = None
     """Called by executors for every Arrow batch."""
@@ -45,13 +47,14 @@ class Pipe:
     def start(self, *, slots: int = 2, max_rows: int = 1_000, lease_ms: int = 60_000, forever: bool = False) -> Any:
         """Start the query, of what there is now or for ever."""
         register(self.spark)
+        self.spark.dataSource.register(Outputs)
         reading = self.options() | {"slots": str(slots), "max_rows": str(max_rows), "lease_ms": str(lease_ms)}
         sources = [name for name in (self.source, self.second) if name]
         frames = [self.spark.readStream.format("onyxq").options(**reading, queue=name).load() for name in sources]
         frame = frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
         frame = frame.mapInArrow(upper(self.between), SEGMENTS)
         outputs = json.dumps({"out": {"queue": self.target}})
-        writer = frame.writeStream.format(self.sink).options(**self.options(), outputs=outputs)
+        writer = frame.writeStream.format(self.sink).options(**self.options(), outputs=outputs, folders="[]")
         writer = writer.option("checkpointLocation", str(self.checkpoint))
         return writer.trigger(**({"processingTime": "100 milliseconds"} if forever else {"availableNow": True})).start()
 
@@ -80,11 +83,10 @@ class Pipe:
     def anew(self, checkpoint: Path) -> Pipe:
         """The same under the job's present version, in a folder made of what the log knows."""
         job = self.cluster.job(self.job.id)
-        for name, text in (("offsets", job.offsets.decode()), ("commits", 'v1\n{"nextBatchWatermarkMs":0}')):
-            (checkpoint / name).mkdir(parents=True)
-            (checkpoint / name / str(job.batch)).write_text(text)
-        (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
-        return Pipe(self.spark, self.cluster, job, checkpoint, self.source, self.target)
+        described = model.Job(id=job.id, workflow=[], catalog=[])
+        base = Checkpoints(str(checkpoint))
+        folder = base.fit(described, version=job.version, batch=job.batch, recorded=job.offsets)
+        return Pipe(self.spark, self.cluster, job, Path(folder), self.source, self.target)
 
 
 def upper(between: Callable[[Any], None] | None) -> Callable[[Iterator[Any]], Iterator[Any]]:

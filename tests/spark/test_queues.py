@@ -116,23 +116,23 @@ def test_a_commit_that_raises_after_it_took_effect_counts(
     mark = str(tmp_path / "raised")
 
     def raising() -> type:
-        from onyxq.spark.datasource import OnyxqSource
-        from onyxq.spark.queues.sink import QueueStreamWriter
+        from onyxq.spark.plan.outputs import Outputs, Routed
 
-        class Writer(QueueStreamWriter):
+        class Writer(Routed):
             def commit(self, messages: list[Any], batchId: int) -> None:
                 super().commit(messages, batchId)
                 if not os.path.exists(mark):
                     open(mark, "w").close()
                     raise OSError("the answer was lost")
 
-        class Raising(OnyxqSource):
+        class Raising(Outputs):
             @classmethod
             def name(cls) -> str:
                 return "onyxq-raising"
 
             def streamWriter(self, schema: Any, overwrite: bool) -> Writer:
-                return Writer(super().streamWriter(schema, overwrite)._options)
+                made = super().streamWriter(schema, overwrite)
+                return Writer(made._folders, made._options)
 
         return Raising
 

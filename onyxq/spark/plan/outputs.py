@@ -69,13 +69,22 @@ class Routed(DataSourceStreamArrowWriter):
         self._job = options["job"]
 
     @cached_property
-    def _queues(self) -> Any:
-        """The checked options of queues; None without a peer."""
+    def _target(self) -> Any:
+        """The cluster and the job; None without a peer."""
         if not self._options.get("connect"):
             return None
-        from onyxq.spark.queues.options import write_options
+        from onyxq.spark.queues.options import target_of
 
-        return write_options(self._options)
+        return target_of(self._options)
+
+    @cached_property
+    def _queues(self) -> dict[str, Any]:
+        """The outputs that are queues, by name; none without a peer."""
+        if self._target is None:
+            return {}
+        from onyxq.spark.queues.options import QueueOutput
+
+        return {name: QueueOutput(**said) for name, said in json.loads(self._options["outputs"]).items()}
 
     # --- executors
 
@@ -103,17 +112,17 @@ class Routed(DataSourceStreamArrowWriter):
                     if out in self._folders:
                         staging.add(out, payload)
                     else:
-                        sending.add(self._queues.outputs[out], payload, lineage=lineage, name=out)
+                        sending.add(self._queues[out], payload, lineage=lineage, name=out)
                 except BadRequest as error:
                     raise of_task(error, task=out, segment=unpack(payload), restart=False) from error
         return () if sending is None else tuple(sending.finish().parts)
 
     def _sending(self, batch: int) -> Any:
-        if self._queues is None or not self._queues.outputs:
+        if not self._queues:
             return None
-        from onyxq.spark.queues.sink import Sending, share_name
+        from onyxq.spark.queues.sink import Sending
 
-        return Sending(self._queues.target, share_name(self._queues, f"{self._job}/{batch}"))
+        return Sending(self._target, f"job/{self._job}/{self._target.version}/{batch}")
 
     # --- the driver
 
@@ -123,7 +132,7 @@ class Routed(DataSourceStreamArrowWriter):
             return  # Spark repeats a batch that the log has already. Other files would make it another attempt.
         folders = list(self._folders.values())
         written = [one for message in messages if isinstance(message, Written) for one in message.files]
-        if self._queues is None:
+        if self._target is None:
             mark = file_sink.staged(folders, job=self._job, batch=batchId)
             mark = mark or file_sink.stage(folders, written, job=self._job, batch=batchId)
         else:
@@ -138,16 +147,16 @@ class Routed(DataSourceStreamArrowWriter):
 
     def _mark(self, batch: int) -> str:
         """Return a mark that is the same for a repeat, and differs for a batch of this number with other offsets."""
-        return hashlib.blake2b(offsets_of(self._queues.checkpoint, batch), digest_size=8).hexdigest()
+        return hashlib.blake2b(offsets_of(self._options["checkpoint"], batch), digest_size=8).hexdigest()
 
     def _commit(self, parts: list[bytes], batch: int, mark: str) -> Any:
-        from onyxq.spark.queues.sink import queue_offsets
-        from onyxq.spark.queues.source import connected, held_in
+        from onyxq.spark.queues.options import COMMIT_TIMEOUT_S
+        from onyxq.spark.queues.source import connected, held_in, queue_offsets
 
-        options, target = self._queues, self._queues.target
-        news = news_of(options.checkpoint, batch)
+        target, checkpoint = self._target, self._options["checkpoint"]
+        news = news_of(checkpoint, batch)
         complete = [[*held, None] for offset in queue_offsets(news) for held in held_in(offset)]
-        offsets = recorded(options.checkpoint, batch, mark)
+        offsets = recorded(checkpoint, batch, mark)
         name = f"job/{target.job}/{target.version}/{batch}/{secrets.token_hex(8)}"
         return connected(target).call(
             lambda client: client.commit_batch(
@@ -158,7 +167,7 @@ class Routed(DataSourceStreamArrowWriter):
                 version=target.version,
                 batch=batch,
                 offsets=offsets,
-                timeout_ms=options.commit_timeout_ms,
+                timeout_ms=1_000 * COMMIT_TIMEOUT_S,
             )
         )
 

@@ -6,11 +6,9 @@ Each error names the option and what was expected. Spark passes options as text 
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any
 
 from attrs import evolve, frozen
 
@@ -29,20 +27,13 @@ LEASE_MS = 60_000
 KEEP_S = 86_400
 """How long a batch without a job is remembered, so that a repeat is recognized; in seconds."""
 
-COMMON = ("connect", "token", "timeout_s", "job", "version", "slots", "checkpoint")
-READ = (*COMMON, "queue", "input", "worker", "max_rows", "max_runs", "lease_ms", "state", "partitions")
-WRITE = (
+COMMON = ("connect", "token", "timeout_s", "queue")
+READ = (
     *COMMON,
-    "queue",
-    "priority",
-    "delay_ms",
-    "format",
-    "name",
-    "outputs",
-    "committed",
-    "keep_s",
-    "commit_timeout_s",
+    *("job", "version", "slots", "checkpoint", "input", "worker", "max_rows", "max_runs", "lease_ms", "state"),
+    "partitions",
 )
+WRITE = (*COMMON, "priority", "delay_ms", "format", "name", "keep_s", "commit_timeout_s")
 SPARKS = ("path", "checkpointlocation", "queryname")
 """Options that Spark itself adds."""
 
@@ -96,15 +87,10 @@ class QueueOutput:
 
 @frozen(kw_only=True)
 class WriteOptions:
-    """Options of a sink.
-
-    A job has ``outputs`` by name; without a job there is ``output``.
-    """
+    """Options of a sink of a user's own program; `onyxq.spark.plan.outputs` is the sink of jobs."""
 
     target: Target
-    output: QueueOutput | None
-    outputs: Mapping[str, QueueOutput]
-    checkpoint: str
+    output: QueueOutput
     name: str
     keep_ms: int
     commit_timeout_ms: int
@@ -113,7 +99,7 @@ class WriteOptions:
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Return the options of a source; raises `BadRequest`."""
     given = _known(options, READ)
-    target = _target(given)
+    target = target_of(given)
     state = given.get("state")
     if streaming and state is not None:
         raise _wrong("state", "is for batch reads: a stream claims what is ready")
@@ -136,16 +122,17 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Return the options of a sink; raises `BadRequest`."""
     given = _known(options, WRITE)
-    target = _target(given)
-    outputs = _outputs(given.get("outputs"))
-    output = None if "outputs" in given else _output(given, "")
-    if target.job and not given.get("checkpoint"):
-        raise _wrong("checkpoint", "is missing: a job's sink reads there what its batches have read")
+    form = given.get("format", "bytes")
+    if form not in ("bytes", "json"):
+        raise _wrong("format", f"must be bytes or json, not {form!r}")
     return WriteOptions(
-        target=target,
-        output=output,
-        outputs=outputs,
-        checkpoint=given.get("checkpoint", ""),
+        target=target_of(given),
+        output=QueueOutput(
+            queue=_name(given, "queue"),
+            priority=_integer(given, "priority", 0, *PRIORITY),
+            delay_ms=_integer(given, "delay_ms", 0, 0, 366 * 86_400_000),
+            format=form,
+        ),
         name=given.get("name", ""),
         keep_ms=1_000 * _integer(given, "keep_s", KEEP_S, 0, 7 * 86_400),
         commit_timeout_ms=1_000 * _integer(given, "commit_timeout_s", COMMIT_TIMEOUT_S, 1, 86_400),
@@ -162,7 +149,8 @@ def _known(options: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def _target(given: Mapping[str, str]) -> Target:
+def target_of(given: Mapping[str, str]) -> Target:
+    """Return the cluster, and the job if there is one; raises `BadRequest`."""
     connect = given.get("connect") or os.environ.get("ONYXQ_CONNECT") or ADDRESS
     for address in connect.split(","):
         try:
@@ -181,54 +169,23 @@ def _target(given: Mapping[str, str]) -> Target:
     )
 
 
-def _outputs(said: str | None) -> dict[str, QueueOutput]:
-    if said is None:
-        return {}
-    try:
-        found = json.loads(said)
-    except ValueError as error:
-        raise _wrong("outputs", f"must be JSON: {error}") from None
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
-        raise _wrong("outputs", "must be a map of names to maps")
-    return {name: _output(one, f"outputs.{name}.") for name, one in sorted(found.items())}
-
-
-def _output(given: Mapping[str, Any], where: str) -> QueueOutput:
-    if where:
-        for name in sorted(given):
-            if name not in ("queue", "priority", "ordering_key", "delay_ms", "format"):
-                raise _wrong(f"{where}{name}", "is no setting of an output")
-    form = given.get("format", "bytes")
-    if form not in ("bytes", "json"):
-        raise _wrong(f"{where}format", f"must be bytes or json, not {form!r}")
-    key = given.get("ordering_key") if where else None
-    return QueueOutput(
-        queue=_name(given, "queue", where),
-        priority=_integer(given, "priority", 0, *PRIORITY, where=where),
-        ordering_key=None if key is None else str(key),
-        delay_ms=_integer(given, "delay_ms", 0, 0, 366 * 86_400_000, where=where),
-        format=form,
-    )
-
-
-def _name(given: Mapping[str, Any], name: str, where: str = "") -> str:
+def _name(given: Mapping[str, str], name: str) -> str:
     found = given.get(name)
-    if not isinstance(found, str) or not 1 <= len(found) <= 200:
-        said = "is missing" if found is None else "must have 1 to 200 characters"
-        raise _wrong(f"{where}{name}", said)
+    if found is None or not 1 <= len(found) <= 200:
+        raise _wrong(name, "is missing" if found is None else "must have 1 to 200 characters")
     return found
 
 
-def _integer(given: Mapping[str, Any], name: str, default: int, low: int, high: int, *, where: str = "") -> int:
+def _integer(given: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
     found = given.get(name)
     if found is None:
         return default
     try:
-        number = int(str(found))
+        number = int(found)
     except ValueError:
-        raise _wrong(f"{where}{name}", f"must be a whole number, not {found!r}") from None
+        raise _wrong(name, f"must be a whole number, not {found!r}") from None
     if not low <= number <= high:
-        raise _wrong(f"{where}{name}", f"must be {low} to {high}, not {number}")
+        raise _wrong(name, f"must be {low} to {high}, not {number}")
     return number
 
 

@@ -1,14 +1,12 @@
 """Queues as a sink of Spark: executors prepare, one entry of the log commits (design: jobs on Spark).
 
-Rows that an executor writes are stored as pending facts, which clients cannot see. One entry commits a batch of a
-job, with its offsets and the completion of the tasks that it has read. It applies once, under the job's present
-version. Writers whose attempt died, replaced drivers and repeated commits have no visible effect. A batch
-without a job is a group that is identified by its query and number.
+Rows that an executor writes are stored as pending facts, which clients cannot see. A batch is a group that is
+identified by its query and number. Writers whose attempt died and repeated commits have no visible effect.
+`onyxq.spark.plan.outputs` is the sink of jobs, whose executors send in the same way.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,19 +19,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from onyxq.client import AsyncClient
 from onyxq.client.batches import BatchCommitted
-from onyxq.core.errors import BadRequest, TooLarge
-from onyxq.spark.connection import Connection
-from onyxq.spark.places import located
+from onyxq.core.errors import BadRequest
 from onyxq.spark.queues.options import QueueOutput, Target, WriteOptions
-from onyxq.spark.queues.queue_claims import Held
 from onyxq.spark.queues.shares import Piece, Share, task_of
-from onyxq.spark.queues.source import Offset, connected, held_in
+from onyxq.spark.queues.source import connected
 
 UNDER_WAY = 2
 """Number of pieces that one writer prepares at the same time."""
-JOB_COLUMNS = ("lineage", "out", "payload")
 COLUMNS = {"payload": True, "lineage": False, "priority": False, "ordering_key": False, "queue": False}
-"""Column of rows that do not come from a job -> whether it is required."""
+"""Column of rows -> whether it is required."""
 
 
 @frozen
@@ -103,17 +97,6 @@ def _random_64() -> int:
 # --- rows -------------------------------------------------------------------------------------
 
 
-def write_segments(sending: Sending, batches: Iterator[Any], outputs: dict[str, QueueOutput]) -> None:
-    """Write rows of a job: ``lineage``, ``out``, ``payload``."""
-    for rows in batches:
-        columns = [rows.column(name).to_pylist() for name in JOB_COLUMNS]
-        for lineage, out, payload in zip(*columns, strict=True):
-            output = outputs.get(out)
-            if output is None:
-                raise BadRequest(f"there is no output {out!r}; there are {', '.join(sorted(outputs))}", field="out")
-            sending.add(output, payload, lineage=lineage, name=out)
-
-
 def write_rows(sending: Sending, batches: Iterator[Any], output: QueueOutput) -> None:
     """Write rows of a user: ``payload`` and the other `COLUMNS`."""
     outputs = {(output.queue, output.priority): output}
@@ -152,105 +135,16 @@ def check_columns(schema: Any) -> None:
             raise BadRequest(f"column {name} is missing", field=name)
 
 
-def check_segments(schema: Any) -> None:
-    """Raise `BadRequest` unless rows of this schema are segments of a job."""
-    named = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if named != {"lineage": "binary", "out": "string", "payload": "binary"}:
-        raise BadRequest(f"with outputs the columns are {', '.join(JOB_COLUMNS)}, not {named}", field="outputs")
-
-
-# --- offsets ----------------------------------------------------------------------------------
-
-
-def offsets_text(checkpoint: str, batch: int) -> str:
-    """Return the offsets that a batch has read, from Spark's checkpoint."""
-    system, path = located(checkpoint)
-    with system.open_input_stream(f"{path}/offsets/{batch}", compression=None) as stream:
-        return str(stream.read().decode())
-
-
-def queue_offsets(text: str) -> list[Offset]:
-    """Return the offsets of queues among those of a batch, each once.
-
-    Spark notes an offset for each use of a source in its plan. A queue that feeds several stages is noted several
-    times, and has claimed its tasks once.
-    """
-    found = []
-    for line in dict.fromkeys(text.splitlines()):
-        if line.startswith("{"):
-            said = json.loads(line)
-            if isinstance(said, dict) and said.get("onyxq") == 1:
-                found.append(said)
-    return found
-
-
-def claims_of(checkpoint: str, batch: int) -> list[Held]:
-    """Return the claims of a batch.
-
-    A queue without new tasks repeats the offset of the batch before.
-    """
-    offsets = queue_offsets(offsets_text(checkpoint, batch))
-    try:
-        before = queue_offsets(offsets_text(checkpoint, batch - 1))
-    except FileNotFoundError:
-        before = []
-    old = {one["digest"] for one in before if one.get("claims")}
-    return [held for offset in offsets if offset.get("digest") not in old for held in held_in(offset)]
-
-
-def recorded(text: str) -> bytes:
-    """Return offsets in the form that the log keeps: without the claims of queues, which end with the batch.
-
-    Spark continues from them as from its own. It compares offsets as text, so they are formatted as Spark's Python
-    workers do it. Otherwise a source without news would seem to have moved, and an empty batch would be run and
-    committed. Raises `TooLarge`.
-    """
-    lines = []
-    for line in text.splitlines():
-        said = json.loads(line) if line.startswith("{") else None
-        if isinstance(said, dict) and said.get("onyxq") == 1:
-            line = json.dumps({**said, "claims": []})
-        lines.append(line)
-    packed = "\n".join(lines).encode()
-    if len(packed) > 64 * 1024:
-        raise TooLarge(f"{len(packed)} bytes of offsets; the log keeps 65536 of a batch", field="offsets")
-    return packed
-
-
 # --- commits ----------------------------------------------------------------------------------
 
 
-def commit_job_batch(options: WriteOptions, batch: int, parts: Sequence[bytes]) -> BatchCommitted:
-    """Commit a batch of a job with the tasks that it has read; raises `Superseded`, `StaleToken`."""
-    text = offsets_text(options.checkpoint, batch)
-    complete = [[*held, None] for held in claims_of(options.checkpoint, batch)]
-    target, offsets = options.target, recorded(text)
-    name = f"job/{target.job}/{target.version}/{batch}/{_random_64():016x}"
-    return _link(options).call(
-        lambda client: client.commit_batch(
-            name=name,
-            prepared=parts,
-            complete=complete,
-            job=target.job,
-            version=target.version,
-            batch=batch,
-            offsets=offsets,
-            timeout_ms=options.commit_timeout_ms,
-        )
-    )
-
-
 def commit_group(options: WriteOptions, name: str, parts: Sequence[bytes]) -> BatchCommitted:
-    """Commit what writers without a job have prepared, once under a name."""
-    return _link(options).call(
+    """Commit what writers have prepared, once under a name."""
+    return connected(options.target).call(
         lambda client: client.commit_batch(
             name=name, prepared=parts, keep_ms=options.keep_ms, timeout_ms=options.commit_timeout_ms
         )
     )
-
-
-def _link(options: WriteOptions) -> Connection:
-    return connected(options.target)
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
@@ -266,20 +160,14 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         assert context is not None, "rows are written by tasks"
         batch = context.getLocalProperty("streaming.sql.batchId")
         query = context.getLocalProperty("sql.streaming.queryId")
-        sending = Sending(self._options.target, share_name(self._options, f"{query}/{batch}"))
-        if self._options.outputs:
-            write_segments(sending, iterator, dict(self._options.outputs))
-        elif self._options.output is not None:
-            write_rows(sending, iterator, self._options.output)
+        sending = Sending(self._options.target, share_name(f"{query}/{batch}"))
+        write_rows(sending, iterator, self._options.output)
         made = sending.finish()
         return StreamPrepared(made.parts, made.rows, str(query))
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         """Commit the batch; a repeat changes nothing."""
         parts = [part for message in messages if message is not None for part in message.parts]
-        if self._options.target.job:
-            commit_job_batch(self._options, batchId, parts)
-            return
         query = next((message.query for message in messages if message is not None), "")
         if parts:
             commit_group(self._options, f"spark/{query}/{batchId}", parts)
@@ -304,8 +192,7 @@ class QueueWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> Prepared:
         """Prepare the rows of one task; runs on an executor."""
-        assert self._options.output is not None
-        sending = Sending(self._options.target, share_name(self._options, self._name))
+        sending = Sending(self._options.target, share_name(self._name))
         write_rows(sending, iterator, self._options.output)
         return sending.finish()
 
@@ -319,9 +206,6 @@ class QueueWriter(DataSourceArrowWriter):
         """Do nothing: prepared rows expire at their deadline."""
 
 
-def share_name(options: WriteOptions, name: str) -> str:
+def share_name(name: str) -> str:
     """Return the prefix of the names of a writer's pieces."""
-    target = options.target
-    if target.job:
-        return f"job/{target.job}/{target.version}/{name.rpartition('/')[2]}"
     return f"{name[:150]}/share"

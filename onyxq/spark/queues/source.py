@@ -9,6 +9,7 @@ the claims. Without a job the planner does both.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import threading
 import time
@@ -48,6 +49,21 @@ Offset = dict[str, Any]
 def held_in(offset: Offset) -> list[Held]:
     """Return the claims of the batch that ends at an offset."""
     return [Held(TaskId(bytes.fromhex(first)), count, token) for first, count, token in offset.get("claims", ())]
+
+
+def queue_offsets(text: str) -> list[Offset]:
+    """Return the offsets of queues among those of a batch, each once.
+
+    Spark notes an offset for each use of a source in its plan. A queue that feeds several stages is noted several
+    times, and has claimed its tasks once.
+    """
+    found = []
+    for line in dict.fromkeys(text.splitlines()):
+        if line.startswith("{"):
+            said = json.loads(line)
+            if isinstance(said, dict) and said.get("onyxq") == 1:
+                found.append(said)
+    return found
 
 
 def digest_of(claims: Sequence[Sequence[Any]]) -> str:
