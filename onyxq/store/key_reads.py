@@ -17,7 +17,7 @@ from onyxq.store.index.pending_rows import pending_rows, pending_transactions
 from onyxq.store.index.records import Alike, due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
 from onyxq.store.index.stretches import Owner, Remembered, Stretch, alike_at, groups, owners
 from onyxq.store.interface import PendingRow, Piece
-from onyxq.store.tables import CheckedTables, Table
+from onyxq.store.tables import CheckedTables, Table, within
 
 
 class RuledReads:
@@ -147,9 +147,7 @@ class RuledReads:
                     yield bytes(key[-20:]), unpack_mask(bytes(value))
                 break
             start = prefix + after + b"\0"
-        for key, value in table.ascend(start):
-            if key[:-20] != prefix:
-                return
+        for key, value in within(table, prefix, start):
             yield bytes(key[-20:]), unpack_mask(bytes(value))
 
     def waiting(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
@@ -179,8 +177,8 @@ class RuledReads:
         """Return unfinished tasks, never granted according to history, that expire by ``now_ms``, earliest first."""
         prefix = partition.to_bytes(2, "big")
         out: list[TaskId] = []
-        for key, value in self._tables.expiring.ascend(prefix):
-            if key[:2] != prefix or due_ms_of(key) > now_ms or len(out) >= limit:
+        for key, value in within(self._tables.expiring, prefix):
+            if due_ms_of(key) > now_ms or len(out) >= limit:
                 break
             for run in runs_of(stretch_of(first_at(key)), unpack_mask(bytes(value))):
                 out += ids_of(*run) if not self.hides(run.first) else ()
@@ -188,10 +186,7 @@ class RuledReads:
 
     def next_expiry_ms(self, partition: int) -> int | None:
         """Return the earliest time at which such a task expires, or None."""
-        prefix = partition.to_bytes(2, "big")
-        for key, _ in self._tables.expiring.ascend(prefix):
-            return due_ms_of(key) if key[:2] == prefix else None
-        return None
+        return next((due_ms_of(key) for key, _ in within(self._tables.expiring, partition.to_bytes(2, "big"))), None)
 
     # --- keys -----------------------------------------------------------------------
 
@@ -216,9 +211,7 @@ class RuledReads:
         return out[:limit]
 
     def _in_key(self, prefix: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-        for key, value in self._tables.keyed.ascend(prefix):
-            if key[:19] != prefix:
-                return
+        for key, value in within(self._tables.keyed, prefix):
             yield bytes(key[19:]), bytes(key[-20:]), unpack_mask(bytes(value))
 
     def last_immediate_ms(self, partition: int, digest: bytes) -> int:

@@ -13,7 +13,7 @@ from onyxq.store.index.facets import free_bits
 from onyxq.store.index.heads import task_head
 from onyxq.store.index.stretches import Owner, Stretch, groups
 from onyxq.store.key_reads import RuledReads
-from onyxq.store.tables import Tables
+from onyxq.store.tables import Tables, within
 
 
 class FindingReads(RuledReads):
@@ -34,9 +34,7 @@ class FindingReads(RuledReads):
         out: list[tuple[TaskId, int]] = []
         record: Stretch | None = None
         any_of = False
-        for key, value in self._tables.rows.ascend(prefix + start):
-            if key[:3] != prefix:
-                break
+        for key, value in within(self._tables.rows, prefix, prefix + start):
             stretch_id = stretch_of(key[3:])
             if record is None or record.key[7:] != stretch_id:
                 if limit <= 0:

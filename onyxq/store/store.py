@@ -24,7 +24,7 @@ from onyxq.core.facts import (
     unpack_resolution,
     unseal,
 )
-from onyxq.core.ids import STRETCH_TASKS, TaskId, counter_of, ms_of, offset_of, stretch_of
+from onyxq.core.ids import TaskId, counter_of, ms_of, offset_of, stretch_of
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.store.condition import Condition
 from onyxq.store.index.endings import ended
@@ -48,7 +48,7 @@ from onyxq.store.interface import Batch, Digest, Ended, KeptLog, Piece, QueueCou
 from onyxq.store.kept_log import ends_of, kept_log
 from onyxq.store.row_checks import Prepared
 from onyxq.store.state_lookup import FindingReads
-from onyxq.store.tables import FORMAT_KEY, LOG_DIGEST, LOG_POSITION
+from onyxq.store.tables import FORMAT_KEY, LOG_DIGEST, LOG_POSITION, rows_of, within
 
 _COUNT = struct.Struct(">8xI")
 
@@ -186,8 +186,8 @@ class Store(FindingReads):
         """
         prefix = first[6:8] + kind
         out: list[bytes] = []
-        for key, _ in self._tables.rows.ascend(prefix + first):
-            if len(out) >= limit or key[:3] != prefix or key[3:23] > last:
+        for key, _ in within(self._tables.rows, prefix, prefix + first):
+            if len(out) >= limit or key[3:23] > last:
                 break
             out.append(key)
         return out
@@ -234,7 +234,7 @@ class Store(FindingReads):
 
     def completions(self, stretch: bytes) -> list[tuple[TaskId, bytes]]:
         """Return first ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
-        found = self._rows_of(COMPLETION, stretch) if not self.hides(stretch) else ()
+        found = rows_of(self._tables.rows, COMPLETION, stretch) if not self.hides(stretch) else ()
         return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in found]
 
     def task_rows(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
@@ -244,8 +244,8 @@ class Store(FindingReads):
         """
         prefix = partition.to_bytes(2, "big") + TASK
         out: list[tuple[TaskId, bytes]] = []
-        for key, value in self._tables.rows.ascend(prefix + after):
-            if key[:3] != prefix or len(out) >= limit:
+        for key, value in within(self._tables.rows, prefix, prefix + after):
+            if len(out) >= limit:
                 break
             if key[3:] > after and not self.hides(key[3:]):
                 out.append((TaskId(key[3:]), self._unseal(key, value)))
@@ -270,8 +270,8 @@ class Store(FindingReads):
         prefix = partition.to_bytes(2, "big") + queue_digest(queue)
         start = prefix if after is None else ready_key_of(after) + b"\0"
         out: list[Piece] = []
-        for key, value in self._tables.ready.ascend(start):
-            if len(out) >= limit or key[:18] != prefix:
+        for key, value in within(self._tables.ready, prefix, start):
+            if len(out) >= limit:
                 break
             if not self.hides(key[30:]):
                 out.append(unpack_ready(queue, key, value))
@@ -281,8 +281,8 @@ class Store(FindingReads):
         """Return the pieces in ``due`` from ``start_ms`` to before ``end_ms``, earliest first."""
         prefix, names = partition.to_bytes(2, "big"), {}
         out: list[Piece] = []
-        for key, value in self._tables.due.ascend(due_start(partition, start_ms)):
-            if len(out) >= limit or key[:2] != prefix or due_ms_of(key) >= end_ms:
+        for key, value in within(self._tables.due, prefix, due_start(partition, start_ms)):
+            if len(out) >= limit or due_ms_of(key) >= end_ms:
                 break
             if self.hides(key[10:]):
                 continue
@@ -301,10 +301,8 @@ class Store(FindingReads):
 
     def next_due_ms(self, partition: int, start_ms: int = 0) -> int | None:
         """Return the earliest due time in ``due`` that is not before ``start_ms``, or None."""
-        prefix = partition.to_bytes(2, "big")
-        for key, _ in self._tables.due.ascend(due_start(partition, start_ms)):
-            return due_ms_of(key) if key[:2] == prefix else None
-        return None
+        found = within(self._tables.due, partition.to_bytes(2, "big"), due_start(partition, start_ms))
+        return next((due_ms_of(key) for key, _ in found), None)
 
     def counts(self, partition: int, queue: str | None = None) -> dict[str, QueueCounts]:
         """Return the counts per queue, in the order of names, or of one queue if it has any.
@@ -313,9 +311,7 @@ class Store(FindingReads):
         """
         prefix = partition.to_bytes(2, "big") + (b"" if queue is None else queue_digest(queue))
         out = {}
-        for key, value in self._tables.counts.ascend(prefix):
-            if not bytes(key).startswith(prefix):
-                break
+        for _, value in within(self._tables.counts, prefix):
             numbers, name = unpack_counts(value)
             out[name] = QueueCounts(*numbers)
         return dict(sorted(out.items()))
@@ -379,23 +375,15 @@ class Store(FindingReads):
         This method and the next two raise `Unavailable` for a partition in `unindexed`: a part of
         its rows must not be mistaken for all of them.
         """
-        prefix = partition.to_bytes(2, "big")
-        out = {}
-        for key, value in self._tables.hours.ascend(prefix):
-            if key[:2] != prefix:
-                break
-            out[int.from_bytes(key[2:], "big")] = Digest(*DIGEST.unpack(value))
+        found = within(self._tables.hours, partition.to_bytes(2, "big"))
+        out = {int.from_bytes(key[2:], "big"): Digest(*DIGEST.unpack(value)) for key, value in found}
         self._check_indexed(partition)
         return out
 
     def leaves(self, partition: int, hour: int) -> dict[int, Digest]:
         """Return the digest per leaf of an hour bucket; empty leaves are absent."""
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big")
-        out = {}
-        for key, value in self._tables.leaves.ascend(prefix):
-            if key[:6] != prefix:
-                break
-            out[key[6]] = Digest(*DIGEST.unpack(value))
+        out = {key[6]: Digest(*DIGEST.unpack(value)) for key, value in within(self._tables.leaves, prefix)}
         self._check_indexed(partition)
         return out
 
@@ -405,24 +393,11 @@ class Store(FindingReads):
         Rows that arrive meanwhile may be among them.
         """
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big") + bytes([leaf])
-        stretches = []
-        for key, _ in self._tables.stretch.ascend(prefix):
-            if key[:7] != prefix:
-                break
-            if not self.hides(key[7:]):
-                stretches.append(key[7:])
+        stretches = [key[7:] for key, _ in within(self._tables.stretch, prefix) if not self.hides(key[7:])]
         self._check_indexed(partition)
         for kind in KINDS:
             for stretch in stretches:
-                yield from [(key, bytes(value[-4:])) for key, value in self._rows_of(kind, stretch)]
-
-    def _rows_of(self, kind: bytes, stretch: bytes) -> Iterator[tuple[bytes, bytes]]:
-        prefix = stretch[6:8] + kind + stretch[:16]
-        end = counter_of(stretch) + STRETCH_TASKS
-        for key, value in self._tables.rows.ascend(stretch[6:8] + kind + stretch):
-            if key[:19] != prefix or counter_of(key[3:23]) >= end:
-                break
-            yield key, value
+                yield from [(key, bytes(value[-4:])) for key, value in rows_of(self._tables.rows, kind, stretch)]
 
     def partitions(self) -> list[int]:
         """Return the partitions that have rows."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from onyxq.core.errors import Corrupt
 from onyxq.core.facts import SEALED, seal
+from onyxq.core.ids import STRETCH_TASKS, id_at
 
 TABLE_NAMES = (
     "rows",
@@ -98,6 +99,25 @@ class Tables:
     epochs: Table
     log: Table
     meta: Table
+
+
+def within(table: Table, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """Yield the entries whose keys begin with ``prefix``, those from ``start`` on if it is given."""
+    size = len(prefix)
+    for key, value in table.ascend(start or prefix):
+        if key[:size] != prefix:
+            return
+        yield key, value
+
+
+def rows_of(rows: Table, kind: bytes, stretch: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of a kind about a stretch."""
+    prefix = stretch[6:8] + kind
+    last = prefix + id_at(stretch, STRETCH_TASKS - 1) + b"\xff" * 12
+    for key, value in rows.ascend(prefix + stretch):
+        if key > last:
+            return
+        yield key, value
 
 
 class CheckedTable:

@@ -39,7 +39,7 @@ class DiskReads(Store):
         if stretch[6:8] not in marks_in(self._tables.meta):
             return super()._stretch(stretch)
         found = true_stretch(self._tables, stretch).copy()
-        for key, value in stretch_rows(self._tables, stretch[6:8], stretch):
+        for key, value in stretch_rows(self._tables, stretch):
             if key[2:3] == TASK and not sealed(key, value):
                 found.known |= mask_of(key[3:], 1)
             elif key[2:3] == COMPLETION and not sealed(key, value):

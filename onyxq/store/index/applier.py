@@ -12,7 +12,7 @@ digests are read and written once per transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
@@ -31,7 +31,7 @@ from onyxq.core.facts import (
     unpack_resolution,
     unseal,
 )
-from onyxq.core.ids import STRETCH_TASKS, id_at, mask_of, offset_of
+from onyxq.core.ids import id_at, mask_of, offset_of
 from onyxq.core.purged import Watermark
 from onyxq.store.index.digests import Digests
 from onyxq.store.index.heads import QueueKey, task_head
@@ -45,7 +45,7 @@ from onyxq.store.integrity.rebuild import Marks, rebuild
 from onyxq.store.interface import Batch, Rebuild, Written
 from onyxq.store.kept_log import add_part, add_records, check_kept
 from onyxq.store.row_checks import Prepared, prepare
-from onyxq.store.tables import LOG_DIGEST, LOG_POSITION, PARTITION_TABLES, CheckedTables, Table, Tables
+from onyxq.store.tables import LOG_DIGEST, LOG_POSITION, PARTITION_TABLES, CheckedTables, Table, Tables, rows_of
 
 __all__ = ["PROMOTE_PIECES_MAX", "Applier", "PreparedBatch", "prepare_batch"]
 
@@ -268,15 +268,6 @@ class Applier:
         elif row.kind == RESOLUTION:
             self._add_resolution(stretch, self._resolved(stretch))
 
-    def _upto(self, kind: bytes, stretch: Stretch) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of a kind of a stretch."""
-        prefix = stretch.key[:2] + kind
-        last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1) + b"\xff" * 12
-        for key, value in self._tables.rows.ascend(prefix + stretch.key[7:]):
-            if key > last:
-                return
-            yield key, value
-
     # --- tasks ------------------------------------------------------------------
 
     def _add_task(self, stretch: Stretch, offset: int, mask: int, queue: QueueKey) -> None:
@@ -362,7 +353,9 @@ class Applier:
         self._tables.rows.put(key, value)
         stretch.known, stretch.owned, stretch.ruled, stretch.granted = 0, {}, 0, 0
         # Last first: see `_add_task`.
-        for found, stored in [(bytes(key), bytes(value)) for key, value in self._upto(TASK, stretch)][::-1]:
+        for found, stored in [
+            (bytes(key), bytes(value)) for key, value in rows_of(self._tables.rows, TASK, stretch.key[7:])
+        ][::-1]:
             try:
                 count, queue = task_head(stored)
             except BadRequest:
@@ -407,7 +400,7 @@ class Applier:
             self._ruled.insert(stretch, owner)
 
     def _winners(self, stretch: Stretch) -> list[int]:
-        return winners(stretch, self._upto(COMPLETION, stretch))
+        return winners(stretch, rows_of(self._tables.rows, COMPLETION, stretch.key[7:]))
 
     # --- history and resolutions ------------------------------------------------
 
@@ -457,7 +450,7 @@ class Applier:
     def _resolved(self, stretch: Stretch) -> int:
         """Return the tasks that wait for nothing, from the rows. Tasks that a damaged row resolved stay resolved."""
         out = 0
-        for key, value in self._upto(RESOLUTION, stretch):
+        for key, value in rows_of(self._tables.rows, RESOLUTION, stretch.key[7:]):
             try:
                 out |= mask_of(key[3:23], unpack_resolution(unseal(key, bytes(value))).count)
             except Corrupt:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from onyxq.core.facts import KINDS
-from onyxq.core.ids import STRETCH_TASKS, id_at
 from onyxq.store.index.records import DIGEST, HASH_MASK, row_hash
-from onyxq.store.tables import Table, Tables
+from onyxq.store.tables import Table, Tables, rows_of, within
 
 
 class Digests:
@@ -50,18 +49,10 @@ class Digests:
 def count_leaf(tables: Tables, leaf: bytes) -> tuple[int, int]:
     """Return the digest of a leaf, computed from its rows."""
     rows, total = 0, 0
-    stretches = []
-    for key, _ in tables.stretch.ascend(leaf):
-        if key[:7] != leaf:
-            break
-        stretches.append(bytes(key[7:]))
+    stretches = [key[7:] for key, _ in within(tables.stretch, leaf)]
     for kind in KINDS:
         for stretch in stretches:
-            prefix = leaf[:2] + kind
-            last = prefix + id_at(stretch, STRETCH_TASKS - 1) + b"\xff" * 12
-            for key, value in tables.rows.ascend(prefix + stretch):
-                if key > last:
-                    break
+            for key, value in rows_of(tables.rows, kind, stretch):
                 rows += 1
                 total += row_hash(bytes(key), bytes(value[-4:]))
     return rows, total & HASH_MASK

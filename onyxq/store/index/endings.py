@@ -7,12 +7,12 @@ import struct
 import msgpack
 
 from onyxq.core.facts import CANCELLED, COMPLETION, STOPPED, completion_time, sealed
-from onyxq.core.ids import STRETCH_TASKS, id_at, mask_of, ms_of, stretch_of
+from onyxq.core.ids import mask_of, ms_of, stretch_of
 from onyxq.store.index.facets import stands
 from onyxq.store.index.records import first_at
 from onyxq.store.index.stretches import Owner, Stretch, owners
 from onyxq.store.interface import Ended
-from onyxq.store.tables import Tables
+from onyxq.store.tables import Tables, rows_of, within
 
 _COUNT = struct.Struct(">8xI")
 
@@ -52,9 +52,7 @@ def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
     if rules is None or not rules.unique:
         return False
     prefix = stretch.key[:2] + rules.unique
-    for key, _ in tables.unique.ascend(prefix):
-        if key[:18] != prefix:
-            break
+    for key, _ in within(tables.unique, prefix):
         other = first_at(key)
         if stretch_of(other) != stretch.key[7:] and ms_of(other) >= ms_of(stretch.key[7:]):
             return True
@@ -63,12 +61,8 @@ def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
 
 def _times(tables: Tables, stretch: Stretch) -> list[tuple[int, int]] | None:
     """Return the tasks and time of each completion; None if one is damaged."""
-    prefix = stretch.key[:2] + COMPLETION
-    last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1) + b"\xff" * 12
     found = []
-    for key, value in tables.rows.ascend(prefix + stretch.key[7:]):
-        if key > last:
-            break
+    for key, value in rows_of(tables.rows, COMPLETION, stretch.key[7:]):
         try:
             if not sealed(key, value):
                 return None

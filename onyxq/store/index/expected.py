@@ -16,21 +16,17 @@ from onyxq.core.facts import (
     unpack_history,
     unpack_resolution,
 )
-from onyxq.core.ids import STRETCH_TASKS, id_at, mask_of, offset_of
+from onyxq.core.ids import mask_of, offset_of
 from onyxq.store.index.heads import Rules, task_head
 from onyxq.store.index.records import stretch_key
 from onyxq.store.index.stretches import MOVING, Stretch, moved_by, winners
-from onyxq.store.tables import CheckedTables, Tables
+from onyxq.store.tables import CheckedTables, Tables, rows_of
 
 
-def stretch_rows(tables: Tables, partition: bytes, stretch_id: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield all rows of a partition about a stretch, by kind."""
+def stretch_rows(tables: Tables, stretch_id: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield all rows about a stretch, by kind."""
     for kind in KINDS:
-        prefix = partition + kind
-        last = prefix + id_at(stretch_id, STRETCH_TASKS - 1) + b"\xff" * 12
-        for key, value in tables.rows.ascend(prefix + stretch_id):
-            if key > last:
-                break
+        for key, value in rows_of(tables.rows, kind, stretch_id):
             yield bytes(key), bytes(value)
 
 
@@ -40,7 +36,7 @@ def true_stretch(tables: Tables, stretch_id: bytes) -> Stretch:
     expiring = granted = 0
     held: dict[int, tuple[int, Rules | None]] = {}
     completions = []
-    for key, value in stretch_rows(tables, stretch_id[6:8], stretch_id):
+    for key, value in stretch_rows(tables, stretch_id):
         kind, body = key[2:3], value[:-4]
         if not sealed(key, value):
             continue

@@ -10,7 +10,7 @@ from onyxq.core.ids import TaskId, id_at, mask_of, stretch_of
 from onyxq.store.index.heads import Rules
 from onyxq.store.index.records import dead_key, expiring_key, first_at, keyed_key, lowest, unpack_mask
 from onyxq.store.index.stretches import Owner, Stretch
-from onyxq.store.tables import Tables
+from onyxq.store.tables import Tables, within
 
 
 class Facets(NamedTuple):
@@ -68,9 +68,7 @@ def _earliest(heads: list[tuple[bytes, int]]) -> tuple[bytes, int]:
 
 def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:
     """Return the first entry of an ordering key: the rest of its key, and its mask."""
-    for key, value in tables.keyed.ascend(prefix):
-        return (bytes(key[19:]), unpack_mask(value)) if key[:19] == prefix else None
-    return None
+    return next(((bytes(key[19:]), unpack_mask(value)) for key, value in within(tables.keyed, prefix)), None)
 
 
 def holder_of(tables: Tables, prefix: bytes) -> TaskId | None:

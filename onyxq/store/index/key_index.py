@@ -9,7 +9,7 @@ each decision costs a few steps down a tree, however many tasks wait for a key.
 from __future__ import annotations
 
 from onyxq.core.facts import GRANTED, HISTORY, unpack_history
-from onyxq.core.ids import STRETCH_TASKS, TaskId, id_at, mask_of, offset_of, stretch_of
+from onyxq.core.ids import TaskId, id_at, mask_of, offset_of, stretch_of
 from onyxq.store.index.facets import facets, head_of, holder_of, row_entries
 from onyxq.store.index.heads import Rules
 from onyxq.store.index.pieces import Pieces
@@ -24,7 +24,7 @@ from onyxq.store.index.records import (
     unpack_mask,
 )
 from onyxq.store.index.stretches import Owner, Stretch, alike_at, groups, owners
-from onyxq.store.tables import Table
+from onyxq.store.tables import Table, rows_of
 
 
 class Ruled:
@@ -104,12 +104,8 @@ class Ruled:
 
     def _granted(self, stretch: Stretch) -> int:
         """Return the tasks that were ever granted according to history."""
-        prefix = stretch.key[:2] + HISTORY
-        last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1) + b"\xff" * 12
         out = 0
-        for key, value in self._tables.rows.ascend(prefix + stretch.key[7:]):
-            if key > last:
-                break
+        for key, value in rows_of(self._tables.rows, HISTORY, stretch.key[7:]):
             try:
                 event = unpack_history(bytes(value[:-4]))
             except (ValueError, TypeError):
@@ -195,13 +191,6 @@ class Ruled:
             self._place(stretch, owner, alike, group=bit, live=bit)
         else:
             self._take(stretch, owner, alike.due_ms, group=bit, gone=bit)
-
-    def touch(self, name: str, key: bytes) -> None:
-        """Note that other code is about to change an index entry: `settle` then updates what follows from it."""
-        if name == "keyed":
-            self._head(key[:18])
-        elif name == "unique":
-            self._holder(key[:18])
 
     def settle(self) -> set[TaskId]:
         """Index the holder of each changed unique key and the head of each changed ordering key.

@@ -15,7 +15,7 @@ import msgpack
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import seal, unseal
 from onyxq.store.interface import PendingRow
-from onyxq.store.tables import Table
+from onyxq.store.tables import Table, within
 
 NUMBER_MAX = (1 << 32) - 1
 PARTITION_MAX = (1 << 16) - 1
@@ -63,13 +63,8 @@ def drop_pending(table: Table, partition: int, transaction: str) -> None:
 
 def pending_rows(table: Table, partition: int, transaction: str) -> list[PendingRow]:
     """Return a transaction's rows in a partition, by number; raises `Corrupt`."""
-    prefix = _prefix(partition, transaction)
-    out = []
-    for key, value in table.ascend(prefix):
-        if key[:18] != prefix:
-            break
-        out.append(_unpack(bytes(key), bytes(value)))
-    return out
+    found = within(table, _prefix(partition, transaction))
+    return [_unpack(bytes(key), bytes(value)) for key, value in found]
 
 
 def pending_transactions(table: Table, partition: int) -> dict[str, int]:

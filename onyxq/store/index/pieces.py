@@ -26,7 +26,7 @@ from onyxq.store.index.records import (
 )
 from onyxq.store.index.stretches import Owner, Remembered, Stretch, owners
 from onyxq.store.interface import Piece
-from onyxq.store.tables import CheckedTables
+from onyxq.store.tables import CheckedTables, within
 
 PROMOTE_PIECES_MAX = 4096
 """Pieces that one promotion moves at most; the next promotion moves the rest."""
@@ -130,8 +130,8 @@ class Pieces:
     def promote(self, partition: bytes, now_ms: int) -> None:
         """Move at most `PROMOTE_PIECES_MAX` pieces that are due, earliest first."""
         moving: list[tuple[bytes, bytes]] = []
-        for key, value in self.tables.due.ascend(partition):
-            if key[:2] != partition or due_ms_of(key) > now_ms or len(moving) == PROMOTE_PIECES_MAX:
+        for key, value in within(self.tables.due, partition):
+            if due_ms_of(key) > now_ms or len(moving) == PROMOTE_PIECES_MAX:
                 break
             moving.append((bytes(key), bytes(value)))
         for key, value in moving:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import msgpack
 
 from onyxq.core.facts import KINDS, seal, unseal
-from onyxq.core.ids import STRETCH_TASKS, TaskId, id_at
+from onyxq.core.ids import TaskId
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.store.index.digests import Digests
 from onyxq.store.index.key_index import Ruled
@@ -20,7 +20,7 @@ from onyxq.store.index.pieces import Pieces
 from onyxq.store.index.records import HOUR_MS
 from onyxq.store.index.stretches import Owner, Stretch, owners
 from onyxq.store.interface import Purge
-from onyxq.store.tables import PURGED_KEY, Table, Tables
+from onyxq.store.tables import PURGED_KEY, Table, Tables, rows_of, within
 
 
 def watermark_in(meta: Table, partition: bytes) -> Watermark:
@@ -35,11 +35,7 @@ def watermark_in(meta: Table, partition: bytes) -> Watermark:
 
 def watermarks_in(meta: Table) -> dict[bytes, Watermark]:
     """Return all stored watermarks, by the partitions' bytes; raises `Corrupt`."""
-    found = []
-    for key, _ in meta.ascend(PURGED_KEY):
-        if key[: len(PURGED_KEY)] != PURGED_KEY:
-            break
-        found.append(bytes(key[len(PURGED_KEY) :]))
+    found = [bytes(key[len(PURGED_KEY) :]) for key, _ in within(meta, PURGED_KEY)]
     return {partition: watermark_in(meta, partition) for partition in found}
 
 
@@ -116,20 +112,11 @@ class Purger:
             self._leave(stretch, owner)
         if stretch.known & ~indexed:  # a damaged row, whose entries stay
             self._distrust(stretch.key[:2])
-        rows = list(self._rows(stretch_id))
+        found = (rows_of(self._tables.rows, kind, stretch_id) for kind in KINDS)
+        rows = [(bytes(key), bytes(value[-4:])) for some in found for key, value in some]
         for key, checksum in rows:
             self._digests.remove(stretch.key[:7], key, checksum)
             self._tables.rows.delete(key)
         self._tables.stretch.delete(stretch.key)
         self._pieces.forget_stretch(stretch_id)
         return len(rows)
-
-    def _rows(self, stretch_id: TaskId) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and checksums of a stretch's rows, without copying payloads."""
-        for kind in KINDS:
-            prefix = stretch_id[6:8] + kind
-            last = prefix + id_at(stretch_id, STRETCH_TASKS - 1) + b"\xff" * 12
-            for key, value in self._tables.rows.ascend(prefix + stretch_id):
-                if key > last:
-                    break
-                yield bytes(key), bytes(value[-4:])

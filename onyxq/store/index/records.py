@@ -45,7 +45,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from onyxq.core.facts import seal, unseal
-from onyxq.core.ids import COUNTER_MAX, STRETCH_TASKS, TaskId, counter_of, ms_of, stretch_of, with_counter
+from onyxq.core.ids import COUNTER_MAX, STRETCH_TASKS, TaskId, counter_of, ms_of, with_counter
 from onyxq.store.index.heads import PRIORITY_MAX, Order, QueueKey, queue_digest
 from onyxq.store.interface import LEAVES, Piece
 
@@ -226,8 +226,3 @@ def unpack_ready(queue: str, key: bytes, value: bytes) -> Piece:
 def lowest(stretch: bytes, bits: int) -> TaskId:
     """Return the id of the lowest task in a mask."""
     return with_counter(stretch, counter_of(stretch) + (bits & -bits).bit_length() - 1)
-
-
-def stretch_at(key: bytes) -> TaskId:
-    """Return the stretch of the id at the end of an index key."""
-    return stretch_of(first_at(key))

@@ -22,7 +22,7 @@ from onyxq.core.ids import STRETCH_TASKS, id_at, stretch_of
 from onyxq.store.index.expected import stretch_rows
 from onyxq.store.interface import Rebuild
 from onyxq.store.row_checks import Prepared, prepare
-from onyxq.store.tables import DERIVED_TABLES, REBUILD_KEY, Table, Tables
+from onyxq.store.tables import DERIVED_TABLES, REBUILD_KEY, Table, Tables, within
 
 WANTED = b""
 """Place of a mark whose index was not dropped yet."""
@@ -94,7 +94,7 @@ def rebuild(
         if stretch_id is None:
             marks.remove(partition)
             return (), True
-        rows, damaged = _read(tables, partition, stretch_id)
+        rows, damaged = _read(tables, stretch_id)
         damaged -= asked.without
         if damaged:
             marks.put(partition, place)
@@ -119,10 +119,10 @@ def _stretch_after(tables: Tables, partition: bytes, place: bytes) -> bytes | No
     return min(found, default=None)
 
 
-def _read(tables: Tables, partition: bytes, stretch_id: bytes) -> tuple[list[Prepared], set[bytes]]:
+def _read(tables: Tables, stretch_id: bytes) -> tuple[list[Prepared], set[bytes]]:
     """Return the sound rows of a stretch, completions first, and the keys of the damaged ones."""
     rows, damaged = [], set()
-    for key, value in stretch_rows(tables, partition, stretch_id):
+    for key, value in stretch_rows(tables, stretch_id):
         try:
             rows.append(prepare(Row(key, value)))
         except BadRequest:
