@@ -49,11 +49,6 @@ class Told:
     worker: str
     words: str
 
-    def as_map(self) -> dict[str, Any]:
-        """Return the event as a map that fits JSON."""
-        shown: dict[str, Any] = plain(self)
-        return shown
-
 
 def from_log(dump: Dump, task_id: bytes, until: int) -> list[Told]:
     """Return every entry up to position ``until`` that named the task.

@@ -15,6 +15,7 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,25 +71,27 @@ class EmbeddedBackend:
         self, path: str | os.PathLike[str], *, clock: WallClock | None = None, segment_records: int = SEGMENT_RECORDS
     ) -> None:
         self._path = Path(path)
-        self._segment_records = segment_records
         self._path.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         self._lock = lock_file(self._path / "lock", what=f"the log in {self._path}", hint=IN_USE)
         self._clock = clock or SteadyClock()
         try:
-            self._file = LogFile(self._path)
+            self.file = LogFile(self._path)
         except BaseException:
             os.close(self._lock)
             raise
-        self._next, self._pointer, self._ends = self._file.next, self._file.pointer, self._file.ends
+        self.close_segment = partial(self.file.close_segment, segment_records)
+        self._next, self._pointer, self._ends = self.file.next, self.file.pointer, self.file.ends
         """The event loop's copy of the file's state; the file belongs to the writer thread."""
         self.refusal = ""
         """Why the last append failed; empty if it did not."""
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._recent_bytes = 0
-        self._pulses: dict[str, tuple[EmbeddedSession, bytes]] = {}
+        self.pulses: dict[str, tuple[EmbeddedSession, bytes]] = {}
         self._sessions: set[EmbeddedSession] = set()
-        self._grown = trio.lowlevel.ParkingLot()
-        self._ended = trio.lowlevel.ParkingLot()
+        self.grown = trio.lowlevel.ParkingLot()
+        """Readers that wait for the next record, or the end of a session."""
+        self.ended = trio.lowlevel.ParkingLot()
+        """Waiters for the end of a session. Pulses end with their session only."""
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self._writer = threading.Thread(target=self._write_loop, name="onyxq-embedded-log", daemon=True)
@@ -128,7 +131,7 @@ class EmbeddedBackend:
     async def destroy(self) -> None:
         """Delete every record and the origin, and end all open sessions."""
         self._end_sessions()
-        await self.submit(work=self._file.drop_all)
+        await self.submit(work=self.file.drop_all)
         self._recent.clear()
         self._recent_bytes = 0
 
@@ -155,7 +158,7 @@ class EmbeddedBackend:
     def _finish_close(self) -> None:
         self._writer.join()
         try:
-            self._file.close()
+            self.file.close()
         except OSError as error:
             _log.warning("the log in %s was closed, but that cannot be noted: %s", self._path, error)
         finally:
@@ -188,7 +191,7 @@ class EmbeddedBackend:
             for job in batch:
                 if job.work is not None:
                     self._work(job)
-            state = (self._file.next, self._file.pointer, self._file.ends)
+            state = (self.file.next, self.file.pointer, self.file.ends)
             with contextlib.suppress(trio.RunFinishedError):
                 batch[0].token.run_sync_soon(self._publish, written, batch, state)
 
@@ -211,7 +214,7 @@ class EmbeddedBackend:
     def _write_records(self, jobs: list[_Job]) -> list[Record]:
         data = [job.record or b"" for job in jobs]
         try:
-            written = self._file.write(lambda: self._file.append(data, self._clock.wall_ms()))
+            written = self.file.write(lambda: self.file.append(data, self._clock.wall_ms()))
         except Exception as error:
             self.refusal = str(error)
             for job in jobs:
@@ -225,7 +228,7 @@ class EmbeddedBackend:
     def _work(self, job: _Job) -> None:
         assert job.work is not None
         try:
-            job.value = self._file.write(job.work)
+            job.value = self.file.write(job.work)
         except Exception as error:
             job.error = error
 
@@ -242,7 +245,7 @@ class EmbeddedBackend:
             self._recent_bytes -= len(dropped.data)
         for job in batch:
             job.done.set()
-        self._grown.unpark_all()
+        self.grown.unpark_all()
 
     # --- for sessions, in trio ---------------------------------------------------------
 
@@ -272,32 +275,18 @@ class EmbeddedBackend:
         found = self._recent.get(position)
         if found is not None:
             return [found]
-        return self._file.fetch(position, self._next)
+        return self.file.fetch(position, self._next)
 
     @property
     def origin_position(self) -> int:
         """Position of the origin; `START` if there is none."""
         return self._pointer.position if self._pointer else START
 
-    async def wait_grown(self) -> None:
-        """Return at the next record, or when a session ends."""
-        await self._grown.park()
-
-    async def read_origin(self) -> Origin | None:
-        """Return the origin from disk, or None; raises `LogDamaged`."""
-        found: Origin | None = await self.submit(work=self._file.origin)
-        return found
-
-    async def write_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
-        """Replace the origin; see `LogSession.store_origin`."""
-        pointer = await self.submit(work=lambda: self._file.put_origin(position, data, expected_version))
-        return pointer is not None
-
     async def trim(self, upto: int) -> int:
         """Delete old records; see `LogSession.trim`."""
         total = 0
         while True:
-            found: tuple[Pointer | None, int] = await self.submit(work=lambda: self._file.trim_batch(upto))
+            found: tuple[Pointer | None, int] = await self.submit(work=lambda: self.file.trim_batch(upto))
             pointer, deleted = found
             if pointer is None:
                 return total
@@ -307,36 +296,13 @@ class EmbeddedBackend:
             if pointer.trimmed >= min(upto, pointer.position):
                 return total
 
-    async def rotate(self) -> bool:
-        """Begin the next segment if this one is full; see `LogSession.rotate`."""
-        closed: bool = await self.submit(work=lambda: self._file.close_segment(self._segment_records))
-        return closed
-
-    # --- pulses ------------------------------------------------------------------------
-
-    def put_pulse(self, session: EmbeddedSession, peer: str, data: bytes) -> None:
-        """Set a pulse that lives as long as ``session``."""
-        self._pulses[peer] = (session, data)
-
-    def list_pulses(self) -> dict[str, bytes]:
-        """Return all pulses, by peer."""
-        return {peer: self._pulses[peer][1] for peer in sorted(self._pulses)}
-
-    def has_pulse(self, peer: str) -> bool:
-        """Return whether the peer has a pulse now."""
-        return peer in self._pulses
-
-    async def wait_session_end(self) -> None:
-        """Return when the next session ends. Pulses end with their session only."""
-        await self._ended.park()
-
     def forget(self, session: EmbeddedSession) -> None:
         """Remove an ended session and its pulses, and wake all waiters."""
         self._sessions.discard(session)
-        for peer in [peer for peer, (owner, _) in self._pulses.items() if owner is session]:
-            del self._pulses[peer]
-        self._ended.unpark_all()
-        self._grown.unpark_all()
+        for peer in [peer for peer, (owner, _) in self.pulses.items() if owner is session]:
+            del self.pulses[peer]
+        self.ended.unpark_all()
+        self.grown.unpark_all()
 
 
 class EmbeddedSession:
@@ -384,7 +350,7 @@ class EmbeddedSession:
                     return self._absent(position)
                 self._window = {record.position: record for record in found}
                 continue
-            await self._backend.wait_grown()
+            await self._backend.grown.park()
 
     async def look(self, position: int) -> Record | Trimmed | None:
         """Return a record without waiting; see `LogSession.look`."""
@@ -400,27 +366,28 @@ class EmbeddedSession:
     async def set_pulse(self, peer: str, data: bytes) -> None:
         """Set a peer's pulse; see `LogSession.set_pulse`."""
         self._check()
-        self._backend.put_pulse(self, peer, data)
+        self._backend.pulses[peer] = (self, data)
         await trio.lowlevel.checkpoint()
 
     async def pulses(self) -> dict[str, bytes]:
         """Return all pulses; see `LogSession.pulses`."""
         self._check()
         await trio.lowlevel.checkpoint()
-        return self._backend.list_pulses()
+        return {peer: data for peer, (_, data) in sorted(self._backend.pulses.items())}
 
     async def wait_pulse_gone(self, peer: str) -> None:
         """Return when a peer's pulse is gone; see `LogSession.wait_pulse_gone`."""
         await trio.lowlevel.checkpoint()
         self._check()
-        while self._backend.has_pulse(peer):
-            await self._backend.wait_session_end()
+        while peer in self._backend.pulses:
+            await self._backend.ended.park()
             self._check()
 
     async def origin(self) -> Origin | None:
         """Return the origin; see `LogSession.origin`."""
         self._check()
-        return await self._backend.read_origin()
+        found: Origin | None = await self._backend.submit(work=self._backend.file.origin)
+        return found
 
     async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
         """Replace the origin; see `LogSession.store_origin`.
@@ -428,7 +395,8 @@ class EmbeddedSession:
         Returns False also unless ``position`` is above the present origin's.
         """
         self._check()
-        return await self._backend.write_origin(position, data, expected_version=expected_version)
+        file = self._backend.file
+        return await self._backend.submit(work=lambda: file.put_origin(position, data, expected_version)) is not None
 
     async def trim(self, upto: int) -> int:
         """Delete old records; see `LogSession.trim`."""
@@ -438,7 +406,8 @@ class EmbeddedSession:
     async def rotate(self) -> bool:
         """Begin the next segment if this one is full; see `LogSession.rotate`."""
         self._check()
-        return await self._backend.rotate()
+        closed: bool = await self._backend.submit(work=self._backend.close_segment)
+        return closed
 
     async def aclose(self) -> None:
         """Close the session; see `LogSession.aclose`."""

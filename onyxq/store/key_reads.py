@@ -199,21 +199,6 @@ class RuledReads:
         """Return the first unfinished or stopped task of an ordering key, or None."""
         return head_of(self._tables, partition.to_bytes(2, "big") + digest)
 
-    def key_tasks(self, partition: int, digest: bytes, *, limit: int = 100) -> list[TaskId]:
-        """Return the first unfinished or stopped tasks of an ordering key, in order."""
-        prefix = partition.to_bytes(2, "big") + digest
-        out: list[TaskId] = []
-        for _, first, bits in heapq.merge(self._in_key(prefix + b"\0"), self._in_key(prefix + b"\1")):
-            if len(out) >= limit:
-                break
-            for run in runs_of(stretch_of(first), bits):
-                out += ids_of(*run)
-        return out[:limit]
-
-    def _in_key(self, prefix: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-        for key, value in within(self._tables.keyed, prefix):
-            yield bytes(key[19:]), bytes(key[-20:]), unpack_mask(bytes(value))
-
     def last_immediate_ms(self, partition: int, digest: bytes) -> int:
         """Return the due time, by its ``order``, of the last such task that is not ``scheduled``; 0 if none."""
         prefix = partition.to_bytes(2, "big") + digest + b"\0"

@@ -28,14 +28,24 @@ from onyxq.core.facts import (
     task_row,
     unpack_completion,
 )
-from onyxq.core.ids import TaskId, counter_of, make_id
+from onyxq.core.ids import TaskId, counter_of, ids_of, make_id, runs_of, stretch_of
+from onyxq.store.index.records import unpack_mask
 from onyxq.store.interface import Batch, Digest, QueueCounts, Rebuild, Written
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.store.memory import MemoryStore
+from onyxq.store.tables import within
 from simulation.world.disk import SimulatedDisk
 
 NOW_MS = 1_700_000_000_000
 AnyStore = LmdbStore | MemoryStore
+
+
+def key_tasks(store: AnyStore, partition: int, digest: bytes) -> list[TaskId]:
+    """The unfinished or stopped tasks of an ordering key, in the order of the index."""
+    rows = within(store._tables.keyed, partition.to_bytes(2, "big") + digest)
+    entries = sorted((bytes(key[19:]), unpack_mask(bytes(value))) for key, value in rows)
+    runs = [run for key, bits in entries for run in runs_of(stretch_of(key[-20:]), bits)]
+    return [task_id for run in runs for task_id in ids_of(*run)]
 
 
 class World:

@@ -48,7 +48,18 @@ from onyxq.core.facts import (
 from onyxq.core.ids import TaskId, id_at, ids_of, make_id, mask_of, ms_of, runs_of, stretch_of
 from onyxq.store.interface import Batch, QueueCounts
 from onyxq.store.tables import INDEX_TABLES
-from tests.conformance.store_world import NOW_MS, AnyStore, World, done, event, put, reopening, resolved, tasks
+from tests.conformance.store_world import (
+    NOW_MS,
+    AnyStore,
+    World,
+    done,
+    event,
+    key_tasks,
+    put,
+    reopening,
+    resolved,
+    tasks,
+)
 from tests.conformance.test_store_model import nonzero
 
 PARTITIONS = (3, 4)
@@ -322,8 +333,7 @@ def check_reads(store: AnyStore, expected: Expected, partition: int) -> None:
         if prefix == partition.to_bytes(2, "big"):
             digest = key_digest(queue, name)
             ids = [task.task_id for task in members]
-            assert store.key_tasks(partition, digest) == ids
-            assert store.key_tasks(partition, digest, limit=2) == ids[:2]
+            assert key_tasks(store, partition, digest) == ids
             assert store.key_head(partition, digest) == ids[0]
             immediate = [task.order()[0] for task in members if "scheduled" not in task.header]
             assert store.last_immediate_ms(partition, digest) == max(immediate, default=0)
