@@ -35,7 +35,6 @@ class Index:
     """Number of late segments so far."""
 
     def pack(self) -> bytes:
-        """Return its bytes."""
         return bytes(msgpack.packb([list(self.notes.items()), self.newest, self.late]))
 
     @classmethod

@@ -48,7 +48,6 @@ class Index:
     """Number of late segments so far, counted once per extent that they were in."""
 
     def pack(self) -> bytes:
-        """Return its bytes."""
         return bytes(msgpack.packb([list(self.notes.items()), self.newest, self.seen_ms, self.late]))
 
     @classmethod

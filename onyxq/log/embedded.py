@@ -119,7 +119,6 @@ class EmbeddedBackend:
         return session
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """Return a record without waiting; see `LogBackend.look`."""
         await trio.lowlevel.checkpoint()
         if self._closed:
             raise LogUnavailable(f"the log in {self._path} is closed")
@@ -283,7 +282,6 @@ class EmbeddedBackend:
         return self._pointer.position if self._pointer else START
 
     async def trim(self, upto: int) -> int:
-        """Delete old records; see `LogSession.trim`."""
         total = 0
         while True:
             found: tuple[Pointer | None, int] = await self.submit(work=lambda: self.file.trim_batch(upto))
@@ -324,7 +322,6 @@ class EmbeddedSession:
         return 1
 
     async def wait_lost(self) -> None:
-        """Return when the session is lost; see `LogSession.wait_lost`."""
         await self._lost.wait()
 
     async def append(self, data: bytes) -> int:
@@ -336,7 +333,6 @@ class EmbeddedSession:
         return position
 
     async def read(self, position: int) -> Record | Trimmed:
-        """Return the record at a position; see `LogSession.read`."""
         await trio.lowlevel.checkpoint()
         while True:
             self._check()
@@ -353,30 +349,25 @@ class EmbeddedSession:
             await self._backend.grown.park()
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """Return a record without waiting; see `LogSession.look`."""
         self._check()
         return await self._backend.look(position)
 
     async def tail(self) -> int:
-        """Return the position of the last record; see `LogSession.tail`."""
         self._check()
         await trio.lowlevel.checkpoint()
         return self._backend.last
 
     async def set_pulse(self, peer: str, data: bytes) -> None:
-        """Set a peer's pulse; see `LogSession.set_pulse`."""
         self._check()
         self._backend.pulses[peer] = (self, data)
         await trio.lowlevel.checkpoint()
 
     async def pulses(self) -> dict[str, bytes]:
-        """Return all pulses; see `LogSession.pulses`."""
         self._check()
         await trio.lowlevel.checkpoint()
         return {peer: data for peer, (_, data) in sorted(self._backend.pulses.items())}
 
     async def wait_pulse_gone(self, peer: str) -> None:
-        """Return when a peer's pulse is gone; see `LogSession.wait_pulse_gone`."""
         await trio.lowlevel.checkpoint()
         self._check()
         while peer in self._backend.pulses:
@@ -384,7 +375,6 @@ class EmbeddedSession:
             self._check()
 
     async def origin(self) -> Origin | None:
-        """Return the origin; see `LogSession.origin`."""
         self._check()
         found: Origin | None = await self._backend.submit(work=self._backend.file.origin)
         return found
@@ -399,18 +389,15 @@ class EmbeddedSession:
         return await self._backend.submit(work=lambda: file.put_origin(position, data, expected_version)) is not None
 
     async def trim(self, upto: int) -> int:
-        """Delete old records; see `LogSession.trim`."""
         self._check()
         return await self._backend.trim(upto)
 
     async def rotate(self) -> bool:
-        """Begin the next segment if this one is full; see `LogSession.rotate`."""
         self._check()
         closed: bool = await self._backend.submit(work=self._backend.close_segment)
         return closed
 
     async def aclose(self) -> None:
-        """Close the session; see `LogSession.aclose`."""
         self.end()
         await trio.lowlevel.checkpoint()
 

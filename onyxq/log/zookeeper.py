@@ -83,7 +83,6 @@ class ZookeeperBackend:
         return session
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """Return a record without waiting; see `LogBackend.look`."""
         session = self._new_session()
         try:
             await session.open(timeout_s=self._open_timeout_s)
@@ -177,7 +176,6 @@ class ZookeeperSession:
 
     @property
     def connections(self) -> int:
-        """Number of times that the session connected; see `LogSession.connections`."""
         return self._link.connections
 
     @property
@@ -187,7 +185,6 @@ class ZookeeperSession:
         return found
 
     async def wait_lost(self) -> None:
-        """Return when the session is lost; see `LogSession.wait_lost`."""
         await self._link.lost.wait()
 
     async def open(self, *, timeout_s: float) -> None:
@@ -289,7 +286,6 @@ class ZookeeperSession:
         return await self._reader.read(position)
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """Return a record without waiting; see `LogSession.look`."""
         await self._link.insist(sync(self._layout.root))
         try:
             data, stat = await self._link.insist(get(self._layout.record(position)))
@@ -306,7 +302,6 @@ class ZookeeperSession:
     # --- pulses ---------------------------------------------------------------------
 
     async def set_pulse(self, peer: str, data: bytes) -> None:
-        """Set a peer's pulse; see `LogSession.set_pulse`."""
         path = self._pulse_path(peer)
         while True:
             await self._link.wait_connected()
@@ -337,7 +332,6 @@ class ZookeeperSession:
         return False
 
     async def pulses(self) -> dict[str, bytes]:
-        """Return all pulses; see `LogSession.pulses`."""
         await self._link.insist(sync(self._layout.pulses))
         found = {}
         for peer in sorted(await self._link.insist(lambda client: client.get_children_async(self._layout.pulses))):
@@ -349,7 +343,6 @@ class ZookeeperSession:
         return found
 
     async def wait_pulse_gone(self, peer: str) -> None:
-        """Return when a peer's pulse is gone; see `LogSession.wait_pulse_gone`."""
         path = self._pulse_path(peer)
         # A server that lags behind could report a new pulse as absent.
         await self._link.insist(sync(path))
@@ -380,7 +373,6 @@ class ZookeeperSession:
     # --- origin ---------------------------------------------------------------------
 
     async def origin(self) -> Origin | None:
-        """Return the origin; see `LogSession.origin`."""
         return await self._origins.read()
 
     async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
@@ -391,11 +383,9 @@ class ZookeeperSession:
         return await self._origins.store(position, data, expected_version=expected_version)
 
     async def trim(self, upto: int) -> int:
-        """Delete old records; see `LogSession.trim`."""
         return await self._origins.trim(upto, self._segments)
 
     async def rotate(self) -> bool:
-        """Begin the next segment if this one is full; see `LogSession.rotate`."""
         return await self._segments.rotate()
 
     async def destroy(self) -> None:
@@ -425,5 +415,4 @@ class ZookeeperSession:
                 raise LogUnavailable("the connection to ZooKeeper broke; repeat it") from None
 
     async def aclose(self) -> None:
-        """Close the session; see `LogSession.aclose`."""
         await self._link.close()

@@ -54,7 +54,6 @@ class Pointer:
     """Number of the origin among those of this cluster; `Origin.version`."""
 
     def pack(self) -> bytes:
-        """Return the znode's bytes."""
         return bytes(msgpack.packb(astuple(self)))
 
     @staticmethod
@@ -84,7 +83,6 @@ class Origins:
         return pointer.position if pointer is not None else START
 
     async def read(self) -> Origin | None:
-        """Return the origin; see `LogSession.origin`."""
         await self._link.insist(sync(self._layout.root))
         for _ in range(_READ_TRIES):
             pointer, _version = await self._pointer()
@@ -101,7 +99,6 @@ class Origins:
         raise Corrupt(f"chunks of the origin at {self._layout.pointer} are missing")
 
     async def store(self, position: int, data: bytes, *, expected_version: int) -> bool:
-        """Replace the origin; see `LogSession.store_origin`."""
         found, _ = await self._pointer()
         if not _may_follow(found, position, expected_version):
             return False
@@ -117,7 +114,6 @@ class Origins:
         return won
 
     async def trim(self, upto: int, segments: Segments) -> int:
-        """Delete old records; see `LogSession.trim`."""
         deleted, per_s = 0, 0.0
         while True:
             await self._link.wait_connected()

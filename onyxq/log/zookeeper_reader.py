@@ -94,7 +94,6 @@ class Reader:
         link.on_end.append(self._wake)
 
     async def read(self, position: int) -> Record | Trimmed:
-        """Return the record at a position; see `LogSession.read`."""
         if self._busy:
             raise trio.BusyResourceError("a session has one reader at a time")
         self._busy = True

@@ -97,7 +97,6 @@ class Segments:
         raise Corrupt(f"the end of segment {segment} of the log is missing")
 
     async def rotate(self) -> bool:
-        """Begin the next segment if this one is full; see `LogSession.rotate`."""
         await self.look()
         segment = self.present
         while await self.written(segment) >= self._records and not await self.look():

@@ -31,7 +31,6 @@ class OnyxqSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return FORMAT
 
     def schema(self) -> str:

@@ -52,15 +52,12 @@ class Lines(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return FORMAT
 
     def schema(self) -> str:
-        """Return the schema: one column."""
         return "value string"
 
     def streamReader(self, schema: Any) -> LinesReader:
-        """Return the reader of the rows."""
         return LinesReader()
 
 

@@ -252,8 +252,6 @@ class Rider(Protocol):
 
     def take(self) -> Batch | None:
         """Return the batch for the transaction that begins now, or None."""
-        ...
 
     def heard(self, outcome: Written | OnyxqError) -> None:
         """Learn whether the last batch from `take` is stored."""
-        ...

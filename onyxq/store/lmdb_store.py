@@ -97,7 +97,6 @@ class LmdbTable:
         return self._txn.delete(key, db=self._db)
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from ``start`` upwards."""
         with self._txn.cursor(self._db) as cursor:
             found = cursor.set_range(start) if start else cursor.first()
             last: bytes | None = None
@@ -110,7 +109,6 @@ class LmdbTable:
                 found = cursor.next()
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from ``start`` downwards."""
         with self._txn.cursor(self._db) as cursor:
             if not cursor.set_range(start):
                 found = cursor.last()
@@ -126,7 +124,6 @@ class LmdbTable:
                 found = cursor.prev()
 
     def clear(self, prefix: bytes, limit: int | None = None) -> int:
-        """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
         with self._txn.cursor(self._db) as cursor:
             size, deleted = len(prefix), 0
             found = cursor.set_range(prefix)
@@ -155,14 +152,12 @@ class ReadTable(LmdbTable):
             raise self._failed(error) from error
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from ``start`` upwards."""
         try:
             yield from super().ascend(start)
         except lmdb.Error as error:
             raise self._failed(error) from error
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from ``start`` downwards."""
         try:
             yield from super().descend(start)
         except lmdb.Error as error:

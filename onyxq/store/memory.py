@@ -32,13 +32,11 @@ class MemoryTable:
         self.get: Callable[[bytes], bytes | None] = self._entries.get
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set the value of a key."""
         if key not in self._entries:
             self._insert(key)
         self._entries[key] = value
 
     def add(self, key: bytes, value: bytes) -> bool:
-        """Put unless the key exists; return whether it was put."""
         if key in self._entries:
             return False
         self._insert(key)
@@ -52,24 +50,20 @@ class MemoryTable:
             self._keys.insert(bisect_left(self._keys, key), key)
 
     def delete(self, key: bytes) -> None:
-        """Delete a key if it exists."""
         if self._entries.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from ``start`` upwards."""
         for place in range(bisect_left(self._keys, start), len(self._keys)):
             key = self._keys[place]
             yield key, self._entries[key]
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from ``start`` downwards."""
         for place in range(bisect_right(self._keys, start) - 1, -1, -1):
             key = self._keys[place]
             yield key, self._entries[key]
 
     def clear(self, prefix: bytes, limit: int | None = None) -> int:
-        """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
         begin = end = bisect_left(self._keys, prefix)
         while end < len(self._keys) and self._keys[end].startswith(prefix) and end - begin != limit:
             del self._entries[self._keys[end]]
@@ -97,14 +91,12 @@ class Disk(Protocol):
 
     def open(self) -> int:
         """Begin a run of the store and return its number; writes of earlier runs are refused from now on."""
-        ...
 
     async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
         """Call ``apply`` once ``size`` bytes are durable.
 
         Raises `StoreFailed` if they cannot be, or if ``run`` is over (then they may or may not be stored).
         """
-        ...
 
 
 class PlainDisk:
@@ -114,11 +106,9 @@ class PlainDisk:
         self.tables = MemoryTables()
 
     def open(self) -> int:
-        """Begin a run of the store."""
         return 0
 
     async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
-        """Accept the bytes at once."""
         await trio.lowlevel.checkpoint()
         apply()
 

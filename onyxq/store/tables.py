@@ -53,31 +53,24 @@ class Table(Protocol):
 
     def get(self, key: bytes, /) -> bytes | None:
         """Return the value of a key, or None."""
-        ...
 
     def put(self, key: bytes, value: bytes) -> object:
         """Set the value of a key."""
-        ...
 
     def add(self, key: bytes, value: bytes) -> bool:
         """Put unless the key exists; return whether it was put."""
-        ...
 
     def delete(self, key: bytes) -> object:
         """Delete a key if it exists."""
-        ...
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield entries from ``start`` upwards; the table must not change meanwhile."""
-        ...
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield entries from ``start`` downwards; the table must not change meanwhile."""
-        ...
 
     def clear(self, prefix: bytes, limit: int | None = None) -> int:
         """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
-        ...
 
 
 class Tables:
@@ -134,7 +127,6 @@ class CheckedTable:
         self._strict = strict
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key, or None."""
         stored = self._table.get(key)
         if stored is None:
             return None
@@ -151,27 +143,21 @@ class CheckedTable:
         return stored is not None and stored[:-4] == value
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set the value of a key."""
         self._table.put(key, seal(key, value))
 
     def add(self, key: bytes, value: bytes) -> bool:
-        """Put unless the key exists; return whether it was put."""
         return self._table.add(key, seal(key, value))
 
     def delete(self, key: bytes) -> object:
-        """Delete a key if it exists."""
         return self._table.delete(key)
 
     def clear(self, prefix: bytes, limit: int | None = None) -> int:
-        """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
         return self._table.clear(prefix, limit)
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from ``start`` upwards."""
         return self._checked(self._table.ascend(start))
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from ``start`` downwards."""
         return self._checked(self._table.descend(start))
 
     def _checked(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -21,7 +21,6 @@ class WallClock(Protocol):
 
     def wall_ms(self) -> int:
         """Return the current time of this machine, in ms since the epoch."""
-        ...
 
 
 class Clock(WallClock, Protocol):
@@ -29,14 +28,12 @@ class Clock(WallClock, Protocol):
 
     def monotonic_ns(self) -> int:
         """Return nanoseconds since some moment before this process started. This clock cannot be set."""
-        ...
 
 
 class SystemClock:
     """The machine's own clock."""
 
     def wall_ms(self) -> int:
-        """Return the current time of this machine, in ms since the epoch."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ns(self) -> int:
@@ -90,7 +87,6 @@ class RingClock:
         return back
 
     def wall_ms(self) -> int:
-        """Return the current time, in ms since the epoch."""
         self._last_ms = max(self._last_ms, self._now_ms())
         return self._last_ms
 

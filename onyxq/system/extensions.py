@@ -48,11 +48,9 @@ class Context(Protocol):
     @property
     def replica(self) -> Replica:
         """The peer's present replica."""
-        ...
 
     async def changed(self) -> Replica:
         """Return the replica after the next record of the log."""
-        ...
 
     async def submit(self, args: Any) -> Verdict:
         """Append an entry of the extension and return its verdict; waits while the log is unreachable.
@@ -60,19 +58,15 @@ class Context(Protocol):
         Raises `LogUnavailable` if the verdict is not known in time: the entry may have been applied, or
         may be applied later. Also raises `NotEnabled` and `TooLarge`.
         """
-        ...
 
     def let_time_pass(self) -> None:
         """Have a record written soon, so that log time advances while no other peer writes."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Wait; in simulations this takes no time."""
-        ...
 
     def wall_ms(self) -> int:
         """Return the wall clock, in milliseconds since the epoch."""
-        ...
 
 
 # --- finding and loading -----------------------------------------------------------

@@ -32,11 +32,9 @@ class Metric(Protocol):
     @property
     def name(self) -> str:
         """The metric's name."""
-        ...
 
     def render(self) -> Iterator[str]:
         """Yield its lines of Prometheus text."""
-        ...
 
 
 def _escape(text: str) -> str:
@@ -90,7 +88,6 @@ class Counter:
         return out
 
     def render(self) -> Iterator[str]:
-        """Yield its lines of Prometheus text."""
         yield from _head(self.name, "counter", self.doc)
         for labels, value in sorted(self._values.items()):
             yield f"{self.name}{_labels(self.labels, labels)} {value}"
@@ -122,7 +119,6 @@ class Gauge:
         return self._values.get(labels)
 
     def render(self) -> Iterator[str]:
-        """Yield its lines of Prometheus text."""
         yield from _head(self.name, "gauge", self.doc)
         for labels, value in sorted(self._values.items()):
             yield f"{self.name}{_labels(self.labels, labels)} {value}"
@@ -160,7 +156,6 @@ class Histogram:
         return sum(self._counts)
 
     def render(self) -> Iterator[str]:
-        """Yield its lines of Prometheus text."""
         yield from _head(self.name, "histogram", self.doc)
         below = 0
         for bound, count in zip(self._bounds, self._counts, strict=False):

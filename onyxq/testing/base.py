@@ -88,7 +88,6 @@ class Base:
         return machine
 
     def awaited_client(self, machine: Machine) -> AwaitedClient:
-        """Return a machine's client for the user's async code."""
         return AwaitedClient(machine, self.elsewhere)
 
     async def elsewhere(self, function: Callable[[], Awaitable[Any]]) -> Any:
@@ -96,7 +95,6 @@ class Base:
         return await (self.host.elsewhere(function) if self.backend == "asyncio" else function())
 
     async def in_backend(self, make: Callable[[], Any]) -> Any:
-        """Run the user's async code; called from the simulation."""
         return await (self.host.call(make) if self.backend == "asyncio" else make())
 
     def use(self, app: App) -> App:

@@ -210,7 +210,6 @@ class AwaitedClient(AsyncClient):
         """Do nothing: the client stays open until the test is over."""
 
     def random_name(self) -> str:
-        """Return a unique name for a transaction; see `AsyncClient.random_name`."""
         return self._machine.random_name()
 
     def task_store(self, client_id: int | None = None) -> AsyncTaskStore:

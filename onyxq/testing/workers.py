@@ -61,15 +61,12 @@ class Surroundings(Protocol):
 
     async def in_backend(self, make: Callable[[], Any]) -> Any:
         """Run a coroutine in the event loop of the cluster's backend."""
-        ...
 
     def awaited_client(self, machine: Machine) -> AwaitedClient:
         """Return a machine's client for the user's code."""
-        ...
 
     def kill(self, worker: RunningWorker) -> None:
         """Kill the worker now and start another one in its place."""
-        ...
 
 
 current_worker: contextvars.ContextVar[RunningWorker] = contextvars.ContextVar("current_worker")

@@ -19,7 +19,6 @@ class Spawner(Protocol):
 
     def start_soon(self, func: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> object:
         """Run ``func(*args)`` concurrently."""
-        ...
 
 
 class Background:

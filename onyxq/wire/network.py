@@ -17,7 +17,6 @@ class Network(Protocol):
 
     async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
         """Return a stream to ``HOST:PORT``; raises `Unavailable`."""
-        ...
 
     async def serve(
         self,
@@ -27,4 +26,3 @@ class Network(Protocol):
         task_status: TaskStatus[str],
     ) -> None:
         """Accept until cancelled; report the bound ``HOST:PORT`` (port 0: a free one)."""
-        ...

@@ -62,7 +62,6 @@ class AppWorker(Worker):
         run_worker(self, self._address, token=self._token, backend=backend)
 
     async def serve(self, client: AsyncClient) -> None:
-        """Work until stopped; see `Worker.serve`."""
         failure: OnyxqError | None = None
         async with Threads(freed=self._wake) as self._threads:
             self._processes = Processes(self._threads, address=self._address, token=self._token)

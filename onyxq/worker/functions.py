@@ -31,12 +31,10 @@ class Application(Protocol):
     @property
     def client(self) -> Client:
         """A client for this process."""
-        ...
 
     @property
     def opened(self) -> Client | None:
         """The client of this process if it is open; None otherwise."""
-        ...
 
 
 class TaskFunction(Generic[P, R]):

@@ -78,16 +78,13 @@ class LogSession(Protocol):
     @property
     def connected(self) -> bool:
         """Whether the log can be reached now, as far as this session knows."""
-        ...
 
     @property
     def connections(self) -> int:
         """Number of times that this session connected. Within one connection the log cannot go back."""
-        ...
 
     async def wait_lost(self) -> None:
         """Return once the session is lost (or closed)."""
-        ...
 
     async def append(self, data: bytes) -> int:
         """Append one record (at most 512 KiB) and return its position.
@@ -95,7 +92,6 @@ class LogSession(Protocol):
         Raises `AppendUnknown` when the connection broke, `SessionLost`, `TooLarge`.
         Exactly-once is the outbox's work, not this method's.
         """
-        ...
 
     async def read(self, position: int) -> Record | Trimmed:
         """Return the record at ``position``, after waiting until it is written.
@@ -103,7 +99,6 @@ class LogSession(Protocol):
         Consecutive calls are served from a window of pipelined gets. Cancellable.
         At the end of a closed segment, this is the first record of the next segment.
         """
-        ...
 
     async def look(self, position: int) -> Record | Trimmed | None:
         """Return the record at ``position`` in the present log, without waiting.
@@ -111,30 +106,24 @@ class LogSession(Protocol):
         If the record is missing: `Trimmed` if the origin is at or above the position, else None.  So None for a
         position that was read before means that the position is not in this log.
         """
-        ...
 
     async def tail(self) -> int:
         """Return a position at or before the present end of the log (`START` if the log is empty).
 
         A new reader that has stepped past this position is current as of this call.
         """
-        ...
 
     async def set_pulse(self, peer: str, data: bytes) -> None:
         """Create the peer's ephemeral pulse in this session, replacing older data."""
-        ...
 
     async def pulses(self) -> dict[str, bytes]:
         """Return all pulses that exist now: peer -> data."""
-        ...
 
     async def wait_pulse_gone(self, peer: str) -> None:
         """Wait until the pulse is absent, and return at once if it is already. Cancellable."""
-        ...
 
     async def origin(self) -> Origin | None:
         """Return the present origin, or None before the first gc. Reads again if a chunk was deleted meanwhile."""
-        ...
 
     async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
         """Write the chunks, then the pointer if its version is still ``expected_version``.
@@ -142,25 +131,21 @@ class LogSession(Protocol):
         -1 means that the pointer does not exist yet.  Return False, with own chunks deleted, if another
         writer was first.
         """
-        ...
 
     async def trim(self, upto: int) -> int:
         """Delete records up to ``upto`` (never above the origin) in batches; return how many were deleted.
 
         It resumes from the progress kept in the pointer.
         """
-        ...
 
     async def rotate(self) -> bool:
         """Close the present segment and open the next one, if the present one is full; return whether it did.
 
         A record that is written after a segment's end is never read; `append` appends it again.
         """
-        ...
 
     async def aclose(self) -> None:
         """End the session; its pulse is deleted at once."""
-        ...
 
 
 class LogBackend(Protocol):
@@ -169,19 +154,15 @@ class LogBackend(Protocol):
     @property
     def durable(self) -> bool:
         """Whether the log outlives the process."""
-        ...
 
     async def session(self) -> LogSession:
         """Return a new session; raises `LogUnavailable` if the log does not open one in time."""
-        ...
 
     async def look(self, position: int) -> Record | Trimmed | None:
         """Return the same as `LogSession.look`, over a separate connection; raises `LogUnavailable`.
 
         A log that was set back may refuse sessions that saw more of it, but not new ones.
         """
-        ...
 
     async def destroy(self) -> None:
         """Delete the cluster's log completely."""
-        ...

@@ -78,7 +78,6 @@ class _Lines:
         raise NotImplementedError
 
     def add(self, payload: bytes) -> None:
-        """Write one packed segment."""
         try:
             line = self._form(payload)
         except Unfit as error:
@@ -86,12 +85,10 @@ class _Lines:
         self._stream.write(line.encode() + b"\n")
 
     def close(self) -> str:
-        """Finish the file."""
         self._stream.close()
         return ""
 
     def abandon(self) -> None:
-        """Release the file."""
         self._stream.close()
 
     def _fitter(self, schema: Any) -> Callable[[Any], list[Any]]:
@@ -234,7 +231,6 @@ class Parquet:
         return "" if self._output.schema else described(self._schema)
 
     def abandon(self) -> None:
-        """Release the file."""
         if self._writer is not None:
             self._writer.close()
         self._stream.close()

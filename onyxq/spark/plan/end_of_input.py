@@ -39,15 +39,12 @@ class End(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return FORMAT
 
     def schema(self) -> str:
-        """Return the schema of segments."""
         return rows.SCHEMA
 
     def streamReader(self, schema: Any) -> EndReader:
-        """Return the reader of the one row."""
         return EndReader(self.options["checkpoint"])
 
 

@@ -254,17 +254,14 @@ class _Gather(StatefulProcessor):
         self._job = job
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the state."""
         self._handle = handle
         self._index = handle.getValueState("index", "turn bigint, wake_ms bigint, data binary")
         self._buckets = handle.getMapState("buckets", "number bigint", "data binary")
 
     def handleInputRows(self, key: Any, rows: Iterator[pandas.DataFrame], timerValues: Any) -> Iterator[Any]:
-        """Process a group's rows of a batch."""
         yield from self._gathered(key[0], _given(rows))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Process a group whose timer fired."""
         yield from self._gathered(key[0], Given(timerValues.getCurrentProcessingTimeInMs()))
 
     def _gathered(self, group: int, given: Given) -> Iterator[Any]:
@@ -310,12 +307,10 @@ class _Kept:
     index: bytes | None
 
     def load(self, number: int) -> bytes | None:
-        """Return the bytes under a number."""
         found = self._buckets.getValue((number,))
         return None if found is None else bytes(found[0])
 
     def save(self, number: int, data: bytes | None) -> None:
-        """Store bytes under a number, or (None) remove them."""
         if data is not None:
             self._buckets.updateValue((number,), (data,))
         elif self._buckets.containsKey((number,)):

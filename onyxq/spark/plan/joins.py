@@ -40,11 +40,9 @@ class Pairing:
     task: str
 
     def dealer(self) -> Keying:
-        """Return a dealer that finds the keys of one part of a batch."""
         return Keying(self)
 
     def gather(self, given: Given, state: State) -> Iterator[Made]:
-        """Yield the pairs of a group."""
         group = Group(_join(self.body, self.task), Index.unpack(state.index), state)
         segments = [(side, key, time_ms, value) for side, key, (time_ms, value) in given.dealt]
         for pair in group.batch(Batch(segments, given.notes, given.ended)):
@@ -57,7 +55,6 @@ class Pairing:
         """Return None: a group never runs without new segments."""
 
     def failed(self, error: Exception, segment: Any) -> Exception:
-        """Return what to raise for an exception of one of the join's functions."""
         return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
 
 
@@ -71,7 +68,6 @@ class Keying:
         self._newest: list[int | None] = [None, None]
 
     def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
-        """Add a segment of a side."""
         try:
             time_ms = None if self._time is None else time_of(self._time, value)
             key = pack_key(self._on(value))
@@ -81,16 +77,13 @@ class Keying:
         self._dealt.append((side, key, (time_ms, value)))
 
     def __len__(self) -> int:
-        """Return the number of segments."""
         return len(self._dealt)
 
     def take(self) -> Iterator[Dealt]:
-        """Yield each segment with its side and key."""
         dealt, self._dealt = self._dealt, []
         yield from dealt
 
     def note(self) -> list[int | None]:
-        """Return the newest time of each side."""
         return self._newest
 
     def watermark_ms(self) -> None:

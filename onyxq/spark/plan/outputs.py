@@ -50,11 +50,9 @@ class Outputs(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return FORMAT
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Routed:
-        """Return the writer of each batch."""
         options = dict(self.options)
         folders = {said["name"]: Folder(**said) for said in json.loads(options.pop("folders"))}
         return Routed(folders, options)

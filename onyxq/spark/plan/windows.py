@@ -50,11 +50,9 @@ class Gathering:
     task: str
 
     def dealer(self) -> Folding:
-        """Return a dealer that folds one part of a batch."""
         return Folding(self)
 
     def gather(self, given: Given, state: State) -> Iterator[Made]:
-        """Yield the segments that fire in a group."""
         group = self._group(state)
         batch = Batch(
             now_ms=given.now_ms,
@@ -74,11 +72,9 @@ class Gathering:
             yield late(group.index.late)
 
     def wake_ms(self, state: State) -> int | None:
-        """Return when a timer fires or a window ends by the clock, in ms, or None."""
         return self._group(state).wake_ms()
 
     def failed(self, error: Exception, segment: Any) -> Exception:
-        """Return what to raise for an exception of one of the windows' functions."""
         return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
 
     def windowings(self) -> tuple[Windowing, ...]:
@@ -104,7 +100,6 @@ class Folding:
         self._parts = [Parts(windowing) for windowing in work.windowings()]
 
     def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
-        """Fold a segment."""
         try:
             for part in self._parts:
                 part.add(value, now_ms)
@@ -112,17 +107,14 @@ class Folding:
             raise self._work.failed(error, value) from error
 
     def __len__(self) -> int:
-        """Return the number of pieces of states."""
         return sum(map(len, self._parts))
 
     def take(self) -> Iterator[Dealt]:
-        """Yield each piece with the index of its window and its key."""
         for window, part in enumerate(self._parts):
             for key, piece in part.take():
                 yield window, key, piece
 
     def note(self) -> list[int | None]:
-        """Return the newest time of each window."""
         return [part.newest for part in self._parts]
 
     def watermark_ms(self) -> int | None:

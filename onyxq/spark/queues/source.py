@@ -91,11 +91,9 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- the planner
 
     def initialOffset(self) -> Offset:
-        """Return the offset before the first batch."""
         return {"onyxq": 1, "n": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the maximum number of tasks in a batch."""
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -274,7 +272,6 @@ class Keeper:
                 log.warning("queue %s: %d tasks of batch %d were not held any more", queue, lost, number)
 
     def stop(self) -> None:
-        """Stop renewing."""
         self._over.set()
 
     def _run(self) -> None:
