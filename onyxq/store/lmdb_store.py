@@ -46,16 +46,12 @@ from onyxq.system.directories import PRIVATE, PRIVATE_FILE
 from onyxq.system.directory_lock import lock_file
 
 MAP_BYTES = 1 << 30
-"""First size of the memory map, in bytes. Only the used part takes space on the disk."""
-MAP_BYTES_MAX = 1 << 44
+"""First size of the memory map, in bytes; it doubles when it is full. Only the used part takes space on the disk."""
 GROUP_BATCHES_MAX = 256
 """Batches in one transaction. Bounds how long the event loop is busy with one group."""
 GROUP_BYTES_MAX = 32 * 1024 * 1024
-RESERVE_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of the map (at most a sixteenth of it) reserved for drops: deleting needs space before it frees any."""
 IN_USE = "Stop that process, or give this one a data directory of its own."
 FORMAT = b"6"
-_FREED = "\0freed"
 _OPTIONS: dict[str, Any] = {
     "max_dbs": len(TABLE_NAMES),
     "lock": False,
@@ -190,33 +186,27 @@ class LmdbTables(Tables):
 class _Ticket:
     """A waiting batch, and the task to wake; no task if that was cancelled."""
 
-    __slots__ = ("prepared", "result", "rider", "task", "urgent")
+    __slots__ = ("prepared", "result", "rider", "task")
 
     def __init__(self, prepared: PreparedBatch, task: trio.lowlevel.Task | None, *, rider: Rider | None = None) -> None:
         self.prepared = prepared
         self.rider = rider
         self.result: Written | OnyxqError | None = None
         self.task = task
-        self.urgent = bool(prepared.batch.drop) or (task is None and rider is None)
-        """Whether the batch makes space and may use the map's reserve."""
 
 
 class LmdbStore(Store):
     """A `Store` in one LMDB environment. Make it with `LmdbStore.open`."""
 
-    def __init__(self, env: lmdb.Environment, lock: int, *, now_ms: Callable[[], int], map_bytes_max: int) -> None:
+    def __init__(self, env: lmdb.Environment, lock: int, *, now_ms: Callable[[], int]) -> None:
         super().__init__()
         self._directory = Path(env.path())
         self._lock = lock
         self._now_ms = now_ms
-        self._map_bytes_max = map_bytes_max
-        self._map_bytes_limit = _limit(map_bytes_max)
         self._token = trio.lowlevel.current_trio_token()
         self._waiting: deque[_Ticket] = deque()
         self._group: list[_Ticket] = []
         self._written: list[Written] = []
-        self._alone = 0
-        """Number of waiting batches that are written one by one, because together they failed."""
         self._busy = False
         self._begin_asked = False
         self._closed = False
@@ -241,7 +231,6 @@ class LmdbStore(Store):
         *,
         now_ms: Callable[[], int] | None = None,
         map_bytes: int = MAP_BYTES,
-        map_bytes_max: int = MAP_BYTES_MAX,
     ) -> LmdbStore:
         """Open or create the store in a directory; call it inside trio.
 
@@ -257,11 +246,11 @@ class LmdbStore(Store):
             raise StoreFailed(f"the data directory {directory} cannot be used: {error}") from error
         env = store = None
         try:
-            env = open_file(directory, map_size=min(map_bytes, _limit(map_bytes_max)), **_OPTIONS)
+            env = open_file(directory, map_size=map_bytes, **_OPTIONS)
             _check_format(env, directory)
             _take_identity(env, directory)
             now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
-            store = cls(env, lock, now_ms=now_ms, map_bytes_max=map_bytes_max)
+            store = cls(env, lock, now_ms=now_ms)
             store.check_promises()
             store._watermarks = watermarks_in(store._tables.meta)
         except BaseException as error:
@@ -321,7 +310,6 @@ class LmdbStore(Store):
         while self._waiting and not self._busy:
             for rider, batch in self._taken():
                 self._waiting.appendleft(_Ticket(prepare_batch(batch), None, rider=rider))
-                self._alone += bool(self._alone)
             self._group = self._take()
             self._apply()
         if not self._waiting and not self._busy:
@@ -330,11 +318,9 @@ class LmdbStore(Store):
     def _take(self) -> list[_Ticket]:
         size = 0
         group: list[_Ticket] = []
-        limit = 1 if self._alone else GROUP_BATCHES_MAX
-        while self._waiting and len(group) < limit and size < GROUP_BYTES_MAX:
+        while self._waiting and len(group) < GROUP_BATCHES_MAX and size < GROUP_BYTES_MAX:
             group.append(self._waiting.popleft())
             size += group[-1].prepared.bytes
-        self._alone = max(0, self._alone - 1)
         return group
 
     def _apply(self) -> None:
@@ -392,10 +378,6 @@ class LmdbStore(Store):
         elif self.condition.fatal is None:
             group, written = self._group, self._written
             self._group, self._written = [], []
-            if any(ticket.prepared.batch.drop for ticket in group):
-                self._free_dropped()
-            elif self._map_bytes > self._map_bytes_limit:
-                self._resize(self._map_bytes_limit)
             self._renew()
             self.condition.wrote()
             for ticket in group:
@@ -410,10 +392,8 @@ class LmdbStore(Store):
         """Try the group that failed again where that helps; otherwise fail its writers."""
         failure = judge(error)
         if failure is Failure.FULL:
-            if self._grow():
-                self._apply()
-            else:
-                self._split_or_fail()
+            self._grow()
+            self._apply()
         elif failure is Failure.STOPPED:
             self._do(partial(write_metas_again, self._directory / DATA), self._open_again)
         elif failure is Failure.DAMAGE:
@@ -472,15 +452,6 @@ class LmdbStore(Store):
             self._sound = False
             note_doubt(self._directory)
 
-    def _split_or_fail(self) -> None:
-        """Write the batches of a group one by one, since the map is full: some may fit alone."""
-        if len(self._group) > 1:
-            self._alone = len(self._group)
-            self._waiting.extendleft(reversed(self._group))
-            self._group = []
-        else:
-            self._fail(StoreFailed(f"the store could not write: the limit of {self._map_bytes_max} bytes is reached"))
-
     def _fail(self, error: OnyxqError) -> None:
         group, self._group, self._written = self._group, [], []
         for ticket in group:
@@ -488,25 +459,12 @@ class LmdbStore(Store):
 
     # --- the map ------------------------------------------------------------------
 
-    def _grow(self) -> bool:
-        """Enlarge the map; return False at its limit. No write transaction may be open."""
-        urgent = len(self._group) == 1 and self._group[0].urgent
-        limit = self._map_bytes_max if urgent else self._map_bytes_limit
-        if self._map_bytes >= limit:
-            return False
-        self._resize(min(2 * self._map_bytes, limit))
-        return True
-
-    def _free_dropped(self) -> None:
-        """Commit once more after a drop: LMDB reuses pages one transaction later, and a full map needs them."""
-        self._waiting.appendleft(_Ticket(prepare_batch(Batch(meta=((_FREED, b""),))), None))
-        self._alone += 1
-
-    def _resize(self, size: int) -> None:
+    def _grow(self) -> None:
+        """Double the map. No write transaction may be open."""
         self._snapshot.abort()
         try:
-            self._env.set_mapsize(size)
-            self._map_bytes = size
+            self._env.set_mapsize(2 * self._map_bytes)
+            self._map_bytes *= 2
             self._begin_snapshot()
         except lmdb.Error as error:
             self._end(StoreFailed(f"the store in {self._directory} cannot be mapped: {error}"))
@@ -559,11 +517,6 @@ def _wake(ticket: _Ticket, result: Written | OnyxqError) -> None:
         ticket.rider.heard(result)
     if task is not None:
         trio.lowlevel.reschedule(task)
-
-
-def _limit(map_bytes_max: int) -> int:
-    """Return the map size, in bytes, that batches without drops may reach."""
-    return map_bytes_max - min(RESERVE_BYTES_MAX, map_bytes_max // 16)
 
 
 def _take_identity(env: lmdb.Environment, directory: Path) -> None:

@@ -19,7 +19,6 @@ from onyxq.core.facts import (
     Mark,
     Row,
     completion_row,
-    key_of,
     pack_task,
     task_row,
     unpack_completion,
@@ -222,60 +221,6 @@ async def test_the_map_grows_by_itself(lmdb_world: World) -> None:
             await put(store, task_row(first_id(counter), body))
         assert store.size_bytes() > 4_000_000
         assert store.known_bits(first_id(0)) == (1 << 40) - 1
-
-
-async def fill(store: AnyStore) -> int:
-    """Write until the store is full; return the number of 30 kB rows."""
-    body = pack_task({"queue": "mail"}, [bytes(30_000)])
-    for counter in range(1000):
-        try:
-            await put(store, task_row(first_id(counter), body))
-        except StoreFailed:
-            assert store.get(key_of(TASK, first_id(counter))) is None
-            return counter
-    raise AssertionError("it was never full")
-
-
-@in_trio
-async def test_a_full_map_fails_the_batch_and_a_drop_makes_room(lmdb_world: World) -> None:
-    """Stored rows can still be read; after the drop as many rows fit as before."""
-    async with lmdb_world.store(map_bytes=1 << 18, map_bytes_max=1 << 22) as store:
-        stored = await fill(store)
-        assert stored > 20
-        assert store.known_bits(first_id(0)) == (1 << stored) - 1
-        await store.write(Batch(drop=(3,)))
-        assert store.known_bits(first_id(0)) == 0
-        assert await fill(store) >= 0.9 * stored
-
-
-@in_trio
-async def test_a_batch_too_large_for_the_map_does_not_spoil_its_group(lmdb_world: World) -> None:
-    """The others of the group are stored."""
-    large = task_row(first_id(0), pack_task({"queue": "mail"}, [bytes(6_000_000)]))
-    failed = []
-    async with lmdb_world.store(map_bytes=1 << 18, map_bytes_max=1 << 22) as store:
-
-        async def write(row: Row) -> None:
-            try:
-                await put(store, row)
-            except StoreFailed:
-                failed.append(row)
-
-        async with trio.open_nursery() as nursery:
-            for row in (tasks(first_id(1), 1), large, tasks(first_id(2), 1)):
-                nursery.start_soon(write, row)
-        assert failed == [large]
-        assert store.known_bits(first_id(0)) == 0b110
-
-
-@in_trio
-async def test_a_raised_limit_lets_a_full_store_go_on(lmdb_world: World) -> None:
-    """No row is missing after it is opened with more room."""
-    async with lmdb_world.store(map_bytes=1 << 18, map_bytes_max=1 << 21) as store:
-        stored = await fill(store)
-    async with lmdb_world.store(map_bytes_max=1 << 23) as store:
-        assert store.known_bits(first_id(0)) == (1 << stored) - 1
-        assert await fill(store) > stored
 
 
 @in_trio
