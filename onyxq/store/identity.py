@@ -8,12 +8,12 @@ its copies are lost.  If the file is lost too, the machine is a new node.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from onyxq.store.interface import CLUSTER_META, NODE_META, PEERS_META
+from onyxq.system.directories import write_durably
 
 FILE = "node.identity"
 NAMES = (NODE_META, CLUSTER_META, PEERS_META)
@@ -38,14 +38,4 @@ def read(directory: Path) -> dict[str, str]:
 def write(directory: Path, values: Mapping[str, str]) -> None:
     """Change some values of a directory's file durably; raises `OSError`."""
     line = json.dumps({**read(directory), **values}).encode()
-    new = directory / (FILE + ".new")
-    with new.open("wb") as file:
-        file.write(line + b"\n%d\n" % zlib.crc32(line))
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(directory / FILE)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_durably(directory / FILE, line + b"\n%d\n" % zlib.crc32(line))

@@ -84,6 +84,15 @@ class NewFile:
         self._part.unlink(missing_ok=True)
 
 
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file durably; after a crash it has the old or the new content. Raises `OSError`."""
+    file = NewFile(path.with_name(path.name + ".new"))
+    file.stream.write(data)
+    file.finish()
+    file.publish(path)
+    sync_directory(path.parent)
+
+
 @contextmanager
 def writing(path: Path, field: str) -> Iterator[None]:
     """Turn an `OSError` of the block into a `BadRequest` that names the path; ``field`` is what the user named."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from onyxq import __version__
 
@@ -51,15 +51,37 @@ def _head(name: str, kind: str, doc: str) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
-class Counter:
-    """A sum that only grows, per combination of labels."""
+class _Series:
+    """Numbers per combination of labels."""
+
+    kind: ClassVar[str]
 
     def __init__(self, name: str, doc: str, *labels: str, series_max: int = SERIES_MAX) -> None:
         self.name = name
         self.doc = doc
         self.labels = labels
         self._series_max = series_max
-        self._values: dict[Labels, Number] = {} if labels else {(): 0}
+        self._values: dict[Labels, Number] = {}
+
+    def _check(self, labels: Labels) -> None:
+        if len(labels) != len(self.labels):
+            raise ValueError(f"{self.name} has the labels {self.labels}")
+
+    def render(self) -> Iterator[str]:
+        yield from _head(self.name, self.kind, self.doc)
+        for labels, value in sorted(self._values.items()):
+            yield f"{self.name}{_labels(self.labels, labels)} {value}"
+
+
+class Counter(_Series):
+    """A sum that only grows, per combination of labels."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, doc: str, *labels: str, series_max: int = SERIES_MAX) -> None:
+        super().__init__(name, doc, *labels, series_max=series_max)
+        if not labels:
+            self._values[()] = 0
 
     def add(self, *labels: str, n: Number = 1) -> None:
         """Add ``n`` to the series with these label values."""
@@ -70,8 +92,7 @@ class Counter:
             self._add_new(labels, n)
 
     def _add_new(self, labels: Labels, n: Number) -> None:
-        if len(labels) != len(self.labels):
-            raise ValueError(f"{self.name} has the labels {self.labels}")
+        self._check(labels)
         if len(self._values) >= self._series_max:
             labels = (OTHER, *labels[1:])
         self._values[labels] = self._values.get(labels, 0) + n
@@ -87,26 +108,15 @@ class Counter:
             out[labels[place]] = out.get(labels[place], 0) + value
         return out
 
-    def render(self) -> Iterator[str]:
-        yield from _head(self.name, "counter", self.doc)
-        for labels, value in sorted(self._values.items()):
-            yield f"{self.name}{_labels(self.labels, labels)} {value}"
 
-
-class Gauge:
+class Gauge(_Series):
     """A present value, per combination of labels."""
 
-    def __init__(self, name: str, doc: str, *labels: str, series_max: int = SERIES_MAX) -> None:
-        self.name = name
-        self.doc = doc
-        self.labels = labels
-        self._series_max = series_max
-        self._values: dict[Labels, Number] = {}
+    kind = "gauge"
 
     def set(self, value: Number, *labels: str) -> None:
         """Set a series to its present value."""
-        if len(labels) != len(self.labels):
-            raise ValueError(f"{self.name} has the labels {self.labels}")
+        self._check(labels)
         if labels in self._values or len(self._values) < self._series_max:
             self._values[labels] = value
 
@@ -117,11 +127,6 @@ class Gauge:
     def value(self, *labels: str) -> Number | None:
         """Return the present value of a series, or None."""
         return self._values.get(labels)
-
-    def render(self) -> Iterator[str]:
-        yield from _head(self.name, "gauge", self.doc)
-        for labels, value in sorted(self._values.items()):
-            yield f"{self.name}{_labels(self.labels, labels)} {value}"
 
 
 class Histogram:

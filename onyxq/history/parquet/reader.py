@@ -84,14 +84,8 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
         with open_regular(file) as stream, pa.parquet.ParquetFile(stream) as opened:
             queue = queue_in(opened.schema_arrow.metadata, table=table, path=str(file))
             _check_types(opened.schema_arrow, table, str(file))
-            for number in range(opened.num_row_groups):
-                if not _may_hold(opened.metadata.row_group(number), hexed):
-                    continue
-                ids = opened.read_row_group(number, columns=["id"])["id"].to_pylist()
-                places = [place for place, found in enumerate(ids) if found == hexed]
-                if places:
-                    rows = opened.read_row_group(number).take(places)
-                    yield from ({**row, "queue": queue} for row in _plain(rows).to_pylist())
+            rows = pa.parquet.read_table(stream, filters=[("id", "==", hexed)])
+            yield from ({**row, "queue": queue} for row in _plain(rows).to_pylist())
     except OnyxqError:
         raise
     except FileNotFoundError:
@@ -111,16 +105,6 @@ def _check_types(schema: Any, table: str, path: str) -> None:
                 f"{path}: column {wanted.name} is {schema.field(place).type}, not {wanted.type}",
                 hint="Take it out of the archive's directory.",
             )
-
-
-def _may_hold(group: Any, hexed: str) -> bool:
-    """Return whether a row group may hold an id, by its statistics."""
-    for place in range(group.num_columns):
-        column = group.column(place)
-        if column.path_in_schema == "id":
-            said = column.statistics
-            return said is None or not said.has_min_max or said.min <= hexed <= said.max
-    return True
 
 
 def _plain(rows: Any) -> Any:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from onyxq.core.errors import Corrupt
 from onyxq.store.integrity.lmdb_pages import check_file, meta_pages
+from onyxq.system.directories import write_durably
 
 DATA = "data.mdb"
 CLOSED = "store.closed"
@@ -74,12 +75,8 @@ def note_closed(directory: Path) -> None:
     """Write the note of a file that was closed in order and in which no damage was met."""
     path = directory / DATA
     size = path.stat().st_size
-    note = directory / (CLOSED + ".new")
-    with note.open("w", encoding="ascii") as file:
-        json.dump({"bytes": size, "crc32": _sum(path) if size <= SUM_BYTES_MAX else None}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    note.rename(directory / CLOSED)
+    note = {"bytes": size, "crc32": _sum(path) if size <= SUM_BYTES_MAX else None}
+    write_durably(directory / CLOSED, json.dumps(note).encode())
     for name in (SUSPECT, OPENED):
         (directory / name).unlink(missing_ok=True)
 
