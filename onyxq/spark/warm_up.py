@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSource, InputPartition
 
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.spark import java
 from onyxq.spark.plan.compile import Setting, compiled
+from onyxq.spark.plan.end_of_input import OneBatch
 from onyxq.spark.session import Settings, of_its_own, open_session
 from onyxq.system.directories import TEMPORARY
 
 FORMAT = "onyxq-warming"
-PARTS = 2
 
 
 def warm(session: Any, work: Path) -> None:
@@ -61,30 +60,12 @@ class Lines(DataSource):
         return LinesReader()
 
 
-class LinesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One batch with `PARTS` partitions of one row each."""
+class LinesReader(OneBatch):
+    """One batch with some partitions of one row each."""
 
-    def initialOffset(self) -> dict[str, int]:
-        """Return the offset before the batch."""
-        return {"given": 0}
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the read limit: everything is one batch."""
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Do nothing: all rows exist already."""
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return the offset after the batch."""
-        return {"given": 1}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return all partitions, or none."""
-        return [InputPartition(place) for place in range(PARTS)] if end["given"] > start["given"] else []
+    parts = 2
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield one row."""
         yield pyarrow.RecordBatch.from_pydict({"value": ["warm"]})
 
 

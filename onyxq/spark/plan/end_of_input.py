@@ -48,34 +48,40 @@ class End(DataSource):
         return EndReader(self.options["checkpoint"])
 
 
-class EndReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the one row.
+class OneBatch(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream of one batch; its offset is 0 before the batch, and 1 after it."""
 
-    Offsets are the number of rows given: 0 or 1.
-    """
+    parts = 1
+
+    def ready(self) -> bool:
+        """Return whether the batch can be read now."""
+        return True
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"ended": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Do nothing: `latestOffset` decides."""
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"ended": int(bool(start["ended"]) or self.ready())}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(place) for place in range(self.parts)] if end["ended"] > start["ended"] else []
+
+
+class EndReader(OneBatch):
+    """Reads the one row."""
 
     def __init__(self, checkpoint: str) -> None:
         self._checkpoint = checkpoint
 
-    def initialOffset(self) -> dict[str, int]:
-        """Return the offset before the row."""
-        return {"ended": 0}
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the read limit: there is only one row."""
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Do nothing: `latestOffset` checks the note."""
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return whether the end was noted, as an offset."""
-        return {"ended": 1} if start["ended"] or noted(self._checkpoint) else {"ended": 0}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return one partition with the row, or none."""
-        return [InputPartition(0)] if end["ended"] > start["ended"] else []
+    def ready(self) -> bool:
+        """Return whether the end was noted."""
+        return noted(self._checkpoint)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the row."""
         yield from rows.batches([(rows.END, b"", b"\xc0")])

@@ -75,10 +75,10 @@ class Fused:
 
     def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any]) -> Iterator[Row]:
         """Yield the rows of all segments of a part of a batch, with calls of lifecycles before and after it."""
-        self._lifecycles.before_batch(self._names, known)
+        self._lifecycles.around("before_batch", self._names, **known)
         for lineage, segment, only in segments:
             yield from self.segment(lineage, segment, only)
-        self._lifecycles.after_batch(self._names, known)
+        self._lifecycles.around("after_batch", self._names, **known)
 
     def segment(self, lineage: bytes, segment: Any, only: str = "") -> list[Row]:
         """Return the rows that one segment of the entry becomes, in the order in which tasks made them.

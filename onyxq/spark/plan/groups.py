@@ -27,9 +27,12 @@ from pyspark.sql import functions as of
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from onyxq.core.ids import make_id
+from onyxq.jobs.encoding import decode
 from onyxq.jobs.key_state import hash64
+from onyxq.jobs.model import Job
 from onyxq.jobs.values import Unfit, pack, unpack
 from onyxq.spark.plan import rows
+from onyxq.spark.plan.lifecycles import Lifecycles
 from onyxq.spark.progress import LATE, WATERMARK
 
 _NOTE, _ENDED = -1, -2
@@ -101,42 +104,48 @@ class Dealer(Protocol):
         """Return the watermark of the part, if it has one; for display only."""
 
 
-class Cut(Protocol):
-    """The work at a cut.
+@frozen
+class Cut:
+    """The work at a cut of one task of a job.
 
     It is sent to the workers, so it holds plain values only.
     """
 
-    @property
-    def task(self) -> str:
-        """The task whose cut it is."""
+    body: bytes = field(repr=False)
+    """The job's bytes."""
+    task: str
 
     def dealer(self) -> Dealer:
         """Return a dealer of one part of a batch."""
+        raise NotImplementedError
 
     def gather(self, given: Given, state: State) -> Iterator[Made]:
         """Yield the segments that a group makes of its rows.
 
         The state must be stored once this is exhausted.
         """
+        raise NotImplementedError
 
     def wake_ms(self, state: State) -> int | None:
-        """Return when a group must run without new segments, in ms, or None."""
+        """Return when a group must run without new segments, in ms; None: never."""
+        return None
 
     def failed(self, error: Exception, segment: Any) -> Exception:
         """Return what to raise for an exception of one of the cut's functions."""
+        return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
 
 
-def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
+def cut(frame: Any, work: Cut, job: Job, *, most: int | None, timed: bool) -> Any:
     """Return the segments that a cut makes of segments; with ``timed`` groups also run without input.
 
-    ``frame`` has the columns of segments and ``side``, an integer.
+    ``frame`` has the columns of segments and ``side``, an integer. ``most`` limits its parts, and thus how many of its
+    stage run at once.
     """
-    planned = frame.withColumn(_NOW, of.unix_millis(of.current_timestamp()))
-    dealt = planned.mapInArrow(_Deal(work, groups), _DEALT_SQL)
+    planned = (frame if most is None else frame.coalesce(most)).withColumn(_NOW, of.unix_millis(of.current_timestamp()))
+    dealt = planned.mapInArrow(_Deal(work, job.key_groups), _DEALT_SQL)
     dealt = dealt.observe(f"onyxq/{work.task}", of.max("seen_ms").alias(WATERMARK)).drop("seen_ms")
     made = dealt.groupBy("grp").transformWithStateInPandas(
-        statefulProcessor=_Gather(work, job),
+        statefulProcessor=_Gather(work, job.id),
         outputStructType=rows.SCHEMA,
         outputMode="append",
         timeMode="processingTime" if timed else "none",
@@ -144,11 +153,6 @@ def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
     told = of.col("out").startswith(_LATE)
     count = of.substring("out", len(_LATE) + 1, 20).cast("bigint")
     return made.observe(f"onyxq-late/{work.task}", of.sum(of.when(told, count)).alias(LATE)).where(~told)
-
-
-def limited(frame: Any, most: int | None) -> Any:
-    """Return the frame with at most ``most`` parts, which limits how many of its stage run at once."""
-    return frame if most is None else frame.coalesce(most)
 
 
 def late(count: int) -> Made:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 from pyspark.sql import functions as of
 
 from onyxq.core.errors import BadRequest
@@ -18,8 +18,7 @@ from onyxq.jobs.values import pack_key
 from onyxq.jobs.windows import getter, time_of
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.plan.groups import Dealt, Given, Made, State, cut, late, limited
-from onyxq.spark.plan.lifecycles import Lifecycles
+from onyxq.spark.plan.groups import Cut, Dealt, Given, Made, State, cut, late
 
 
 def join(left: Any, right: Any, job: Job, task: Task, most: int | None = None) -> Any:
@@ -28,16 +27,12 @@ def join(left: Any, right: Any, job: Job, task: Task, most: int | None = None) -
     Both sides include the rows that mark the end of all inputs.
     """
     frame = left.withColumn("side", of.lit(0)).unionAll(right.withColumn("side", of.lit(1)))
-    return cut(limited(frame, most), Pairing(encode(job), task.name), job=job.id, groups=job.key_groups, timed=False)
+    return cut(frame, Pairing(encode(job), task.name), job, most=most, timed=False)
 
 
 @frozen
-class Pairing:
+class Pairing(Cut):
     """One join as a cut."""
-
-    body: bytes = field(repr=False)
-    """The job's bytes."""
-    task: str
 
     def dealer(self) -> Keying:
         return Keying(self)
@@ -50,12 +45,6 @@ class Pairing:
         state.index = group.index.pack()
         if given.notes:
             yield late(group.index.late)
-
-    def wake_ms(self, state: State) -> None:
-        """Return None: a group never runs without new segments."""
-
-    def failed(self, error: Exception, segment: Any) -> Exception:
-        return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
 
 
 class Keying:

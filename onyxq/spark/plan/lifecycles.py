@@ -24,7 +24,7 @@ def _around_job(body: bytes, version: int, when: str) -> None:
     job = decode(body)
     names = tuple(task.name for task in job.catalog)
     called = Lifecycles(job, {"job": job.id, "version": version})
-    (called.before_job if when == "before_job" else called.after_job)(names)
+    called.around(when, names)
 
 
 class Lifecycles:
@@ -36,22 +36,6 @@ class Lifecycles:
     def __init__(self, job: Job, known: dict[str, Any]) -> None:
         self._entries = tuple(enumerate(job.lifecycles))
         self._known = known
-
-    def before_job(self, names: tuple[str, ...]) -> None:
-        """Call the functions for before the job starts."""
-        self._around(names, "before_job", {})
-
-    def after_job(self, names: tuple[str, ...]) -> None:
-        """Call the functions for after the job has stopped."""
-        self._around(names, "after_job", {})
-
-    def before_batch(self, names: tuple[str, ...], known: dict[str, Any]) -> None:
-        """Call the functions for before a part of a batch."""
-        self._around(names, "before_batch", known)
-
-    def after_batch(self, names: tuple[str, ...], known: dict[str, Any]) -> None:
-        """Call the functions for after a part of a batch."""
-        self._around(names, "after_batch", known)
 
     def failed(self, name: str, error: Exception, segment: Any) -> TaskFailed:
         """Return what to raise for an exception of a task that no flow condition caught."""
@@ -76,7 +60,8 @@ class Lifecycles:
             raise of_task(wrong, task=name, segment=segment, restart=False) from error
         return str(said)
 
-    def _around(self, names: tuple[str, ...], when: str, known: dict[str, Any]) -> None:
+    def around(self, when: str, names: tuple[str, ...], **known: Any) -> None:
+        """Call the functions for before or after the job or a part of a batch; ``when`` is a field of `Lifecycle`."""
         for name in names:
             for place, entry in self._of(name):
                 ref = getattr(entry, when)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 from pyspark.sql import functions as of
 
 from onyxq.core.errors import BadRequest
@@ -21,8 +21,7 @@ from onyxq.jobs.window_groups import Batch, Fired, Group, Index
 from onyxq.jobs.windows import Parts, Windowing, windowings
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.plan.groups import Dealt, Given, Made, State, cut, late, limited
-from onyxq.spark.plan.lifecycles import Lifecycles
+from onyxq.spark.plan.groups import Cut, Dealt, Given, Made, State, cut, late
 
 
 def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Trigger], most: int | None = None) -> Any:
@@ -33,21 +32,17 @@ def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Tr
     timed = any(window.time is None and window.kind != "global" for window in windows)
     timed = timed or any(trigger.on == "timer" for trigger in triggers)
     return cut(
-        limited(frame.withColumn("side", of.lit(0)), most),
+        frame.withColumn("side", of.lit(0)),
         Gathering(encode(job), windows[0].task),
-        job=job.id,
-        groups=job.key_groups,
+        job,
+        most=most,
         timed=timed and not all(task.bounded for task in job.catalog if isinstance(task, Input)),
     )
 
 
 @frozen
-class Gathering:
+class Gathering(Cut):
     """The windows of one task as a cut."""
-
-    body: bytes = field(repr=False)
-    """The job's bytes."""
-    task: str
 
     def dealer(self) -> Folding:
         return Folding(self)
@@ -73,9 +68,6 @@ class Gathering:
 
     def wake_ms(self, state: State) -> int | None:
         return self._group(state).wake_ms()
-
-    def failed(self, error: Exception, segment: Any) -> Exception:
-        return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
 
     def windowings(self) -> tuple[Windowing, ...]:
         """Return the windows with their functions resolved."""
