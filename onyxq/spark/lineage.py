@@ -50,11 +50,6 @@ def child(lineage: bytes, edge: int, ordinal: int) -> bytes:
     return lineage[:ID_BYTES] + _longer(lineage[ID_BYTES:], edge, ordinal)
 
 
-def source_of(lineage: bytes) -> bytes:
-    """Return the 20 bytes of the source."""
-    return lineage[:ID_BYTES]
-
-
 @lru_cache(maxsize=1 << 16)
 def _longer(path: bytes, edge: int, ordinal: int) -> bytes:
     return _hash((path or START) + edge.to_bytes(4, "big") + ordinal.to_bytes(8, "big"))

@@ -237,20 +237,6 @@ class Store(FindingReads):
         found = rows_of(self._tables.rows, COMPLETION, stretch) if not self.hides(stretch) else ()
         return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in found]
 
-    def task_rows(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
-        """Return the task rows that start after ``after``: first id and checked body, in id order.
-
-        Raises `Corrupt`.
-        """
-        prefix = partition.to_bytes(2, "big") + TASK
-        out: list[tuple[TaskId, bytes]] = []
-        for key, value in within(self._tables.rows, prefix, prefix + after):
-            if len(out) >= limit:
-                break
-            if key[3:] > after and not self.hides(key[3:]):
-                out.append((TaskId(key[3:]), self._unseal(key, value)))
-        return out
-
     def finished_bits(self, stretch: bytes) -> int:
         """Return the mask of the finished tasks of a stretch."""
         return self._stretch(stretch).finished

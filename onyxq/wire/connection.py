@@ -164,11 +164,6 @@ class Connection:
         self._fail_all("the connection was closed")
         self._stop.set()
 
-    @property
-    def in_flight(self) -> int:
-        """Number of calls that wait for their answer."""
-        return len(self._calls)
-
     def _send_request(self, method: str, args: dict[str, Any], call: _Call) -> int:
         if self.closed.is_set():
             raise Unavailable(f"no connection to {self.address}: {self._reason}")

@@ -175,18 +175,6 @@ async def test_covering_gives_the_rows_about_a_task_oldest_first(world: World) -
 
 
 @in_trio
-async def test_task_rows_come_in_pages_in_id_order(world: World) -> None:
-    """Every row of the partition exactly once, none of another."""
-    firsts = [first_id(2 * i) for i in range(25)]
-    async with world.store() as store:
-        await put(store, *(tasks(first, 2) for first in reversed(firsts)), tasks(first_id(partition=4), 1))
-        seen: list[bytes] = []
-        while page := store.task_rows(3, after=seen[-1] if seen else b"", limit=10):
-            seen += [first for first, _ in page]
-        assert seen == firsts
-
-
-@in_trio
 async def test_masks_say_what_is_known_and_finished(world: World) -> None:
     """Per stretch, from task rows and completions."""
     first = first_id(1024 + 7)
@@ -493,7 +481,7 @@ async def test_drop_forgets_a_partition_but_its_epoch(world: World) -> None:
         await store.write(Batch(drop=(3,)))
         assert store.partitions() == [4]
         assert (store.counts(3), store.hours(3), store.ready(3, "mail")) == ({}, {}, [])
-        assert (store.next_due_ms(3), store.known_bits(first_id(0)), store.task_rows(3)) == (None, 0, [])
+        assert (store.next_due_ms(3), store.known_bits(first_id(0)), store.task_row(first_id(0))) == (None, 0, None)
         assert (store.counts(4), store.hours(4), store.ready(4, "mail")) == others
         assert store.epochs() == {3: 8}
         await put(store, *rows, later)

@@ -83,7 +83,7 @@ async def test_a_flipped_bit_is_told_and_repaired_by_the_sound_row(world: World)
         with pytest.raises(Corrupt):
             store.covering(TASK, first_id(1))
         with pytest.raises(Corrupt):
-            store.task_rows(3)
+            store.body(row.key)
         await put(store, row)
         assert store.task_row(first_id(1)) == (first_id(0), row.value[:-4])
         await rebuild(store)
@@ -145,6 +145,8 @@ async def test_completions_gives_those_of_a_stretch(world: World) -> None:
 async def test_reopening_keeps_everything(world: World) -> None:
     """Rows, indexes, counts, digests, promises and positions."""
 
+    rows = (tasks(first_id(0), 9), tasks(first_id(0, ms=NOW_MS + 4), 1), done(first_id(2), 2))
+
     def state(store: AnyStore) -> list[Any]:
         return [
             store.counts(3),
@@ -155,11 +157,10 @@ async def test_reopening_keeps_everything(world: World) -> None:
             store.epochs(),
             store.log_position(),
             store.meta("node"),
-            store.task_rows(3),
+            [(row.key, store.body(row.key)) for row in rows],
         ]
 
     async with world.store() as store:
-        rows = (tasks(first_id(0), 9), tasks(first_id(0, ms=NOW_MS + 4), 1), done(first_id(2), 2))
         await store.write(Batch(rows=rows, epochs=((3, 2),), log_position=9, meta=(("node", b"n1"),)))
         await put(store, event(first_id(4), 2, EXPIRED, position=4, attempts=2))
         before = state(store)

@@ -81,7 +81,7 @@ async def test_purged_tasks_are_in_no_answer_from_the_moment_the_watermark_rises
         store.raise_watermark(3, ALL)
         assert store.watermark(3) == ALL and store.watermark(4) == Watermark()
         assert store.task_row(old()) is None and store.get(key_of(TASK, old())) is None
-        assert store.covering(TASK, old()) == store.completions(old()) == store.task_rows(3) == []
+        assert store.covering(TASK, old()) == store.completions(old()) == []
         assert store.known_bits(old()) == store.finished_bits(old()) == 0
         assert store.pieces(old(), mask_of(old(), 3)) == store.ready(3, "mail") == []
         assert store.due(3, 0, NOW_MS + HOUR) == []

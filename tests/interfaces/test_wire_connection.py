@@ -151,7 +151,7 @@ def test_more_calls_than_a_connection_takes_wait_in_line() -> None:
                 done = 0
                 while done < 2 * CALLS_MAX + 10:
                     await anyio.sleep(0.001)
-                    most = max(most, world.connection.in_flight)
+                    most = max(most, len(world.connection._calls))
                     for request in world.requests[done : done + 100]:
                         request.reply(None)
                         done += 1
@@ -243,7 +243,7 @@ def test_a_call_given_up_is_withdrawn_at_the_server(backend: str) -> None:
                 group.cancel_scope.cancel()
             await withdrawn.wait()
             assert not world.requests[0].open
-            assert world.connection.in_flight == 0
+            assert len(world.connection._calls) == 0
 
     play(scenario, backend=backend)
 

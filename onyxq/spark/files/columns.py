@@ -301,8 +301,8 @@ class Columns:
     Two kinds become one if no value changes: integers and floats, integers and decimals, None and anything.
     """
 
-    def __init__(self, known: Any = None) -> None:
-        self._kinds: dict[str, Kind] = {} if known is None else {part.name: _kind_of_arrow(part.type) for part in known}
+    def __init__(self) -> None:
+        self._kinds: dict[str, Kind] = {}
 
     def add(self, segment: Any) -> None:
         """Add the fields of a segment; raises `Unfit` if a field had another type before."""
