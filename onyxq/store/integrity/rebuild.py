@@ -22,7 +22,7 @@ from onyxq.core.ids import STRETCH_TASKS, id_at, stretch_of
 from onyxq.store.index.expected import stretch_rows
 from onyxq.store.interface import Rebuild
 from onyxq.store.row_checks import Prepared, prepare
-from onyxq.store.tables import DERIVED_TABLES, REBUILD_KEY, Table, Tables, within
+from onyxq.store.tables import DERIVED_TABLES, REBUILD_KEY, Table, Tables
 
 WANTED = b""
 """Place of a mark whose index was not dropped yet."""
