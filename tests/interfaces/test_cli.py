@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from onyxq.errors import BadRequest
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.context import milliseconds, moment, task_id
 from onyxq.interfaces.cli.main import run
-from onyxq.interfaces.cli.output import Output, cell, layout
+from onyxq.interfaces.cli.output import Output, cell
 from onyxq.interfaces.cli.parser import Command, build
 
 HELP_SECONDS_MAX = 0.2
@@ -201,7 +202,9 @@ def test_help_is_light() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", _HELP_AND_MODULES], capture_output=True, text=True, check=True, timeout=60
     ).stdout.splitlines()[-1]
-    assert not {"trio", "anyio", "msgpack", "lmdb", "kazoo", "fastapi", "starlette", "pyrsistent"} & set(loaded.split())
+    assert not {"trio", "anyio", "msgpack", "lmdb", "kazoo", "fastapi", "starlette", "pyrsistent", "rich"} & set(
+        loaded.split()
+    )
 
 
 _HELP_AND_MODULES = """
@@ -286,8 +289,53 @@ def test_no_color_is_heeded() -> None:
 
 
 def test_numbers_stand_to_the_right() -> None:
-    """A table's numeric columns are aligned by their last digit."""
-    assert layout(("queue", "ready"), [["a", "5"], ["bb", "12"]]) == ["queue  ready", "a          5", "bb        12"]
+    """A table's numeric columns are aligned by their last digit, the same on a terminal and in a pipe."""
+    rows = [{"queue": "a", "ready": 5}, {"queue": "bb", "ready": 12}]
+    for stream in (Terminal(), io.StringIO()):
+        out = Output(as_json=False, environment={"NO_COLOR": "1"}, stdout=stream)
+        out.table(None, rows, ("queue", "ready"))
+        assert stream.getvalue().splitlines() == ["queue  ready", "a          5", "bb        12"]
+
+
+def _on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, about: str, **environment: str) -> str:
+    """A table with a task id and a text, on a terminal of that width."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    rows = [{"id": TASK, "state": "failed", "about": about}]
+    Output(as_json=False, environment=environment, stdout=stream).table(None, rows, ("id", "state", "about"))
+    return stream.getvalue()
+
+
+TASK = "0196f0c5a1b20007d4c3b2a19080706000000000"
+
+
+def test_a_table_fits_the_terminal_and_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text goes on in the next line of its column; an id stays whole, so that it can be copied."""
+    lines = _on_terminal(monkeypatch, 70, "the host of the mailbox is unknown", NO_COLOR="1").splitlines()
+    assert [line.split()[0] for line in lines] == ["id", TASK, "mailbox"]
+    assert max(map(len, lines)) <= 70 and lines[2].startswith(" " * 48)
+
+
+def test_a_table_that_is_too_wide_shows_one_thing_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row becomes lines of a name and a value."""
+    shown = _on_terminal(monkeypatch, 50, "lost", NO_COLOR="1")
+    assert shown == f"id     {TASK}\nstate  failed\nabout  lost\n\n"
+
+
+def test_states_have_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed task is red on a terminal."""
+    assert "\x1b[1;31mfailed" in _on_terminal(monkeypatch, 100, "failed")
+
+
+def test_progress_leaves_no_trace_on_a_terminal() -> None:
+    """A bar is drawn in one line, which is empty again and has its cursor when the result is printed."""
+    stream = Terminal()
+    out = Output(as_json=False, environment={}, stdout=stream, stderr=stream)
+    out.progress("3 of 4 runs", 3, 4)
+    assert "3 of 4 runs" in stream.getvalue()
+    out.result(None, "done")
+    assert "\x1b[?25h" in stream.getvalue() and stream.getvalue().endswith("\x1b[2Kdone\n")
 
 
 def test_json_leaves_out_the_table() -> None:
@@ -309,9 +357,8 @@ FORGED = "a\x1b]0;owned\x07\x1b[2J\u009b31m\u202egpj\u2066\u2028\x7f\ud800"
 """Sets a terminal's title, clears it, turns text around, and cannot be encoded."""
 
 
-def _printed(*, as_json: bool) -> str:
+def _printed(said: io.StringIO, *, as_json: bool) -> str:
     """What every kind of output makes of hostile values."""
-    said = io.StringIO()
     out = Output(as_json=as_json, environment={}, stdout=said, stderr=said)
     error = BadRequest(FORGED, field=FORGED, hint=FORGED)
     value = {FORGED: [FORGED, {FORGED: FORGED}]}
@@ -330,9 +377,23 @@ def _printed(*, as_json: bool) -> str:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_nothing_that_a_stranger_wrote_reaches_the_terminal_as_a_command(as_json: bool) -> None:
     """Signs that move the cursor or turn text around are shown as escapes, in tables, lines, JSON and errors."""
-    said = _printed(as_json=as_json)
+    said = _printed(io.StringIO(), as_json=as_json)
     assert said.replace("\n", "").isprintable()
     assert ("\\u001b]0;owned" if as_json else "\\x1b]0;owned") in said and "\\u202e" in said
+
+
+def test_a_terminal_gets_no_commands_but_ours() -> None:
+    """Colours and the bar of progress are the only commands: none comes from a value, and none is taken for markup."""
+    stream = Terminal()
+    said = _printed(stream, as_json=False)
+    Output(as_json=False, environment={}, stdout=stream).table(None, [{"queue": "[bold]:smile:"}], ("queue",))
+    plain = OURS.sub("", said)
+    assert plain.replace("\n", "").replace("\r", "").isprintable() and "\\x1b]0;owned" in plain
+    assert "[bold]:smile:" in stream.getvalue()
+
+
+OURS = re.compile(r"\x1b\[(?:[\d;]+m|\?25[hl]|2K|1A)")
+"""Colours; a hidden cursor and a shown one; an empty line; the line above."""
 
 
 def test_escaped_json_is_the_same_value() -> None:

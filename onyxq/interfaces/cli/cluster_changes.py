@@ -67,7 +67,7 @@ def _watch(context: Context, client: Client, peer: str, node: str) -> None:
                     hint="If its node is back under another peer, ask for that one; see `onyxq peer list`.",
                 )
             return
-        context.out.progress(f"{left} of {began} partitions left to move")
+        context.out.progress(f"{left} of {began} partitions left to move", began - left, began)
         time.sleep(LOOK_EVERY_S)
 
 

@@ -54,5 +54,5 @@ def _report(context: Context, counts: dict[str, int], *, exact: bool, shown: dic
         context.out.document({"exact": exact, "common_words": [list(item) for item in ranked], **shown})
         return
     context.out.table(None, [{"word": word, "count": count} for word, count in ranked], ("word", "count"))
-    print(f"\nexact: {'yes' if exact else 'no'}")
+    context.out.text(f"\nexact: {'yes' if exact else 'no'}")
     context.out.fields(shown)

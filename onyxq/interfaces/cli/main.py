@@ -45,6 +45,8 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
     except KeyboardInterrupt:
         out.note("interrupted")
         return EXIT_INTERRUPTED
+    finally:
+        out.end_progress()
 
 
 def main() -> NoReturn:

@@ -1,7 +1,7 @@
 """What commands print: JSON or tables on stdout, progress and errors on stderr.
 
-Names, payloads and errors of tasks come from strangers. All that is printed passes `visible`, so that
-none of them moves the cursor, changes the terminal or shows text in another order.
+Names, payloads and errors of tasks come from strangers. Every printed text passes `visible`, so that
+it cannot move the cursor, change the terminal or show text in another order.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from onyxq.core.errors import OnyxqError
 from onyxq.core.texts import visible
 
+if TYPE_CHECKING:
+    from onyxq.interfaces.cli.terminal import Terminal
+
 PROGRESS_EVERY_S = 2.0
-"""Between lines of progress that are not written over."""
-BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
+"""Pause between lines of progress where stderr is not a terminal."""
+REDRAW_EVERY_S = 0.1
+"""Pause between two drawings of progress on a terminal."""
 _FOREIGN = re.compile(r"[^\n -~]+")
 
 
 class Output:
-    """Prints results in the form that was asked for.
+    """Print results as text or, with ``--json``, as JSON.
 
-    Colours appear on terminals only, and not where ``NO_COLOR`` is set to anything.
+    A terminal gets colours, tables that fit its width, and a progress bar. ``NO_COLOR`` turns colours off.
     """
 
     def __init__(
@@ -40,80 +44,109 @@ class Output:
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         self._no_color = bool(environment.get("NO_COLOR"))
-        self._progress_shown = False
-        self._progress_at = -PROGRESS_EVERY_S
+        self._terminals: dict[IO[str], Terminal] = {}
+        self._progress_at = float("-inf")
 
     def document(self, value: Any) -> None:
-        """One JSON document, indented for reading."""
+        """Print one JSON document, indented."""
+        self.end_progress()
         print(json_text(value, indent=2), file=self._stdout)
 
     def line(self, value: Any, text: str) -> None:
-        """One item of a stream: a JSON line or a line of text, seen at once."""
-        shown = json_text(value, separators=(",", ":")) if self.as_json else _lines(text)
-        print(shown, file=self._stdout, flush=True)
+        """Print one item of a stream at once: a JSON line, or the text."""
+        self.text(json_text(value, separators=(",", ":")) if self.as_json else text, flush=True)
 
     def result(self, value: Any, text: str) -> None:
-        """A single result: as a document or as text."""
+        """Print a single result: a JSON document, or the text."""
         if self.as_json:
             self.document(value)
         else:
-            print(_lines(text), file=self._stdout)
+            self.text(text)
+
+    def text(self, text: str, *, flush: bool = False) -> None:
+        """Print text on stdout."""
+        self.end_progress()
+        print(_lines(text), file=self._stdout, flush=flush)
 
     def table(self, value: Any, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "") -> None:
-        """Rows as a table with the named columns; with ``--json`` the whole ``value``."""
+        """Print rows as a table with the named columns, or ``empty``; with ``--json`` the whole ``value``."""
         if self.as_json:
             self.document(value)
             return
         cells = [[cell(row.get(column)) for column in columns] for row in rows]
         if not cells and empty:
-            print(_lines(empty), file=self._stdout)
+            self.text(empty)
             return
-        for text in layout(columns, cells, bold=self._colour(self._stdout)):
-            print(text, file=self._stdout)
+        self.end_progress()
+        heads = [column.replace("_", " ") for column in columns]
+        right = [bool(cells) and all(_number(row[i]) for row in cells) for i in range(len(columns))]
+        if terminal := self._terminal(self._stdout):
+            terminal.table(heads, cells, right)
+            return
+        widths = [max(map(len, texts)) for texts in zip(heads, *cells, strict=True)]
+        for row in (heads, *cells):
+            padded = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(row, widths, right, strict=True))
+            print("  ".join(padded).rstrip(), file=self._stdout)
 
     def fields(self, value: Mapping[str, Any]) -> None:
-        """One thing, a field per line; with ``--json`` a document."""
+        """Print one thing, a field per line; with ``--json`` a document."""
         if self.as_json:
             self.document(value)
             return
-        width = max(map(len, value), default=0)
-        for name, item in value.items():
-            shown = cell(item, keep="\n").replace("\n", "\n" + " " * (width + 2))
-            print(f"{name.replace('_', ' '):<{width}}  {shown}", file=self._stdout)
+        self.end_progress()
+        fields = [(name.replace("_", " "), cell(item, keep="\n")) for name, item in value.items()]
+        if terminal := self._terminal(self._stdout):
+            terminal.fields(fields)
+            return
+        width = max((len(name) for name, _ in fields), default=0)
+        for name, text in fields:
+            print(f"{name:<{width}}  " + text.replace("\n", "\n" + " " * (width + 2)), file=self._stdout)
 
-    def progress(self, text: str) -> None:
-        """Say on stderr how far it is: on a terminal one line written over, else now and then a line."""
-        text = visible(text)
-        if self._stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=self._stderr, flush=True)
-            self._progress_shown = True
-        elif time.monotonic() - self._progress_at >= PROGRESS_EVERY_S:
-            self._progress_at = time.monotonic()
-            print(text, file=self._stderr, flush=True)
+    def progress(self, text: str, done: int | None = None, total: int | None = None) -> None:
+        """Show on stderr how far a command is: a bar on a terminal, elsewhere a line every few seconds."""
+        terminal, now = self._terminal(self._stderr), time.monotonic()
+        if now - self._progress_at < (REDRAW_EVERY_S if terminal else PROGRESS_EVERY_S):
+            return
+        self._progress_at = now
+        if terminal:
+            terminal.progress(visible(text), done, total)
+        else:
+            print(visible(text), file=self._stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """A line on stderr that stays."""
-        self._end_progress()
+        """Print a line on stderr that stays."""
+        self.end_progress()
         print(_lines(text), file=self._stderr, flush=True)
 
     def error(self, error: OnyxqError) -> None:
-        """An error and what to do about it, on stderr."""
-        self._end_progress()
+        """Print an error and its hint on stderr."""
+        self.end_progress()
         if self.as_json:
             print(json_text(error.to_map(), default=bytes.hex), file=self._stderr)
             return
-        start, end = (RED, PLAIN) if self._colour(self._stderr) else ("", "")
-        print(f"{start}error:{end} {_lines(error.named())}", file=self._stderr)
+        self._say("error: ", "bold red", error.named())
         if error.advice:
-            print(f"hint: {_lines(error.advice)}", file=self._stderr)
+            self._say("hint: ", "bold", error.advice)
 
-    def _end_progress(self) -> None:
-        if self._progress_shown:
-            print(file=self._stderr)
-            self._progress_shown = False
+    def end_progress(self) -> None:
+        """Remove the bar that `progress` shows, before anything else is printed."""
+        for terminal in self._terminals.values():
+            terminal.end_progress()
 
-    def _colour(self, stream: IO[str]) -> bool:
-        return stream.isatty() and not self._no_color
+    def _say(self, start: str, style: str, text: str) -> None:
+        if terminal := self._terminal(self._stderr):
+            terminal.styled(start, style)
+        else:
+            print(start, end="", file=self._stderr)
+        print(_lines(text), file=self._stderr)
+
+    def _terminal(self, stream: IO[str]) -> Terminal | None:
+        """Return the terminal that a stream leads to; rich is loaded only for one."""
+        if stream not in self._terminals and stream.isatty():
+            from onyxq.interfaces.cli.terminal import Terminal
+
+            self._terminals[stream] = Terminal(stream, colours=not self._no_color)
+        return self._terminals.get(stream)
 
 
 def _lines(text: str) -> str:
@@ -121,7 +154,7 @@ def _lines(text: str) -> str:
 
 
 def json_text(value: Any, **form: Any) -> str:
-    """Return JSON in readable UTF-8; signs that `visible` would escape are escaped as JSON does it."""
+    """Return JSON in readable UTF-8, with JSON's own escapes for characters that `visible` escapes."""
     text = json.dumps(value, ensure_ascii=False, **form)
     return _FOREIGN.sub(lambda found: "".join(map(_escaped, found[0])), text)
 
@@ -133,7 +166,7 @@ def _escaped(sign: str) -> str:
 
 
 def cell(value: Any, *, keep: str = "") -> str:
-    """A value as it stands in a table; ``keep``: signs that `visible` would escape."""
+    """Return a value as text for a table; ``keep``: characters that are not escaped."""
     if value is None or value in ("", []):
         return "-"
     if isinstance(value, bool):
@@ -143,19 +176,6 @@ def cell(value: Any, *, keep: str = "") -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(cell, value))
     return visible(str(value), keep=keep)
-
-
-def layout(columns: Sequence[str], rows: Sequence[Sequence[str]], *, bold: bool = False) -> list[str]:
-    """Lines of a table: numbers to the right, all else to the left."""
-    widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(columns)]
-    right = [all(_number(row[i]) for row in rows) and bool(rows) for i in range(len(columns))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True))
-        return "  ".join(padded).rstrip()
-
-    head = line([name.replace("_", " ") for name in columns])
-    return [f"{BOLD}{head}{PLAIN}" if bold else head, *map(line, rows)]
 
 
 def _number(text: str) -> bool:

@@ -51,7 +51,9 @@ def simulate(context: Context) -> int:
             if result.checker:
                 _broken(context, result)
             context.out.progress(
-                f"{totals.runs} of {runs} runs, {len(totals.broken)} broken, {totals.speed:.0f} x life"
+                f"{totals.runs} of {runs} runs, {len(totals.broken)} broken, {totals.speed:.0f} x life",
+                totals.runs,
+                runs,
             )
     unreached = _unreached(context, totals, workload)
     _figures(context, totals, unreached, show_probes=args.probes)
@@ -153,7 +155,8 @@ def _planted(context: Context, jobs: int, workload: str | None) -> int:
     verdicts: list[Verdict] = []
     for verdict in run_suite(wanted, jobs=jobs):
         verdicts.append(verdict)
-        context.out.progress(f"{len(verdicts)} tried, {sum(not one.found for one in verdicts)} not found")
+        said = f"{len(verdicts)} tried, {sum(not one.found for one in verdicts)} not found"
+        context.out.progress(said, len(verdicts), len(wanted))
     rows = [verdict.row() for verdict in sorted(verdicts, key=lambda one: one.planted.name)]
     context.out.table(rows, rows, ("planted", "found", "checker", "workload", "runs", "seconds"))
     lost = missed(verdicts)

@@ -146,7 +146,7 @@ def print_task(context: Context, task: dict[str, Any]) -> None:
     context.out.fields({**rest, **times, **told})
     if claims:
         rows = [{**one, "start": clock(one["start_ms"]), "end": clock(one["end_ms"])} for one in claims]
-        print()
+        context.out.text("")
         context.out.table(None, rows, ("token", "worker", "start", "end", "outcome"))
 
 

@@ -35,15 +35,13 @@ STOPPABLE_FROM = 3
 STALLED_AFTER_S = 60.0
 LOOK_EVERY_S = 0.2
 
-Say = Callable[[str], None]
-
 
 @frozen
 class Voice:
     """How the demo tells what it does: ``progress`` may be passed over, ``note`` stays."""
 
-    progress: Say
-    note: Say
+    progress: Callable[[str, int, int], None]
+    note: Callable[[str], None]
 
 
 @frozen
@@ -81,7 +79,7 @@ async def _map(client: AsyncClient, cluster: LocalCluster, total: int, voice: Vo
     if last + 1 < STOPPABLE_FROM:
         voice.note(f"none of fewer than {STOPPABLE_FROM} peers is stopped: the others would be no majority")
     async for done in _completed(client, MAP, total):
-        voice.progress(f"map: {done} of {total} tasks")
+        voice.progress(f"map: {done} of {total} tasks", done, total)
         if not stopped and done * 100 >= STOP_AT_PERCENT * total and last + 1 >= STOPPABLE_FROM:
             addresses = cluster.nodes[last].addresses
             stopped = addresses.peer if addresses else ""
@@ -99,7 +97,7 @@ async def _reduce(client: AsyncClient, tasks: list[TaskId], voice: Voice) -> tup
         tasks = await client.enqueue_many(REDUCE, payloads)
         made += len(tasks)
         async for done in _completed(client, REDUCE, made):
-            voice.progress(f"reduce: {done} of {made} tasks")
+            voice.progress(f"reduce: {done} of {made} tasks", done, made)
     last = await client.get(tasks[0])
     return unpack_counts(last.result or b""), made
 

@@ -42,8 +42,10 @@ def history_check(context: Context) -> int:
         context.out.line(None, f"{one.rule}: task {one.id} of {cell(one.queue)}, token {token}: {cell(one.what)}")
     repeats = f", {report.repeats:,} rows more than once" if report.repeats else ""
     granted = "" if report.grants is None else f", {report.grants:,} grants of the log"
-    print(f"\n{report.tasks:,} tasks, {report.claims:,} claims, {report.updates:,} updates{granted}{repeats}")
-    print("history holds" if report.clean else "history is broken")
+    context.out.text(
+        f"\n{report.tasks:,} tasks, {report.claims:,} claims, {report.updates:,} updates{granted}{repeats}"
+    )
+    context.out.text("history holds" if report.clean else "history is broken")
     return 0 if report.clean else EXIT_BROKEN
 
 
@@ -67,7 +69,7 @@ def history_stats(context: Context) -> None:
     times = ("wait_half", "wait_95%", "wait_longest", "run_half", "run_95%", "run_longest")
     context.out.table(None, rows, (*columns, *times), empty="no claims are archived there")
     for path in drawn:
-        print(path)
+        context.out.text(str(path))
 
 
 def _row(one: Figures) -> dict[str, Any]:

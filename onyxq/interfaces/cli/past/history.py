@@ -56,7 +56,9 @@ def _dump_once(context: Context, client: Client) -> dict[str, Any]:
 
     def progress(writer: HistoryFileWriter) -> None:
         if writer.records % PROGRESS_RECORDS == 0:
-            context.out.progress(f"{writer.records} records, up to {writer.last} of {end}")
+            first = writer.first or 0
+            said = f"{writer.records} records, up to {writer.last} of {end}"
+            context.out.progress(said, writer.last - first, end - first)
 
     writer = write(path, found, upto=end, progress=progress)
     return {
@@ -142,7 +144,7 @@ def _replay_told(
         context.out.document({**shown, "verdicts": counts})
     else:
         context.out.table(None, counts, ("entry", "verdict", "count"), empty="no records")
-        print()
+        context.out.text("")
         context.out.fields(shown)
     return 1 if shown["violations"] else 0
 
