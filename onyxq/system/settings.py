@@ -44,65 +44,71 @@ class Known:
 SETTINGS: Mapping[str, Known] = {
     "connect": Known("127.0.0.1:7400", "HOST:PORT of any peer"),
     "token": Known(None, "credential sent to the peer"),
-    "access": Known(None, "file of the tokens that are asked for, and the peers' secret"),
-    "tokens": Known(None, "the same tokens in one line, TOKEN=ROLE+ROLE:PREFIX with spaces between them"),
-    "peer_secret": Known(None, "what peers show each other; needed beside tokens"),
-    "allow_anyone": Known(None, "listen for other machines although nobody is asked for a credential", bool),
-    "tls_ca": Known(None, "file of the authorities by whom others' certificates are checked; TLS with it"),
-    "tls_cert": Known(None, "file of the certificate that is shown to others; a peer needs one for TLS"),
-    "tls_key": Known(None, "file of its key"),
-    "allow_pickled": Known(None, "take jobs with pickled functions, though credentials are asked for", bool),
+    "access": Known(None, "file of the tokens that clients must present, and of the secret of the peers"),
+    "tokens": Known(None, "the same tokens in one line, separated by spaces: TOKEN=ROLE+ROLE:PREFIX ..."),
+    "peer_secret": Known(None, "secret that peers show each other; required if there are tokens"),
+    "allow_anyone": Known(None, "listen on addresses that other machines reach, without asking for credentials", bool),
+    "tls_ca": Known(None, "file of the authorities that sign certificates of others; turns TLS on"),
+    "tls_cert": Known(None, "file of the certificate shown to others; a peer needs one for TLS"),
+    "tls_key": Known(None, "file of the key of tls_cert"),
+    "allow_pickled": Known(None, "accept jobs with pickled functions even if credentials are asked for", bool),
     "allow_local_code": Known(
-        None, "host Spark without tokens: every user of this machine may then run code as you", bool
+        None, "host Spark without tokens; every user of this machine can then run code as you", bool
     ),
     "job_modules": Known(
-        "", "comma-separated modules whose functions jobs may name if tokens are used (default: none); `any`: all"
+        "", "comma-separated modules whose functions jobs may name if there are tokens, or `any` (default: none)"
     ),
     "cluster": Known("main", "name of the cluster"),
-    "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
-    "zookeeper_auth": Known(None, "digest:USER:PASSWORD or sasl:USER:PASSWORD; znodes then belong to it alone"),
-    "zookeeper_ca": Known(None, "file of the authorities for ZooKeeper's certificate; TLS with it"),
+    "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; without it, the log is embedded"),
+    "zookeeper_auth": Known(None, "digest:USER:PASSWORD or sasl:USER:PASSWORD; only this user can then use the znodes"),
+    "zookeeper_ca": Known(None, "file of the authorities that sign ZooKeeper's certificate; turns TLS on"),
     "zookeeper_cert": Known(None, "file of the certificate shown to ZooKeeper"),
-    "zookeeper_key": Known(None, "file of its key"),
+    "zookeeper_key": Known(None, "file of the key of zookeeper_cert"),
     "data": Known("onyxq-data", "data directory of the node"),
-    "archive": Known(None, "directory that keeps what a collection trims; nothing is kept without"),
-    "record_archive": Known(None, "directory of Parquet files for what a collection trims, by day"),
+    "archive": Known(None, "directory for log records that are trimmed; without it, they are deleted"),
+    "record_archive": Known(None, "directory for log records that are trimmed, as Parquet files by day"),
     "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
     "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP, or `off`"),
-    "http_hosts": Known(
-        "", "comma-separated names that HTTP answers to besides localhost and addresses; `any`: every name"
-    ),
-    "taskstore": Known(None, "HOST:PORT at whose root the task store is served too; none without"),
-    "taskstore_unit": Known("ms", "unit of times at that port: `ms` or `ns`"),
+    "http_hosts": Known("", "comma-separated host names of HTTP besides localhost and IP addresses, or `any`"),
+    "taskstore": Known(None, "HOST:PORT of a second port, whose root is the task store API"),
+    "taskstore_unit": Known("ms", "unit of times at the task store port: `ms` or `ns`"),
     "zone": Known("", "failure zone of the node"),
-    "tags": Known("", "comma-separated words that jobs may ask of their peer"),
-    "spark": Known(None, "host Spark, and so run jobs", bool),
-    "slots": Known(None, "job slots that the peer offers if it hosts Spark (default: its cores)", int),
+    "tags": Known("", "comma-separated tags of the peer, which jobs can require"),
+    "spark": Known(None, "host Spark and run jobs", bool),
+    "slots": Known(None, "number of job slots if the peer hosts Spark (default: one per core)", int),
     "spark_master": Known("local", "Spark's master: local, spark://HOST:PORT, yarn or k8s://..."),
-    "spark_conf": Known(None, "file of Spark's own settings, NAME VALUE a line like spark-defaults.conf"),
+    "spark_conf": Known(None, "file of settings of Spark itself, a NAME VALUE per line as in spark-defaults.conf"),
     "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
-    "checkpoints": Known(None, "path or URI, which all peers reach, for what jobs keep of windows and joins"),
-    "session_timeout_ms": Known(DEFAULTS.session_timeout_ms, "silence after which ZooKeeper gives the peer up"),
+    "checkpoints": Known(None, "path or URI, reachable from all peers, for the state of windows and joins"),
+    "session_timeout_ms": Known(
+        DEFAULTS.session_timeout_ms, "silence after which ZooKeeper ends the session of the peer"
+    ),
     "absent_after_ms": Known(
-        DEFAULTS.absent_after_ms, "absence after which copies are made elsewhere; fixed when the cluster is created"
+        DEFAULTS.absent_after_ms,
+        "absence of a node after which its copies are made elsewhere; fixed when the cluster is created",
     ),
     "yield_after_ms": Known(
-        DEFAULTS.yield_after_ms, "trouble after which a leader yields; fixed when the cluster is created"
+        DEFAULTS.yield_after_ms,
+        "time after which a leader that cannot serve yields; fixed when the cluster is created",
     ),
     "gc_records": Known(
-        DEFAULTS.gc_records, "records after which the log is collected; fixed when the cluster is created"
+        DEFAULTS.gc_records, "number of records after which the log is trimmed; fixed when the cluster is created"
     ),
     "gc_bytes": Known(
-        DEFAULTS.gc_bytes, "bytes of records after which the log is collected; fixed when the cluster is created"
+        DEFAULTS.gc_bytes, "bytes of records after which the log is trimmed; fixed when the cluster is created"
     ),
-    "purge_bucket_ms": Known(3_600_000, "time of ids that is purged together, once all finished in it may go"),
-    "purge_margin_ms": Known(600_000, "age below which no task is purged, and no new id refused"),
-    "task_archive": Known(None, "directory of Parquet files for purged tasks of queues that are archived"),
-    "timer_targets": Known("", "where callbacks may go, comma-separated: public, loopback, any, addresses, networks"),
-    "timer_timeout_ms": Known(10_000, "how long the receiver of a callback may take"),
-    "log_format": Known("text", "what a daemon logs is lines of `text`, or of `json`"),
-    "log_level": Known("warning", "least that a daemon logs: `debug`, `info`, `warning` or `error`"),
-    "sync_bytes_per_s": Known(64 << 20, "bytes a second at which copies are made, at most, each way"),
+    "purge_bucket_ms": Known(
+        3_600_000, "span of ids that is purged at once, when all its finished tasks may be purged"
+    ),
+    "purge_margin_ms": Known(600_000, "smallest age of tasks that are purged and of new ids that are refused"),
+    "task_archive": Known(None, "directory for purged tasks, as Parquet files; for queues with archive=true"),
+    "timer_targets": Known(
+        "", "comma-separated targets that callbacks may reach: public, loopback, any, addresses, networks"
+    ),
+    "timer_timeout_ms": Known(10_000, "longest time for a receiver to answer a callback"),
+    "log_format": Known("text", "form of the server log: `text` or `json`"),
+    "log_level": Known("warning", "lowest level in the server log: `debug`, `info`, `warning` or `error`"),
+    "sync_bytes_per_s": Known(64 << 20, "most bytes per second that are sent, and that are received, to make copies"),
 }
 """Every setting. ``--data`` of ``onyxq dev`` has no default: it uses a directory that is deleted at the end."""
 

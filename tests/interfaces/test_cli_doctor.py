@@ -133,7 +133,7 @@ def test_a_secret_that_zookeeper_s_writers_learn_is_told(examine: Any, monkeypat
         monkeypatch.setenv("ONYXQ_ZOOKEEPER_AUTH", auth)
         _, found = examine("--zookeeper", "127.0.0.1:1")
         assert found["credentials"][0]["state"] == state
-        assert ("peers' secret" in found["credentials"][0]["found"]) == (state == "warning")
+        assert ("secret of the peers" in found["credentials"][0]["found"]) == (state == "warning")
 
 
 def test_zookeeper_that_is_away_old_or_silent_is_told(examine: Any) -> None:

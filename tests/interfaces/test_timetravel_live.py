@@ -111,7 +111,7 @@ def test_positions_that_are_not_there_are_refused(world: World, line: Line) -> N
     """One that is not written yet, and one that is trimmed."""
     position = world.collect()
     line.text("replica", "show", "--at", str(1 << 40), code=3)
-    assert "not written yet" in line.error
+    assert "does not exist yet" in line.error
     line.text("replica", "show", "--at", str(position - 1), code=3)
     assert "trimmed" in line.error
     assert line.json("replica", "show", "--at", str(position))["position"] == position

@@ -1,1 +1,1 @@
-"""The command line: nouns then verbs, light to start; everything heavy is imported by the command that needs it."""
+"""The command line: a noun, then a verb. A command imports what it needs when it runs, so that start-up is fast."""

@@ -1,4 +1,4 @@
-"""What operators change: peers that leave, partitions that are forced."""
+"""Changes by operators: peers that leave, and partitions that are forced."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.5
 SILENT_S = 30.0
-"""So long may nobody answer while copies move."""
+"""Longest time without an answer while copies move, in seconds."""
 
 LOSS = (
-    "every task, update and completion that only the nodes given up hold is lost: tasks vanish, and completed "
-    "ones may run again"
+    "data that only the nodes without an answer have is lost: some tasks disappear, and some completed tasks "
+    "may run again"
 )
 
 
 def peer_leave(context: Context) -> None:
-    """Drain a peer; for good: return once other nodes hold its copies and it has left."""
+    """Drain a peer. With ``--permanent``, wait until other nodes have its copies and it has left."""
     peer, permanent = context.args.peer, context.args.permanent
     with context.client() as client:
         node = _node_of(client, peer)
-        told = client.call("leave", {"peer": peer, "permanent": permanent})
-        if told.get("warning"):
-            context.out.note(f"warning: {told['warning']}")
+        answer = client.call("leave", {"peer": peer, "permanent": permanent})
+        if answer.get("warning"):
+            context.out.note(f"warning: {answer['warning']}")
         if not permanent or context.args.no_wait:
-            context.out.result({"peer": peer, "leaving": True, **told}, "leaving")
+            context.out.result({"peer": peer, "leaving": True, **answer}, "leaving")
             return
         _watch(context, client, peer, node)
-    context.out.result({"peer": peer, "node": node, "left": True}, "left: other nodes hold all copies")
+    context.out.result({"peer": peer, "node": node, "left": True}, "left; other nodes have all its copies")
 
 
 def _node_of(client: Client, peer: str) -> str:
@@ -44,7 +44,7 @@ def _node_of(client: Client, peer: str) -> str:
 
 
 def _watch(context: Context, client: Client, peer: str, node: str) -> None:
-    """Say how many partitions are left until the peer is gone; raises `Unavailable` if it went before that."""
+    """Show how many partitions are left until the peer has left; raises `Unavailable` if it ended before that."""
     heard_at = time.monotonic()
     left, began = 0, 0
     while True:
@@ -52,7 +52,7 @@ def _watch(context: Context, client: Client, peer: str, node: str) -> None:
             found = client.call("peers", {})
             heard_at = time.monotonic()
         except OnyxqError:
-            # The peer that was asked may be the one that leaves.
+            # The peer that answers may be the one that leaves. The client then finds another peer.
             if time.monotonic() - heard_at > SILENT_S:
                 raise
             time.sleep(LOOK_EVERY_S)
@@ -63,8 +63,8 @@ def _watch(context: Context, client: Client, peer: str, node: str) -> None:
         if state is None or state["peer"] != peer:
             if left:
                 raise Unavailable(
-                    f"peer {peer} ended while {left} partitions were still to move",
-                    hint="If its node is back under another peer, ask for that one; see `onyxq peer list`.",
+                    f"peer {peer} ended before {left} of its partitions were moved",
+                    hint="Look for its node in onyxq peer list, and repeat the command for the new peer id.",
                 )
             return
         context.out.progress(f"{left} of {began} partitions left to move", began - left, began)
@@ -72,16 +72,18 @@ def _watch(context: Context, client: Client, peer: str, node: str) -> None:
 
 
 def partition_force(context: Context) -> None:
-    """Have a partition go on without the majority of its nodes."""
+    """Continue a partition without the majority of its nodes."""
     number = context.args.partition
     placed: dict[str, Any] = context.call("partition", {"partition": number})
     if not context.args.yes:
         raise BadRequest(
-            f"partition {number} would go on with those of its nodes that live: {LOSS}",
+            f"partition {number} would continue with the nodes that still run: {LOSS}",
             field="yes",
-            hint="Bring a majority of its nodes back if there is any way; else repeat with --yes.",
+            hint="If possible, start a majority of its nodes again. Else repeat the command with --yes.",
         )
     context.out.note(f"warning: {LOSS}; its members were {', '.join(placed['members'])}")
     found = context.call("partition.force", {"partition": number, "by": "onyxq partition force"})
-    given_up = ", ".join(found["given_up"]) or "nobody"
-    context.out.result(found, f"partition {number} goes on with {', '.join(found['members'])}; given up: {given_up}")
+    given_up = ", ".join(found["given_up"]) or "none"
+    context.out.result(
+        found, f"partition {number} continues with {', '.join(found['members'])}; nodes given up: {given_up}"
+    )

@@ -1,4 +1,4 @@
-"""``onyxq cluster create`` and ``destroy``: clusters on ZooKeeper, without a running peer."""
+"""``onyxq cluster create``, ``protect`` and ``destroy``: clusters on ZooKeeper, without a running peer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from onyxq.core.replica import Replica
 
 TOOL = "tool"
-"""The writer of records that come from outside the ring."""
+"""Writer of records that no peer appended."""
 
 
 def create(context: Context) -> None:
-    """Append the entry that makes a cluster; `Conflict` if there is one of that name."""
+    """Append the entry that creates a cluster; raises `Conflict` if the name is taken."""
     from onyxq.core.cluster_settings import SETTINGS_LIMITS, Settings
     from onyxq.node.arguments import integer
 
@@ -52,13 +52,13 @@ def create(context: Context) -> None:
 
 
 def destroy(context: Context) -> None:
-    """Delete a cluster's log."""
+    """Delete the log of a cluster."""
     args = context.args
     if not args.yes:
         raise BadRequest(
-            f"this deletes the log of cluster {args.name!r}, with all claims in flight",
+            f"this deletes the log of cluster {args.name!r} and all its claims",
             field="yes",
-            hint="Stop its peers, then say --yes.",
+            hint="Stop its peers, then repeat the command with --yes.",
         )
     hosts = _hosts(context)
 
@@ -70,10 +70,10 @@ def destroy(context: Context) -> None:
 
 
 def protect(context: Context) -> None:
-    """Have a cluster's znodes belong to ``zookeeper_auth`` alone."""
+    """Give the znodes of a cluster to the user of ``zookeeper_auth`` alone."""
     hosts, credentials = _hosts(context), context.zookeeper_credentials()
     if not credentials.auth:
-        raise BadRequest("zookeeper_auth must say whom the znodes are to belong to", field="zookeeper_auth")
+        raise BadRequest("zookeeper_auth is not set: it names the user who gets the znodes", field="zookeeper_auth")
 
     from onyxq.interfaces.cli.daemons import run_in_trio
     from onyxq.log.zookeeper import ZookeeperBackend
@@ -85,7 +85,7 @@ def protect(context: Context) -> None:
 
     run_in_trio(body)
     said = {"name": context.args.name, "znodes": found[0]}
-    context.out.result(said, f"{found[0]} znodes of {context.args.name} belong to zookeeper_auth")
+    context.out.result(said, f"{found[0]} znodes of {context.args.name} now belong to the user of zookeeper_auth alone")
 
 
 async def _create(session: LogSession, name: str, cluster_id: str, settings: Settings) -> None:
@@ -94,15 +94,15 @@ async def _create(session: LogSession, name: str, cluster_id: str, settings: Set
     from onyxq.core.log.record import encode_entry, encode_record
 
     entry = create_cluster.creation(name, cluster_id, settings, VERSIONS)
-    # Whether it was the first is for the log to say: an entry too many changes nothing.
+    # Two creations may race. The log orders them, and the second one changes nothing.
     record = encode_record(cluster_id, TOOL, 1, time.time_ns() // 1_000_000, [encode_entry(entry, ENTRIES)])
     replica = await _read_to(session, await session.append(record))
     if replica is None or replica.cluster is None or replica.cluster.id != cluster_id:
-        raise Conflict(f"there is a cluster {name!r} already", field="name", hint="Choose another name, or destroy it.")
+        raise Conflict(f"cluster {name!r} exists already", field="name", hint="Choose another name, or destroy it.")
 
 
 async def _read_to(session: LogSession, position: int) -> Replica | None:
-    """The replica as of a position, or as soon as it has a cluster; None if the log was trimmed before."""
+    """Return the replica at a position, or once it has a cluster; None if the log is trimmed before that."""
     from onyxq.core.log.interface import Record
     from onyxq.core.replica import EMPTY
     from onyxq.core.step import step
@@ -119,5 +119,7 @@ async def _read_to(session: LogSession, position: int) -> Replica | None:
 def _hosts(context: Context) -> str:
     hosts = context.text("zookeeper")
     if not hosts:
-        raise BadRequest("which ZooKeeper?", field="zookeeper", hint="Give --zookeeper HOST:PORT or ONYXQ_ZOOKEEPER.")
+        raise BadRequest(
+            "no ZooKeeper is given", field="zookeeper", hint="Give --zookeeper HOST:PORT or set ONYXQ_ZOOKEEPER."
+        )
     return hosts

@@ -1,4 +1,4 @@
-"""``onyxq completion``: what a shell needs to complete commands and options."""
+"""``onyxq completion``: scripts with which shells complete commands and options."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from onyxq.interfaces.cli.parser import build
 
 
 def completion(context: Context) -> None:
-    """Print the script that completes commands in a shell."""
+    """Print the script for a shell."""
     print(shtab.complete(build(COMMANDS, NOUNS), shell=context.args.shell))

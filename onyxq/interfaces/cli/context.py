@@ -1,4 +1,4 @@
-"""What a command's body gets: its arguments, the settings, a place to print, a way to a peer."""
+"""The argument of each command's body: options, settings, output, and connections to a peer."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 
 @frozen
 class Context:
-    """The surroundings of one command."""
+    """Options, settings and output of one command."""
 
     args: argparse.Namespace
     config: Config
     out: Output
 
     def text(self, name: str) -> str:
-        """A setting that is text; empty where it is not set."""
+        """Return a setting that is text; empty if it is not set."""
         value = self.config.setting(name, getattr(self.args, name, None)).value
         return "" if value is None else str(value)
 
     def number(self, name: str) -> int:
-        """A setting that is a number."""
+        """Return a setting that is a number; 0 if it is not set."""
         return int(self.config.setting(name, getattr(self.args, name, None)).value or 0)
 
     def switched_on(self, name: str) -> bool:
-        """A setting that is on or off."""
+        """Return whether a setting is on."""
         return bool(self.config.setting(name, getattr(self.args, name, None)).value)
 
     def given(self, name: str) -> str | None:
-        """A setting that somebody made, None where only the default is left."""
+        """Return a setting that the user made, or None if only the default is left."""
         value = self.config.given(name, getattr(self.args, name, None))
         return None if value is None else str(value)
 
     def zookeeper_credentials(self) -> ZookeeperCredentials:
-        """What ZooKeeper is shown."""
+        """Return the credentials for ZooKeeper."""
         return ZookeeperCredentials(
             auth=self.text("zookeeper_auth"),
             ca=self.text("zookeeper_ca"),
@@ -64,40 +64,40 @@ class Context:
         )
 
     def certificates(self) -> Certificates:
-        """For TLS."""
+        """Return the certificates for TLS."""
         from onyxq.access.certificates import Certificates
 
         return Certificates(self.text("tls_ca"), self.text("tls_cert"), self.text("tls_key"))
 
     @contextmanager
     def client(self) -> Iterator[Client]:
-        """A connection with the peer that the settings name; raises `Unavailable`."""
+        """Connect to the peer that the settings name; raises `Unavailable`."""
         from onyxq.client import Client
 
         with Client(self.text("connect"), token=self.text("token") or None, tls=self.certificates()) as client:
             yield client
 
     def asynchronous_client(self) -> AsyncClient:
-        """The same connection for commands that run in an event loop, to be entered there."""
+        """Return the client of a command that runs an event loop; enter it there."""
         from onyxq.client import AsyncClient
 
         return AsyncClient(self.text("connect"), token=self.text("token") or None, tls=self.certificates())
 
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
-        """One call of a method of the API on a connection of its own."""
+        """Call one method on a new connection."""
         with self.client() as client:
             return client.call(method, arguments or {})
 
 
 def take_token(args: argparse.Namespace, out: Output) -> None:
-    """Read the credential that ``--token-file`` names; raises `BadRequest`.
+    """Read the credential from the file that ``--token-file`` names; raises `BadRequest`.
 
-    One that is given as an argument is taken, with a warning: every user of the machine sees it.
+    A credential in ``--token`` works too, but with a warning, because every user of the machine can see it.
     """
     path = getattr(args, "token_file", None)
     if not path:
         if getattr(args, "token", None):
-            out.note("other users of this machine see --token among the arguments: use --token-file or ONYXQ_TOKEN")
+            out.note("other users of this machine can see the value of --token: use --token-file or ONYXQ_TOKEN")
         return
     if args.token:
         raise BadRequest("--token and --token-file were both given", field="token", hint="Give one of them.")
@@ -108,24 +108,27 @@ def take_token(args: argparse.Namespace, out: Output) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="token_file") from None
     if not text or len(text.split()) != 1:
-        raise BadRequest(f"{path} does not hold one token", field="token_file")
+        raise BadRequest(f"{path} must hold exactly one token", field="token_file")
     args.token = text
 
 
 def task_id(text: str, *, field: str = "id") -> bytes:
-    """The id that 40 hex digits name; raises `BadRequest`."""
+    """Return the id that a text of 40 hex digits writes; raises `BadRequest`."""
     if not re.fullmatch(r"[0-9a-fA-F]{40}", text):
         raise BadRequest(f"an id is 40 hex digits, not {text!r}", field=field)
     return bytes.fromhex(text)
 
 
 def is_duration(text: str) -> bool:
-    """Whether `milliseconds` takes a text."""
+    """Return whether `milliseconds` accepts a text."""
     return _DURATION.fullmatch(text.strip()) is not None
 
 
 def milliseconds(text: str, *, field: str) -> int:
-    """``10s``, ``500ms``, ``5m``, ``2h``, ``1d`` or seconds as a bare number; raises `BadRequest`."""
+    """Return the milliseconds of ``500ms``, ``10s``, ``5m``, ``2h``, ``1d`` or a bare number of seconds.
+
+    Raises `BadRequest`.
+    """
     found = _DURATION.fullmatch(text.strip())
     if not found:
         raise BadRequest(f"a duration looks like 10s, 500ms, 5m, 2h or 1d, not {text!r}", field=field)
@@ -133,7 +136,7 @@ def milliseconds(text: str, *, field: str) -> int:
 
 
 def moment(text: str, *, field: str) -> int:
-    """Milliseconds since the epoch of an ISO 8601 time (local unless it has a zone) or of such a number."""
+    """Return milliseconds since the epoch, from such a number or an ISO 8601 time, which is local without a zone."""
     number = whole(text)
     if number is not None:
         return number
@@ -144,5 +147,5 @@ def moment(text: str, *, field: str) -> int:
 
 
 def clock(ms: int | None) -> str:
-    """A wall-clock time, local, to the second; empty for None."""
+    """Return a local time to the second; empty for None."""
     return datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="seconds") if ms is not None else ""

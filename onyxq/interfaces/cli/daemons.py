@@ -1,7 +1,7 @@
-"""Commands that run until they are told to stop: ``dev``, ``peer start``, ``zookeeper start``.
+"""Commands that run until a signal stops them: ``dev``, ``peer start``, ``zookeeper start``.
 
-The first SIGTERM or SIGINT asks for an orderly end, the second ends the process at once.  A peer reads
-its tokens and certificates again at SIGHUP.
+The first SIGTERM or SIGINT stops the command in good order, the second one at once.  At SIGHUP, a peer reads
+its tokens and certificates again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 OFF = "off"
 PEERS_MAX = 16
-"""Peers of one process."""
+"""Most peers in one process."""
 COLLECT_AFTER_OBJECTS = 5_000
+"""Number of new objects after which the cyclic collector looks at them."""
 SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
-"""Names of Spark's settings that hold secrets, as Spark itself hides them (``spark.redaction.regex``)."""
+"""Names of Spark settings that hold secrets; the same that Spark hides (``spark.redaction.regex``)."""
 SPARK_SETTING = re.compile(r"(spark\.[^\s=]+)[\s=]+(.+)")
 
 
@@ -115,25 +116,25 @@ def dev(context: Context) -> None:
 
 
 def _access(context: Context, *, alone: bool) -> Access:
-    """The credentials to ask for; ``alone``: no other process is in the cluster. Raises `BadRequest`."""
+    """Return the credentials to ask for; ``alone``: the cluster has only this process. Raises `BadRequest`."""
     if context.switched_on("spark"):
         os.environ |= context.certificates().to_environment()
     access = _load_access(context)
     if access and context.switched_on("spark"):
         if not context.text("token"):
             raise BadRequest(
-                "jobs need a token to read and write queues with",
+                "jobs need a token to read and write queues",
                 field="token",
-                hint="Set ONYXQ_TOKEN to one with the roles produce, consume and read on every queue.",
+                hint="Set ONYXQ_TOKEN to a token with the roles produce, consume and read on every queue.",
             )
-        os.environ["ONYXQ_TOKEN"] = context.text("token")  # the Spark host, a process of its own, finds it there
+        os.environ["ONYXQ_TOKEN"] = context.text("token")  # for the Spark host, which is another process
     if not access or access.peer_secret:
         return access
     if not alone:
         raise BadRequest(
-            "there are tokens and no peer_secret: anybody could pass for a peer",
+            "there are tokens but no peer_secret: any client could pose as a peer",
             field="peer_secret",
-            hint="Give every peer the same secret, in its access file or as ONYXQ_PEER_SECRET.",
+            hint="Give all peers the same secret, in their access files or as ONYXQ_PEER_SECRET.",
         )
     return evolve(access, peer_secret=secrets.token_hex(32))
 
@@ -143,7 +144,7 @@ def _load_access(context: Context) -> Access:
 
 
 def _taskstore(context: Context) -> dict[str, Any]:
-    """The settings of `PeerConfig` that are about the task store's own port."""
+    """Return the settings of `PeerConfig` about the port of the task store."""
     given = context.text("taskstore")
     return {
         "taskstore": _address(context, "taskstore") if given not in ("", OFF) else None,
@@ -152,13 +153,13 @@ def _taskstore(context: Context) -> dict[str, Any]:
 
 
 def _timers(context: Context) -> dict[str, Any]:
-    """The settings of `PeerConfig` that are about callbacks."""
+    """Return the settings of `PeerConfig` about callbacks."""
     names = ("timer_targets", "timer_timeout_ms")
     return {names[0]: context.text(names[0]), names[1]: context.number(names[1])}
 
 
 def _spark(context: Context) -> dict[str, Any]:
-    """The settings of `PeerConfig` that are about jobs."""
+    """Return the settings of `PeerConfig` about jobs."""
     spark = context.switched_on("spark")
     given = context.given("slots")
     return {
@@ -179,7 +180,7 @@ def _names(said: str) -> tuple[str, ...]:
 
 
 def spark_conf(path: str) -> dict[str, str]:
-    """Spark's own settings in a file; raises `BadRequest` for one that cannot be read or understood."""
+    """Return the settings of Spark in a file; raises `BadRequest` if it cannot be read."""
     if not path:
         return {}
     try:
@@ -193,9 +194,9 @@ def spark_conf(path: str) -> dict[str, str]:
         setting = SPARK_SETTING.fullmatch(line)
         if setting is None:
             raise BadRequest(
-                f"{path}, line {number}: {line!r} is no setting of Spark's",
+                f"{path}, line {number}: {line!r} is not a setting of Spark",
                 field="spark_conf",
-                hint="A line is a name that begins with spark., and its value: spark.driver.memory 2g",
+                hint="Write a name that begins with spark., a space, and a value: spark.driver.memory 2g",
             )
         found[setting[1]] = setting[2]
     if any(SECRET_SETTING.search(name) for name in found):
@@ -204,28 +205,28 @@ def spark_conf(path: str) -> dict[str, str]:
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_spark(context: Context) -> None:
-    """Raise `Incomplete` if Spark is to be hosted and cannot be, and `BadRequest` if it should not."""
+    """Raise `Incomplete` if Spark cannot be hosted, and `BadRequest` if hosting it would be unsafe."""
     if context.switched_on("spark"):
         if not _load_access(context) and not context.switched_on("allow_local_code"):
             raise BadRequest(
-                "without tokens every user of this machine could run code as you, in a job",
+                "without tokens, every user of this machine could run code as you in a job",
                 field="spark",
-                hint="Configure tokens with --access FILE, or say --allow-local-code.",
+                hint="Configure tokens with --access FILE, or allow it with --allow-local-code.",
             )
         from onyxq.node.jobs.host_process import check_installed
 
         check_installed()
     elif context.given("slots") not in (None, "0"):
-        context.out.note("slots are offered with --spark only: this peer runs no jobs")
+        context.out.note("slots has no effect without --spark: this peer runs no jobs")
 
 
 def zookeeper_start(context: Context) -> None:
-    """Run a ZooKeeper, or an ensemble."""
+    """Run one ZooKeeper server, or an ensemble."""
     import tempfile
     from contextlib import ExitStack
 
@@ -246,7 +247,7 @@ def zookeeper_start(context: Context) -> None:
 def _run(
     context: Context, serve: Callable[[trio.Event], Awaitable[Any]], *, renew: Callable[[], None] | None = None
 ) -> None:
-    """Run ``serve`` until it returns; its event is set by the first signal.  ``renew``: what SIGHUP has done."""
+    """Run ``serve`` until it returns. The first signal sets its event, and SIGHUP calls ``renew``."""
     import trio
 
     async def stop_at_signal(stop: trio.Event) -> None:
@@ -258,7 +259,7 @@ def _run(
                     continue
                 if stop.is_set():
                     os._exit(128 + number)
-                context.out.note("stopping; once more to stop at once")
+                context.out.note("stopping; a second signal stops at once")
                 supervisor.tell(STOPPING)
                 stop.set()
 
@@ -277,11 +278,11 @@ def _run(
 
 
 def spare_collections() -> None:
-    """Have the cyclic collector look seldom at what lives long, and never at what was loaded at the start.
+    """Let the cyclic collector look rarely at old objects, and never at those of the start.
 
-    Requests leave next to no cycles, but each allocates much: with the defaults a daemon
-    under load spends a tenth of its time going through the same living objects.  It looks
-    often at what is new, as everything stands still for as long as that is much.
+    Requests allocate much but leave almost no cycles.  With the defaults, a loaded daemon spends a tenth
+    of its time on the same live objects.  It still looks often at new objects, because the process stops
+    for each look, and longer if there are more of them.
     """
     gc.collect()
     gc.freeze()
@@ -289,7 +290,7 @@ def spare_collections() -> None:
 
 
 def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:
-    """Run to the end; of errors that tasks raised together the first one is what went wrong."""
+    """Run a function in trio; raise the first cause if several tasks failed."""
     import trio
 
     try:
@@ -299,7 +300,7 @@ def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:
 
 
 def _address(context: Context, name: str) -> str:
-    """A ``HOST:PORT`` setting; raises `BadRequest`."""
+    """Return a ``HOST:PORT`` setting; raises `BadRequest`."""
     value = context.text(name)
     split_address(value, field=name)
     return value

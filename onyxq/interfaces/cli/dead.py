@@ -1,4 +1,4 @@
-"""``onyxq dead``: tasks that failed for good, and what becomes of them."""
+"""``onyxq dead``: dead letters, which are shown, requeued or discarded."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from onyxq.interfaces.cli.tasks import print_task
 
 
 def dead_show(context: Context) -> None:
-    """Print one dead letter; `Conflict` if the task is none."""
+    """Print one dead letter; raises `Conflict` if the task is not one."""
     task = context.call("get", {"id": task_id(context.args.id), "seen_token": None, "seen_seq": None})
     if task["state"] != "failed":
-        raise Conflict(f"task {context.args.id} is {task['state']}, no dead letter", field="id")
+        raise Conflict(f"task {context.args.id} is {task['state']}: it is not a dead letter", field="id")
     print_task(context, task)
 
 
 def dead_requeue(context: Context) -> None:
-    """Have dead letters run again, with all their retries."""
+    """Run dead letters again, with all their retries."""
     _change(context, "dead.requeue", "requeued")
 
 
 def dead_discard(context: Context) -> None:
-    """Give dead letters up."""
+    """Cancel dead letters for good."""
     _change(context, "dead.discard", "discarded")
 
 
@@ -33,12 +33,12 @@ def _change(context: Context, method: str, done: str) -> None:
     by_filter = any(value is not None for value in filters.values())
     if not args.id:
         if not by_filter and not args.all:
-            raise BadRequest("which ones?", field="id", hint="Give ids, --queue, --where, or --all for every one.")
+            raise BadRequest("no dead letters are named", field="id", hint="Give ids, --queue, --where, or --all.")
         count = context.call(method, filters)["count"]
         context.out.result({"count": count}, f"{done}: {count}")
         return
     if by_filter or args.all:
-        raise BadRequest("give ids, or --queue and --where: not both", field="id")
+        raise BadRequest("ids cannot be combined with --queue, --where or --all", field="id")
     results = context.call(method, {"ids": [task_id(one) for one in args.id]})["results"]
     shown: list[dict[str, Any]] = []
     for one, why in zip(args.id, results, strict=True):
@@ -53,4 +53,4 @@ def _change(context: Context, method: str, done: str) -> None:
         if not one["ok"]:
             context.out.note(f"{one['id']}: {one['detail']}")
     if refused is not None:
-        raise from_map({**refused, "message": f"{len(results) - count} of {len(results)} were not {done}"})
+        raise from_map({**refused, "message": f"{len(results) - count} of {len(results)} dead letters were not {done}"})

@@ -1,4 +1,4 @@
-"""``onyxq demo``: runs the word count of `onyxq.demo` and checks it against a plain one."""
+"""``onyxq demo``: a word count on a cluster, compared with a count in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXIT_NOT_EXACT = 1
 
 
 def demo(context: Context) -> int:
-    """Count, check, print; 0 only if the counts are exact."""
+    """Count, compare and print; return 0 only if the counts are exact."""
     args = context.args
     if not 1 <= args.peers <= PEERS_MAX:
         raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {args.peers}", field="peers")
@@ -41,7 +41,7 @@ def demo(context: Context) -> int:
         if not args.keep:
             shutil.rmtree(data)
     (outcome,) = outcomes
-    context.out.note("checking against a plain count in one process")
+    context.out.note("comparing with a count in one process")
     exact = plain_count(files) == outcome.counts
     shown = figures(outcome, files=len(files), size_bytes=sum(share.end - share.start for share in shares))
     _report(context, outcome.counts, exact=exact, shown={**shown, "data": str(data)} if args.keep else shown)

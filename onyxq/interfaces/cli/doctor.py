@@ -1,7 +1,7 @@
-"""``onyxq doctor``: looks at what a peer needs here, and at the cluster that the settings name.
+"""``onyxq doctor``: checks of this machine, of ZooKeeper, and of the cluster that the settings name.
 
-A check returns findings; none changes anything, and none waits for long.  What is wrong is ``failed`` and makes
-the exit code 1; what may become wrong, or is needed for some things only, is ``warning``.
+A check changes nothing, does not wait long, and returns findings.  A finding is ``failed`` if a peer could not
+work; then the exit code is 1.  It is ``warning`` if only some functions are affected, or trouble may come.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ JAVA_MIN = 17
 
 ZOOKEEPER_MIN = (3, 6)
 FREE_WARNING, FREE_FAILED = 0.15, 0.05
-"""Parts of the disk that are free."""
+"""Free share of the disk below which the check warns or fails."""
 SYNC_WARNING_MS = 100
 SKEW_WARNING_MS, SKEW_FAILED_MS = 1_000, 5_000
-"""A peer that is further off the others leaves the ring."""
+"""Difference between two clocks above which the check warns or fails."""
 
 
 @frozen
 class Finding:
-    """What a check found."""
+    """Result of one check: what was looked at, state, what was found, and what to do."""
 
     check: str
     state: str
@@ -57,7 +57,7 @@ Check: TypeAlias = Callable[[Context], Iterator[Finding]]
 
 
 def doctor(context: Context) -> int:
-    """Run every check; 1 if something failed."""
+    """Run all checks; return 1 if one failed."""
     findings = [finding for check in CHECKS for finding in check(context)]
     ok = not any(one.state == FAILED for one in findings)
     rows = [asdict(one) for one in findings]
@@ -69,12 +69,12 @@ def doctor(context: Context) -> int:
 
 
 def versions(context: Context) -> Iterator[Finding]:
-    """Python and OnyxQ; an older Python cannot have come this far."""
+    """Report the versions of Python and OnyxQ. Older versions of Python could not run this."""
     yield Finding("versions", OK, f"OnyxQ {__version__}, Python {platform.python_version()}, {sys.platform}")
 
 
 def java(context: Context) -> Iterator[Finding]:
-    """A Java runtime: for ``onyxq zookeeper start`` and for hosting Spark."""
+    """Check the Java runtime, which ``onyxq zookeeper start`` and Spark need."""
     from onyxq.system.java import find_java
 
     needed = FAILED if context.switched_on("spark") else WARNING
@@ -83,37 +83,37 @@ def java(context: Context) -> Iterator[Finding]:
             [find_java(), "-version"], check=False, capture_output=True, text=True, timeout=JAVA_TIMEOUT_S
         )
     except (Incomplete, OSError, subprocess.TimeoutExpired) as error:
-        yield Finding("java", needed, str(error), "Only ZooKeeper and Spark need it.")
+        yield Finding("java", needed, str(error), "Install Java if you use onyxq zookeeper start or Spark.")
         return
     found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', said.stderr)
     if found is None:
-        yield Finding("java", needed, f"says {said.stderr.strip()[:100]!r}", "Install a Java runtime.")
+        yield Finding("java", needed, f"java -version printed {said.stderr.strip()[:100]!r}", "Install a Java runtime.")
     elif int(found[1]) < JAVA_MIN:
-        yield Finding("java", needed, f"version {found[1]}", f"Spark needs {JAVA_MIN} or newer.")
+        yield Finding("java", needed, f"version {found[1]}", f"Spark needs Java {JAVA_MIN} or newer.")
     else:
         yield Finding("java", OK, f"version {found[1]}")
 
 
 def disk(context: Context) -> Iterator[Finding]:
-    """Room where the data goes, and how long the disk takes to have something for sure."""
+    """Check the free space for the data directory, and how long the disk takes to sync."""
     data = Path(context.text("data")).absolute()
     there = next(place for place in (data, *data.parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield Finding("disk", FAILED, f"{there} cannot be written", "Give --data a directory of this user's.")
+        yield Finding("disk", FAILED, f"{there} cannot be written", "Give --data a directory that this user can write.")
         return
     usage = shutil.disk_usage(there)
     free = usage.free / usage.total
     state = FAILED if free < FREE_FAILED else WARNING if free < FREE_WARNING else OK
-    hint = "" if state == OK else "A peer whose disk is full gives its partitions up."
+    hint = "" if state == OK else "Free some space: a peer with a full disk gives up its partitions."
     yield Finding("disk", state, f"{usage.free >> 20} MiB free ({free:.0%}) at {there}", hint)
     took_ms = _sync_ms(there)
     slow = took_ms > SYNC_WARNING_MS
-    hint = "Every write waits for this: take a faster disk." if slow else ""
+    hint = "Use a faster disk: every write waits for a sync." if slow else ""
     yield Finding("disk sync", WARNING if slow else OK, f"{took_ms:.1f} ms", hint)
 
 
 def _sync_ms(directory: Path) -> float:
-    """The quickest of three syncs of a small file."""
+    """Return the shortest of three syncs of a small file, in milliseconds."""
     took = []
     with tempfile.TemporaryFile(dir=directory) as file:
         for _ in range(3):
@@ -126,27 +126,29 @@ def _sync_ms(directory: Path) -> float:
 
 
 def ports(context: Context) -> Iterator[Finding]:
-    """Whether a peer could listen where the settings say, or something does already."""
+    """Check whether a peer could listen on the addresses in the settings."""
     for name in ("listen", "http"):
         address = context.text(name)
         if name == "http" and address in ("", "off"):
             continue
         split = _split(address)
         if split is None:
-            yield Finding(name, FAILED, f"{address!r} is not HOST:PORT", f"Correct --{name}.")
+            yield Finding(name, FAILED, f"{address!r} is not HOST:PORT", f"Write --{name} as HOST:PORT.")
             continue
         try:
             with socket.create_server(split):
                 yield Finding(name, OK, f"{address} is free")
         except OSError as error:
             if split[1] and _answers(split):
-                yield Finding(name, WARNING, f"{address} is in use", "Fine if it is this machine's peer.")
+                yield Finding(name, WARNING, f"{address} is in use", "This is right if a peer runs on this machine.")
             else:
-                yield Finding(name, FAILED, f"{address}: {error.strerror}", "Listen on an address of this machine.")
+                yield Finding(
+                    name, FAILED, f"{address}: {error.strerror}", "Choose an address of this machine and a free port."
+                )
 
 
 def credentials(context: Context) -> Iterator[Finding]:
-    """Whether a peer would start with these tokens, and where it is to listen."""
+    """Check whether a peer would start with these tokens on these addresses."""
     from onyxq.access.credential_files import load_access
     from onyxq.access.loopback import check_listening
 
@@ -162,14 +164,19 @@ def credentials(context: Context) -> Iterator[Finding]:
         yield Finding("credentials", FAILED, error.message, error.advice)
         return
     if access and context.text("zookeeper") and not context.text("zookeeper_auth"):
-        exposed = "anyone who can write to ZooKeeper can get the peers' secret"
-        yield Finding("credentials", WARNING, exposed, "Set zookeeper_auth, then: onyxq cluster protect NAME.")
+        exposed = "every user who can write to ZooKeeper can get the secret of the peers"
+        yield Finding("credentials", WARNING, exposed, "Set zookeeper_auth, then run: onyxq cluster protect NAME.")
     elif access:
-        yield Finding("credentials", OK, f"{len(access.tokens)} tokens are asked for")
+        yield Finding("credentials", OK, f"{len(access.tokens)} tokens are configured")
     elif context.switched_on("allow_anyone"):
-        yield Finding("credentials", WARNING, "whoever reaches a port may do everything", "Configure tokens: --access.")
+        yield Finding(
+            "credentials",
+            WARNING,
+            "every client that reaches a port may do everything",
+            "Configure tokens with --access FILE.",
+        )
     else:
-        yield Finding("credentials", OK, "nobody is asked for any, on loopback")
+        yield Finding("credentials", OK, "none are asked for, on loopback only")
 
 
 def _split(address: str) -> tuple[str, int] | None:
@@ -192,7 +199,7 @@ def zookeeper(context: Context) -> Iterator[Finding]:
     """Each server that is named: whether it answers, its version and role."""
     hosts = context.text("zookeeper")
     if not hosts:
-        yield Finding("zookeeper", OK, "not set: the embedded log, for the peers of one process")
+        yield Finding("zookeeper", OK, "not set: the log is embedded, for one process only")
         return
     roles = []
     for address in hosts.partition("/")[0].split(","):
@@ -248,11 +255,11 @@ def _connected(context: Context, address: tuple[str, int]) -> socket.socket:
 
 
 def cluster(context: Context) -> Iterator[Finding]:
-    """The cluster behind ``--connect``, and each of its peers: serving, of one version, with clocks that agree."""
+    """Check the cluster that ``--connect`` names, and each peer: whether it serves, its version, its clock."""
     address = context.text("connect")
     if not any(_answers(split) for one in address.split(",") if (split := _split(one.strip()))):
         state = WARNING if context.given("connect") is None else FAILED
-        yield Finding("cluster", state, f"no peer at {address}", "Start one, or name another with --connect.")
+        yield Finding("cluster", state, f"no peer at {address}", "Start a peer, or name another one with --connect.")
         return
     try:
         with _client(context, address) as client:
@@ -272,8 +279,10 @@ def cluster(context: Context) -> Iterator[Finding]:
         yield finding
         yield _clock(f"clock of {peer['peer']}", abs(peer["clock_skew_ms"] or 0))
     if len(found) > 1:
-        said = f"{', '.join(sorted(found))} are in use"
-        yield Finding("versions of the cluster", WARNING, said, "Fine during an upgrade: finish it.")
+        said = f"peers run {', '.join(sorted(found))}"
+        yield Finding(
+            "versions of the cluster", WARNING, said, "Finish the upgrade, so that all peers have one version."
+        )
 
 
 def _client(context: Context, address: str) -> Client:
@@ -288,22 +297,22 @@ def _health(about: dict[str, Any]) -> Finding:
         (about["under_replicated"], WARNING, "partitions have too few copies"),
     ):
         if count:
-            return Finding("cluster", state, f"{found}; {count} {what}", "onyxq partition list shows which.")
+            return Finding("cluster", state, f"{found}; {count} {what}", "Find them with: onyxq partition list.")
     return Finding("cluster", OK, found)
 
 
 def _clock(check: str, skew_ms: float) -> Finding:
     state = FAILED if skew_ms > SKEW_FAILED_MS else WARNING if skew_ms > SKEW_WARNING_MS else OK
-    return Finding(check, state, f"{skew_ms:.0f} ms off", "" if state == OK else "Set the clock (NTP).")
+    return Finding(check, state, f"{skew_ms:.0f} ms off", "" if state == OK else "Synchronize the clocks with NTP.")
 
 
 def _peer(context: Context, peer: dict[str, Any]) -> tuple[str, Finding]:
-    """The version of a peer, and whether it serves."""
+    """Return the version of a peer, and whether it serves."""
     check, address = f"peer {peer['peer']}", peer["address"]
     split = _split(address)
     if split is None or not _answers(split):
         return "", Finding(
-            check, FAILED, f"nothing answers at {address}", "Look at the network between here and there."
+            check, FAILED, f"nothing answers at {address}", "Check that the peer runs, and the network to it."
         )
     try:
         with _client(context, address) as client:
@@ -313,7 +322,9 @@ def _peer(context: Context, peer: dict[str, Any]) -> tuple[str, Finding]:
     said = re.search(r'onyxq_build_info\{version="([^"]+)"\} 1', metrics)
     version = said[1] if said else ""
     if not health["ready"]:
-        return version, Finding(check, FAILED, f"{address}: {'; '.join(health['reasons'])}", "Look at its log.")
+        return version, Finding(
+            check, FAILED, f"{address}: {'; '.join(health['reasons'])}", "Read the server log of this peer."
+        )
     return version, Finding(check, OK, f"{address}: version {version}, {health['log_lag']} records behind the log")
 
 

@@ -26,7 +26,7 @@ MODULE_PREFIX = "_job_of_"
 
 
 def job_submit(context: Context) -> int | None:
-    """Submit the job that a file or module holds."""
+    """Submit a job that is in a file or module."""
     from attrs import evolve
 
     args = context.args
@@ -44,30 +44,30 @@ def job_submit(context: Context) -> int | None:
 
 
 def job_list(context: Context) -> None:
-    """Print all that are known, those under way first."""
+    """Print all jobs, unfinished jobs first."""
     found = [presented(one) for one in context.call("job.list", {"state": context.args.state})["jobs"]]
     rows = [{**_row(one), "why": _brief(one["why"] or one["error"])} for one in found]
     context.out.table({"jobs": found}, rows, COLUMNS, empty="no jobs")
 
 
 def job_show(context: Context) -> None:
-    """Print one, with what its driver tells of it."""
+    """Print one job, with the report of its driver."""
     _print(context, context.call("job.get", {"id": context.args.id}))
 
 
 def job_wait(context: Context) -> int | None:
-    """Wait for its end, and say how it was."""
+    """Wait for the end of a job and print its outcome."""
     with context.client() as client:
         return _ended(context, client.wait_job(context.args.id, *_wait_ms(context)))
 
 
 def job_seal(context: Context) -> None:
-    """Say that nothing more comes on an input."""
+    """Declare that an input gets no more data."""
     _print(context, context.call("job.seal", {"id": context.args.id, "input": context.args.input}))
 
 
 def job_kill(context: Context) -> None:
-    """End one."""
+    """Kill a job."""
     _print(context, context.call("job.kill", {"id": context.args.id}))
 
 
@@ -84,14 +84,14 @@ def _ended(context: Context, outcome: JobOutcome) -> int | None:
     return None if outcome.completed else EXIT_FAILED
 
 
-# --- where jobs are written ---------------------------------------------------------
+# --- loading a job ---------------------------------------------------------
 
 
 def load_job(target: str) -> Job:
-    """The `Job` that ``FILE.py:name`` or ``module:name`` means; raises `BadRequest`.
+    """Return the `Job` that ``FILE.py:name`` or ``module:name`` means; raises `BadRequest`.
 
-    Functions of a file travel with the job; those of a module are named, as Spark's processes
-    can import it where they run.
+    Functions of a file are sent with the job. Functions of a module are sent as names, because the
+    processes of Spark can import the module.
     """
     from onyxq.jobs.model import Job
 
@@ -115,7 +115,7 @@ def _file(place: str) -> ModuleType:
         code = compile(path.read_text("utf-8"), str(path), "exec")
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
         raise BadRequest(f"{place}: {getattr(error, 'strerror', None) or error}", field="target") from None
-    # Of no name that another process could import, so that its functions are pickled.
+    # Functions of this module are pickled, because no other process can import it under this name.
     module = ModuleType(MODULE_PREFIX + path.stem.replace("-", "_"))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
@@ -139,7 +139,7 @@ def _module(place: str) -> ModuleType:
 
 
 def presented(job: dict[str, Any]) -> dict[str, Any]:
-    """A job in types that JSON has."""
+    """Return a job in types that JSON has."""
     return {**job, "digest": job["digest"].hex()}
 
 
@@ -148,7 +148,7 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _brief(text: str) -> str:
-    """Its first line, cut short enough for a table."""
+    """Return the first line of a text, short enough for a table."""
     line = text.partition("\n")[0]
     return line if len(line) <= 60 else line[:59] + "…"
 
@@ -164,7 +164,7 @@ def _print(context: Context, found: dict[str, Any]) -> None:
 
 
 def _progress(told: dict[str, Any] | None) -> dict[str, Any]:
-    """What the driver tells; ``late`` are the segments that came too late to windows and joins."""
+    """Return the report of the driver as fields; ``late``: segments that arrived too late for windows and joins."""
     shown = {f"driver_{name}" if name in ("state", "error") else name: value for name, value in (told or {}).items()}
     for name, ms in (("watermark", shown.pop("watermark_ms", None)), ("told", shown.pop("at_ms", None))):
         if ms is not None:

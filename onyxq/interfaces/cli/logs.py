@@ -1,4 +1,4 @@
-"""What long-running commands log: lines of text, or of JSON with ``log_format``, on stderr; no secrets in either."""
+"""The server log of long-running commands, on stderr: lines of text or JSON, without secrets."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LEVELS = ("debug", "info", "warning", "error")
 ABOUT_THE_TASK = ("task_id", "task_name", "task_queue", "task_attempt")
 NONE, HIDDEN = "-", "(hidden)"
 SECRET_CHARS_MIN = 6
-"""What is shorter would be found in harmless words."""
+"""Length below which a secret is not hidden: it would be found in harmless words."""
 
 
 def set_up(context: Context, text: str = TEXT) -> None:
-    """Log from now on as the settings say; ``text``: the form of a line of text. Raises `BadRequest`."""
+    """Start to log as the settings say; ``text``: format of a line of text. Raises `BadRequest`."""
     form, level = _one_of(context, "log_format", FORMATS), _one_of(context, "log_level", LEVELS)
     handler = logging.StreamHandler()
     formatter = JsonLines() if form == "json" else TextLines(text)
@@ -36,12 +36,12 @@ def set_up(context: Context, text: str = TEXT) -> None:
 def _one_of(context: Context, name: str, known: tuple[str, ...]) -> str:
     value = context.text(name).lower()
     if value not in known:
-        raise BadRequest(f"{name} is one of {', '.join(known)}, not {value!r}", field=name)
+        raise BadRequest(f"{name} must be one of {', '.join(known)}, not {value!r}", field=name)
     return value
 
 
 def secrets_of(context: Context) -> list[str]:
-    """All that the settings say and nobody else may read, and its parts: a list of tokens, a name with its password."""
+    """Return all secrets in the settings, also the parts of token lists and of names with passwords."""
     found: set[str] = set()
     for name in SECRET:
         value = context.text(name)
@@ -50,7 +50,7 @@ def secrets_of(context: Context) -> list[str]:
 
 
 class Hiding(logging.Formatter):
-    """Another formatter's lines, without secrets, whatever put them there."""
+    """A formatter that hides secrets in the lines of another formatter."""
 
     def __init__(self, inner: logging.Formatter, secrets: Iterable[str]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Hiding(logging.Formatter):
         self._secrets = sorted(written, key=len, reverse=True)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line of a message."""
         line = self._inner.format(record)
         for secret in self._secrets:
             line = line.replace(secret, HIDDEN)
@@ -67,27 +67,27 @@ class Hiding(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """One line a message: what callers put into it can begin no line that looks like another message.
+    """A formatter of one line per message. Text of callers cannot start a line that looks like a message.
 
-    The lines of an error that follow a message are indented.
+    The lines of a traceback after a message are indented.
     """
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # the name that logging has
-        """Return the first line."""
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging calls it by this name
+        """Return the line of a message."""
         record.message = visible(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
-        """Return the lines of an error."""
+        """Return the indented lines of a traceback."""
         lines = map(visible, super().formatException(ei).splitlines())
         return textwrap.indent("\n".join(lines), "  ", lambda line: True)
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: ``time``, ``level``, ``logger``, ``message``, ``error``, and which task it is about."""
+    """A formatter of one JSON object per line: time, level, logger, message, traceback, and the task, if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line of a message."""
         said: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

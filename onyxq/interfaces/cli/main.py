@@ -21,7 +21,7 @@ EXIT_PIPE_CLOSED = 141
 
 
 def run(arguments: Sequence[str], *, private: bool = False) -> int:
-    """Run one command and return its exit code; ``private``: other users may not read the files that it writes."""
+    """Run one command and return its exit code; ``private``: keep its files unreadable for other users."""
     args, unknown = build(COMMANDS, NOUNS).parse_known_args(arguments)
     if unknown:
         args.parser.unknown(unknown)
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
     except OnyxqError as error:
         return _failed(out, error)
     except BrokenPipeError:
-        # Whoever read the output has seen enough; Python would complain again at exit.
+        # The reader of the pipe closed it. Without this, Python would print the same error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE_CLOSED
     except TimeoutError as error:
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """Run the console script."""
     sys.exit(run(sys.argv[1:], private=True))
 
 

@@ -1,4 +1,4 @@
-"""Runs the commands that follow from the table of operations, and prints what they answer."""
+"""Commands that follow from the table of operations: what they send and what they print."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ YES, NO = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def run(context: Context) -> None:
-    """Make the operation of a command and print its answer."""
+    """Call the operation of a command and print its answer."""
     operation, verb = context.args.command.row
     args = arguments(operation, dict(_given(context, operation, verb)))
     if verb.pages:
@@ -43,7 +43,7 @@ def run(context: Context) -> None:
 
 
 def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, args: Any) -> None:
-    """Print items page after page up to the limit; with ``--all`` as a stream."""
+    """Print pages of items up to the limit; with ``--all``, print each item as it arrives."""
     after = task_id(context.args.after, field="after") if context.args.after else None
     left = None if context.args.all else context.args.limit
     name = _items(operation.result)
@@ -71,7 +71,7 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
 
 
 def _items(result: Any) -> str:
-    """Return the member of a result that has the items of a list."""
+    """Return the name of the member of a result that is its list of items."""
     return next((name for name, one in members(result).items() if isinstance(one.node, inspect.ListType)), "")
 
 
@@ -83,7 +83,7 @@ def _called(client: Any, operation: Operation[Any, Any], args: Any) -> Any:
 
 
 def _given(context: Context, operation: Operation[Any, Any], verb: Verb) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of the command, as JSON has them."""
+    """Yield names and values of the operation's arguments, in the form of JSON."""
     yield from verb.fixed.items()
     for member in offered(operation, verb):
         if "data" in member.marks:
@@ -114,11 +114,11 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        return "?"  # a user id without a name, as in containers
+        return "?"  # In a container, the user id may have no name.
 
 
 def _pair(operation: Operation[Any, Any], verb: Verb, text: str) -> tuple[str, Any]:
-    """Return the name and value of a setting that is given as KEY=VALUE; raises `BadRequest` naming it."""
+    """Return name and value of a setting from KEY=VALUE; raises `BadRequest`."""
     name, equals, value = text.partition("=")
     name, value = name.strip().replace("-", "_"), value.strip()
     known = setting_names(operation, verb)
@@ -134,7 +134,7 @@ def _pair(operation: Operation[Any, Any], verb: Verb, text: str) -> tuple[str, A
 
 
 def parsed(member: Member, text: str) -> Any:
-    """Return the value of an argument as it is typed; raises `BadRequest`."""
+    """Return the value that a typed argument means; raises `BadRequest`."""
     node, name = member.node, member.name
     if member.nullable and text in NO_LIMIT and not isinstance(node, inspect.StrType):
         return None
@@ -171,14 +171,14 @@ def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> N
 
 
 def show(context: Context, result: msgspec.Struct, columns: tuple[str, ...] = ()) -> None:
-    """Print one thing, a field per line; ``columns``: these fields in their order, without: all."""
+    """Print one thing, a field per line; ``columns``: the fields to print, by default all."""
     found = json.loads(json_text(result))
     row = found if context.out.as_json else _row(result, found)
     context.out.fields({name: row[name] for name in columns} if columns and not context.out.as_json else row)
 
 
 def _row(value: msgspec.Struct, shown: dict[str, Any]) -> dict[str, Any]:
-    """Return a struct as fields for reading, in their order: times, ages and data in words, maps as further fields."""
+    """Return the fields of a struct for people: times and ages in words, short data, and maps as further fields."""
     out: dict[str, Any] = {}
     for name, member in members(type(value)).items():
         item = getattr(value, name)

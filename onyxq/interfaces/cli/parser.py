@@ -1,7 +1,7 @@
-"""Turns the declared commands into an argument parser that explains itself.
+"""The argument parser, built from the declared commands, with suggestions for typing errors.
 
-A command is data (`Command`); its body is named, not imported, so that ``--help`` and
-usage errors load nothing of the system.
+A command is data (`Command`). It names its body and does not import it, so ``--help`` and usage errors
+load no other part of OnyxQ.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _CHOICE = re.compile(r"argument (?P<place>.*?): invalid choice: '(?P<word>.*?)' 
 
 
 def option(*flags: str, **details: Any) -> Option:
-    """An argument of a command, as `argparse.ArgumentParser.add_argument` takes it."""
+    """Return an argument of a command, in the form of `argparse.ArgumentParser.add_argument`."""
     return flags, details
 
 
 TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
-"""Those that every command has which talks to a peer."""
+"""Settings of every command that talks to a peer."""
 
 
 def setting(name: str, **details: Any) -> Option:
-    """The flag of a setting: its default comes from elsewhere, see `onyxq.system.settings`."""
+    """Return the flag of a setting. Its default is None, because the value may come from another source."""
     known = SETTINGS[name]
     if known.kind is bool:
         switch = {"action": argparse.BooleanOptionalAction, "default": None, "help": known.about, **details}
@@ -50,44 +50,44 @@ def setting(name: str, **details: Any) -> Option:
 
 @frozen
 class Command:
-    """One command: ``run`` is ``module:function``, called with a `onyxq.interfaces.cli.context.Context`."""
+    """One command: ``run`` is the ``module:function`` that gets a `onyxq.interfaces.cli.context.Context`."""
 
     name: str
-    """``noun verb``, or a verb alone."""
+    """``noun verb``, or only a verb."""
     run: str
     about: str
     example: str
     options: tuple[Option, ...] = ()
     runs_others: bool = False
-    """Whether the command runs the user's code, whose files follow the user's umask."""
+    """Whether the command runs code of the user. Files of that code follow the user's umask."""
     talks: bool = False
-    """Whether it talks to a peer: it then has ``--connect`` and ``--token``."""
+    """Whether the command talks to a peer, and so has ``--connect`` and ``--token``."""
     row: tuple[Operation[Any, Any], Verb] | None = None
-    """The operation, and its form as a command, from which the command follows."""
+    """The operation from which the command is made, and the operation's form as a command."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps examples as they are, and options on one line."""
+    """Help that keeps the line breaks of examples, and short options on one line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that says what was probably meant."""
+    """An argument parser that suggests what was probably meant."""
 
     def __init__(self, **details: Any) -> None:
         details.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **details)
 
     def error(self, message: str) -> NoReturn:
-        """Print the message, with suggestions, and exit with the code of a usage error."""
+        """Print a message with suggestions, and exit with the code of a usage error."""
         print(f"{self.prog}: {self._friendly(message)}", file=sys.stderr)
-        print(f"hint: {self.prog} --help shows what there is.", file=sys.stderr)
+        print(f"hint: {self.prog} --help shows all commands and options.", file=sys.stderr)
         sys.exit(EXIT_USAGE)
 
     def unknown(self, words: Sequence[str]) -> NoReturn:
-        """Refuse arguments that nothing takes."""
+        """Refuse arguments that the command does not have."""
         self.error("unrecognized arguments: " + " ".join(words))
 
     def _friendly(self, message: str) -> str:
@@ -103,8 +103,12 @@ class Parser(argparse.ArgumentParser):
         return message
 
 
+def _sentence(about: str) -> str:
+    return f"{about[0].upper()}{about[1:]}."
+
+
 class _Version(argparse.Action):
-    """Prints the version."""
+    """The option that prints the version."""
 
     def __call__(self, *_: Any) -> NoReturn:
         print(f"onyxq {__version__}")
@@ -112,7 +116,7 @@ class _Version(argparse.Action):
 
 
 def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
-    """The parser of all commands; a parsed command stands in ``args.command``."""
+    """Return the parser of all commands. It puts the parsed command into ``args.command``."""
     top = Parser(
         prog="onyxq",
         description="A distributed task queue on a replicated log.",
@@ -127,7 +131,7 @@ def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
             group = verbs.add_parser(
                 noun,
                 help=nouns[noun],
-                description=nouns[noun].capitalize() + ".",
+                description=_sentence(nouns[noun]),
                 epilog=f"example: {command.example}",
             )
             groups[noun] = group.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
@@ -139,24 +143,26 @@ def _add(verbs: Any, verb: str, command: Command) -> None:
     parser = verbs.add_parser(
         verb,
         help=command.about,
-        description=command.about[0].upper() + command.about[1:] + ".",
+        description=_sentence(command.about),
         epilog=f"example: {command.example}",
     )
     for flags, details in command.options:
         parser.add_argument(*flags, **details)
-    common = parser.add_argument_group("for every command")
+    common = parser.add_argument_group("common options")
     if command.talks:
         flags, details = setting("connect", metavar="HOST:PORT")
         common.add_argument(*flags, **details)
-        # Commands that settle a claim mean its token by --token; the credential has a second name there.
+        # In commands on a claim, --token is the fencing token. There the credential is only --auth-token.
         taken = any("--token" in flags for flags, _ in command.options)
         flags, details = setting("token", dest="token")
-        details["help"] += "; others see it among the arguments: better --token-file"
+        details["help"] += "; other users of this machine can see it: --token-file is safer"
         common.add_argument(*(() if taken else flags), "--auth-token", **details)
-        common.add_argument("--token-file", metavar="FILE", help="private file with the credential; `-`: stdin")
+        common.add_argument("--token-file", metavar="FILE", help="private file with the credential, or - for stdin")
         for flags, details in (setting(name, metavar="FILE") for name in TLS_SETTINGS):
             if not any(flags == known for known, _ in command.options):
                 common.add_argument(*flags, **details)
-    common.add_argument("--json", action="store_true", help="JSON instead of tables; one line per item of a stream")
-    common.add_argument("--config", metavar="FILE", help="settings file (default onyxq.toml, or ONYXQ_CONFIG)")
+    common.add_argument(
+        "--json", action="store_true", help="print JSON: one document, or one line for each item of a stream"
+    )
+    common.add_argument("--config", metavar="FILE", help="file of settings (default: ONYXQ_CONFIG, else onyxq.toml)")
     parser.set_defaults(command=command, parser=parser)

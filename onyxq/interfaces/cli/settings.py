@@ -1,4 +1,4 @@
-"""``onyxq config``: the settings that a command would see here."""
+"""``onyxq config``: the settings that a command would use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``onyxq simulate``: plays seeds of a simulated cluster, or the suite of planted bugs, and says what broke."""
+"""``onyxq simulate``: runs of a simulated cluster, and the suite of planted bugs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ RUNS_MAX = 100_000_000
 
 
 def simulate(context: Context) -> int:
-    """Play, print, and return 1 if a property broke, a planted bug was missed, or a probe was not reached."""
+    """Run and print; return 1 if a property broke, a planted bug was missed, or a probe was not reached."""
     args = context.args
     jobs = _within("jobs", args.jobs if args.jobs is not None else os.cpu_count() or 1, 1, JOBS_MAX)
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(SEEDS_MAX)
     _within("seed", seed, 0, 1 << 62)
     workload = args.workload or "standard"
     if args.planted and args.spark:
-        raise BadRequest("planted bugs are looked for here: leave out --spark or --planted", field="spark")
+        raise BadRequest(
+            "planted bugs are searched on this machine only: leave out --spark or --planted", field="spark"
+        )
     if args.planted:
         return _planted(context, jobs, args.workload)
     if args.list:
@@ -51,7 +53,7 @@ def simulate(context: Context) -> int:
             if result.checker:
                 _broken(context, result)
             context.out.progress(
-                f"{totals.runs} of {runs} runs, {len(totals.broken)} broken, {totals.speed:.0f} x life",
+                f"{totals.runs} of {runs} runs, {len(totals.broken)} broken, {totals.speed:.0f} x real time",
                 totals.runs,
                 runs,
             )
@@ -62,7 +64,7 @@ def simulate(context: Context) -> int:
 
 @contextmanager
 def _results(workload: str, seeds: Sequence[int], *, jobs: int, master: str | None) -> Iterator[Iterator[Result]]:
-    """Results as they come, from processes here or from a Spark cluster."""
+    """Yield results as runs end, from processes of this machine or from Spark."""
     if master is None:
         from simulation.runs import run_many
 
@@ -105,7 +107,7 @@ def _broken(context: Context, result: Result) -> None:
 
 
 def _unreached(context: Context, totals: Totals, workload: str) -> list[str]:
-    """Probes that a run of this length must have reached and has not."""
+    """Return the probes that this number of runs must reach and did not."""
     from simulation.probes import WANTED
 
     names, runs = WANTED.get(workload, ((), 0))
@@ -129,8 +131,8 @@ def _figures(context: Context, totals: Totals, unreached: list[str], *, show_pro
         return
     lines = [
         f"{totals.runs} runs, {len(totals.broken)} broken",
-        f"{totals.simulated_s:,.0f} simulated s in {totals.cpu_s:,.1f} s of processor time: "
-        f"{totals.speed:,.1f} times life per core",
+        f"{totals.simulated_s:,.0f} simulated seconds in {totals.cpu_s:,.1f} s of processor time: "
+        f"{totals.speed:,.1f} times real time per core",
         f"{totals.applied:,} entries applied: {totals.applied_per_s:,.0f} per s and core",
         *(f"not reached: {name}" for name in unreached),
     ]
@@ -144,7 +146,7 @@ def _figures(context: Context, totals: Totals, unreached: list[str], *, show_pro
 
 
 def _planted(context: Context, jobs: int, workload: str | None) -> int:
-    """Look for the planted bugs, of one workload if it is named."""
+    """Search the planted bugs, or only those of one workload."""
     from simulation.planted.bugs import PLANTED
     from simulation.planted.suite import missed, run_suite
 
@@ -155,7 +157,7 @@ def _planted(context: Context, jobs: int, workload: str | None) -> int:
     verdicts: list[Verdict] = []
     for verdict in run_suite(wanted, jobs=jobs):
         verdicts.append(verdict)
-        said = f"{len(verdicts)} tried, {sum(not one.found for one in verdicts)} not found"
+        said = f"{len(verdicts)} bugs tried, {sum(not one.found for one in verdicts)} not found"
         context.out.progress(said, len(verdicts), len(wanted))
     rows = [verdict.row() for verdict in sorted(verdicts, key=lambda one: one.planted.name)]
     context.out.table(rows, rows, ("planted", "found", "checker", "workload", "runs", "seconds"))

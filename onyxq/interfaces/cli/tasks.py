@@ -1,4 +1,4 @@
-"""``onyxq task``: the life of a task by hand."""
+"""``onyxq task``: enqueue, claim, finish and show tasks by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def task_enqueue(context: Context) -> None:
-    """Add one task under a fresh id of the peer's making."""
+    """Enqueue one task under an id from the peer."""
     args = context.args
     header, data = _header(context)
     with context.client() as client:
@@ -41,38 +41,38 @@ def task_enqueue(context: Context) -> None:
         try:
             answer = client.call("enqueue", {"runs": [run], "w": args.copies})
         except OnyxqError as error:
-            raise _told(error) from None
+            raise _as_option(error) from None
     ack = answer["acks"][0]
     if isinstance(ack, dict):
-        refusal = _told(from_map(ack))
+        refusal = _as_option(from_map(ack))
         if isinstance(refusal, Unknown):
             refusal.message = f"task {first.hex()}: {refusal.message}"
         raise refusal
     _enqueued(context, first, ack, answer.get("guarantee", ""))
 
 
-def _told(error: OnyxqError) -> OnyxqError:
-    """The error with its field as the options are named."""
+def _as_option(error: OnyxqError) -> OnyxqError:
+    """Return the error with the name of the option in place of the field."""
     field = (error.field or "").removeprefix("runs[0].")
     error.field = {"depends": "after", "at_ms": "at", "backoff_ms": "backoff", "w": "copies"}.get(field, field) or None
     return error
 
 
 def _enqueued(context: Context, first: TaskId, ack: Any, guarantee: str) -> None:
-    told: dict[str, Any] = {"id": first.hex(), "acks": ack}
+    shown: dict[str, Any] = {"id": first.hex(), "acks": ack}
     if isinstance(ack, list):
-        told = {"id": ack[1].hex(), "acks": ack[0], "unique": ack[2]}
+        shown = {"id": ack[1].hex(), "acks": ack[0], "unique": ack[2]}
         if ack[2] != "new":
-            done = "its data is replaced" if ack[2] == "replaced" else "nothing is changed"
-            context.out.note(f"there is a task of this unique key already; {done}")
+            done = "its data was replaced" if ack[2] == "replaced" else "it was not changed"
+            context.out.note(f"the queue has a task with this unique key already; {done}")
     if guarantee:
-        told["guarantee"] = guarantee
+        shown["guarantee"] = guarantee
         context.out.note(f"guarantee: {guarantee}")
-    context.out.result(told, told["id"])
+    context.out.result(shown, shown["id"])
 
 
 def _header(context: Context) -> tuple[dict[str, Any], bytes]:
-    """What the options say of the task itself, and its payload; raises `BadRequest`."""
+    """Return header and payload of the task from the options; raises `BadRequest`."""
     args = context.args
     data, form = payload_given(context)
     said = {
@@ -96,34 +96,34 @@ def _retries(text: str) -> int | None:
         return None
     number = whole(text)
     if number is None:
-        raise BadRequest(f"retries is a number, or none for no limit, not {text!r}", field="retries")
+        raise BadRequest(f"retries must be a number, or none for no limit, not {text!r}", field="retries")
     return number
 
 
 def _expires_ms(text: str, now_ms: int) -> int:
-    """A time, or so much from now."""
+    """Return a time that is given as a time or as a duration from now."""
     if is_duration(text) and whole(text) is None:
         return now_ms + milliseconds(text, field="expires")
     return moment(text, field="expires")
 
 
 def _archived(context: Context) -> ArchivedTask:
-    """The task in the archives that are named; raises `NotFound`."""
+    """Return the task from the archives in the options; raises `NotFound`."""
     from onyxq.history.parquet.reader import find
 
     wanted = TaskId(task_id(context.args.id))
     found = find([Path(one) for one in context.args.archive], wanted)
     if found is None:
         raise NotFound(
-            f"there is no task {wanted.hex()} in the archive",
+            f"the archive has no task {wanted.hex()}",
             field="id",
-            hint="Check the id; a task that is not purged yet is in the cluster: ask without --archive.",
+            hint="Check the id. If the task is not purged yet, repeat the command without --archive.",
         )
     return found
 
 
 def task_get(context: Context) -> None:
-    """Print one task, as the cluster or an archive has it."""
+    """Print one task from the cluster or an archive."""
     if context.args.archive:
         task = _archived(context).task
     else:
@@ -138,12 +138,12 @@ def print_task(context: Context, task: dict[str, Any]) -> None:
         context.out.document(shown)
         return
     claims = shown.pop("claims")
-    told = {name: brief(shown, name, 200) for name in ("data", "result")}
+    payloads = {name: brief(shown, name, 200) for name in ("data", "result")}
     rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result"))}
     if rest.get("retries", 0) is None:
         rest["retries"] = "no limit"
     times = {name: clock(rest.pop(f"{name}_ms", None)) for name in ("at", "expires")}
-    context.out.fields({**rest, **times, **told})
+    context.out.fields({**rest, **times, **payloads})
     if claims:
         rows = [{**one, "start": clock(one["start_ms"]), "end": clock(one["end_ms"])} for one in claims]
         context.out.text("")
@@ -162,7 +162,7 @@ def task_log(context: Context) -> None:
 
 
 def task_count(context: Context) -> None:
-    """Print how many tasks there are by queue and state."""
+    """Print the number of tasks by queue and state."""
     counts = context.call("count", {"queue": context.args.queue})["counts"]
     rows = [{"queue": queue, **of_queue} for queue, of_queue in sorted(counts.items())]
     columns = ("queue", "total", "ready", "claimed", "scheduled", "waiting", "completed", "failed", "cancelled")
@@ -170,7 +170,7 @@ def task_count(context: Context) -> None:
 
 
 def task_claim(context: Context) -> None:
-    """Claim tasks and print them with their tokens."""
+    """Claim tasks and print them with their fencing tokens."""
     args = context.args
     answer = context.call(
         "claim",
@@ -185,25 +185,25 @@ def task_claim(context: Context) -> None:
     claims = [one for granted in answer["claims"] for one in _claimed(granted)]
     rows = [{**one, **one["task"], "expires": clock(one["expires_ms"]), "data": brief(one["task"])} for one in claims]
     columns = ("id", "queue", "token", "expires", "attempts", "data")
-    context.out.table({"claims": claims}, rows, columns, empty="nothing to claim")
+    context.out.table({"claims": claims}, rows, columns, empty="no ready tasks")
 
 
 def task_complete(context: Context) -> None:
-    """Report a claimed task as done."""
+    """Complete a claimed task."""
     result = context.args.result
     results = None if result is None else [_json_bytes(result, field="result")]
     _settle(context, "complete", [context.args.claim_token, None, results])
 
 
 def task_fail(context: Context) -> None:
-    """Report a claimed task as failed."""
+    """Report that a claimed task failed."""
     args = context.args
     retry_in_ms = milliseconds(args.retry_in, field="retry_in") if args.retry_in else None
     _settle(context, "fail", [args.claim_token, args.error, retry_in_ms])
 
 
 def task_renew(context: Context) -> None:
-    """Prolong a claim."""
+    """Renew a claim."""
     _settle(context, "renew", [context.args.claim_token, milliseconds(context.args.lease, field="lease")])
 
 
@@ -217,21 +217,21 @@ def task_cancel(context: Context) -> None:
 
 
 def presented(task: dict[str, Any]) -> dict[str, Any]:
-    """A task as ``get`` and ``list`` return it, in types that JSON has."""
+    """Return a task that ``get`` returned, in types that JSON has."""
     plain = {name: value for name, value in task.items() if name not in ("data", "format", "result")}
     ids = {"id": task["id"].hex(), "depends": [one.hex() for one in task["depends"]]}
     return {**plain, **ids, **member("data", task["data"], task["format"]), **member("result", task["result"])}
 
 
 def member(name: str, data: bytes | None, form: str = "") -> dict[str, Any]:
-    """``{name: value}`` of JSON, else ``{name_base64: text}``; a format is kept with data, not with results."""
+    """Return ``{name: value}`` for JSON, else ``{name_base64: text}``. Only data has a format, results have none."""
     if data is None:
         return {name: None}
     try:
         if form != "bytes":
             return {name: json.loads(data)}
     except ValueError:
-        pass  # a result or an update may be anything
+        pass  # Results and updates may be any bytes.
     return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
@@ -270,10 +270,10 @@ def _claimed(granted: Any) -> list[dict[str, Any]]:
 
 
 def payload_given(context: Context) -> tuple[bytes, str]:
-    """The payload that ``--data`` or ``--file`` names, and its format; raises `BadRequest`."""
+    """Return the payload from ``--data`` or ``--file``, and its format; raises `BadRequest`."""
     args = context.args
     if args.data is not None and args.file is not None:
-        raise BadRequest("give either --data or --file", field="data")
+        raise BadRequest("--data and --file were both given", field="data")
     if args.file == "-":
         return sys.stdin.buffer.read(), "bytes"
     if args.file is not None:
@@ -288,27 +288,29 @@ def _json_bytes(text: str, *, field: str) -> bytes:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"not JSON: {error}", field=field, hint=f"Quote it for the shell: '\"{text}\"'.") from None
+        raise BadRequest(
+            f"{field} is not JSON: {error}", field=field, hint=f"Quote a text twice for the shell: '\"{text}\"'."
+        ) from None
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _due_ms(context: Context, now_ms: int) -> int:
     args = context.args
     if args.delay and args.at:
-        raise BadRequest("give either --delay or --at", field="delay")
+        raise BadRequest("--delay and --at were both given", field="delay")
     if args.delay:
         return now_ms + milliseconds(args.delay, field="delay")
     return moment(args.at, field="at") if args.at else 0
 
 
 def _placed(fresh: bytes, partition: int, due_ms: int) -> TaskId:
-    """The fresh id moved to a partition, and to a due time that lies behind its own."""
+    """Return the fresh id with another partition, and with the due time if that is later."""
     maker = int.from_bytes(fresh[8:16], "big")
     return make_id(max(due_ms, ms_of(fresh)), partition, maker, counter_of(fresh))
 
 
 def brief(shown: dict[str, Any], name: str = "data", limit: int = 48) -> str:
-    """A member, cut short for a table; bytes as base64."""
+    """Return a member as text that is short enough for a table; bytes as base64."""
     encoded = shown.get(f"{name}_base64")
     text = json.dumps(shown[name], ensure_ascii=False) if encoded is None else f"base64:{encoded}"
     return text if len(text) <= limit else text[: limit - 1] + "…"

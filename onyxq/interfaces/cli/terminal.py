@@ -14,7 +14,7 @@ UNLIMITED_WIDTH = 1 << 20
 """Width in columns at which no line is broken."""
 STATE_COLUMNS = ("state", "outcome")
 STYLES = {
-    **dict.fromkeys(("ok", "completed", "joined", "delivered"), "green"),
+    **dict.fromkeys(("ok", "completed", "joined", "fired"), "green"),
     **dict.fromkeys(("claimed", "running"), "cyan"),
     **dict.fromkeys(("warning", "cancelled", "killed", "expired"), "yellow"),
     **dict.fromkeys(("failed", "unknown"), "bold red"),

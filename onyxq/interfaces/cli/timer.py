@@ -1,4 +1,4 @@
-"""``onyxq timer``: callbacks that are made once a time has come."""
+"""``onyxq timer``: timers, which make a callback at a later time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onyxq.operations.table.timer import GET_TIMER, TimerView
 
 
 def timer_add(context: Context) -> None:
-    """Set a timer and print it."""
+    """Set a new timer and print it."""
     _set(context, context.args.id or str(uuid.uuid4()), replace=False)
 
 
 def timer_replace(context: Context) -> None:
-    """Set one anew that has not fired."""
+    """Replace a timer that has not fired, and print it."""
     _set(context, context.args.id, replace=True)
 
 
@@ -34,13 +34,13 @@ def _set(context: Context, timer: str, *, replace: bool) -> None:
 
 
 def _data(context: Context) -> Any:
-    """The data that ``--data`` or ``--text`` names; raises `BadRequest`."""
+    """Return the data from ``--data`` or ``--text``; raises `BadRequest`."""
     args = context.args
     if args.data is not None and args.text is not None:
-        raise BadRequest("give either --data or --text", field="data")
+        raise BadRequest("--data and --text were both given", field="data")
     if args.data is None:
         return args.text
     try:
         return json.loads(args.data)
     except ValueError as error:
-        raise BadRequest(f"not JSON: {error}", field="data", hint="Text goes with --text.") from None
+        raise BadRequest(f"data is not JSON: {error}", field="data", hint="Send text with --text.") from None

@@ -1,4 +1,4 @@
-"""What the replica says, for operators: peers, cluster, ring, partitions, log."""
+"""Views of the replica for operators: peers, cluster, ring and partitions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from onyxq.interfaces.cli.context import Context
 
 
 def peer_list(context: Context) -> None:
-    """Peers, then nodes that have none."""
+    """Print the peers, and the nodes that are leaving or absent."""
     found = context.call("peers")
     columns = ("peer", "node", "address", "http", "zone", "slots", "state", "copies", "leads", "clock_skew_ms")
     context.out.table(found, found["peers"], columns, empty="no peers")
     leaving = [node for node in found["nodes"] if node["leaving"]]
     if leaving and not context.out.as_json:
         shown = (f"{node['node']} ({node['copies']} partitions left)" for node in leaving)
-        context.out.note("leaving for good: " + ", ".join(shown))
+        context.out.note("leaving permanently: " + ", ".join(shown))
     absent = [node for node in found["nodes"] if not node["peer"]]
     if absent and not context.out.as_json:
-        context.out.note("absent nodes: " + ", ".join(node["node"] for node in absent))
+        context.out.note("nodes without a peer: " + ", ".join(node["node"] for node in absent))
 
 
 def cluster_show(context: Context) -> None:
-    """Name, settings and health of the cluster."""
+    """Print name, settings and health of the cluster."""
     found = context.call("cluster")
     if context.out.as_json:
         context.out.document(found)
@@ -32,17 +32,17 @@ def cluster_show(context: Context) -> None:
 
 
 def ring_show(context: Context) -> None:
-    """Members of the ring and joiners."""
+    """Print the members of the ring and the peers that join it."""
     found = context.call("ring")
     columns = ("peer", "node", "watches", "state")
-    context.out.table(found, found["members"], columns, empty="nobody is in the ring")
+    context.out.table(found, found["members"], columns, empty="no members")
     if not context.out.as_json:
         waiting = f"; waiting to join: {', '.join(found['queue'])}" if found["queue"] else ""
-        context.out.note(f"closed: {'yes' if found['closed'] else 'no'}{waiting}")
+        context.out.note(f"ring closed: {'yes' if found['closed'] else 'no'}{waiting}")
 
 
 def partition_list(context: Context) -> None:
-    """Every partition."""
+    """Print all partitions."""
     found = context.call("partitions")
     rows = ({**one, "transfers": [_transfer(to) for to in one["transfers"]]} for one in found["partitions"])
     context.out.table(found, rows, _PARTITION)

@@ -1,4 +1,4 @@
-"""``onyxq worker start``: runs the tasks of an application until it is told to stop."""
+"""``onyxq worker start``: a worker that runs the tasks of an application until a signal stops it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ LEASE_MS = (1_000, 86_400_000)
 
 
 def start(context: Context) -> None:
-    """Find the application and work; `BadRequest` if it is not there.
+    """Import the application and run its tasks; raises `BadRequest` if it does not exist.
 
-    ``--connect`` (or its setting) wins over the address that the application names.
+    The setting ``connect`` takes precedence over the address in the application.
     """
     args = context.args
     least, most = bounds(args.concurrency)
     lease_ms = milliseconds(args.lease, field="lease")
     if not LEASE_MS[0] <= lease_ms <= LEASE_MS[1]:
-        raise BadRequest(f"a lease is 1s to 24h, not {args.lease}", field="lease")
+        raise BadRequest(f"lease must be 1s to 24h, not {args.lease}", field="lease")
     queues = [name.strip() for name in args.queues.split(",") if name.strip()] if args.queues else None
 
     from onyxq.worker import contextual_logs, load_app, run_worker
@@ -31,19 +31,19 @@ def start(context: Context) -> None:
     app = load_app(args.app)
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
     worker = app.worker(queues, least, concurrency_max=most, lease_ms=lease_ms)
-    context.out.note(f"working for {args.app}; SIGTERM finishes what runs and ends")
-    os.environ |= context.certificates().to_environment()  # for the processes that it starts
+    context.out.note(f"running tasks of {args.app}; SIGTERM stops after the running tasks")
+    os.environ |= context.certificates().to_environment()  # for the processes that the worker starts
     run_worker(worker, app.address, token=app.token)
 
 
 def bounds(text: str) -> tuple[int, int]:
-    """``8`` or ``2-16``: the least and the most tasks at the same time; raises `BadRequest`."""
+    """Return the smallest and largest number of parallel tasks from ``8`` or ``2-16``; raises `BadRequest`."""
     least, dash, most = text.partition("-")
     try:
         found = int(least), int(most if dash else least)
     except ValueError:
         found = (0, 0)
     if not 1 <= found[0] <= found[1]:
-        problem = f"concurrency is a number of at least 1, or two of them as in 2-16, not {text!r}"
+        problem = f"concurrency must be a number like 8 or a range like 2-16, from 1 on, not {text!r}"
         raise BadRequest(problem, field="concurrency")
     return found

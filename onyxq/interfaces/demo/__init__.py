@@ -1,1 +1,1 @@
-"""``onyxq demo``: words counted by map and reduce tasks on a cluster that loses a peer on the way."""
+"""``onyxq demo``: map and reduce tasks that count words on a cluster that loses a peer."""

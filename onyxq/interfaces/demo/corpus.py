@@ -1,8 +1,7 @@
-"""The demo's input: which files count, how they are cut, and the plain count to check against.
+"""The input of the demo: the text files, their chunks, and a count in one process to compare with.
 
-A word is a longest run of ``\\w`` characters of the file's text, in lower case; the text
-is the bytes decoded as UTF-8 with undecodable bytes replaced.  `plain_count` follows
-that definition on its own, sharing no code with the workers.
+A word is a longest sequence of ``\\w`` characters, in lower case.  A file is decoded as UTF-8, and bytes
+that cannot be decoded are replaced.  `plain_count` shares no code with the workers.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from onyxq.core.errors import NotFound
 
 SNIFF_BYTES = 8192
 CHUNK_BYTES = 1 << 20
-"""Larger files become several map tasks, cut at line ends."""
+"""Size of a chunk. Larger files become several map tasks, divided at line ends."""
 SKIPPED = frozenset({"site-packages", "__pycache__", ".git"})
 
 
 class Chunk(NamedTuple):
-    """Bytes ``start`` to ``end`` of a file; its path is relative to the input directory."""
+    """Bytes ``start`` to ``end`` of a file, whose path is relative to the input directory."""
 
     path: str
     start: int
@@ -32,17 +31,17 @@ class Chunk(NamedTuple):
 
 
 def default_directory() -> Path:
-    """The sources of Python's standard library."""
+    """Return the directory of Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def text_files(directory: Path) -> list[Path]:
-    """Files under ``directory`` without a zero byte near their start, sorted; links are not followed.
+    """Return the sorted files under ``directory`` that have no zero byte near their start. Links are not followed.
 
-    Raises `NotFound` if it is no directory, and if there is no text in it.
+    Raises `NotFound` if there is no such directory, or no text in it.
     """
     if not directory.is_dir():
-        raise NotFound(f"there is no directory {directory}", field="input", hint="Name one that holds text files.")
+        raise NotFound(f"there is no directory {directory}", field="input", hint="Name a directory with text files.")
     found = []
     for place, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if name not in SKIPPED]
@@ -53,7 +52,7 @@ def text_files(directory: Path) -> list[Path]:
 
 
 def chunks(directory: Path, files: list[Path]) -> Iterator[Chunk]:
-    """The map tasks' shares: every byte of every file in exactly one."""
+    """Yield the chunks of the map tasks. Each byte of each file is in exactly one."""
     for file in files:
         size, start = file.stat().st_size, 0
         while start < size:
@@ -63,7 +62,7 @@ def chunks(directory: Path, files: list[Path]) -> Iterator[Chunk]:
 
 
 def plain_count(files: list[Path]) -> Counter[str]:
-    """Words of whole files, counted in this process one after the other."""
+    """Count the words of whole files in this process, one file after the other."""
     counts: Counter[str] = Counter()
     for file in files:
         for word in re.split(r"\W+", file.read_bytes().decode(errors="replace")):
@@ -83,7 +82,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _line_end(file: Path, wanted: int, size: int) -> int:
-    """The first line end at or behind ``wanted``. No word and no UTF-8 sequence crosses one."""
+    """Return the first line end at or after ``wanted``. No word and no UTF-8 sequence crosses a line end."""
     if wanted >= size:
         return size
     with file.open("rb") as stream:

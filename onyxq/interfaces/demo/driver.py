@@ -1,7 +1,6 @@
-"""The demo from the outside: a cluster, worker processes, one peer stopped on the way.
+"""The driver of the demo: it starts a cluster and workers, and stops one peer meanwhile.
 
-Everything goes through TCP as in a cluster of machines; only the peers share a process
-and its embedded log.
+All calls use TCP as between machines, but the peers share one process and its embedded log.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from onyxq.interfaces.local_cluster import LocalCluster
 
 WORKERS = 2
 FAN_IN = 64
-"""Results that one reduce task adds up."""
+"""Number of results that one reduce task adds up."""
 STOP_AT_PERCENT = 30
-"""Share of the map tasks that is done when a peer is stopped."""
+"""Share of completed map tasks at which a peer is stopped."""
 STOPPABLE_FROM = 3
-"""Peers of which one can go: the others are a majority of every cohort."""
+"""Smallest number of peers from which one can be stopped: the others are a majority of every cohort."""
 STALLED_AFTER_S = 60.0
 LOOK_EVERY_S = 0.2
 
 
 @frozen
 class Voice:
-    """How the demo tells what it does: ``progress`` may be passed over, ``note`` stays."""
+    """Output of the demo: ``progress`` is replaced by later output, ``note`` stays."""
 
     progress: Callable[[str, int, int], None]
     note: Callable[[str], None]
@@ -46,15 +45,15 @@ class Voice:
 
 @frozen
 class Outcome:
-    """What the cluster counted, and what it took."""
+    """The counts of the cluster, and the effort."""
 
     counts: dict[str, int]
     tasks: int
     seconds: float
     ran: int
-    """How often workers ran a task; more than ``tasks`` where some had to be run again."""
+    """Number of attempts; more than ``tasks`` if some tasks were run again."""
     stopped: str
-    """The peer that was stopped, or empty."""
+    """Id of the peer that was stopped, or empty."""
 
 
 async def count_on_cluster(
@@ -77,7 +76,7 @@ async def _map(client: AsyncClient, cluster: LocalCluster, total: int, voice: Vo
     """Wait for the map tasks; stop a peer while they are in flight and return its id."""
     stopped, last = "", len(cluster.nodes) - 1
     if last + 1 < STOPPABLE_FROM:
-        voice.note(f"none of fewer than {STOPPABLE_FROM} peers is stopped: the others would be no majority")
+        voice.note(f"no peer is stopped: with fewer than {STOPPABLE_FROM} peers, the others are not a majority")
     async for done in _completed(client, MAP, total):
         voice.progress(f"map: {done} of {total} tasks", done, total)
         if not stopped and done * 100 >= STOP_AT_PERCENT * total and last + 1 >= STOPPABLE_FROM:
@@ -89,7 +88,7 @@ async def _map(client: AsyncClient, cluster: LocalCluster, total: int, voice: Vo
 
 
 async def _reduce(client: AsyncClient, tasks: list[TaskId], voice: Voice) -> tuple[dict[str, int], int]:
-    """Add results up, ``FAN_IN`` by ``FAN_IN``, until one is left; the counts, and how many tasks that took."""
+    """Add up groups of ``FAN_IN`` results until one is left; return the counts and the number of tasks."""
     made = 0
     while len(tasks) > 1 or not made:
         groups = [tasks[start : start + FAN_IN] for start in range(0, len(tasks), FAN_IN)]
@@ -103,7 +102,7 @@ async def _reduce(client: AsyncClient, tasks: list[TaskId], voice: Voice) -> tup
 
 
 async def _completed(client: AsyncClient, queue: str, total: int) -> AsyncIterator[int]:
-    """Numbers of completed tasks as they rise to ``total``; raises `TimedOut` if they no longer do."""
+    """Yield the number of completed tasks until it is ``total``; raises `TimedOut` if it no longer rises."""
     done, moved_at = -1, trio.current_time()
     while done < total:
         counts = (await client.count(queue)).get(queue, {})
@@ -120,12 +119,12 @@ async def _completed(client: AsyncClient, queue: str, total: int) -> AsyncIterat
 
 @asynccontextmanager
 async def _workers(directory: Path, addresses: Sequence[str]) -> AsyncIterator[list[int]]:
-    """Worker processes, each started at another peer; the list gets how many tasks each ran."""
+    """Start worker processes, each connected to another peer; the list gets the number of tasks that each ran."""
     ran: list[int] = []
     processes = []
     for number in range(WORKERS):
         command = [sys.executable, "-m", "onyxq.interfaces.demo.worker", f"worker-{number + 1}", os.fspath(directory)]
-        # The last peer is the one that goes: its worker has to find another.
+        # The last peer is stopped, so its worker must find another one.
         address = addresses[-1 - number % len(addresses)]
         processes.append(
             await trio.lowlevel.open_process([*command, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -143,7 +142,7 @@ async def _workers(directory: Path, addresses: Sequence[str]) -> AsyncIterator[l
 
 
 async def _last_words(process: trio.Process) -> bytes:
-    """What a worker prints when its stdin ends."""
+    """Close the stdin of a worker and return what it prints."""
     assert process.stdin is not None and process.stdout is not None
     await process.stdin.aclose()
     said = b"".join([part async for part in process.stdout])
@@ -153,7 +152,7 @@ async def _last_words(process: trio.Process) -> bytes:
 
 
 def figures(outcome: Outcome, *, files: int, size_bytes: int) -> dict[str, Any]:
-    """The figures of a run, for printing."""
+    """Return the figures of a run, for printing."""
     return {
         "files": files,
         "bytes": size_bytes,

@@ -1,8 +1,8 @@
-"""A worker of the demo, a process of its own: claims map and reduce tasks until its stdin ends.
+"""A worker process of the demo: it runs map and reduce tasks until its stdin ends.
 
-Run as ``python -m onyxq.interfaces.demo.worker NAME DIRECTORY HOST:PORT``; at the end it prints how many
-tasks it ran, as JSON.  A map task counts the words of a chunk and keeps the counts as
-its result; a reduce task adds the results of others, which it reads through the API.
+Run it as ``python -m onyxq.interfaces.demo.worker NAME DIRECTORY HOST:PORT``.  At the end it prints the number
+of tasks that it ran, as JSON.  A map task counts the words of a chunk, and the counts are its result.  A
+reduce task adds the results of other tasks, which it reads from the cluster.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ LEASE_MS = 10_000
 WAIT_MS = 500
 CLAIM_TASKS = 16
 LOOPS = 2
-"""While one waits for an answer, the other counts."""
+"""Number of loops: while one waits for an answer, the other one counts."""
 PAUSE_S = 0.1
-"""Between attempts while nobody can serve."""
+"""Pause after a call that failed, in seconds."""
 
 _WORD = re.compile(r"\w+")
 
 
 def pack_counts(counts: dict[str, int]) -> bytes:
-    """Counts as they are kept in a task's result."""
+    """Pack counts for the result of a task."""
     return zlib.compress(msgpack.packb(counts), 1)
 
 
 def unpack_counts(data: bytes) -> dict[str, int]:
-    """The counts that `pack_counts` packed."""
+    """Return the counts that `pack_counts` packed."""
     counts: dict[str, int] = msgpack.unpackb(zlib.decompress(data))
     return counts
 
 
 def count_chunk(path: Path, start: int, end: int) -> dict[str, int]:
-    """The words of a part of a file."""
+    """Count the words in a part of a file."""
     with path.open("rb") as stream:
         stream.seek(start)
         text = stream.read(end - start).decode("utf-8", "replace")
@@ -52,7 +52,7 @@ def count_chunk(path: Path, start: int, end: int) -> dict[str, int]:
 
 
 async def added(client: AsyncClient, tasks: list[str]) -> dict[str, int]:
-    """The sum of the counts that completed tasks keep; asks for all of them at once."""
+    """Return the sum of the counts in the results of tasks; ask for all of them at once."""
     total: Counter[str] = Counter()
 
     async def add(task: str) -> None:
@@ -65,7 +65,7 @@ async def added(client: AsyncClient, tasks: list[str]) -> dict[str, int]:
 
 
 async def run_task(client: AsyncClient, claim: Claim, directory: Path) -> bytes:
-    """The result of one task of either kind."""
+    """Return the result of a map or reduce task."""
     task = json.loads(claim.data)
     if claim.queue == MAP:
         return pack_counts(count_chunk(directory / task["path"], task["start"], task["end"]))
@@ -75,8 +75,7 @@ async def run_task(client: AsyncClient, claim: Claim, directory: Path) -> bytes:
 async def work(client: AsyncClient, name: str, directory: Path, ran: Counter[str]) -> None:
     """Claim and run tasks until cancelled; ``ran`` counts them by queue.
 
-    What fails because nobody can serve it now is left, and so is what is refused because
-    the claim lapsed: the task is run again, by this worker or another.
+    If no peer serves a call, or a claim has expired, the worker continues. The task is run again later.
     """
     while True:
         served = False
@@ -94,7 +93,7 @@ async def work(client: AsyncClient, name: str, directory: Path, ran: Counter[str
 
 
 async def main(name: str, directory: Path, address: str) -> None:
-    """Work until stdin ends, which it also does when the parent dies."""
+    """Work until stdin ends. It also ends if the parent dies."""
     ran = Counter[str]()
 
     async with AsyncClient(address) as client, trio.open_nursery() as nursery:

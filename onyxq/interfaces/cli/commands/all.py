@@ -13,26 +13,26 @@ from onyxq.system.settings import SECRET, SETTINGS
 
 NOUNS = {
     "peer": "start, list and drain peers",
-    "cluster": "create, look at, back up, restore, recover and destroy clusters",
-    "zookeeper": "a ZooKeeper for trying and testing",
-    "task": "enqueue tasks, claim them, settle them, look at them",
-    "queue": "look at queues, pause them, set their limits",
-    "dead": "tasks that failed for good: look, requeue, discard",
-    "periodic": "tasks that are enqueued again and again",
-    "timer": "callbacks that are made once a time has come",
-    "job": "data pipelines that run on Spark",
-    "ring": "who watches whom",
-    "partition": "where partitions live and who leads them",
-    "log": "look at the log, dump and replay it, collect its garbage",
-    "archive": "keep the log's records as tables",
-    "history": "archives of tasks, checked and summed up on Spark",
-    "replica": "what all peers agree on, now or at any position",
-    "worker": "run an application's tasks",
-    "config": "settings and where they came from",
+    "cluster": "create, show, back up, restore, recover and destroy clusters",
+    "zookeeper": "run ZooKeeper on this machine, to try and test OnyxQ",
+    "task": "enqueue, show, claim and finish tasks",
+    "queue": "show queues, pause them, and set their limits",
+    "dead": "show, requeue and discard dead letters: tasks that failed for good",
+    "periodic": "enqueue tasks on a schedule",
+    "timer": "make callbacks at a later time",
+    "job": "run data pipelines on Spark",
+    "ring": "show the ring: which peer watches which",
+    "partition": "show the nodes and leaders of partitions",
+    "log": "show, dump, replay and trim the replicated log",
+    "archive": "write the records of the log to Parquet files",
+    "history": "check and summarize archives of tasks on Spark",
+    "replica": "show the replica: the state on which all peers agree",
+    "worker": "run the tasks of an application",
+    "config": "show settings and their sources",
 }
 
 PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", *SECRET))
-"""Those that have a flag; secrets have none, as everybody on the machine sees a command's arguments."""
+"""Settings of a peer that have a flag. Secrets have none, because every user of a machine sees arguments."""
 SPARK_SETTINGS = (
     "spark",
     "slots",
@@ -47,11 +47,11 @@ SPARK_SETTINGS = (
 )
 TIMER_SETTINGS = ("timer_targets", "timer_timeout_ms")
 LOG_SETTINGS = ("log_format", "log_level")
-ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
+ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper (required)")
 PARTITIONS = option(
-    "--partitions", type=int, default=64, metavar="N", help="partitions of the cluster, for good (default 64)"
+    "--partitions", type=int, default=64, metavar="N", help="number of partitions; cannot be changed later (default 64)"
 )
-REPLICAS = option("--replicas", type=int, default=3, metavar="N", help="copies of every task (default 3)")
+REPLICAS = option("--replicas", type=int, default=3, metavar="N", help="number of copies of every task (default 3)")
 
 
 def _history(name: str, about: str, example: str, *options: Option) -> Command:
@@ -68,33 +68,39 @@ COMMANDS: tuple[Command, ...] = (
     _own(
         "demo",
         "demo:demo",
-        "count words on a cluster that loses a peer on the way, and check the counts",
+        "count words on a cluster that loses a peer meanwhile, and check the counts",
         "demo --input /usr/share/doc --peers 3",
-        option("--input", metavar="DIR", help="directory of text files (default: Python's standard library)"),
-        option("--peers", type=int, default=3, metavar="N", help="peers to start (default 3)"),
-        option("--keep", action="store_true", help="keep the peers' data and say where it is"),
+        option(
+            "--input", metavar="DIR", help="directory of text files (default: the sources of Python's standard library)"
+        ),
+        option("--peers", type=int, default=3, metavar="N", help="number of peers (default 3)"),
+        option("--keep", action="store_true", help="keep the data of the peers and print its directory"),
     ),
     _own(
         "simulate",
         "simulate:simulate",
-        "play a simulated cluster from seeds, with faults, and check what must always hold",
+        "run simulated clusters with faults, each from a seed, and check their properties",
         "simulate --runs 100 --workload standard",
-        option("--seed", type=int, metavar="N", help="first seed (default: a fresh one, which is printed)"),
-        option("--runs", type=int, default=1, metavar="R", help="consecutive seeds to play (default 1)"),
-        option("--workload", metavar="NAME", help="what to play (default standard); see --list"),
-        option("--jobs", type=int, metavar="N", help="processes side by side (default: one per core)"),
-        option("--spark", metavar="MASTER", help="play them on Spark instead: local[N], spark://..., yarn, k8s://..."),
+        option("--seed", type=int, metavar="N", help="first seed (default: a random one, which is printed)"),
+        option("--runs", type=int, default=1, metavar="R", help="number of runs, with consecutive seeds (default 1)"),
+        option("--workload", metavar="NAME", help="workload to run (default standard); --list shows all"),
+        option("--jobs", type=int, metavar="N", help="number of parallel processes (default: one per core)"),
+        option("--spark", metavar="MASTER", help="run on Spark instead: local[N], spark://..., yarn, k8s://..."),
         option("--list", action="store_true", help="list the workloads"),
-        option("--probes", action="store_true", help="print how often rare branches were reached"),
-        option("--planted", action="store_true", help="check that planted bugs are found (with --workload: its own)"),
+        option("--probes", action="store_true", help="print how often each rare branch of the code was reached"),
+        option(
+            "--planted",
+            action="store_true",
+            help="check that each planted bug is found; with --workload, only the bugs planted for it",
+        ),
     ),
     _own(
         "dev",
         "daemons:dev",
-        "a whole cluster in one process, until interrupted",
+        "run a whole cluster in one process until interrupted",
         "dev --peers 3 --data ./dev-data",
-        option("--peers", type=int, default=1, metavar="N", help="peers to start (default 1)"),
-        setting("data", help="directory to keep (default: one that goes when it stops)"),
+        option("--peers", type=int, default=1, metavar="N", help="number of peers (default 1)"),
+        setting("data", help="directory of the data (default: one that is deleted when the command ends)"),
         setting("listen"),
         setting("http"),
         setting("access"),
@@ -108,7 +114,7 @@ COMMANDS: tuple[Command, ...] = (
     _own(
         "doctor",
         "doctor:doctor",
-        "check ZooKeeper, clocks, versions, disk, ports and Java; exit code 1 if something is wrong",
+        "check ZooKeeper, clocks, versions, disk, ports and Java; exit code 1 if a check fails",
         "doctor --zookeeper zk1:2181,zk2:2181,zk3:2181 --data /var/lib/onyxq",
         *map(
             setting,
@@ -130,14 +136,14 @@ COMMANDS: tuple[Command, ...] = (
     _own(
         "completion",
         "completion:completion",
-        "print the script that completes commands in a shell",
+        "print a script with which a shell completes commands",
         "completion bash",
         option("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh"),
     ),
     _own(
         "peer start",
         "daemons:peer_start",
-        "run one peer until SIGTERM, which drains it and leaves",
+        "run one peer; SIGTERM drains and stops it",
         "peer start --zookeeper zk1:2181,zk2:2181 --data /var/lib/onyxq --zone a",
         *map(setting, PEER_SETTINGS),
     ),
@@ -155,7 +161,7 @@ COMMANDS: tuple[Command, ...] = (
     _own(
         "cluster protect",
         "clusters:protect",
-        "have a stopped cluster's znodes belong to zookeeper_auth alone",
+        "give the znodes of a stopped cluster to the user of zookeeper_auth alone",
         "cluster protect main --zookeeper 127.0.0.1:2181",
         option("name", metavar="NAME"),
         ZOOKEEPER_NEEDED,
@@ -163,16 +169,16 @@ COMMANDS: tuple[Command, ...] = (
     _own(
         "cluster destroy",
         "clusters:destroy",
-        "delete a cluster's log from ZooKeeper, for good",
+        "delete the log of a cluster from ZooKeeper; this cannot be undone",
         "cluster destroy main --zookeeper 127.0.0.1:2181 --yes",
         option("name", metavar="NAME"),
         ZOOKEEPER_NEEDED,
-        option("--yes", action="store_true", help="really do it"),
+        option("--yes", action="store_true", help="confirm the deletion"),
     ),
     _own(
         "cluster backup",
         "past.backups:backup",
-        "write all tasks, settings and the state of the log to a file, while the cluster is in use",
+        "write a backup of a running cluster to a file: tasks, settings, state of the log",
         "cluster backup /backups/main-monday",
         option("file", metavar="FILE"),
         talks=True,
@@ -180,20 +186,24 @@ COMMANDS: tuple[Command, ...] = (
     _own(
         "cluster restore",
         "past.backups:restore",
-        "make a new cluster of a backup: its log, and a data directory for each of its nodes",
+        "make a new cluster from a backup: the log, and a data directory for each node",
         "cluster restore /backups/main-monday --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq-restored",
         option("file", metavar="FILE"),
-        setting("zookeeper", help="HOST:PORT,... of ZooKeeper; without, a cluster for onyxq dev --data DIR"),
-        option("--name", metavar="NAME", help="of the new cluster (default: that of the backup)"),
-        setting("data", help="directory, not there yet or empty, for the directories of the nodes; needed"),
+        setting(
+            "zookeeper", help="HOST:PORT,... of ZooKeeper; without it, the new cluster is for onyxq dev --data DIR"
+        ),
+        option("--name", metavar="NAME", help="name of the new cluster (default: the name in the backup)"),
+        setting("data", help="new or empty directory for the data of the nodes (required)"),
     ),
     _own(
         "cluster recover",
         "past.recovery:recover",
-        "begin a new log after ZooKeeper was wiped, replaced or set back; docs/runbooks.rst has the steps",
+        "begin a new log after ZooKeeper lost the old one; docs/runbooks.rst has the steps",
         "cluster recover main --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq --from node-b.rec",
         option("name", metavar="NAME"),
-        setting("zookeeper", help="HOST:PORT,... of ZooKeeper; leave it out only for onyxq dev --data DIR"),
+        setting(
+            "zookeeper", help="HOST:PORT,... of ZooKeeper; leave it out only for a cluster of onyxq dev --data DIR"
+        ),
         option(
             "--data",
             dest="directories",
@@ -213,24 +223,26 @@ COMMANDS: tuple[Command, ...] = (
         option(
             "--export",
             metavar="FILE",
-            help="only write to FILE what the node of --data knows of the log, for --from elsewhere",
+            help="write to FILE what the node in --data knows of the log, for --from on another machine, and stop",
         ),
         option(
             "--without",
             action="append",
             default=[],
             metavar="NODE",
-            help="recover without this node, whose directory is lost or out of reach; may be repeated",
+            help="recover without this node, because its directory is lost; may be repeated",
         ),
         option("--yes", action="store_true", help="replace the log; without --yes, only show what was found"),
     ),
     _own(
         "zookeeper start",
         "daemons:zookeeper_start",
-        "a real ZooKeeper on loopback from the jars that pyspark brings, until interrupted",
+        "run ZooKeeper on loopback until interrupted, from the jars in pyspark",
         "zookeeper start --servers 3 --port 2181",
         option("--servers", type=int, default=1, choices=(1, 3), help="1, or an ensemble of 3 (default 1)"),
-        option("--data", metavar="DIR", help="directory to keep (default: one that goes when it stops)"),
+        option(
+            "--data", metavar="DIR", help="directory of the data (default: one that is deleted when the command ends)"
+        ),
         option("--port", type=int, default=2181, help="port of the first server (default 2181; 0: a free one)"),
     ),
     *TASK_COMMANDS,
@@ -242,13 +254,21 @@ COMMANDS: tuple[Command, ...] = (
         "worker:start",
         "run the tasks of an application until SIGTERM",
         "worker start shop.tasks:app --queues mail,orders --concurrency 8",
-        option("app", metavar="MODULE:APP", help="where the App object is"),
-        option("--queues", metavar="Q,...", help="only these queues (default: those of its tasks)"),
+        option("app", metavar="MODULE:APP", help="module and name of the App object"),
         option(
-            "--concurrency", default="1", metavar="N", help="tasks at the same time: 8, or 2-16 as needed (default 1)"
+            "--queues", metavar="Q,...", help="comma-separated queues (default: the queues of the application's tasks)"
         ),
         option(
-            "--lease", default="30s", metavar="TIME", help="silence after which its tasks go elsewhere (default 30s)"
+            "--concurrency",
+            default="1",
+            metavar="N",
+            help="number of parallel tasks: 8, or a range like 2-16 that follows the load (default 1)",
+        ),
+        option(
+            "--lease",
+            default="30s",
+            metavar="TIME",
+            help="lease of its claims: if the worker dies, other workers get its tasks after it (default 30s)",
         ),
         *map(setting, LOG_SETTINGS),
         runs_others=True,
@@ -256,45 +276,63 @@ COMMANDS: tuple[Command, ...] = (
     ),
     _history(
         "log tail",
-        "the newest records in words, with what became of each entry",
+        "describe the newest records of the log and the outcome of each entry",
         "log tail --from 0 --json",
-        option("--from", dest="start", type=int, metavar="N", help="first position (default: the last few records)"),
-        option("--limit", type=int, metavar="N", help="at most so many records"),
-        option("-f", "--follow", action="store_true", help="go on with new records until interrupted"),
+        option(
+            "--from",
+            dest="start",
+            type=int,
+            metavar="N",
+            help="first position (default: the position of the 20th newest record)",
+        ),
+        option("--limit", type=int, metavar="N", help="print at most N records"),
+        option("-f", "--follow", action="store_true", help="wait for new records until interrupted"),
         ARCHIVES,
     ),
-    _history("log show", "one record", "log show 42", option("position", type=int, metavar="N"), ARCHIVES),
+    _history(
+        "log show", "describe one record of the log", "log show 42", option("position", type=int, metavar="N"), ARCHIVES
+    ),
     _history(
         "log dump",
-        "write the log to a file, to replay it elsewhere",
+        "write the log to a file, from which it can be replayed",
         "log dump main.onyxqlog",
         option("file", metavar="FILE"),
-        option("--from-beginning", action="store_true", help="not from the origin; fails if anything was trimmed"),
+        option(
+            "--from-beginning",
+            action="store_true",
+            help="start with the first record instead of the snapshot; fails if the log was trimmed",
+        ),
         ARCHIVES,
     ),
     _own(
         "log replay",
         "past.history:log_replay",
-        "step every record of a dump, check invariants, and print the replica's digest",
+        "replay a dump, check invariants, and print the digest of the replica",
         "log replay main.onyxqlog --until 4711",
-        option("file", metavar="FILE", help="a dump, or a whole archive's directory"),
-        option("--until", type=int, metavar="N", help="last position to step"),
-        option("--spark", metavar="MASTER", help="replay an archive's files side by side on Spark"),
-        option("--check-every", type=int, default=100, metavar="N", help="records between checks (default 100)"),
+        option("file", metavar="FILE", help="a dump, or the directory of a whole archive"),
+        option("--until", type=int, metavar="N", help="last position to replay"),
+        option("--spark", metavar="MASTER", help="replay the files of an archive in parallel on Spark"),
+        option(
+            "--check-every",
+            type=int,
+            default=100,
+            metavar="N",
+            help="number of records between checks of the invariants (default 100)",
+        ),
     ),
     _history(
         "replica show",
-        "the replica, now or as it was at a position",
+        "show the replica, now or at an earlier position",
         "replica show --at 4711 --path partitions/3",
         option("--at", type=int, metavar="N", help="position (default: now)"),
-        option("--path", metavar="A/B", help="only this part of the tree"),
-        option("--file", metavar="FILE", help="from a dump instead of a peer"),
+        option("--path", metavar="A/B", help="show only this part of the tree"),
+        option("--file", metavar="FILE", help="read a dump instead of asking a peer"),
         ARCHIVES,
     ),
     _own(
         "config show",
         "settings:show",
-        "every setting and where it came from",
+        "show every setting and its source",
         "config show --listen 0.0.0.0:7400",
         *map(setting, PEER_SETTINGS),
         talks=True,

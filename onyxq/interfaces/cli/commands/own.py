@@ -6,21 +6,32 @@ from onyxq.interfaces.cli.commands.task import ID, QUEUE_FILTER, SOME_ID
 from onyxq.interfaces.cli.parser import Command, Option, option
 
 CHOSEN = (
-    option("id", metavar="ID", nargs="*", help="these; else all that the options name"),
+    option("id", metavar="ID", nargs="*", help="ids of dead letters; without ids, the options choose them"),
     QUEUE_FILTER,
-    option("--where", metavar="TEXT", help="only with this text in the error"),
+    option("--where", metavar="TEXT", help="only dead letters with this text in the error"),
     option("--all", action="store_true", help="every dead letter of every queue"),
 )
-TIMER = option("id", metavar="ID", help="the timer's id")
+TIMER = option("id", metavar="ID", help="id of the timer")
 CALLBACK = (
-    option("--in", dest="timeout", required=True, metavar="TIME", help="due that much later, such as 10s or 5m"),
-    option("--uri", required=True, metavar="URI", help="http://HOST/PATH, https://..., or tcp://HOST:PORT"),
-    option("--transport", default="http", metavar="NAME", help="http (default), tcp, or one that peers have installed"),
-    option("--method", default="POST", metavar="METHOD", help="of HTTP (default POST)"),
-    option("--data", metavar="JSON", help="an object, sent as JSON"),
-    option("--text", metavar="TEXT", help="a text, sent as it is as form data"),
+    option(
+        "--in",
+        dest="timeout",
+        required=True,
+        metavar="TIME",
+        help="time from now until the callback, such as 10s or 5m",
+    ),
+    option("--uri", required=True, metavar="URI", help="receiver: http://HOST/PATH, https://..., or tcp://HOST:PORT"),
+    option(
+        "--transport",
+        default="http",
+        metavar="NAME",
+        help="http (default), tcp, or the name of a transport that is installed at the peers",
+    ),
+    option("--method", default="POST", metavar="METHOD", help="HTTP method (default POST)"),
+    option("--data", metavar="JSON", help="JSON object for the receiver"),
+    option("--text", metavar="TEXT", help="text for the receiver, sent unchanged as form data"),
 )
-TIMEOUT = option("--timeout", metavar="TIME", help="give up after that, with exit code 6 (default: a day)")
+TIMEOUT = option("--timeout", metavar="TIME", help="longest wait; then exit with code 6 (default: one day)")
 
 
 def _command(name: str, about: str, example: str, *options: Option) -> Command:
@@ -30,21 +41,21 @@ def _command(name: str, about: str, example: str, *options: Option) -> Command:
 
 
 OWN_COMMANDS: tuple[Command, ...] = (
-    _command("dead show", "one dead letter and its claims", SOME_ID, ID),
+    _command("dead show", "show one dead letter and its claims", SOME_ID, ID),
     _command(
         "dead requeue",
-        "requeue dead letters, with all their retries",
+        "run dead letters again, with all their retries",
         "--queue mail --where 'no such host'",
         *CHOSEN,
     ),
     _command(
-        "dead discard", "discard dead letters: they are cancelled", "--queue mail --where 'no such user'", *CHOSEN
+        "dead discard", "discard dead letters: cancel them for good", "--queue mail --where 'no such user'", *CHOSEN
     ),
     _command(
         "timer add",
-        "set a timer: a callback that is made once its time has come",
+        "set a timer: make a callback at a later time",
         """--in 10m --uri https://shop.example/remind --data '{"order": 7}'""",
-        option("--id", metavar="ID", help="the timer's id (default: one is made)"),
+        option("--id", metavar="ID", help="id of the timer (default: a random one)"),
         *CALLBACK,
     ),
     _command(
@@ -56,18 +67,22 @@ OWN_COMMANDS: tuple[Command, ...] = (
     ),
     _command(
         "job submit",
-        "have a job run on Spark; the same job under the same id again is the same job",
+        "run a job on Spark; submitting it again under the same id changes nothing",
         "pipelines.py:job --id words --wait",
-        option("target", metavar="FILE.py:NAME", help="where the onyxq.Job is; or MODULE:NAME"),
-        option("--id", metavar="ID", help="instead of the one that the job has"),
-        option("--wait", action="store_true", help="until it has ended; exit code 1 unless it completed"),
+        option("target", metavar="FILE.py:NAME", help="file and name of the onyxq.Job; or MODULE:NAME"),
+        option("--id", metavar="ID", help="id of the job (default: the id in its source)"),
+        option("--wait", action="store_true", help="wait until the job has ended; exit code 1 unless it completed"),
         TIMEOUT,
-        option("--keep", metavar="TIME", help="how long its outcome is kept after it has ended (default 7d)"),
-        option("--no-import", action="store_true", help="do not look here whether named functions can be imported"),
+        option("--keep", metavar="TIME", help="how long the outcome is kept after the end of the job (default 7d)"),
+        option(
+            "--no-import",
+            action="store_true",
+            help="do not check on this machine that the functions of the job can be imported",
+        ),
     ),
     _command(
         "job wait",
-        "wait until it has ended; exit code 1 unless it completed",
+        "wait until a job has ended; exit code 1 unless it completed",
         "words --timeout 10m",
         option("id", metavar="ID", help="id of the job"),
         TIMEOUT,

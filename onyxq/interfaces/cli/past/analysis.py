@@ -1,4 +1,4 @@
-"""``onyxq history``: archives of tasks looked through on Spark."""
+"""``onyxq history``: checks and summaries of task archives, on Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_BROKEN = 1
 
 
 def history_check(context: Context) -> int:
-    """Check archives and say what is broken; exit code 1 if anything is."""
+    """Check archives and print broken promises; return 1 if there are any."""
     from onyxq.spark.analysis.history_check import check
     from onyxq.spark.analysis.session import spark_session
 
@@ -40,7 +40,7 @@ def history_check(context: Context) -> int:
     for one in report.first:
         token = "-" if one.token is None else one.token
         context.out.line(None, f"{one.rule}: task {one.id} of {cell(one.queue)}, token {token}: {cell(one.what)}")
-    repeats = f", {report.repeats:,} rows more than once" if report.repeats else ""
+    repeats = f", {report.repeats:,} repeated rows" if report.repeats else ""
     granted = "" if report.grants is None else f", {report.grants:,} grants of the log"
     context.out.text(
         f"\n{report.tasks:,} tasks, {report.claims:,} claims, {report.updates:,} updates{granted}{repeats}"
@@ -50,7 +50,7 @@ def history_check(context: Context) -> int:
 
 
 def history_stats(context: Context) -> None:
-    """Tell, and draw, what archives say of queues."""
+    """Print, and plot, summaries of the queues in archives."""
     from onyxq.spark.analysis.plots import draw
     from onyxq.spark.analysis.session import spark_session
     from onyxq.spark.analysis.stats import stats
@@ -58,7 +58,7 @@ def history_stats(context: Context) -> None:
     args = context.args
     context.out.progress("starting Spark")
     with spark_session(args.master, memory=args.memory) as session:
-        context.out.progress("summing up")
+        context.out.progress("summarizing")
         found = stats(session, args.archive, queue=args.queue)
     drawn = draw(found, Path(args.plots)) if args.plots else []
     if context.out.as_json:
@@ -67,7 +67,7 @@ def history_stats(context: Context) -> None:
     rows = [*map(_row, found.hours), *({**_row(one), "hour": "all"} for one in found.queues)]
     columns = ("queue", "hour", "claims", "retries", "failed", "expired")
     times = ("wait_half", "wait_95%", "wait_longest", "run_half", "run_95%", "run_longest")
-    context.out.table(None, rows, (*columns, *times), empty="no claims are archived there")
+    context.out.table(None, rows, (*columns, *times), empty="the archives have no claims")
     for path in drawn:
         context.out.text(str(path))
 
@@ -80,11 +80,11 @@ def _row(one: Figures) -> dict[str, Any]:
         "retries": one.retries,
         "failed": one.outcomes.get("failed", 0),
         "expired": one.outcomes.get("expired", 0),
-        **_told("wait", one.wait),
-        **_told("run", one.run),
+        **_shown("wait", one.wait),
+        **_shown("run", one.run),
     }
 
 
-def _told(name: str, times: Times) -> dict[str, str | None]:
+def _shown(name: str, times: Times) -> dict[str, str | None]:
     values = {"half": times.half_ms, "95%": times.p95_ms, "longest": times.longest_ms}
     return {f"{name}_{part}": None if value is None else duration(value) for part, value in values.items()}

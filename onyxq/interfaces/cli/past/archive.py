@@ -1,4 +1,4 @@
-"""``onyxq archive``: records of the log as tables."""
+"""``onyxq archive``: records of the log as Parquet files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_MS_MIN = 1_000
 
 
 def archive_log(context: Context) -> None:
-    """Write what the directory has not, once or again and again."""
+    """Write the records that the directory does not have, once or repeatedly."""
     args = context.args
     every_ms = milliseconds(args.every, field="every")
     if every_ms < EVERY_MS_MIN:

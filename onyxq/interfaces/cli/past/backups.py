@@ -1,4 +1,4 @@
-"""``onyxq cluster backup`` and ``restore``: a whole cluster in a file, and a cluster made of such a file."""
+"""``onyxq cluster backup`` and ``restore``: a whole cluster in a file, and a new cluster from that file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onyxq.interfaces.cli.context import Context
 
 
 def backup(context: Context) -> None:
-    """Write a backup of the cluster that a peer belongs to."""
+    """Write a backup of the cluster."""
     from onyxq.history.backup.capture import take
     from onyxq.interfaces.cli.daemons import run_in_trio
 
@@ -21,7 +21,7 @@ def backup(context: Context) -> None:
 
 
 def restore(context: Context) -> None:
-    """Make a cluster of a backup: its log, and a data directory per node."""
+    """Make a new cluster from a backup: the log, and a data directory for each node."""
     from onyxq.core.log.interface import LogBackend
     from onyxq.history.backup.directories import Directories
     from onyxq.history.backup.file import read
@@ -31,14 +31,14 @@ def restore(context: Context) -> None:
 
     data, hosts = context.given("data"), context.text("zookeeper")
     if not data:
-        raise BadRequest("which directory is for the nodes' data?", field="data", hint="Give --data DIR.")
+        raise BadRequest("no directory for the data is given", field="data", hint="Give --data DIR.")
     root = Path(data)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise BadRequest(f"{root} is not an empty directory", field="data", hint="Choose another one.")
+        raise BadRequest(f"{root} is not an empty directory", field="data", hint="Choose another directory.")
     found = read(context.args.file)
     name = context.args.name or found.file.cluster
     directories = Directories(lambda number, node: root / (node if hosts else f"node-{number}"))
-    directories.check(found.nodes)  # Everything that may be refused is refused before anything is made.
+    directories.check(found.nodes)  # Check everything before the first file is made.
     made: list[Restored] = []
 
     async def fill(backend: LogBackend) -> None:
@@ -75,6 +75,6 @@ def restore(context: Context) -> None:
         "rows": done.rows,
         "nodes": [{"node": node, "data": str(directory)} for node, directory in directories.made.items()],
     }
-    lines = [f"restored {done.cluster} ({done.cluster_id}): {done.rows} rows, positions go on behind {done.position}"]
+    lines = [f"restored {done.cluster} ({done.cluster_id}): {done.rows} rows; the log continues after {done.position}"]
     lines += [f"  node {node}: {directory}" for node, directory in directories.made.items()]
     context.out.result(shown, "\n".join(lines))

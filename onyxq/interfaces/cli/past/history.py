@@ -1,7 +1,7 @@
-"""Going back and forth in the log: dumps, replays, the replica of any position, a task's story.
+"""Commands on the history of the log: dumps, replays, the replica at any position, the history of a task.
 
-Everything but ``log replay`` and what is asked of a ``--file`` comes from a peer; with
-``--archive`` also what the log let go of.
+``log replay`` and ``--file`` read files.  The other commands ask a peer, and ``--archive`` adds records
+that are trimmed from the log.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ def log_dump(context: Context) -> None:
     """Write the log to a file."""
     args = context.args
     if args.from_beginning and args.archive:
-        raise BadRequest("an archive is read from its beginning anyway", field="from_beginning")
+        raise BadRequest(
+            "--from-beginning and --archive were both given: an archive is always read from its beginning",
+            field="from_beginning",
+        )
     with context.client() as client:
         for left in reversed(range(DUMP_TRIES)):
             try:
                 context.out.fields(_dump_once(context, client))
                 return
             except Trimmed:
-                # A collection overtook the dump: the log starts behind a newer origin now.
+                # The log was trimmed meanwhile. It now starts after a newer snapshot.
                 if not left or args.from_beginning:
                     raise
 
@@ -72,12 +75,12 @@ def _dump_once(context: Context, client: Client) -> dict[str, Any]:
 
 
 def log_replay(context: Context) -> int:
-    """Step every record of a file and say what came of it; exit code 1 if an invariant was broken."""
+    """Replay a file and print the outcome; return 1 if an invariant was broken."""
     args = context.args
     if Path(args.file).is_dir():
         return _replay_archive(context)
     if args.spark:
-        raise BadRequest("a single dump is replayed here; --spark takes an archive's directory", field="spark")
+        raise BadRequest("--spark needs the directory of an archive, not a single dump", field="spark")
     dump = read(args.file)
     started = time.perf_counter()
     report = Report(replica=dump.start)
@@ -98,16 +101,16 @@ def log_replay(context: Context) -> int:
         "seconds": round(seconds, 3),
         "entries_per_s": round(report.entries / seconds) if seconds else 0,
     }
-    return _replay_told(context, shown, report.verdicts, report.problems)
+    return _print_replay(context, shown, report.verdicts, report.problems)
 
 
 def _replay_archive(context: Context) -> int:
-    """Replay the files of an archive, each from its own origin, and compare where they meet."""
+    """Replay the files of an archive, each from its own snapshot, and compare the replicas where files meet."""
     from onyxq.spark.analysis import replays
 
     args = context.args
     if args.until is not None:
-        raise BadRequest("an archive is replayed as a whole; replay one of its files instead", field="until")
+        raise BadRequest("--until needs a single file: an archive is replayed as a whole", field="until")
     started = time.perf_counter()
     some = replays.pieces(Path(args.file).absolute())
     if args.spark:
@@ -130,10 +133,10 @@ def _replay_archive(context: Context) -> int:
         "violations": found.violations,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return _replay_told(context, shown, found.verdicts, found.problems)
+    return _print_replay(context, shown, found.verdicts, found.problems)
 
 
-def _replay_told(
+def _print_replay(
     context: Context, shown: dict[str, Any], verdicts: Mapping[tuple[str, str], int], problems: Mapping[str, int]
 ) -> int:
     counts = [
@@ -150,12 +153,12 @@ def _replay_told(
 
 
 def replica_show(context: Context) -> None:
-    """The replica, now or as it was at a position."""
+    """Print the replica, now or at an earlier position."""
     found = _replica_of(context)
     shown: Tree = tree(found)
     for name in context.args.path.split("/") if context.args.path else ():
         if not isinstance(shown, dict) or name not in shown:
-            raise NotFound(f"there is no {name!r} in the replica's {context.args.path}", field="path")
+            raise NotFound(f"the replica has no {name!r} of path {context.args.path}", field="path")
         shown = shown[name]
     digest = snapshot.digest(found)
     if context.out.as_json:
@@ -175,7 +178,7 @@ def _replica_of(context: Context) -> Replica:
             return ask(replica(), client.call)
         end = end_of(client)
         if args.at > end:
-            raise NotFound(f"position {args.at} is not written yet: the log ends at {end}", field="at")
+            raise NotFound(f"position {args.at} does not exist yet: the log ends at {end}", field="at")
         return _at(context, pieces(context, client), None, args.at)
 
 
@@ -186,7 +189,7 @@ def _at(context: Context, known: list[Part], dump: Dump | None, position: int | 
     if dump is None:
         start = min((one.start for one in known if one.start is not None), default=START)
         raise NotFound(
-            f"position {position} is trimmed: what there is begins at {start}",
+            f"position {position} is trimmed: the known log begins at {start}",
             field="at",
             hint=Trimmed.hint,
         )
@@ -194,7 +197,7 @@ def _at(context: Context, known: list[Part], dump: Dump | None, position: int | 
 
 
 def task_explain(context: Context) -> None:
-    """Everything that happened to a task."""
+    """Print everything that happened to a task."""
     from onyxq.history import explain
 
     wanted = task_id(context.args.id)
@@ -202,15 +205,15 @@ def task_explain(context: Context) -> None:
         known = _stored(context, client, wanted)
         end = end_of(client)
         dumps = groups(pieces(context, client))
-        told = explain.from_store(wanted, known) if known else []
+        events = explain.from_store(wanted, known) if known else []
         for dump in dumps:
-            told += explain.from_log(dump, wanted, end)
-    found = explain.merged(told)
+            events += explain.from_log(dump, wanted, end)
+    found = explain.merged(events)
     since = dumps[0].start.position + 1 if dumps else end + 1
     if context.out.as_json:
         task = plain({**known["task"], "data": None, "result": None}) if known else None
-        events = [plain(one) for one in found]
-        context.out.document({"id": wanted.hex(), "task": task, "log_from": since, "events": events})
+        shown = [plain(one) for one in found]
+        context.out.document({"id": wanted.hex(), "task": task, "log_from": since, "events": shown})
         return
     about = f" of queue {known['task']['queue']}: {known['task']['state']}" if known else ""
     context.out.line(None, f"task {wanted.hex()}{about}")
@@ -219,16 +222,16 @@ def task_explain(context: Context) -> None:
         by = f" (written by {one.peer})" if one.peer else f" (from {one.source})"
         context.out.line(None, f"{clock(one.at_ms)}  {where:<12}  {cell(one.words)}{by}")
     if since > 0:
-        context.out.note(f"records up to {since - 1} are trimmed: of the time before only the store's history is known")
+        context.out.note(f"records up to {since - 1} are trimmed: earlier events come from the store only")
 
 
 def _stored(context: Context, client: Client, wanted: bytes) -> dict[str, Any] | None:
-    """What the store says of a task; None, with a note, while nobody can read its partition."""
+    """Return what the store knows about a task; None, with a note, if its partition is not served."""
     try:
         known: dict[str, Any] = client.call("task_history", {"id": wanted})
         return known
     except Unavailable as error:
-        context.out.note(f"only the log is told of: {error.message}")
+        context.out.note(f"shown from the log only, because the store does not answer: {error.message}")
         return None
 
 

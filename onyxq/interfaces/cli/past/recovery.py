@@ -1,4 +1,4 @@
-"""``onyxq cluster recover``: a new log for a cluster whose log was lost, made of what its nodes keep."""
+"""``onyxq cluster recover``: a new log for a cluster whose log was lost, made from the data of its nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def recover(context: Context) -> None:
             _check_needed(context.args.name, present)
             _check_consent(context, newest)
             if args.yes:
-                said["done"] = _told(await _begin(backend, newest, present))
+                said["done"] = _made(await _begin(backend, newest, present))
 
     try:
         run_in_trio(body)
@@ -65,7 +65,7 @@ def recover(context: Context) -> None:
         context.out.result(None, "\nNothing was changed. To begin the log anew, run this again with --yes.")
 
 
-# --- what is there
+# --- what the nodes and the log have
 
 
 def _export(context: Context) -> None:
@@ -85,7 +85,7 @@ def _export(context: Context) -> None:
 
 
 async def _newest(context: Context, directories: list[Path], said: dict[str, Any]) -> Newest:
-    """Return the newest replica that the nodes know; put what is printed of all nodes into ``said``."""
+    """Return the newest replica that the nodes know; put the report of all nodes into ``said``."""
     from onyxq.history.recovery.findings import newest_of, read_directory, read_export
     from onyxq.history.recovery.new_replica import void_claims
 
@@ -162,14 +162,14 @@ def _check_consent(context: Context, newest: Newest) -> None:
     missing = sorted(newest.missing.keys() - left_out)
     if missing:
         raise Conflict(
-            f"nothing is known of node {', '.join(missing)}: what only it has read of the log would be lost",
+            f"no data of node {', '.join(missing)} is given: records that only it has read would be lost",
             field="without",
-            hint="Give its directory by --data or --from. If it is gone: "
+            hint="Give its directory with --data or --from. If it is lost, add: "
             + " ".join(f"--without {n}" for n in missing),
         )
 
 
-# --- what is done
+# --- the new log
 
 
 @asynccontextmanager
@@ -198,7 +198,7 @@ async def _begin(backend: LogBackend, newest: Newest, present: Present) -> Repli
     return await begin_anew(backend, newest, replace=replace, now_ms=lambda: time.time_ns() // 1_000_000)
 
 
-def _told(made: Replica) -> dict[str, Any]:
+def _made(made: Replica) -> dict[str, Any]:
     return {"position": made.position, "digest": made.digest.hex()}
 
 
@@ -233,7 +233,7 @@ def _nodes_of(root: Path) -> list[Path]:
     return found
 
 
-# --- in words
+# --- output
 
 
 def _print(context: Context, said: dict[str, Any], hosts: str) -> None:

@@ -1,4 +1,4 @@
-"""Where commands get records from: a peer's log and archives, as one history."""
+"""Sources of log records: the log of a peer and archives, as one history."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def end_of(client: Client) -> int:
-    """The position up to which the peer has read the log."""
+    """Return the position up to which the peer has read the log."""
     return int(client.call("cluster", {})["position"])
 
 
 def live(client: Client, cluster: dict[str, Any], *, from_beginning: bool = False) -> Part:
-    """What a peer's log has."""
+    """Return the log of a peer as a part of the history."""
     packed = b"" if from_beginning else ask(origin(), client.call)
     start = snapshot.unpack(packed) if packed else None
     after = START if start is None else start.position
@@ -35,7 +35,7 @@ def live(client: Client, cluster: dict[str, Any], *, from_beginning: bool = Fals
 
 @frozen
 class _LiveRecords:
-    """The records behind a position, up to the end there is when they are gone through."""
+    """Records after a position, up to the end of the log when the iteration starts."""
 
     client: Client
     after: int
@@ -46,5 +46,5 @@ class _LiveRecords:
 
 
 def pieces(context: Context, client: Client) -> list[Part]:
-    """The peer's log and the archives that ``--archive`` names."""
+    """Return the log of the peer and the archives of ``--archive``."""
     return [live(client, client.call("cluster", {})), *parts(map(Path, context.args.archive or ()))]

@@ -1,4 +1,4 @@
-"""``onyxq log tail`` and ``log show``: records in words, with what became of them."""
+"""``onyxq log tail`` and ``log show``: records of the log in words, with the outcome of each entry."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TAIL_RECORDS = 20
 TAIL_PAGE = 500
 TAIL_PAUSE_S = 0.3
 ALIKE_MAX = 4
-"""Of entries of one kind in a record, ``log tail`` prints so many."""
+"""Most entries of one kind in a record that ``log tail`` prints."""
 
 
 def log_tail(context: Context) -> None:
-    """The newest records, or those from a position on; with ``--follow`` until interrupted."""
+    """Print the newest records, or those from a position on; with ``--follow`` until interrupted."""
     args = context.args
     with context.client() as client:
         start = args.start
@@ -47,20 +47,24 @@ def log_tail(context: Context) -> None:
 
 
 def log_show(context: Context) -> None:
-    """One record; `NotFound` if there is none at the position, or no more."""
+    """Print one record; raises `NotFound` if the position has none, or it is trimmed."""
     position = context.args.position
     with context.client() as client:
         found = next(_records_from(context, client, position, follow=False), None)
     if found is None or found["position"] != position:
-        raise NotFound(f"there is no record at {position}", field="position", hint="It is trimmed, or not yet written.")
+        raise NotFound(
+            f"there is no record at {position}",
+            field="position",
+            hint="Check the position: onyxq log tail. For trimmed records, give --archive DIR.",
+        )
     if context.out.as_json:
-        context.out.document(_told(found))
+        context.out.document(_shown(found))
     else:
         _print_record(context, found, alike_max=len(found["entries"]))
 
 
 def _records_from(context: Context, client: Client, start: int, *, follow: bool) -> Iterator[dict[str, Any]]:
-    """Records with verdicts from ``start`` on: what the peer remembers, stepped here where it does not."""
+    """Yield records with verdicts from ``start`` on. Records that the peer no longer remembers are replayed here."""
     checked_old = False
     while True:
         page = client.call("log", {"from": start, "limit": TAIL_PAGE})
@@ -79,7 +83,7 @@ def _records_from(context: Context, client: Client, start: int, *, follow: bool)
 
 
 def _stepped(context: Context, client: Client, start: int, upto: int) -> Iterator[dict[str, Any]]:
-    """Records with verdicts that the peer does not remember, by stepping them; none where they are trimmed."""
+    """Yield records with verdicts by replaying them; skip those that are trimmed."""
     known = pieces(context, client)
     dump = best(known, start - 1)
     if dump is None:
@@ -95,7 +99,7 @@ def _stepped(context: Context, client: Client, start: int, upto: int) -> Iterato
 
 
 def _as_answer(done: Step) -> dict[str, Any]:
-    """A step as the method ``log`` shows it."""
+    """Return a step in the form of the operation ``log``."""
     return {
         "position": done.replica.position,
         "at_ms": done.ctime_ms,
@@ -105,7 +109,7 @@ def _as_answer(done: Step) -> dict[str, Any]:
     }
 
 
-def _told(record: dict[str, Any]) -> dict[str, Any]:
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
     entries = [
         {**plain(one), "words": sentence(one["entry"], one["args"], one["verdict"])} for one in record["entries"]
     ]
@@ -113,15 +117,15 @@ def _told(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_record(context: Context, record: dict[str, Any], *, alike_max: int = ALIKE_MAX) -> None:
-    shown = _told(record)
+    shown = _shown(record)
     lines = [f"{shown['position']}  {clock(shown['at_ms'])}  {shown['peer'] or '(unknown writer)'}"]
     if shown.get("problem"):
         lines[0] += f"  no effect: {shown['problem']}"
     elif not shown["entries"]:
-        lines[0] += "  nothing but the time"
+        lines[0] += "  no entries, only the time"
     for (name, verdict), alike in groupby(shown["entries"], key=lambda one: (one["entry"], one["verdict"])):
-        told = list(alike)
-        lines += [f"  {name} ({verdict}): {one['words']}" for one in told[:alike_max]]
-        if len(told) > alike_max:
-            lines.append(f"  and {len(told) - alike_max} more {name} ({verdict})")
+        some = list(alike)
+        lines += [f"  {name} ({verdict}): {one['words']}" for one in some[:alike_max]]
+        if len(some) > alike_max:
+            lines.append(f"  and {len(some) - alike_max} more {name} ({verdict})")
     context.out.line(shown, "\n".join(lines))
