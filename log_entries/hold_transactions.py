@@ -12,13 +12,11 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.limits import HOLD_MS_MAX, HOLD_TEXT_CHARACTERS_MAX
 from onyxq.core.replica import Hold, Replica
 from onyxq.core.transactions import on_hold
 
 VERSION = 1
-HOLD_MS_MAX = 600_000
-"""Longest hold, in milliseconds."""
-TEXT_CHARACTERS_MAX = 200
 OTHER = "held already"
 """Start of the verdict while a hold of another name exists."""
 
@@ -34,9 +32,9 @@ class Args:
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
     """Start the hold, move its end, or end it."""
-    if not 1 <= len(args.name) <= TEXT_CHARACTERS_MAX:
+    if not 1 <= len(args.name) <= HOLD_TEXT_CHARACTERS_MAX:
         return replica, "bad name"
-    if len(args.why) > TEXT_CHARACTERS_MAX:
+    if len(args.why) > HOLD_TEXT_CHARACTERS_MAX:
         return replica, "bad why"
     if not 0 <= args.for_ms <= HOLD_MS_MAX:
         return replica, "bad time"

@@ -10,24 +10,21 @@ from onyxq.client.values import Page, Submitted, Task, as_id
 from onyxq.core.errors import BadRequest, from_map
 from onyxq.operations.table.cluster import (
     FORCE_PARTITION,
-    GC,
     GET_CLUSTER,
     GET_HEALTH,
-    GET_LOG,
     GET_PARTITIONS,
     GET_PEERS,
     GET_RING,
     LEAVE,
     ForcePartition,
-    Gc,
     GetCluster,
     GetHealth,
-    GetLog,
     GetPartitions,
     GetPeers,
     GetRing,
     Leave,
 )
+from onyxq.operations.table.log import GC, GET_EXTENSION, GET_LOG, SUBMIT_ENTRY, Gc, GetExtension, GetLog, SubmitEntry
 from onyxq.operations.table.operation import A, Operation, R, plain
 from onyxq.operations.table.periodic import (
     GET_PERIODIC,
@@ -289,14 +286,14 @@ class Managing:
         The call is retried until a peer answers, so an entry may be applied twice. Raises `NotFound`, `Forbidden`,
         `NotEnabled`, or `BadRequest` naming the argument.
         """
-        sent = dict(args) if isinstance(args, Mapping) else tuple(args or ())
-        found = await self._map("submit", {"entry": entry, "args": sent or {}}, timeout_ms=timeout_ms)
+        sent = dict(args) if isinstance(args, Mapping) else list(args or ())
+        asked = SubmitEntry(entry=entry, args=sent or {})
+        found = await self._do(SUBMIT_ENTRY, asked, timeout_ms=timeout_ms)
         return Submitted(found["position"], found["verdict"])
 
     async def extension(self, name: str, *, seen: int | None = None) -> Any:
         """Return the state of an extension, not older than the position ``seen``; raise `NotFound`."""
-        wanted = {"name": name} if seen is None else {"name": name, "seen": seen}
-        return (await self._ask("extension", wanted))["state"]
+        return (await self._do(GET_EXTENSION, GetExtension(name=name, seen=seen)))["state"]
 
     async def gc(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
         """Take a snapshot and trim the log before it; return once it is trimmed."""

@@ -27,13 +27,12 @@ import attrs
 from attrs import frozen
 from pyrsistent import PMap, pmap
 
+from onyxq.core.limits import INT_MAX, INT_MIN
 from onyxq.core.replica import Replica
 
 APPLIED = "applied"
 
 RECORD_BYTES_MAX = 512 * 1024
-ENTRY_BYTES_MAX = 256 * 1024
-INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 @frozen

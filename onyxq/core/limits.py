@@ -19,7 +19,24 @@ from onyxq.core.ids import ID_BYTES, TaskId
 
 NAME_CHARACTERS_MAX = 200
 REMARK_CHARACTERS_MAX = 1_000
+EXTENSION_CHARACTERS_MAX = 100
+"""Characters of the name of an extension, and of one of its entries."""
 PRIORITY_MIN, PRIORITY_MAX = -(1 << 31), (1 << 31) - 1
+ENTRY_BYTES_MAX = 256 * 1024
+"""Bytes of an entry of the log."""
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+"""Integers that fit everywhere: in entries, rows and MessagePack."""
+TIME_MS_MAX = (1 << 48) - 1
+"""Latest time that an id can hold, in milliseconds since the epoch."""
+POSITION_MAX = 1 << 62
+"""Highest position of the log that may be named."""
+ITEMS_MAX = 20_000
+"""Most items in a list of one request."""
+DEPENDS_MAX = 100
+"""Most tasks on which a task may depend."""
+HOLD_MS_MAX = 600_000
+"""Longest time for which a backup makes transactions wait."""
+HOLD_TEXT_CHARACTERS_MAX = 200
 
 PLAIN = r"^(?![\s\S]*[\x00-\x1f\x7f])"
 """Matches a text without control characters."""
@@ -43,12 +60,28 @@ PERIODIC_DATA_BYTES_MAX = 64 << 10
 JOB_KEEP_MS_MAX = 10 * 366 * 86_400_000
 """How long the outcome of a job may be kept."""
 
+# --- the task store
+
+GROUP_CHARACTERS_MAX = 200
+OWNER_MIN, OWNER_MAX = -(1 << 31), (1 << 31) - 1
+"""Numbers that a client of the task store may have: TaskStore's clients read an owner as a signed 32-bit number."""
+STORED_TASK_BYTES_LIMIT = ENTRY_BYTES_MAX - (16 << 10)
+"""Most bytes that one task may be allowed to have: it must fit in one entry."""
+STORE_BYTES_LIMIT = 1 << 30
+"""Most bytes that all tasks together may be allowed to have."""
+
+# --- marks
+
 ID = {"id": True}
 """Marks the bytes of a task id."""
 TaskIdBytes: TypeAlias = Annotated[TaskId, Meta(min_length=ID_BYTES, max_length=ID_BYTES, extra=ID)]
 """The id of a task; whether its partition exists is checked by the peer that has the replica."""
 DATA = {"data": True, "too_large": True}
 """Marks bytes that in JSON are a value or, under the name with ``_base64``, bytes."""
+BLOB = {"blob": True}
+"""Marks bytes that in JSON are always base64, under the name with ``_base64``."""
+ENCODED = {"encoded": True}
+"""Marks a map that may hold bytes, which in JSON are base64 under the name with ``_base64``."""
 MOMENT = {"moment": True}
 """Marks a time in milliseconds since the epoch."""
 AGE = {"age": True}

@@ -29,8 +29,8 @@ import attrs
 import msgpack
 from pyrsistent import PMap, pmap
 
-from onyxq.core.entry import INT_MAX, INT_MIN
 from onyxq.core.errors import Corrupt
+from onyxq.core.limits import INT_MAX, INT_MIN
 from onyxq.core.replica import Replica
 
 MAGIC = b"OXQ1"

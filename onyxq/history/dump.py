@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from attrs import frozen
 
 from onyxq.core import snapshot
-from onyxq.core.entry import INT_MAX
+from onyxq.core.limits import INT_MAX
 from onyxq.core.log.interface import Record
 from onyxq.core.replica import EMPTY, Replica
 from onyxq.history.file_format import HistoryFile, HistoryFileWriter, Kind, open_file

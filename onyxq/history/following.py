@@ -100,7 +100,7 @@ def origin() -> Talk[bytes]:
 
 def replica() -> Talk[Replica]:
     """Return the replica of the peer that answers."""
-    return snapshot.unpack((yield from _parts("replica")))
+    return snapshot.unpack((yield from _parts("replica.part")))
 
 
 def records(start: int, last: int) -> Generator[Ask | Record, Any, None]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from onyxq.core.entry import ENTRY_BYTES_MAX
 from onyxq.core.ids import Run
+from onyxq.core.limits import ENTRY_BYTES_MAX
 
 PART_BYTES = 48
 """Bytes of one grant, renewal, release or expiry without its text and runs."""

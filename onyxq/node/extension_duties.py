@@ -19,9 +19,9 @@ from onyxq.core.errors import BadRequest, Forbidden, LogUnavailable, NotFound, U
 from onyxq.core.extensions import NOTHING
 from onyxq.core.log.interface import START
 from onyxq.core.replica import Replica
-from onyxq.node import arguments as check
 from onyxq.node.node import Node
-from onyxq.system.extensions import NAME_CHARACTERS_MAX, Context
+from onyxq.operations.table.log import ExtensionState, GetExtension, SubmitEntry, Submitted
+from onyxq.system.extensions import Context
 
 FAILURES_MAX = 10
 PAUSE_FIRST_S = 0.5
@@ -114,21 +114,20 @@ class Extending:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def submit(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def submit(self, args: SubmitEntry) -> Submitted:
         """Append an entry of an extension, and return its position and verdict.
 
-        ``args``: a list of all arguments, or a map. Raises `NotFound`, `Forbidden`, `BadRequest` that names the
+        Raises `NotFound`, `Forbidden`, `BadRequest` that names the
         argument, `NotEnabled`, `Unavailable`, and `Unknown` if the entry may have been appended.
         """
-        check.only(args, ("entry", "args"))
-        entry = self._submitted(check.text(args.get("entry"), "entry", NAME_CHARACTERS_MAX, least=1))
-        typed = _typed(entry, args.get("args", {}))
+        entry = self._submitted(args.entry)
+        typed = _typed(entry, args.args)
         self._node.outbox_now()
         try:
             position, verdicts = await self._node.verdicts([typed])
         except LogUnavailable as error:
             raise Unknown(f"{entry.name}: {error.message}", hint="Look at the extension's state.") from error
-        return {"position": position, "verdict": verdicts[0]}
+        return Submitted(position=position, verdict=verdicts[0])
 
     def _submitted(self, name: str) -> Entry:
         entry = self._node.entries.get(name)
@@ -140,16 +139,13 @@ class Extending:
             )
         return entry
 
-    async def extension(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def extension(self, args: GetExtension) -> ExtensionState:
         """Return the state of an extension and the position of its replica.
 
         ``seen``: wait until the replica is at that position. Raises `Unavailable` if it is not within 5 s, and
         `NotFound` if the name is not installed and has no state.
         """
-        check.only(args, ("name", "seen"))
-        name = check.text(args.get("name"), "name", NAME_CHARACTERS_MAX, least=1)
-        seen = check.integer(args.get("seen", START), "seen", START, 1 << 62)
-        node = self._node
+        node, name, seen = self._node, args.name, START if args.seen is None else args.seen
         if name not in node.replica.extensions and name not in {one.extension for one in node.entries.values()}:
             raise NotFound(f"there is no extension {name!r}", field="name")
         with trio.move_on_after(SEEN_TIMEOUT_S):
@@ -158,7 +154,7 @@ class Extending:
         replica = node.replica
         if replica.position < seen:
             raise LogUnavailable(f"this peer has read the log up to {replica.position} only")
-        return {"position": replica.position, "state": _native(replica.extensions.get(name, NOTHING))}
+        return ExtensionState(position=replica.position, state=_native(replica.extensions.get(name, NOTHING)))
 
 
 def _native(value: Any) -> Any:

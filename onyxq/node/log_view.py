@@ -19,16 +19,25 @@ from onyxq.core import snapshot
 from onyxq.core.errors import Conflict, LogUnavailable
 from onyxq.core.log.interface import START, LogBackend, LogSession, Record, SessionLost, Trimmed
 from onyxq.core.replica import Replica
-from onyxq.node import arguments as check
 from onyxq.node.collector import packed
 from onyxq.node.node import Node
+from onyxq.operations.table.log import (
+    LOG_PAGE_MAX,
+    GetOrigin,
+    GetRawLog,
+    GetReplica,
+    GetReplicaPart,
+    OriginPart,
+    RawLog,
+    RawRecord,
+    ReplicaDigest,
+    ReplicaPart,
+)
 
-PAGE_RECORDS_MAX = 1_000
 PAGE_BYTES_MAX = 4 << 20
 """Maximum bytes of records in one answer; a single record may be larger."""
 PART_BYTES = 4 << 20
 """Maximum bytes of the origin, or of the packed replica, in one answer."""
-WAIT_MS_MAX = 60_000
 READ_TIMEOUT_S = 8.0
 """Time limit for reading one page, in seconds.
 
@@ -65,18 +74,14 @@ class LogView:
 
     # --- methods of the node
 
-    async def raw(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def raw(self, args: GetRawLog) -> RawLog:
         """Return records as stored, from a position; with ``wait_ms``, wait until there is one.
 
-        The answer is ``{"trimmed": origin's position}`` if the records at the position are trimmed.
+        The answer has the origin's position if the records at the position are trimmed.
         Raises `LogUnavailable`.
         """
-        check.only(args, ("from", "limit", "wait_ms"))
-        start = check.integer(args.get("from", 0), "from", 0, 1 << 62)
-        limit = check.integer(args.get("limit", PAGE_RECORDS_MAX), "limit", 1, PAGE_RECORDS_MAX)
-        wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, WAIT_MS_MAX)
-        node = self._node
-        with trio.move_on_after(wait_ms / 1000):
+        node, start, limit = self._node, args.from_, args.limit
+        with trio.move_on_after(args.wait_ms / 1000):
             while node.replica.position < start:
                 await node.moved()
         trimmed = None
@@ -86,43 +91,41 @@ class LogView:
         elif start <= node.replica.position:
             records, trimmed = await self._read(start, limit)
         if trimmed is not None:
-            return {"position": node.replica.position, "trimmed": trimmed}
-        return {
-            "position": node.replica.position,
-            "records": [[one.position, one.ctime_ms, one.data] for one in records],
-            "next": records[-1].position + 1 if records else start,
-        }
+            return RawLog(position=node.replica.position, trimmed=trimmed)
+        return RawLog(
+            position=node.replica.position,
+            records=[RawRecord(one.position, one.ctime_ms, one.data) for one in records],
+            next=records[-1].position + 1 if records else start,
+        )
 
-    async def origin(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def origin(self, args: GetOrigin) -> OriginPart:
         """Return a part of the log's origin; position -1 and no parts before the first collection.
 
         ``position``: the origin of the earlier parts. Raises `Conflict` if there is a newer one, and
         `LogUnavailable`.
         """
-        part, wanted = _part_args(args)
+        wanted = args.position
         if wanted is None or self._origin is None or self._origin.position != wanted:
             async with self.session() as session:
                 found = await session.origin()
             self._origin = _Packed(START, b"") if found is None else _Packed(found.position, found.data)
-        return _part(self._origin, part, wanted, "origin")
+        return OriginPart(**_part(self._origin, args.part, wanted, "origin"))
 
-    async def replica(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the position and digest of this node's replica; with ``part`` also that part of its bytes."""
-        check.only(args, ("part", "position"))
-        if args.get("part") is None:
-            replica = self._node.replica
-            return {
-                "position": replica.position,
-                "digest": await self._digest_of(replica),
-                "log_time_ms": replica.log_time_ms,
-            }
-        part, wanted = _part_args(args)
+    async def replica(self, args: GetReplica) -> ReplicaDigest:
+        """Return the position and the digest of this node's replica."""
+        replica = self._node.replica
+        digest = await self._digest_of(replica)
+        return ReplicaDigest(position=replica.position, digest=digest, log_time_ms=replica.log_time_ms)
+
+    async def replica_part(self, args: GetReplicaPart) -> ReplicaPart:
+        """Return a part of this node's packed replica; raises `Conflict` if that of the earlier parts is gone."""
+        wanted = args.position
         if wanted is None or self._replica is None or self._replica.position != wanted:
             replica = self._node.replica
             digest = await self._digest_of(replica)
             self._replica = _Packed(replica.position, await packed(replica), digest)
             self._forget_later()
-        return {**_part(self._replica, part, wanted, "replica"), "digest": self._replica.digest}
+        return ReplicaPart(**_part(self._replica, args.part, wanted, "replica"), digest=self._replica.digest)
 
     async def _digest_of(self, replica: Replica) -> str:
         async with self._packing:
@@ -137,10 +140,10 @@ class LogView:
         """Yield every record from ``start`` to ``last``, which must be written; raises `Gone`, `LogUnavailable`."""
         while start <= last:
             if self._node.records.reaches(start):
-                page, trimmed = self._node.records.page(start, PAGE_RECORDS_MAX, PAGE_BYTES_MAX), None
+                page, trimmed = self._node.records.page(start, LOG_PAGE_MAX, PAGE_BYTES_MAX), None
             else:
                 async with self.session() as session:
-                    page, trimmed = await self._page(session, start, PAGE_RECORDS_MAX, last)
+                    page, trimmed = await self._page(session, start, LOG_PAGE_MAX, last)
             if trimmed is not None:
                 raise Gone(trimmed)
             if not page:
@@ -224,13 +227,6 @@ async def _digest(replica: Replica) -> str:
         found.update(part)
         await trio.lowlevel.checkpoint()
     return found.hexdigest()
-
-
-def _part_args(args: dict[str, Any]) -> tuple[int, int | None]:
-    check.only(args, ("part", "position"))
-    part = check.integer(args.get("part", 0), "part", 0, 1 << 20)
-    wanted = args.get("position")
-    return part, None if wanted is None else check.integer(wanted, "position", START, 1 << 62)
 
 
 def _part(packed: _Packed, part: int, wanted: int | None, what: str) -> dict[str, Any]:

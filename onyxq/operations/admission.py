@@ -39,7 +39,6 @@ URGENT = frozenset("complete fail release renew cancel".split())
 ADMITTED = URGENT | frozenset(
     """
     enqueue transact prepare jobs.prepare jobs.commit requeue
-    submit taskstore.update taskstore.claim
     """.split()
 )
 """Such writes, besides those of the table of operations; peers ask for some with ``lead.`` before the name."""

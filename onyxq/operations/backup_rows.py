@@ -1,7 +1,7 @@
-"""What a backup of the whole cluster asks of its nodes: that transactions wait, and every row there is.
+"""What a backup of the whole cluster asks of its nodes: that transactions wait, and all rows.
 
-Rows of a partition are given page by page by its leader, whose store is complete, and only once it
-has read the log, and written down what it says, up to the position that the backup asks for.
+The leader of a partition, whose store is complete, returns its rows page by page. It does so only after it has
+read the log up to the position that the backup names, and has stored what it read.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ from typing import Any
 import trio
 
 from log_entries import hold_transactions
-from log_entries.hold_transactions import HOLD_MS_MAX, OTHER, TEXT_CHARACTERS_MAX
+from log_entries.hold_transactions import OTHER
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest, Conflict, NotLeader, Unavailable
-from onyxq.core.ids import PARTITIONS_MAX
-from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import CALL_TIMEOUT_S, insist, leader_of
+from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.partition_rows import NAME_BYTES, Reading
+from onyxq.operations.table.log import (
+    GET_BACKUP_ROWS,
+    HOLD_TRANSACTIONS,
+    BackupRows,
+    GetBackupRows,
+    Held,
+    HoldTransactions,
+)
+from onyxq.operations.table.operation import converted, plain
+from onyxq.operations.task_reads import partitions_of
 
-PLACE_BYTES_MAX = 128
 READ_UP_TIMEOUT_S = 4.0
 IDLE_S = 60.0
-"""A reading that nobody goes on with is forgotten after so long."""
+"""Time after which a reading without requests is forgotten."""
 
 
 class BackingUp:
@@ -32,59 +40,63 @@ class BackingUp:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._readings: dict[int, tuple[int, Reading]] = {}
-        """Of partitions led from here: the epoch that it began in, and how far it is."""
+        """Partition that is led from here -> the epoch in which its reading began, and the reading."""
 
-    async def hold(self, args: dict[str, Any]) -> dict[str, int]:
-        """Have transactions wait, go on waiting, or (``for_ms`` 0) wait no longer; raises `Conflict`, `Unavailable`."""
-        check.only(args, ("name", "why", "for_ms"))
-        name = check.text(args.get("name"), "name", TEXT_CHARACTERS_MAX, least=1)
-        why = check.text(args.get("why", ""), "why", TEXT_CHARACTERS_MAX)
-        for_ms = check.integer(args.get("for_ms"), "for_ms", 0, HOLD_MS_MAX)
-        position, (verdict,) = await self._node.verdicts([hold_transactions.Args(name, why, for_ms)])
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(served(HOLD_TRANSACTIONS, self.hold), served(GET_BACKUP_ROWS, self.rows))
+
+    async def hold(self, args: HoldTransactions) -> Held:
+        """Make transactions wait, or with ``for_ms`` 0 end the wait; raises `Conflict`, `Unavailable`."""
+        position, (verdict,) = await self._node.verdicts([hold_transactions.Args(args.name, args.why, args.for_ms)])
         if verdict == APPLIED:
-            return {"position": position}
+            return Held(position=position)
         if verdict.startswith(OTHER):
             raise Conflict(f"transactions are {verdict}", field="name", hint="Wait until that is over.")
         raise Conflict(f"transactions are not held: {verdict}", field="name")
 
-    async def rows(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A page of a partition's rows behind a place: ``rows``, the next place as ``after`` (null at the end), and
-        ``position``, which the log had reached where they were read. Raises `NotLeader`, `Unavailable`."""
-        partition, *_ = self._place(args)
-        return await insist(self._node, lambda: self._ask(leader_of(self._node, partition), args))
+    async def rows(self, args: GetBackupRows) -> BackupRows:
+        """Return a page of a partition's rows; raises `NotLeader`, `Unavailable`, `BadRequest`."""
+        partitions = partitions_of(self._node)
+        if args.partition >= partitions:
+            raise BadRequest(f"partition must be 0 to {partitions - 1}, not {args.partition}", field="partition")
+        return await insist(self._node, lambda: self._ask(leader_of(self._node, args.partition), args))
 
-    async def _ask(self, leader: str, args: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, leader: str, args: GetBackupRows) -> BackupRows:
         if not leader:
-            raise NotLeader(f"nobody leads partition {args['partition']} now")
+            raise NotLeader(f"no node leads partition {args.partition} now")
         if leader == self._node.node_id:
-            return await self.lead_rows(args)
-        return dict(await self._node.call(leader, "lead.rows", args, timeout_s=CALL_TIMEOUT_S))
+            return await self._read(args)
+        answer = await self._node.call(leader, "lead.rows", plain(args), timeout_s=CALL_TIMEOUT_S)
+        return converted(BackupRows, answer)
 
-    async def lead_rows(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The same of a partition that is led from here; raises `NotLeader`."""
-        partition, position, after = self._place(args)
-        node = self._node
+    async def lead_rows(self, args: dict[str, Any]) -> Any:
+        """Return a page of a partition that is led from here; raises `NotLeader`."""
+        return plain(await self._read(GET_BACKUP_ROWS.decode(args)))
+
+    async def _read(self, args: GetBackupRows) -> BackupRows:
+        node, partition, after = self._node, args.partition, args.after
         with trio.move_on_after(READ_UP_TIMEOUT_S) as waited:
-            while node.replica.position < position:
+            while node.replica.position < args.position:
                 await node.moved()
             await node.recorded()
             await node.unflushed_writes.flushed()
         if waited.cancelled_caught:
-            raise Unavailable("this node is behind with the log")
+            raise Unavailable("this node has not read the log far enough yet")
         epoch = node.operations.leader(partition).epoch
         if node.epochs.get(partition, 0) > epoch:
-            # What a later leader writes here is of positions that this node has not read yet.
-            raise NotLeader(f"partition {partition} is led by another node by now")
+            # Rows of a later leader belong to positions that this node has not read yet.
+            raise NotLeader(f"another node leads partition {partition} now")
         reading = self._reading(partition, epoch, after)
         rows, following = reading.page(after)
-        answer = {"rows": rows, "after": following, "position": node.replica.position}
+        answer = BackupRows(rows=rows, after=following, position=node.replica.position)
         if following is None:
             self._forget(partition)
         await node.pacer.took(sum(len(value) for _, value in rows))
         return answer
 
     def _reading(self, partition: int, epoch: int, after: bytes) -> Reading:
-        """The reading that a place is of, a new one for none; raises `Conflict` if that has to begin anew."""
+        """Return the reading to which a place belongs; raises `Conflict` if it must begin again."""
         now = trio.current_time()
         for other, (_, one) in list(self._readings.items()):
             if one.used_at < now - IDLE_S:
@@ -105,15 +117,3 @@ class BackingUp:
         _, found = self._readings.pop(partition, (0, None))
         if found is not None:
             found.end()
-
-    def _place(self, args: dict[str, Any]) -> tuple[int, int, bytes]:
-        check.only(args, ("partition", "position", "after"))
-        if self._node.replica.cluster is None:
-            raise Unavailable("the cluster is not known here yet")
-        most = min(PARTITIONS_MAX, self._node.replica.settings.partitions) - 1
-        partition = check.integer(args.get("partition"), "partition", 0, most)
-        position = check.integer(args.get("position"), "position", 0, 1 << 62)
-        after = args.get("after", b"")
-        if not isinstance(after, bytes) or len(after) > PLACE_BYTES_MAX:
-            raise BadRequest("after must be the place that a page ended at", field="after")
-        return partition, position, after

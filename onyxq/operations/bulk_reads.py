@@ -1,28 +1,39 @@
-"""Reading the bodies of many tasks by their runs, whatever has become of them (design: facts, runs).
+"""Reading the bodies of many tasks by their runs, in any state (design: facts, runs).
 
-Any node answers; who asks the leader of the partitions saves a step.  Bodies are those of task
-rows, cut to what was asked for, with the data that replaced a unique task's.  An answer holds
-about `ANSWER_BYTES`, and at least one body: what is left is asked for again.
+Any node answers; the leader of the partitions does so without another node.  Bodies are those of task
+rows, cut to the runs of the request, with the data that replaced a unique task's.  An answer holds
+about `ANSWER_BYTES`, and at least one body.  The caller asks for the rest again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import trio
+from msgspec import Meta
 
-from onyxq.core.errors import Corrupt, NotLeader, OnyxqError, Unavailable
+from onyxq.core.errors import Corrupt, NotLeader, OnyxqError
 from onyxq.core.facts import pack_task, slice_task, task_header
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.task_headers import UNIQUE_KEY
+from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import CALL_TIMEOUT_S, RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, ROUTE_TIMEOUT_S, is_passing, leader_of
-from onyxq.operations.arguments import batches
+from onyxq.operations.handlers import Handler, served
+from onyxq.operations.table.operation import converted
+from onyxq.operations.table.task import READ_BODIES, Bodies, ReadBodies, TaskRun
+from onyxq.operations.task_reads import partitions_of
 
 ANSWER_BYTES = 4 * 1024 * 1024
 
 Runs = Sequence[tuple[TaskId, int]]
+
+
+class Part(ReadBodies):
+    """Runs that one leader is asked for."""
+
+    most_bytes: Annotated[int, Meta(ge=0, le=1 << 32)]
 
 
 class BulkReading:
@@ -31,15 +42,18 @@ class BulkReading:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def _partitions(self) -> int:
-        if self._node.replica.cluster is None:
-            raise Unavailable("the cluster is not known here yet")
-        return self._node.replica.settings.partitions
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return served(READ_BODIES, self.read)
 
-    async def read(self, args: dict[str, Any]) -> dict[str, Any]:
-        """``bodies`` (first id and body each), ``missing`` (runs of which there is no task) and ``rest`` (runs
-        that the answer had no room for). Raises `OnyxqError`."""
-        runs = batches.read(args, self._partitions())
+    def _runs(self, asked: Sequence[TaskRun]) -> Runs:
+        """Return runs of partitions that exist; raises `BadRequest`."""
+        partitions = partitions_of(self._node)
+        return [check.run(list(run), f"runs[{place}]", partitions) for place, run in enumerate(asked)]
+
+    async def read(self, args: ReadBodies) -> Bodies:
+        """Return the bodies of runs; raises `OnyxqError`."""
+        runs = self._runs(args.runs)
         answer: dict[str, Any] = {"bodies": [], "missing": [], "rest": []}
         left = ANSWER_BYTES
         for leader, part in self._by_leader(runs):
@@ -50,7 +64,7 @@ class BulkReading:
             for name in answer:
                 answer[name] += found[name]
             left -= sum(len(body) for _, body in found["bodies"])
-        return answer
+        return converted(Bodies, answer)
 
     def _by_leader(self, runs: Runs) -> list[tuple[str, list[tuple[TaskId, int]]]]:
         found: dict[str, list[tuple[TaskId, int]]] = {}
@@ -72,22 +86,23 @@ class BulkReading:
                 await trio.sleep(pause / 4)
                 pause = min(2 * pause, RETRY_PAUSE_MAX_S)
             leader, own = self._by_leader(runs)[0]
-            if len(own) < len(runs):  # they are led by several now: the others are asked next time
+            if len(own) < len(runs):  # several nodes lead them now: the others are asked next time
                 found = await self._insist(leader, own, most)
                 taken = set(own)
                 return found | {"rest": [*found["rest"], *(run for run in runs if run not in taken)]}
 
     async def _ask(self, leader: str, runs: Runs, most: int) -> dict[str, Any]:
         if not leader:
-            raise NotLeader(f"nobody leads partition {partition_of(runs[0][0])} now")
+            raise NotLeader(f"no node leads partition {partition_of(runs[0][0])} now")
         args = {"runs": [list(run) for run in runs], "most_bytes": most}
         if leader == self._node.node_id:
             return await self.lead_read(args)
         return dict(await self._node.call(leader, "lead.bodies", args, timeout_s=CALL_TIMEOUT_S))
 
     async def lead_read(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The same of partitions that are led from here; raises `NotLeader`."""
-        runs, most = batches.lead_read(args, self._partitions())
+        """Return the bodies of runs in partitions that are led from here; raises `NotLeader`."""
+        asked = converted(Part, args)
+        runs, most = self._runs(asked.runs), asked.most_bytes
         for partition in sorted({partition_of(first) for first, _ in runs}):
             self._node.operations.leader(partition)
         bodies: list[Any] = []
@@ -105,7 +120,7 @@ class BulkReading:
         return {"bodies": bodies, "missing": missing, "rest": []}
 
     def _bodies(self, run: Run) -> Iterator[list[Any]]:
-        """A run that there is, in the pieces that task rows cut it into; raises `Corrupt`."""
+        """Yield a run that exists, in the pieces that its task rows have; raises `Corrupt`."""
         store, stretch = self._node.store, stretch_of(run.first)
         place, end = offset_of(run.first), offset_of(run.first) + run.count
         while place < end:

@@ -62,21 +62,28 @@ from onyxq.operations.table.claim import (
     UpdateTasks,
 )
 from onyxq.operations.table.cluster import (
-    GC,
     GET_CLUSTER,
     GET_HEALTH,
     GET_METRICS,
     GET_PEERS,
     GET_RING,
     GET_ROUTES,
-    Gc,
-    GcReport,
     GetRoutes,
     Routes,
 )
 from onyxq.operations.table.everything import BY_NAME, decoded
+from onyxq.operations.table.log import (
+    GC,
+    GET_EXTENSION,
+    GET_ORIGIN,
+    GET_RAW_LOG,
+    GET_REPLICA,
+    GET_REPLICA_PART,
+    SUBMIT_ENTRY,
+    Gc,
+    GcReport,
+)
 from onyxq.operations.table.operation import A, Operation, R, converted, plain
-from onyxq.operations.table.queue import PAGE_QUEUES
 from onyxq.operations.table.task import CANCEL_TASKS, LIST_TASKS, MAKE_IDS, CancelTasks, ItemResults
 from onyxq.operations.task_lists import Listing
 from onyxq.operations.task_reads import Reading, partitions_of
@@ -94,8 +101,6 @@ log = logging.getLogger(__name__)
 
 READS = frozenset(
     """
-    backup.rows extension log.raw origin rates replica taskstore.group taskstore.groups
-    taskstore.tasks tasks.bodies workers
     cohort.covering cohort.hours cohort.keys cohort.leaves cohort.log cohort.pending cohort.position cohort.rows
     job.told
     lead.bodies lead.counts lead.dead lead.depended lead.head lead.list lead.outcomes lead.rates lead.rows
@@ -150,11 +155,13 @@ class Service:
             self._transaction_methods(),
             self._reading.handlers(),
             self._dead.handlers(),
-            served(PAGE_QUEUES, self._summaries.queues),
+            self._summaries.handlers(),
             self._settings.handlers(),
             self.timers.handlers(),
             self._jobs.handlers(),
-            self._taskstore_methods(),
+            self._bulk.handlers(),
+            self._backing_up.handlers(),
+            self._taskstore.handlers(),
             self._log_methods(),
             self._cluster_methods(),
         )
@@ -168,8 +175,6 @@ class Service:
     def _task_methods(self) -> dict[str, Handler]:
         return {
             "enqueue": self._enqueueing.enqueue,
-            "workers": self._summaries.workers,
-            "rates": self._summaries.rates,
             **served(MAKE_IDS, self._enqueueing.ids),
             **served(CANCEL_TASKS, self._cancel),
             **served(LIST_TASKS, self._listing.page),
@@ -189,32 +194,20 @@ class Service:
     def _transaction_methods(self) -> dict[str, Handler]:
         return {
             "transact": self.transactions.transact,
-            "tasks.bodies": self._bulk.read,
             "jobs.prepare": self._batches.prepare,
             "jobs.commit": self._batches.commit,
         }
 
-    def _taskstore_methods(self) -> dict[str, Handler]:
-        store = self._taskstore
-        return {
-            "taskstore.update": store.update,
-            "taskstore.claim": store.claim,
-            "taskstore.tasks": store.tasks,
-            "taskstore.group": store.group,
-            "taskstore.groups": store.groups,
-            "taskstore.set_limits": store.set_limits,
-        }
-
     def _log_methods(self) -> dict[str, Handler]:
-        return {
-            "log.raw": self.log_view.raw,
-            "origin": self.log_view.origin,
-            "replica": self.log_view.replica,
-            "backup.hold": self._backing_up.hold,
-            "backup.rows": self._backing_up.rows,
-            "submit": self._extending.submit,
-            "extension": self._extending.extension,
-        }
+        return merged(
+            served(GC, self._gc),
+            served(GET_RAW_LOG, self.log_view.raw),
+            served(GET_ORIGIN, self.log_view.origin),
+            served(GET_REPLICA, self.log_view.replica),
+            served(GET_REPLICA_PART, self.log_view.replica_part),
+            served(SUBMIT_ENTRY, self._extending.submit),
+            served(GET_EXTENSION, self._extending.extension),
+        )
 
     def _cluster_methods(self) -> dict[str, Handler]:
         return merged(
@@ -225,7 +218,6 @@ class Service:
             self.operating.handlers(),
             served(GET_HEALTH, self._health.health),
             served(GET_METRICS, self._health.metrics),
-            served(GC, self._gc),
         )
 
     def _lead_task_methods(self) -> dict[str, Handler]:

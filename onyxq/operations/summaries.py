@@ -14,10 +14,11 @@ from attrs import field, frozen
 
 from onyxq.core.errors import OnyxqError
 from onyxq.core.replica import Replica
-from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.operations.claims import Claiming
-from onyxq.operations.table.queue import PageQueues, QueuePage, QueueRow
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.cluster import GET_RATES, GET_WORKERS, GetRates, GetWorkers, Rates, Workers, WorkerView
+from onyxq.operations.table.queue import PAGE_QUEUES, PageQueues, QueuePage, QueueRow
 from onyxq.operations.task_reads import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
 
 PATIENCE_S = 0.05
@@ -120,6 +121,12 @@ class Summaries:
         self._error: OnyxqError | None = None
         self._counting: trio.Event | None = None
 
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(
+            served(PAGE_QUEUES, self.queues), served(GET_WORKERS, self.workers), served(GET_RATES, self.rates)
+        )
+
     # --- queues
 
     async def queues(self, args: PageQueues) -> QueuePage:
@@ -187,9 +194,8 @@ class Summaries:
 
     # --- workers
 
-    async def workers(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Who holds claims or waits for some, those with the most tasks first: ``{"workers", "all", "position"}``."""
-        check.only(args, ())
+    async def workers(self, args: GetWorkers) -> Workers:
+        """Return the workers that hold claims or wait for some, those with the most claims first."""
         replica = self._node.replica
         held = await held_by(replica)
         told, silent = await self._everywhere("lead.waiting", self._waiting_here())
@@ -198,22 +204,22 @@ class Summaries:
             for worker, (count, queues) in one["workers"].items():
                 waits[worker] = waits.get(worker, (0, queues))[0] + count, list(queues)
         most = sorted(held.keys() | waits.keys(), key=lambda worker: (-held.get(worker, NOTHING).claimed, worker))
-        return {
-            "position": replica.position,
-            "all": len(most),
-            "silent": silent,
-            "workers": [
-                {
-                    "worker": worker,
-                    "claimed": (mine := held.get(worker, NOTHING)).claimed,
-                    "newest_token": mine.token if mine.claimed else None,
-                    "next_deadline_in_ms": max(0, mine.deadline_ms - replica.log_time_ms) if mine.claimed else None,
-                    "waits": waits.get(worker, (0, []))[0],
-                    "waits_for": waits.get(worker, (0, []))[1][:QUEUES_MAX],
-                }
+        return Workers(
+            position=replica.position,
+            all=len(most),
+            silent=silent,
+            workers=[
+                WorkerView(
+                    worker=worker,
+                    claimed=(mine := held.get(worker, NOTHING)).claimed,
+                    newest_token=mine.token if mine.claimed else None,
+                    next_deadline_in_ms=max(0, mine.deadline_ms - replica.log_time_ms) if mine.claimed else None,
+                    waits=waits.get(worker, (0, []))[0],
+                    waits_for=waits.get(worker, (0, []))[1][:QUEUES_MAX],
+                )
                 for worker in most[:WORKERS_MAX]
             ],
-        }
+        )
 
     async def lead_waiting(self, args: dict[str, Any]) -> dict[str, Any]:
         """Who waits for tasks at this node."""
@@ -241,17 +247,17 @@ class Summaries:
 
     # --- rates
 
-    async def rates(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Sums of what happened at all nodes that answer, since each started; they grow until one restarts."""
-        check.only(args, ())
+    async def rates(self, args: GetRates) -> Rates:
+        """Return sums over all nodes that answer, since each started; they grow until one restarts."""
         answers, silent = await self._everywhere("lead.rates", self._here())
-        return {
-            "events": {event: sum(one["events"].get(event, 0) for one in answers) for event in EVENTS},
-            **{name: _added([one[name] for one in answers]) for name in ("waited", "ran")},
-            "bounds_s": answers[0]["bounds_s"],
-            "nodes": sorted(one["node"] for one in answers),
-            "silent": silent,
-        }
+        return Rates(
+            events={event: sum(one["events"].get(event, 0) for one in answers) for event in EVENTS},
+            waited=_added([one["waited"] for one in answers]),
+            ran=_added([one["ran"] for one in answers]),
+            bounds_s=answers[0]["bounds_s"],
+            nodes=sorted(one["node"] for one in answers),
+            silent=silent,
+        )
 
     async def lead_rates(self, args: dict[str, Any]) -> dict[str, Any]:
         """The same of this node alone."""

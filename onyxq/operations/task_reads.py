@@ -25,7 +25,7 @@ from onyxq.node.node import Node
 from onyxq.node.routing import is_passing, leader_of
 from onyxq.operations import cluster_views
 from onyxq.operations.handlers import Handler, merged, served
-from onyxq.operations.table.cluster import GET_LOG, EntryView, GetLog, Log, RecordView
+from onyxq.operations.table.log import GET_LOG, EntryView, GetLog, Log, RecordView
 from onyxq.operations.table.operation import converted
 from onyxq.operations.table.queue import LIST_QUEUES, Depth, ListQueues, Queues, QueueView, shown_settings
 from onyxq.operations.table.task import (

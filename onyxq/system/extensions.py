@@ -27,10 +27,10 @@ import attrs
 from log_entries.registry import ENTRIES
 from onyxq.core.entry import Entries, Entry, Verdict, check_fields, describe
 from onyxq.core.errors import BadExtension
+from onyxq.core.limits import EXTENSION_CHARACTERS_MAX
 from onyxq.core.replica import Replica
 
 GROUP = "onyxq.entries"
-NAME_CHARACTERS_MAX = 100
 _NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 SHIPPED = tuple(
     EntryPoint(f"taskstore.{name}", f"onyxq.core.taskstore.{name}", GROUP) for name in ("claim", "set_limits", "update")
@@ -117,7 +117,7 @@ def entry_of(name: str, module: Any, *, place: str = "") -> Entry:
 
 
 def _wrong_name(name: str) -> str:
-    if len(name) > NAME_CHARACTERS_MAX or not _NAME.fullmatch(name):
+    if len(name) > EXTENSION_CHARACTERS_MAX or not _NAME.fullmatch(name):
         return "its name must be EXTENSION.ENTRY, both of lower-case letters, digits and _"
     return ""
 

@@ -6,7 +6,8 @@ import pytest
 
 from log_entries import commit_batch, commit_transaction, hold_transactions
 from log_entries.commit_transaction import HELD, REPEAT
-from log_entries.hold_transactions import HOLD_MS_MAX, OTHER
+from log_entries.hold_transactions import OTHER
+from onyxq.core.limits import HOLD_MS_MAX
 from onyxq.core.snapshot import pack, unpack
 from onyxq.core.transactions import Prepared, on_hold
 from tests.entries.world import World, creation

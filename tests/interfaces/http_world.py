@@ -36,6 +36,7 @@ from onyxq.jobs.encoding import decode
 from onyxq.jobs.encoding import digest as digest_of
 from onyxq.operations.table.operation import A, Args, Operation, R, converted, plain
 from onyxq.operations.table.queue import SET_QUEUE, changes, shown_settings
+from onyxq.operations.table.task import TaskView
 from onyxq.system.metrics import Metrics
 
 PARTITIONS = 64
@@ -413,7 +414,7 @@ class FakeService:
         }
 
     def _log_raw(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {"position": 9, "records": [[args["from"], 1, b"record"]], "next": args["from"] + 1}
+        return {"position": 9, "records": [[args.get("from", 0), 1, b"record"]], "next": args.get("from", 0) + 1}
 
     def _origin(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"position": 4, "part": args.get("part", 0), "parts": 1, "bytes": 6, "data": b"origin"}
@@ -438,7 +439,8 @@ class FakeService:
 
     def _task_history(self, args: dict[str, Any]) -> dict[str, Any]:
         self._known(args["id"])
-        return {"task": {}, "history": [{"position": 3, "event": 0, "token": 3}], "completion": None, "updates": []}
+        task = filled(TaskView, self._get(args))
+        return {"task": task, "history": [{"position": 3, "event": 0, "token": 3}], "completion": None, "updates": []}
 
     def _gc(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"position": 9, "trimmed": 4, "origin_bytes": 100}
@@ -476,7 +478,7 @@ def filled(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
         if name not in out and member.required:
             out[name] = None if member.nullable else EMPTY[type(member.node)]
         item = getattr(member.node, "item_type", None)
-        if isinstance(item, inspect.StructType) and out.get(name):
+        if isinstance(item, inspect.StructType) and not item.array_like and out.get(name):
             out[name] = [filled(item.cls, one) for one in out[name]]
     return out
 

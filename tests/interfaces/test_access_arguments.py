@@ -98,13 +98,13 @@ def test_no_argument_gives_access_to_another_group_of_the_task_store(wires: tupl
     ((theirs, *_),) = every.call("taskstore.update", {"client": 1, "adds": [[THEIRS, "their secret", 0]]})["tasks"]
     adds = [[OURS, "x", 0]]
     for operation, args in (
-        ("taskstore.update", {"adds": adds, "depends": [theirs]}),
-        ("taskstore.update", {"adds": adds, "deletes": [theirs]}),
-        ("taskstore.update", {"adds": adds, "changes": [[theirs, "mine", 0]]}),
-        ("taskstore.claim", {"group": OURS, "duration_ms": 1, "depends": [theirs]}),
+        ("taskstore.update", {"client": 2, "adds": adds, "depends": [theirs]}),
+        ("taskstore.update", {"client": 2, "adds": adds, "deletes": [theirs]}),
+        ("taskstore.update", {"client": 2, "adds": adds, "changes": [[theirs, "mine", 0]]}),
+        ("taskstore.claim", {"client": 2, "group": OURS, "duration_ms": 1, "depends": [theirs]}),
         ("taskstore.tasks", {"ids": [theirs]}),
     ):
-        error = ours.error(operation, {"client": 2, **args})
+        error = ours.error(operation, args)
         assert error["code"] == "forbidden" and "their secret" not in repr(error), operation
     assert ours.call("taskstore.group", {"group": OURS, "owned": True})["tasks"] == []
     assert every.call("taskstore.tasks", {"ids": [theirs]})["tasks"][0][1] == THEIRS

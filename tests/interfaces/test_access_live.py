@@ -91,6 +91,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "release": ("consume", {"items": [[HELD, 1, 1]]}),
     "renew": ("consume", {"items": [[HELD, 1, 1, 30_000]]}),
     "replica": (LOOKS, {}),
+    "replica.part": (LOOKS, {}),
     "ring": (ANY, {}),
     "routes": (ANY, {}),
     "submit": ("produce", {"entry": "no-such", "args": {}}),

@@ -27,7 +27,7 @@ async def test_an_entry_without_arguments_needs_no_body() -> None:
     """An empty one will do."""
     async with world() as (service, client):
         assert (await client.post("/v1/entries/switch.flip")).status_code == 200
-        assert service.asked("submit") == [{"entry": "switch.flip", "args": {}}]
+        assert service.asked("submit") == [{"entry": "switch.flip"}]
 
 
 @on_trio

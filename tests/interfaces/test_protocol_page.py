@@ -107,14 +107,14 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "log": {"from": 0, "limit": 1},
     "log.raw": {"from": 0, "limit": 1, "wait_ms": 0},
     "origin": {"part": 0, "position": -1},
-    "replica": {"part": 0, "position": 0},
+    "replica.part": {"part": 0, "position": 0},
     "submit": {"entry": "none", "args": {}},
     "extension": {"name": "none", "seen": 0},
 }  # fmt: skip
 """Each argument of each method as it may be; what needs something that is not there is refused for that only."""
 
-UNSEEN = {("submit", "args"), ("jobs.prepare", "keep_ms")}
-"""The one is looked at only for an entry of an extension that is installed, the other, as the page says, never."""
+UNSEEN = {("jobs.prepare", "keep_ms")}
+"""It is never looked at, as the page says."""
 NEEDED = {("periodic.set", "queue"), ("periodic.set", "schedule")}
 """Needed, but to pause or resume."""
 

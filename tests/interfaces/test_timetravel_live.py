@@ -241,7 +241,7 @@ def test_large_answers_come_in_parts(world: World, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(log_view, "PART_BYTES", 100)
     position = world.collect()
     assert snapshot.unpack(ask(origin(), world.client.call)).position == position
-    one = world.client.call("replica", {"part": 0})
+    one = world.client.call("replica.part", {"part": 0})
     assert one["parts"] > 3 and len(one["data"]) == 100
     with pytest.raises(Conflict):
         world.client.call("origin", {"part": 1, "position": position - 1})
@@ -258,8 +258,8 @@ def test_large_answers_come_in_parts(world: World, monkeypatch: pytest.MonkeyPat
         ("log.raw", {"until": 3}),
         ("origin", {"part": -1}),
         ("origin", {"part": None}),
-        ("replica", {"part": "0"}),
-        ("replica", {"position": 3, "x": 1}),
+        ("replica.part", {"part": "0"}),
+        ("replica", {"until": 3}),
         ("task_history", {"id": b"short"}),
     ],
 )

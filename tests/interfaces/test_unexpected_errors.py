@@ -267,6 +267,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "log.raw": args(),
     "origin": args(),
     "replica": args(),
+    "replica.part": args(),
     "cluster": args(),
     "ring": args(),
     "partitions": args(),

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from onyxq.core.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX, Entries, encode_args, plain_map
+from onyxq.core.entry import RECORD_BYTES_MAX, Entries, encode_args, plain_map
 from onyxq.core.errors import NotEnabled, TooLarge
+from onyxq.core.limits import ENTRY_BYTES_MAX
 from onyxq.core.log.clock import Measured
 
 TIME_MAX_MS = 1 << 53

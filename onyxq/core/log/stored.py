@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import msgpack
 
-from onyxq.core.entry import INT_MAX
 from onyxq.core.errors import Corrupt
+from onyxq.core.limits import INT_MAX
 from onyxq.core.log.interface import START, Record
 
 _TYPES = (int, int, bytes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.limits import OWNER_MAX, OWNER_MIN, TIME_MS_MAX
 from onyxq.core.replica import Replica
 from onyxq.core.taskstore import order, state
 from onyxq.core.taskstore.state import Refusal
@@ -52,8 +53,8 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def _bugs(args: Args, until_ms: int) -> str:
-    if not state.OWNER_MIN <= args.client <= state.OWNER_MAX:
-        return f"the client must be {state.OWNER_MIN} to {state.OWNER_MAX}"
-    if until_ms > state.TIME_MS_MAX:
-        return f"the lease must end at {state.TIME_MS_MAX} ms since the epoch at the latest"
+    if not OWNER_MIN <= args.client <= OWNER_MAX:
+        return f"the client must be {OWNER_MIN} to {OWNER_MAX}"
+    if until_ms > TIME_MS_MAX:
+        return f"the lease must end at {TIME_MS_MAX} ms since the epoch at the latest"
     return ""

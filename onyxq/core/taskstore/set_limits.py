@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from onyxq.core.entry import APPLIED, ENTRY_BYTES_MAX, Stamp, Verdict
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.limits import STORE_BYTES_LIMIT, STORED_TASK_BYTES_LIMIT
 from onyxq.core.replica import Replica
 from onyxq.core.taskstore import state
 
 VERSION = 1
-
-TASK_BYTES_LIMIT = ENTRY_BYTES_MAX - (16 << 10)
-"""A task must fit in one entry."""
-BYTES_LIMIT = 1 << 30
 
 
 @frozen
@@ -29,9 +26,9 @@ class Args:
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
     """Set the limits for new tasks; existing tasks stay."""
-    if not 0 < args.task_bytes_max <= TASK_BYTES_LIMIT:
-        return replica, f"task_bytes_max must be 1 to {TASK_BYTES_LIMIT}"
-    if not args.task_bytes_max <= args.bytes_max <= BYTES_LIMIT:
-        return replica, f"bytes_max must be task_bytes_max to {BYTES_LIMIT}"
+    if not 0 < args.task_bytes_max <= STORED_TASK_BYTES_LIMIT:
+        return replica, f"task_bytes_max must be 1 to {STORED_TASK_BYTES_LIMIT}"
+    if not args.task_bytes_max <= args.bytes_max <= STORE_BYTES_LIMIT:
+        return replica, f"bytes_max must be task_bytes_max to {STORE_BYTES_LIMIT}"
     store = state.read(replica)._replace(limits=(args.task_bytes_max, args.bytes_max))
     return state.kept(replica, store), APPLIED

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pyrsistent import PMap, pmap
 
-from onyxq.core.entry import INT_MAX, Stamp
+from onyxq.core.entry import Stamp
 from onyxq.core.extensions import state_of, with_state
+from onyxq.core.limits import GROUP_CHARACTERS_MAX, INT_MAX, OWNER_MAX, OWNER_MIN, TIME_MS_MAX
 from onyxq.core.replica import Replica
 from onyxq.core.taskstore import order
 
@@ -28,10 +29,6 @@ TASK_BYTES_MAX = 64 << 10
 BYTES_MAX = 64 << 20
 TASK_OVERHEAD_BYTES = 128
 """Bytes counted for each task in addition to its group and data."""
-GROUP_CHARACTERS_MAX = 200
-TIME_MS_MAX = (1 << 48) - 1
-OWNER_MIN, OWNER_MAX = -(1 << 31), (1 << 31) - 1
-"""Numbers that a client may have: TaskStore's clients read an owner as a signed 32-bit number."""
 UNITS: Mapping[str, int] = {"ms": 1, "ns": 1_000_000}
 """Units of time that clients may use -> how many of them make a millisecond."""
 ID_SHIFT = 16

@@ -49,8 +49,6 @@ from onyxq.interfaces.http.routes import (
     claims,
     cluster,
     dead,
-    extensions,
-    history,
     jobs,
     tasks,
     taskstore,
@@ -72,8 +70,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *timers.ENDPOINTS,
     *jobs.ENDPOINTS,
     *cluster.ENDPOINTS,
-    *history.ENDPOINTS,
-    *extensions.ENDPOINTS,
     *taskstore.ENDPOINTS,
     *dashboard.ENDPOINTS,
 )

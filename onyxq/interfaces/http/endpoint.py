@@ -26,8 +26,6 @@ from onyxq.operations.table.operation import A, Operation, R
 PATH_FIELDS: Mapping[str, Field] = {
     "id": Field(HexId(), required=True, doc="Id of the task."),
     "timer": Field(Text(), required=True, doc="Id of the timer, percent-encoded."),
-    "entry": Field(Text(), required=True, doc="Name of an extension's entry."),
-    "extension": Field(Text(), required=True, doc="Name of the extension."),
     "number": Field(Digits(), required=True, doc="Id of a task of the task store."),
     "numbers": Field(DigitsList(), required=True, doc="Comma-separated ids of tasks of the task store."),
     "group": Field(Text(name=False), required=True, doc="Name of the group; it may have slashes."),

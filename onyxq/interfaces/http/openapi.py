@@ -114,6 +114,8 @@ def _path_fields(endpoint: Endpoint) -> dict[str, Field]:
 
 
 def _body(operation: OperationRow, http: Http) -> Schema:
+    if http.body:
+        return {"type": "object", "additionalProperties": True}
     return json_form.request_schema(
         operation, [name for name in operation.members if f"{{{name}}}" not in http.path and name not in http.fixed]
     )
@@ -137,7 +139,6 @@ def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
         "tags": [endpoint.tag],
         "summary": endpoint.summary,
         **({"description": endpoint.doc} if endpoint.doc else {}),
-        "responses": _responses(endpoint, with_tokens),
     }
     row = endpoint.operation
     if row is not None and row.http is not None:
@@ -150,6 +151,7 @@ def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
             *_parameters("header", endpoint.headers),
         ]
         body = None if endpoint.body is None else endpoint.body.schema()
+    operation["responses"] = _responses(endpoint, with_tokens, has_parameters=bool(parameters))
     if parameters:
         operation["parameters"] = parameters
     if body is not None:
@@ -162,12 +164,12 @@ def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
     return operation
 
 
-def _responses(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
+def _responses(endpoint: Endpoint, with_tokens: bool, *, has_parameters: bool) -> dict[str, Any]:
     done: dict[str, Any] = {"description": HTTPStatus(endpoint.status).phrase}
     if endpoint.answer is not None:
         done["content"] = {endpoint.media: {"schema": endpoint.answer}}
     statuses = {*endpoint.errors}
-    if endpoint.query.fields or _path_names(endpoint):
+    if has_parameters:
         statuses.update(_COMMON_ERRORS["query"])
     if endpoint.has_body:
         statuses.update(_COMMON_ERRORS["body"])

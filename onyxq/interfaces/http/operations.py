@@ -111,12 +111,14 @@ def read_arguments(
             raise BadRequest(f"{name} is {'given twice' if known else 'not a known field'}", field=name)
         member = operation.members.get(name)
         given[name] = text if member is None else from_text(member, text)
-    for name in body:
+    assert operation.http is not None
+    for name in () if operation.http.body else body:
         if name in path:
             raise BadRequest(f"{name} is not a known field", field=name, hint="It is in the path.")
-    assert operation.http is not None
     if limits is not None and type(given.get("limit")) is int and given["limit"] > PAGE_MAX:
         limits["limit"] = given.pop("limit")
+    if whole := operation.http.body:
+        body = {whole: dict(body)}
     return arguments(operation, {**given, **body}, fixed=operation.http.fixed)
 
 

@@ -25,7 +25,6 @@ _ANY: Schema = {}
 _ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{40}$"}
 _BYTES: Schema = {"type": "string", "contentEncoding": "base64", "format": "byte"}
 _MS: Schema = {"type": "integer", "format": "int64", "description": "Milliseconds since the epoch."}
-_POSITION: Schema = {"type": "integer", "format": "int64", "description": "Position of the replica in the log."}
 
 
 def _or_null(schema: Schema) -> Schema:
@@ -95,22 +94,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "DeadResults": _object({"count": _COUNT}, {"results": _list(ref("ClaimResult"))}),
     **json_form.components(TimerPage),
     **json_form.components(SubmittedJob),
-    "ReplicaDigest": _object({"position": _POSITION, "digest": _TEXT}, {"log_time_ms": _COUNT}),
-    "RawLog": _object(
-        {"position": _POSITION},
-        {
-            "records": _list(_object({"position": _COUNT, "at_ms": _MS, "data_base64": _BYTES})),
-            "next": {**_COUNT, "description": "Where to go on."},
-            "trimmed": {**_COUNT, "description": "Instead of records: the origin's position, behind which to go on."},
-        },
-    ),
-    "OriginPart": _object(
-        {"position": _COUNT, "part": _COUNT, "parts": _COUNT, "bytes": _COUNT, "data_base64": _BYTES}
-    ),
-    "TaskHistory": _object({"history": _list({"type": "object"}), "completion": {"type": ["object", "null"]}}),
     "Transacted": _object({"ids": _list(_ID), "token": _COUNT, "settled": _FLAG}),
-    "Submitted": _object({"position": _POSITION, "verdict": _TEXT}),
-    "ExtensionState": _object({"position": _POSITION, "state": _ANY}),
     "Live": _object({"live": _FLAG}),
     **json_form.components(Health),
     "Problem": _object(

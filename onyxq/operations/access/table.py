@@ -14,29 +14,14 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.facts import unpack_task
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, offset_of
 from onyxq.operations.table.access import Access as Rule
-from onyxq.operations.table.access import Need, Run
+from onyxq.operations.table.access import Need, Run, everywhere
 from onyxq.operations.table.everything import OPERATIONS
-
-
-def _everywhere(*roles: str) -> Rule:
-    """What is about all queues."""
-    need = (Need(roles, every=True),)
-    return Rule(roles, lambda args: need)
 
 
 def _on_queues(*roles: str) -> Rule:
     def find(args: dict[str, Any]) -> Sequence[Need]:
         queues = _list(args, "queues")
         return (Need(roles, queues=tuple(_text(one, "queues") for one in queues), every=not queues),)
-
-    return Rule(roles, find)
-
-
-def _on_items(*roles: str, name: str = "items") -> Rule:
-    """What lists runs by their first id and count."""
-
-    def find(args: dict[str, Any]) -> Sequence[Need]:
-        return (Need(roles, tasks=tuple(_runs(args, name))),)
 
     return Rule(roles, find)
 
@@ -56,62 +41,17 @@ def _transact(args: dict[str, Any]) -> Sequence[Need]:
     return needs or (Need(("consume", "produce")),)
 
 
-def _on_group(*roles: str) -> Rule:
-    def find(args: dict[str, Any]) -> Sequence[Need]:
-        return (Need(roles, queues=(_text(args.get("group"), "group"),)),)
-
-    return Rule(roles, find)
-
-
-def _on_stored(*roles: str) -> Rule:
-    def find(args: dict[str, Any]) -> Sequence[Need]:
-        return (Need(roles, stored=tuple(_numbers(args, "ids"))),)
-
-    return Rule(roles, find)
-
-
-def _change_store(args: dict[str, Any]) -> Sequence[Need]:
-    """New tasks are produced, present ones are consumed; those that only need to be there are read."""
-    added = [_text(item[0], f"{field}.group") for field, item in _items(args, "adds")]
-    changed = [_number(item[0], f"{field}.id") for field, item in _items(args, "changes")]
-    needs = [Need(("produce",), queues=tuple(added))] if added else []
-    if held := (*changed, *_numbers(args, "deletes"), *_numbers(args, "depends")):
-        needs.append(Need(("consume",), stored=held))
-    return needs or (Need(("consume", "produce")),)
-
-
-def _claim_store(args: dict[str, Any]) -> Sequence[Need]:
-    group = _text(args.get("group"), "group")
-    return (Need(("consume",), queues=(group,), stored=tuple(_numbers(args, "depends"))),)
-
-
 def _batches(args: dict[str, Any]) -> Sequence[Need]:
     return (Need(("consume",), every=True), Need(("produce",), every=True))
 
 
 RULES: Mapping[str, Rule] = {
     **{one.name: one.access for one in OPERATIONS},
-    "backup.hold": _everywhere("admin"),
-    "backup.rows": _everywhere("admin"),
     "claim": _on_queues("consume"),
     "enqueue": _on_new("produce"),
-    "extension": _everywhere("read"),
     "jobs.commit": Rule((), _batches),
     "jobs.prepare": Rule((), _batches),
-    "log.raw": _everywhere("read"),
-    "origin": _everywhere("read"),
-    "rates": _everywhere("read"),
-    "replica": _everywhere("read"),
-    "submit": _everywhere("produce"),
-    "taskstore.claim": Rule(("consume",), _claim_store),
-    "taskstore.group": _on_group("read", "consume"),
-    "taskstore.groups": _everywhere("read"),
-    "taskstore.set_limits": _everywhere("operate"),
-    "taskstore.tasks": _on_stored("read", "consume"),
-    "taskstore.update": Rule((), _change_store),
-    "tasks.bodies": _on_items("read", "consume", name="runs"),
     "transact": Rule((), _transact),
-    "workers": _everywhere("read"),
 }
 """What every operation needs; any role that is higher has these too (`onyxq.access.grants`)."""
 
@@ -121,11 +61,6 @@ LARGE = frozenset(
         "enqueue",
         "jobs.commit",
         "jobs.prepare",
-        "submit",
-        "tasks.bodies",
-        "taskstore.claim",
-        "taskstore.tasks",
-        "taskstore.update",
         "transact",
     )
 )
@@ -133,7 +68,7 @@ LARGE = frozenset(
 ARGUMENTS_BYTES_MAX = 256 * 1024
 """Bytes of a request of any other operation."""
 
-UNKNOWN = _everywhere("admin")
+UNKNOWN = everywhere("admin")
 """What anything else needs."""
 
 
@@ -166,17 +101,6 @@ def _items(args: dict[str, Any], name: str) -> Iterator[tuple[str, list[Any]]]:
         if not isinstance(item, list) or len(item) < 2:
             raise BadRequest(f"{name}[{place}] is malformed", field=f"{name}[{place}]")
         yield f"{name}[{place}]", item
-
-
-def _number(value: Any, field: str) -> int:
-    if type(value) is not int:
-        raise BadRequest(f"{field} must be an integer", field=field)
-    return value
-
-
-def _numbers(args: dict[str, Any], name: str) -> Iterator[int]:
-    for place, one in enumerate(_list(args, name)):
-        yield _number(one, f"{name}[{place}]")
 
 
 def _runs(args: dict[str, Any], name: str) -> Iterator[Run]:

@@ -11,7 +11,6 @@ from attrs import frozen
 from log_entries import commit_batch
 from onyxq.core.entry import Malformed, decode_args, encode_args
 from onyxq.core.errors import BadRequest, TooLarge
-from onyxq.core.ids import TaskId
 from onyxq.core.jobs.batch_names import Share, share_of
 from onyxq.core.transactions import DEADLINE_AHEAD_MS_MAX, KEEP_MS, KEEP_MS_MAX, NAME_CHARACTERS_MAX, Prepared
 from onyxq.node import arguments as check
@@ -28,8 +27,6 @@ UNDIGESTED = bytes(DIGEST_BYTES)
 
 PREPARE = ("job", "version", "name", "complete", "enqueue", "deadline_ms", "keep_ms")
 COMMIT = ("job", "version", "batch", "offsets", "prepared", "name", "complete", "keep_ms")
-READ = ("runs",)
-LEAD_READ = ("runs", "most_bytes")
 
 
 @frozen
@@ -136,25 +133,3 @@ def unpack(packed: Any, field: str) -> Prepared:
     except (Malformed, ValueError, TypeError, msgpack.UnpackException):
         raise BadRequest(f"{field} is not what preparing gave", field=field) from None
     return prepared
-
-
-def read(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int]]:
-    """Runs whose bodies are to be read."""
-    check.only(args, READ)
-    found = args.get("runs")
-    if not isinstance(found, list) or not 1 <= len(found) <= ITEMS_MAX:
-        raise BadRequest(f"runs must be a list of 1 to {ITEMS_MAX}", field="runs")
-    return [_run(item, f"runs[{place}]", partitions) for place, item in enumerate(found)]
-
-
-def lead_read(args: dict[str, Any], partitions: int) -> tuple[list[tuple[TaskId, int]], int]:
-    """The same as another node passes it on, and how many bytes the answer may have."""
-    check.only(args, LEAD_READ)
-    most = check.integer(args.get("most_bytes"), "most_bytes", 0, 1 << 32)
-    return read({"runs": args.get("runs")}, partitions), most
-
-
-def _run(item: Any, field: str, partitions: int) -> tuple[TaskId, int]:
-    if not isinstance(item, list) or len(item) != 2:
-        raise BadRequest(f"{field} must be a list of 2", field=field)
-    return check.run(item, field, partitions)

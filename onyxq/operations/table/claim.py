@@ -8,15 +8,14 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 from msgspec import Meta
 
 from onyxq.core.ids import RUN_TASKS_MAX
-from onyxq.core.limits import RUN_BYTES_MAX, TaskIdBytes
+from onyxq.core.limits import INT_MAX, ITEMS_MAX, RUN_BYTES_MAX, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, Run
 from onyxq.operations.table.operation import Args, Operation, Place, Result
 
-ITEMS_MAX = 20_000
 ERROR_CHARS_MAX = 64 * 1024
 W_MAX = 9
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=RUN_TASKS_MAX)]
-Token: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Token: TypeAlias = Annotated[int, Meta(ge=0, le=INT_MAX)]
 Sequenced: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 LeaseMs: TypeAlias = Annotated[int, Meta(ge=1_000, le=86_400_000)]
 

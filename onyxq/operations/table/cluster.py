@@ -1,17 +1,16 @@
-"""Operations on the cluster: what the replica says, peers that leave, partitions, the log."""
+"""Operations on the cluster: what the replica says, peers that leave, partitions, workers."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from onyxq.core.ids import PARTITIONS_MAX
 from onyxq.core.limits import MOMENT
 from onyxq.operations.table.access import LOOKING, anywhere, everywhere
-from onyxq.operations.table.operation import Args, Http, Operation, Result, Verb
+from onyxq.operations.table.operation import Args, Http, Operation, Place, Result, Verb
 
-LOG_PAGE_MAX = 1_000
 Position: TypeAlias = Annotated[int, Meta(description="Position of the replica in the log.")]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=PARTITIONS_MAX - 1, description="Number of the partition.")]
 
@@ -141,39 +140,6 @@ class Peers(Result):
     nodes: list[NodeView]
 
 
-class EntryView(Result):
-    """An entry of a record, with its verdict."""
-
-    entry: str
-    args: dict[str, Any]
-    verdict: str
-
-
-class RecordView(Result):
-    """A record of the log."""
-
-    position: int
-    at_ms: int
-    peer: str
-    problem: str | None
-    entries: list[EntryView]
-
-
-class Log(Result):
-    """Records of the log."""
-
-    position: Position
-    records: list[RecordView]
-
-
-class GcReport(Result):
-    """What a log collection did."""
-
-    position: Position
-    trimmed: int
-    origin_bytes: int
-
-
 class Leaving(Result, omit_defaults=True):
     """What it means that a peer leaves for good."""
 
@@ -212,6 +178,37 @@ class Health(Result):
     log_went_back: bool
     log_lag: int
     position: Position
+
+
+class WorkerView(Result):
+    """A worker that holds claims or waits for some."""
+
+    worker: str
+    claimed: Annotated[int, Meta(description="Number of its claims.")]
+    newest_token: int | None
+    next_deadline_in_ms: Annotated[int | None, Meta(description="Time until the first of its leases ends.")]
+    waits: Annotated[int, Meta(description="Number of its claims that wait for a task.")]
+    waits_for: Annotated[list[str], Meta(description="Queues from which it waits for tasks.")]
+
+
+class Workers(Result):
+    """The workers with the most claims."""
+
+    position: Position
+    all: Annotated[int, Meta(description="Number of all workers.")]
+    silent: Annotated[list[str], Meta(description="Nodes that did not answer.")]
+    workers: list[WorkerView]
+
+
+class Rates(Result):
+    """Sums over all nodes that answered, since each started."""
+
+    events: Annotated[dict[str, int], Meta(description="Number of tasks by event.")]
+    waited: Annotated[list[int], Meta(description="Number of tasks by time until they started.")]
+    ran: Annotated[list[int], Meta(description="Number of tasks by time that they ran.")]
+    bounds_s: Annotated[list[float], Meta(description="Upper bounds of the times; one more number is beyond them.")]
+    nodes: Annotated[list[str], Meta(description="Nodes that answered.")]
+    silent: Annotated[list[str], Meta(description="Nodes that did not answer.")]
 
 
 class MetricsText(Result):
@@ -254,20 +251,12 @@ class GetMetrics(Args):
     """Return metrics in Prometheus' text format."""
 
 
-class GetLog(Args):
-    """Return records of the log that this node applied recently."""
-
-    from_: Annotated[int, Meta(ge=0, le=1 << 62, description="First position; default: near the end.")] | None = field(
-        default=None, name="from"
-    )
-    limit: Annotated[int, Meta(ge=1, le=LOG_PAGE_MAX)] = 100
+class GetWorkers(Args):
+    """Return the workers that hold claims or wait for tasks, those with the most claims first."""
 
 
-class Gc(Args):
-    """Take a snapshot of the replica and trim the log before it.
-
-    The answer comes once the log is trimmed.
-    """
+class GetRates(Args):
+    """Return what happened to tasks at all nodes, as sums that grow until a node restarts."""
 
 
 class Leave(Args):
@@ -356,25 +345,11 @@ GET_HEALTH = Operation(
     name="health", args=GetHealth, result=Health, access=anywhere(*LOOKING), reads=True, python="health"
 )
 GET_METRICS = Operation(name="metrics", args=GetMetrics, result=MetricsText, access=everywhere("read"), reads=True)
-GET_LOG = Operation(
-    name="log",
-    args=GetLog,
-    result=Log,
-    access=everywhere("read"),
-    reads=True,
-    http=Http(verb="GET", path="/v1/log", id="get_log", tag="cluster"),
-    python="log",
-    python_names={"from": "from_"},
-    example={"from": 0, "limit": 10},
+GET_WORKERS = Operation(
+    name="workers", args=GetWorkers, result=Workers, access=everywhere("read"), place=Place.ALL_LEADERS, reads=True
 )
-GC = Operation(
-    name="gc",
-    args=Gc,
-    result=GcReport,
-    access=everywhere("operate"),
-    http=Http(verb="POST", path="/v1/gc", id="gc", tag="cluster"),
-    verbs=(Verb(name="log gc", about="take a snapshot of the replica and trim the log before it"),),
-    python="gc",
+GET_RATES = Operation(
+    name="rates", args=GetRates, result=Rates, access=everywhere("read"), place=Place.ALL_LEADERS, reads=True
 )
 LEAVE = Operation(
     name="leave",
@@ -429,7 +404,8 @@ CLUSTER = (
     GET_ROUTES,
     GET_HEALTH,
     GET_METRICS,
+    GET_WORKERS,
+    GET_RATES,
     LEAVE,
     FORCE_PARTITION,
 )
-LOG = (GET_LOG, GC)

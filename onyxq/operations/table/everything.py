@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from onyxq.operations.table import claim, cluster, job, periodic, queue, task, timer
+from onyxq.operations.table import claim, cluster, job, log, periodic, queue, store, task, timer
 from onyxq.operations.table.operation import Operation
 
 GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
@@ -24,7 +24,10 @@ GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
         "Timers": timer.TIMERS,
         "Jobs": job.JOBS,
         "Cluster": cluster.CLUSTER,
-        "Log": cluster.LOG,
+        "Log": log.LOG,
+        "Extensions": log.EXTENSIONS,
+        "Backups": log.BACKUPS,
+        "Task store": store.STORE,
     }
 )
 """All operations by what they are about."""

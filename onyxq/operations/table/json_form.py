@@ -26,6 +26,7 @@ Schema: TypeAlias = dict[str, Any]
 JSON, BYTES = "json", "bytes"
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,9})?")
+_BASE64: Schema = {"type": "string", "contentEncoding": "base64", "format": "byte"}
 _BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
@@ -70,10 +71,23 @@ def _read(kind: Node, marks: Mapping[str, Any], value: Any, where: str) -> Any:
             return [_read(one, marks, part, f"{where}[{place}]") for place, part in enumerate(value)]
         case inspect.BytesType(), str() if "id" in marks:
             return _read_id(value, where)
+        case _, dict() if "encoded" in marks:
+            return _read_encoded(value)
         case _, str():
             if not _encodable(value):
                 raise BadRequest(f"{where} contains half of a surrogate pair, which is no character", field=where)
     return value
+
+
+def _read_encoded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a map with bytes; errors name its member alone, as only the declaration of an entry knows it."""
+    out: dict[str, Any] = {}
+    for name, value in given.items():
+        plain = name.removesuffix("_base64")
+        if plain in out:
+            raise BadRequest(f"{name} and {plain} exclude each other", field=name)
+        out[plain] = value if plain == name else _from_base64(value, name)
+    return out
 
 
 def _encodable(text: str) -> bool:
@@ -167,9 +181,9 @@ def _shown_members(value: msgspec.Struct) -> dict[str, Any]:
         item = getattr(value, name)
         if item is msgspec.UNSET or (value.__struct_config__.omit_defaults and item == member.default):
             continue
-        if "data" in member.marks:
-            form = None if "any" in member.marks else getattr(value, "format", None)
-            key, shown = data_member(name, item, form)
+        if "data" in member.marks or "blob" in member.marks:
+            form = BYTES if "blob" in member.marks else getattr(value, "format", None)
+            key, shown = data_member(name, item, None if "any" in member.marks else form)
             out[key] = shown
         elif "inlined" in member.marks:
             out |= _shown(item)
@@ -276,12 +290,16 @@ def components(kind: type[msgspec.Struct]) -> dict[str, Schema]:
         if one.__name__ in out:
             continue
         known = dict(_inlined(one))
-        required = [name for name, member in known.items() if member.required and "data" not in member.marks]
+        required = [_shown_as(member) for member in known.values() if member.required and "data" not in member.marks]
         properties = _properties(known, answer=True)
         out[one.__name__] = {"type": "object", "required": required, "properties": properties}
         for member in known.values():
             waiting += _structs(member.node)
     return out
+
+
+def _shown_as(member: Member) -> str:
+    return f"{member.name}_base64" if "blob" in member.marks else member.name
 
 
 def _inlined(kind: Any) -> Iterator[tuple[str, Member]]:
@@ -316,7 +334,9 @@ def _properties(known: Mapping[str, Member], *, answer: bool) -> dict[str, Schem
         about = {"description": member.about} if member.about else {}
         if "data" in member.marks:
             out[name] = about
-            out[f"{name}_base64"] = {"type": "string", "contentEncoding": "base64", "format": "byte"}
+            out[f"{name}_base64"] = _BASE64
+        elif "blob" in member.marks:
+            out[f"{name}_base64"] = {**_BASE64, **about}
         elif not (has_data and name == "format"):
             found = _schema(member.node, member.marks)
             missing = not answer and not member.required

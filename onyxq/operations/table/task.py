@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
-from onyxq.core.limits import DATA, MOMENT, Name, TaskIdBytes
+from onyxq.core.limits import DATA, INT_MAX, ITEMS_MAX, MOMENT, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, on_queue
+from onyxq.operations.table.claim import Count
 from onyxq.operations.table.operation import Args, Http, Operation, Place, Result, Verb
 
 State: TypeAlias = Literal["scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled"]
-IDS_MAX = 20_000
 FRESH_IDS_MAX = 10_000
 CHANGED_MAX = 100_000
 """Dead letters that one request requeues or discards."""
@@ -112,6 +112,14 @@ class ItemResults(Result):
     results: list[dict[str, Any] | None]
 
 
+class Bodies(Result):
+    """Bodies of tasks. An answer holds about 4 MiB, and at least one body."""
+
+    bodies: Annotated[list[tuple[bytes, bytes]], Meta(description="First id and body of each run.")]
+    missing: Annotated[list[tuple[bytes, int]], Meta(description="Runs that do not exist.")]
+    rest: Annotated[list[tuple[bytes, int]], Meta(description="Runs that did not fit into the answer.")]
+
+
 class DeadResults(Result, omit_defaults=True):
     """The number of changed dead letters, or of each id null or its error."""
 
@@ -124,7 +132,7 @@ class GetTask(Args):
 
     id: Annotated[TaskIdBytes, Meta(description="Id of the task.")]
     seen_token: Annotated[
-        Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None,
+        Annotated[int, Meta(ge=0, le=INT_MAX)] | None,
         Meta(description="The answer is not older than this claim."),
     ] = None
     seen_seq: Annotated[
@@ -166,13 +174,26 @@ class MakeIds(Args):
     count: Annotated[int, Meta(ge=1, le=FRESH_IDS_MAX)] = 1
 
 
+class TaskRun(NamedTuple):
+    """Consecutive tasks."""
+
+    id: TaskIdBytes
+    count: Count  # type: ignore[assignment]  # not the method of tuples
+
+
+class ReadBodies(Args):
+    """Return the stored bodies of tasks by their runs, in any state."""
+
+    runs: Annotated[list[TaskRun], Meta(min_length=1, max_length=ITEMS_MAX, description="First id and count of each.")]
+
+
 class CancelTasks(Args):
     """Cancel tasks that are not finished.
 
     Claimed tasks are cancelled only if that is asked for. A repeat is answered like the first.
     """
 
-    ids: Annotated[list[TaskIdBytes], Meta(max_length=IDS_MAX)]
+    ids: Annotated[list[TaskIdBytes], Meta(max_length=ITEMS_MAX)]
     claimed: Annotated[bool, Meta(description="Cancel claimed tasks too; their workers are told.")] = False
 
 
@@ -192,7 +213,7 @@ class DeadLetters(Args):
     """Base of the arguments that name dead letters by ids, or by queue and error."""
 
     ids: Annotated[
-        Annotated[list[TaskIdBytes], Meta(max_length=IDS_MAX)] | None,
+        Annotated[list[TaskIdBytes], Meta(max_length=ITEMS_MAX)] | None,
         Meta(description="These; else all that queue and where find."),
     ] = None
     queue: OfQueue = None
@@ -263,6 +284,7 @@ GET_TASK_HISTORY = Operation(
     access=_on_task("read"),
     place=Place.LEADER,
     reads=True,
+    http=Http(verb="GET", path="/v1/tasks/{id}/history", id="get_task_history", tag="tasks", errors=(404,)),
     example=_SOME,
 )
 LIST_TASKS = Operation(
@@ -306,6 +328,16 @@ MAKE_IDS = Operation(
     access=Access(("produce",), lambda args: (Need(("produce",)),)),
     reads=True,
     example={"count": 2},
+)
+READ_BODIES = Operation(
+    name="tasks.bodies",
+    args=ReadBodies,
+    result=Bodies,
+    access=Access(("read", "consume"), lambda args: (Need(("read", "consume"), tasks=tuple(args.runs)),)),
+    place=Place.LEADER,
+    reads=True,
+    large=True,
+    example={"runs": [[_SOME["id"], 1]]},
 )
 CANCEL_TASKS = Operation(
     name="cancel",
@@ -368,6 +400,7 @@ TASKS = (
     LIST_TASKS,
     COUNT_TASKS,
     MAKE_IDS,
+    READ_BODIES,
     CANCEL_TASKS,
 )
 DEAD = (LIST_DEAD, REQUEUE_DEAD, DISCARD_DEAD)

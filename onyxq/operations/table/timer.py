@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from onyxq.core.limits import MOMENT, TIMER_URI_CHARS_MAX, TIMERS_QUEUE, Name, TaskIdBytes
+from onyxq.core.limits import MOMENT, TIME_MS_MAX, TIMER_URI_CHARS_MAX, TIMERS_QUEUE, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need
 from onyxq.operations.table.operation import Args, Operation, Place, Result, Verb
 from onyxq.operations.table.task import After, Limit
@@ -61,7 +61,7 @@ class SetTimer(Args):
     """Set a timer, or replace one that has not fired."""
 
     id: TimerId
-    timeout: Annotated[int, Meta(ge=1, le=(1 << 48) - 1, description="Milliseconds from now.")]
+    timeout: Annotated[int, Meta(ge=1, le=TIME_MS_MAX, description="Milliseconds from now.")]
     callback: Annotated[TimerCallback, Meta(description="Where the callback goes.")]
     data: Annotated[
         str | dict[str, Any] | None,

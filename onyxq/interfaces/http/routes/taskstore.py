@@ -15,7 +15,8 @@ from attrs import frozen
 from starlette.responses import Response
 
 from onyxq.core.errors import NotFound
-from onyxq.core.taskstore.state import GROUP_CHARACTERS_MAX, OWNER_MAX, OWNER_MIN, UNITS
+from onyxq.core.limits import GROUP_CHARACTERS_MAX, OWNER_MAX, OWNER_MIN
+from onyxq.core.taskstore.state import UNITS
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.shapes import Array, Field, Integer, Invalid, Object, Schema, Text, clip, kind_of
 from onyxq.interfaces.http.values import answer
