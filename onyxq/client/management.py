@@ -37,7 +37,7 @@ from onyxq.operations.table.periodic import (
     SetPeriodic,
 )
 from onyxq.operations.table.queue import GET_QUEUE, LIST_QUEUES, SET_QUEUE, GetQueue, ListQueues
-from onyxq.operations.table.task import COUNT_TASKS, LIST_DEAD, CountTasks
+from onyxq.operations.table.task import COUNT_TASKS, DISCARD_DEAD, LIST_DEAD, REQUEUE_DEAD, CountTasks, DeadResults
 from onyxq.operations.table.timer import CANCEL_TIMER, GET_TIMER, LIST_TIMERS, SET_TIMER, CancelTimer, GetTimer
 
 PAGE_TASKS = 500
@@ -149,29 +149,35 @@ class Managing:
 
         Raises `NotFound` or `Conflict` for an id that is not a dead letter; the others are requeued.
         """
-        return await self._change_dead("dead.requeue", ids, queue, where)
+        return await self._change_dead(REQUEUE_DEAD, ids, queue, where)
 
     async def discard_dead(
         self, ids: Sequence[bytes | str] | None = None, *, queue: str | None = None, where: str | None = None
     ) -> int:
         """Discard dead letters: they are cancelled. Arguments and errors are those of `requeue_dead`."""
-        return await self._change_dead("dead.discard", ids, queue, where)
+        return await self._change_dead(DISCARD_DEAD, ids, queue, where)
 
     async def _change_dead(
-        self, method: str, ids: Sequence[bytes | str] | None, queue: str | None, where: str | None
+        self,
+        operation: Operation[Any, DeadResults],
+        ids: Sequence[bytes | str] | None,
+        queue: str | None,
+        where: str | None,
     ) -> int:
-        if ids is None:
-            count: int = (await self._ask(method, {"queue": queue, "where": where}))["count"]
-            return count
         if isinstance(ids, (str, bytes)):
             raise BadRequest("ids is a list of ids", field="ids")
-        if queue is not None or where is not None:
-            raise BadRequest("ids, or queue and where: not both", field="ids")
-        results = (await self._ask(method, {"ids": [as_id(one) for one in ids]}))["results"]
-        refused = next((one for one in results if one is not None), None)
+        named = None if ids is None else [as_id(one) for one in ids]
+        if named is not None and not named:
+            return 0
+        args = operation.args(
+            ids=named, queue=queue, where=where, all=named is None and queue is None and where is None
+        )
+        found = await self._do(operation, args)
+        refused = next((one for one in found.get("results", ()) if not one["ok"]), None)
         if refused is not None:
-            raise from_map(refused)
-        return len(results)
+            raise from_map({**refused, "message": refused["detail"]})
+        count: int = found["count"]
+        return count
 
     # periodic tasks
     async def periodic(self, name: str) -> dict[str, Any]:

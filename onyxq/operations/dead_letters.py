@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from onyxq.core.errors import BadRequest
 from onyxq.core.ids import PARTITIONS_MAX, TaskId
 from onyxq.node import arguments as check
 from onyxq.node.node import Node
@@ -27,6 +26,7 @@ from onyxq.operations.table.task import (
     ListDead,
     RequeueDead,
     TaskPage,
+    task_result,
 )
 from onyxq.operations.table.task import (
     DeadLetters as NamedDeadLetters,
@@ -72,10 +72,10 @@ class DeadLetters:
         self, args: NamedDeadLetters, method: str, local: Callable[[Sequence[TaskId]], Awaitable[list[Any]]]
     ) -> DeadResults:
         if args.ids is not None:
-            if args.queue is not None or args.where is not None:
-                raise BadRequest("ids, or queue and where: not both", field="ids")
             ids = check.task_ids({"ids": args.ids}, partitions_of(self._node))
-            return DeadResults(results=await self._send(ids, method, local))
+            errors = await self._send(ids, method, local)
+            results = [task_result(one, error) for one, error in zip(ids, errors, strict=True)]
+            return DeadResults(count=sum(one.ok for one in results), results=results)
         wanted: dict[str, Any] = {"queue": args.queue, "where": args.where, "after": None, "views": False}
         count, left = 0, args.limit
         while left > 0:

@@ -147,7 +147,7 @@ def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> N
     tree = parsed(http.get("/ui/timers?state=scheduled").text)
     (row,) = found(tree, "tbody")[0]
     assert found(row, "a")[0].text == "<i>7" and "http post http://127.0.0.1:9/remind" in texts(row)
-    answer = http.post("/ui/do/timer-cancel", data={"timer": "<i>7"}, headers={"origin": world.base})
+    answer = http.post("/ui/do/timer-cancel", data={"id": "<i>7"}, headers={"origin": world.base})
     assert answer.headers["location"] == "/ui/timers?did=timer-cancel"
     assert http.get("/timer/%3Ci%3E7").json()["state"] == "cancelled"
 

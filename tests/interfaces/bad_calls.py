@@ -284,7 +284,9 @@ BAD_MANAGING: list[tuple[str, Any, str, str | None]] = [
     ("dead.requeue", {"ids": [ID], "queue": "a"}, "bad_request", "ids"),
     ("dead.discard", {"ids": [UNKNOWN_PARTITION]}, "bad_request", "ids[0]"),
     ("dead.discard", {"where": 5}, "bad_request", "where"),
-    ("dead.discard", {"limit": True}, "bad_request", "limit"),
+    ("dead.discard", {"queue": "a", "limit": True}, "bad_request", "limit"),
+    ("dead.discard", {}, "bad_request", "ids"),
+    ("dead.discard", {"ids": []}, "bad_request", "ids"),
     ("partition.force", {}, "bad_request", "partition"),
     ("partition.force", {"partition": 64}, "not_found", "partition"),
 ]

@@ -36,7 +36,7 @@ from onyxq.jobs.encoding import decode
 from onyxq.jobs.encoding import digest as digest_of
 from onyxq.operations.table.operation import A, Args, Operation, R, converted, plain
 from onyxq.operations.table.queue import SET_QUEUE, changes, shown_settings
-from onyxq.operations.table.task import TaskView
+from onyxq.operations.table.task import TaskView, task_result
 from onyxq.system.metrics import Metrics
 
 PARTITIONS = 64
@@ -307,8 +307,9 @@ class FakeService:
             self.tasks[task_id].state = state
         if "ids" not in args:
             return {"count": len(dead)}
-        no = Conflict("it is no dead letter", field="ids").to_map()
-        return {"results": [None if task_id in dead else no for task_id in wanted]}
+        no = Conflict("it is not a dead letter", field="ids").to_map()
+        results = [task_result(task_id, None if task_id in dead else no) for task_id in wanted]
+        return {"count": sum(one.ok for one in results), "results": [plain(one) for one in results]}
 
     def _periodic_set(self, args: dict[str, Any]) -> dict[str, Any]:
         if args.keys() == {"name", "paused"}:

@@ -20,6 +20,7 @@ from onyxq.interfaces.cli.context import milliseconds, moment, task_id
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output, cell
 from onyxq.interfaces.cli.parser import Command, build
+from onyxq.interfaces.cli.tasks import brief
 
 HELP_SECONDS_MAX = 0.2
 HELP_RUNS_MAX = 20
@@ -410,3 +411,12 @@ def test_a_line_break_in_a_value_makes_no_row_of_its_own() -> None:
     out.table(None, [{"queue": "mail\nforged"}], ("queue",))
     out.fields({"error": "first\nforged"})
     assert "\nforged" not in said.getvalue() and "mail\\nforged" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [({"data_base64": ""}, ""), ({"data_base64": "eA=="}, "base64:eA=="), ({"data": ""}, '""')],
+)
+def test_a_cell_shows_no_bytes_as_nothing(shown: dict[str, str], said: str) -> None:
+    """A periodic task without data has an empty cell; JSON is shown as it is."""
+    assert brief(shown) == said

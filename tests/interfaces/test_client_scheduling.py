@@ -10,8 +10,10 @@ import pytest
 from onyxq.client import OF_QUEUE
 from onyxq.client.policy import Policy
 from onyxq.core.facts import partition_of_keys, task_header
-from onyxq.core.ids import make_id, ms_of, partition_of
+from onyxq.core.ids import TaskId, make_id, ms_of, partition_of
 from onyxq.errors import BadRequest, NotFound, OnyxqError, Unavailable
+from onyxq.operations.table.operation import plain
+from onyxq.operations.table.task import task_result
 from onyxq.wire.server import Request
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import PARTITIONS, FakeCluster, FakePeer, client_of, led_by, play, together
@@ -271,8 +273,9 @@ def test_dead_letters_are_changed_by_ids_or_by_a_filter() -> None:
         def intercept(request: Request) -> bool:
             if request.method != "dead.requeue":
                 return False
-            wrong = OnyxqError("no").to_map()
-            request.reply({"results": [None, wrong]} if "ids" in request.args else {"count": 3})
+            wrong = plain(task_result(TaskId(OTHER), OnyxqError("no").to_map()))
+            results = [plain(task_result(TaskId(SOME), None)), wrong]
+            request.reply({"count": 1, "results": results} if "ids" in request.args else {"count": 3})
             return True
 
         peer.intercept = intercept

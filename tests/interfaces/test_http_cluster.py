@@ -141,8 +141,8 @@ def test_head_is_answered_where_get_is(path: str) -> None:
             await client.put("/v1/periodic/p", json={"queue": "a", "schedule": "every 60s"})
             await client.post("/v1/jobs", json=JOB)
             callback = {"transport": "http", "uri": "http://a.example", "method": "post"}
-            await client.post("/timer", json={"timeout": 1, "callback": callback}, headers={"x-timer-id": "t"})
-            named: dict[str, Any] = {"queue": "a", "extension": "lock", "name": "p", "timer": "t"}
+            await client.post("/timer", json={"timeout": 1, "callback": callback}, headers={"x-timer-id": ID})
+            named: dict[str, Any] = {"queue": "a", "extension": "lock", "name": "p"}
             named |= {"group": "map", "number": 7, "numbers": "7,8"}
             named["id"] = "j" if path.startswith("/v1/jobs/") else ID
             url = path.format(**named)

@@ -65,8 +65,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "queue": "page", "by": "me", "why": "so", **{name: getattr(DEFAULTS, name) for name in SETTINGS},
     },
     "dead": {"queue": "page", "where": "no", "after": ID, "limit": 1},
-    "dead.requeue": {"ids": [], "queue": "page", "where": "no", "limit": 1},
-    "dead.discard": {"ids": [], "queue": "page", "where": "no", "limit": 1},
+    "dead.requeue": {"ids": [ID], "queue": "page", "where": "no", "all": False, "limit": 1},
+    "dead.discard": {"ids": [ID], "queue": "page", "where": "no", "all": False, "limit": 1},
     "periodic.set": {
         "name": "page", "queue": "page", "schedule": "every 90s", "zone": "UTC", "data": b"x", "format": "bytes",
         "priority": 0, "missed": "once", "paused": True,
@@ -113,8 +113,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Each argument of each method as it may be; what needs something that is not there is refused for that only."""
 
-UNSEEN = {("jobs.prepare", "keep_ms")}
-"""It is never looked at, as the page says."""
+UNSEEN = {("jobs.prepare", "keep_ms"), ("dead.requeue", "ids"), ("dead.discard", "ids")}
+"""The one is never looked at, as the page says; the others may be nil only beside a filter."""
 NEEDED = {("periodic.set", "queue"), ("periodic.set", "schedule")}
 """Needed, but to pause or resume."""
 

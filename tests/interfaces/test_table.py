@@ -103,15 +103,15 @@ def test_data_that_is_too_large_is_refused_as_such() -> None:
 
 def test_null_in_json_is_a_missing_member_unless_it_is_a_value() -> None:
     """``paused`` takes no null, ``retries`` does."""
-    read = arguments(BY_NAME["periodic.set"], {"name": "p", "paused": None, "data": {"a": [1, None]}})
+    read = arguments(BY_NAME["periodic.set"].args, {"name": "p", "paused": None, "data": {"a": [1, None]}})
     assert read == BY_NAME["periodic.set"].decode({"name": "p", "data": b'{"a":[1,null]}', "format": "json"})
-    assert arguments(BY_NAME["queue.set"], {"queue": "q", "retries": None}).retries is None
+    assert arguments(BY_NAME["queue.set"].args, {"queue": "q", "retries": None}).retries is None
 
 
 def test_half_a_surrogate_pair_is_refused_in_json() -> None:
     """It could not be sent any further."""
     with pytest.raises(BadRequest) as refused:
-        arguments(BY_NAME["queue.get"], {"queue": "\ud800"})
+        arguments(BY_NAME["queue.get"].args, {"queue": "\ud800"})
     assert refused.value.field == "queue"
 
 

@@ -245,7 +245,7 @@ def test_a_requeued_dead_letter_lives_on_below_the_watermark() -> None:
             assert claim is not None
             await client.fail(claim, "broken")
             await trio.sleep(20)
-            assert (await client.client.call("dead.requeue", {"ids": [dead]}))["results"] == [None]
+            assert (await client.client.call("dead.requeue", {"ids": [dead]}))["count"] == 1
             await trio.sleep(PASSED_S)
             claim = await tasks.take()
             assert claim is not None and claim.id == dead
@@ -254,7 +254,7 @@ def test_a_requeued_dead_letter_lives_on_below_the_watermark() -> None:
             assert await tasks.state(dead) == "completed"
             await trio.sleep(PASSED_S)
             (result,) = (await client.client.call("dead.requeue", {"ids": [dead]}))["results"]
-            assert result["code"] == "not_found" and "purged" in result["message"]
+            assert result["code"] == "not_found" and "purged" in result["detail"]
 
     simulate(workload, seed=1, options=SHORT)
 

@@ -144,7 +144,7 @@ def test_an_error_names_any_id_escaped(http: httpx.Client, timer: str) -> None:
     """No id ends a header, or the connection."""
     path = f"/timer/{quote(timer, safe='')}"
     for answer in (http.delete(path), http.put(path, json={"timeout": LATER_MS, "callback": NOWHERE})):
-        check_reason(answer, 404 if timer.isprintable() else 400, "timer" if not timer.isprintable() else "")
+        check_reason(answer, 404 if timer.isprintable() else 400, "id" if not timer.isprintable() else "")
         assert answer.headers["location"] == path
         assert "x-made-up" not in answer.headers
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from onyxq.core.errors import BadRequest, Conflict, from_map
 from onyxq.interfaces.cli.context import Context, task_id
 from onyxq.interfaces.cli.tasks import print_task
@@ -30,27 +28,20 @@ def dead_discard(context: Context) -> None:
 def _change(context: Context, method: str, done: str) -> None:
     args = context.args
     filters = {"queue": args.queue, "where": args.where}
-    by_filter = any(value is not None for value in filters.values())
-    if not args.id:
-        if not by_filter and not args.all:
-            raise BadRequest("no dead letters are named", field="id", hint="Give ids, --queue, --where, or --all.")
-        count = context.call(method, filters)["count"]
-        context.out.result({"count": count}, f"{done}: {count}")
-        return
-    if by_filter or args.all:
+    found = args.all or any(value is not None for value in filters.values())
+    if not args.id and not found:
+        raise BadRequest("no dead letters are named", field="id", hint="Give ids, --queue, --where, or --all.")
+    if args.id and found:
         raise BadRequest("ids cannot be combined with --queue, --where or --all", field="id")
-    results = context.call(method, {"ids": [task_id(one) for one in args.id]})["results"]
-    shown: list[dict[str, Any]] = []
-    for one, why in zip(args.id, results, strict=True):
-        failed = {} if why is None else {"code": why["code"], "detail": why["message"]}
-        shown.append({"id": one, "ok": why is None, **failed})
-    count = sum(one["ok"] for one in shown)
-    refused = next((why for why in results if why is not None), None)
-    if refused is not None and len(results) == 1:
-        raise from_map(refused)
-    context.out.result({"count": count, "results": shown}, f"{done}: {count}")
-    for one in shown:
-        if not one["ok"]:
-            context.out.note(f"{one['id']}: {one['detail']}")
-    if refused is not None:
-        raise from_map({**refused, "message": f"{len(results) - count} of {len(results)} dead letters were not {done}"})
+    asked = {"ids": [task_id(one) for one in args.id]} if args.id else {**filters, "all": bool(args.all)}
+    answer = context.call(method, asked)
+    results = [{**one, "id": one["id"].hex()} for one in answer.get("results", ())]
+    refused = [{**one, "message": one["detail"]} for one in results if not one["ok"]]
+    if refused and len(results) == 1:
+        raise from_map(refused[0])
+    shown = {"results": results} if results else {}
+    context.out.result({"count": answer["count"], **shown}, f"{done}: {answer['count']}")
+    for one in refused:
+        context.out.note(f"{one['id']}: {one['detail']}")
+    if refused:
+        raise from_map({**refused[0], "message": f"{len(refused)} of {len(results)} dead letters were not {done}"})

@@ -30,7 +30,7 @@ YES, NO = ("true", "yes", "on"), ("false", "no", "off")
 def run(context: Context) -> None:
     """Call the operation of a command and print its answer."""
     operation, verb = context.args.command.row
-    args = arguments(operation, dict(_given(context, operation, verb)))
+    args = arguments(operation.args, dict(_given(context, operation, verb)))
     if verb.pages:
         _print_pages(context, operation, verb, args)
         return

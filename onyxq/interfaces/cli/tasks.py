@@ -312,5 +312,7 @@ def _placed(fresh: bytes, partition: int, due_ms: int) -> TaskId:
 def brief(shown: dict[str, Any], name: str = "data", limit: int = 48) -> str:
     """Return a member as text that is short enough for a table; bytes as base64."""
     encoded = shown.get(f"{name}_base64")
+    if encoded == "":
+        return ""
     text = json.dumps(shown[name], ensure_ascii=False) if encoded is None else f"base64:{encoded}"
     return text if len(text) <= limit else text[: limit - 1] + "…"

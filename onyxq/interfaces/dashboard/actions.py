@@ -19,10 +19,9 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.queue_settings import SETTINGS
 from onyxq.interfaces.dashboard.rendering import HEADERS, link
 from onyxq.interfaces.dashboard.session import refused
-from onyxq.interfaces.http.endpoint import PATH_FIELDS, Call, Endpoint
+from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.operations import OF_OPERATIONS, read_arguments
-from onyxq.interfaces.http.routes import dead, tasks, timers
-from onyxq.interfaces.http.shapes import Invalid, Object
+from onyxq.interfaces.http.routes import tasks, timers
 from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.access.check import Guarded
 from onyxq.operations.table.json_form import from_text
@@ -44,9 +43,7 @@ class Action:
     name: str
     operation: Endpoint
     body: Callable[[Form], Members] = lambda _: {}
-    """The operation's body."""
-    query: Mapping[str, Any] = {}
-    """The operation's query."""
+    """The arguments that are not in the path."""
     back: Callable[[Form], str] = lambda _: "/"
     """The page that shows what was done."""
 
@@ -108,12 +105,12 @@ ACTIONS = (
     Action("pause", _SET_QUEUE, lambda form: {"paused": True, **_said(form)}, back=_queue_page),
     Action("resume", _SET_QUEUE, lambda form: {"paused": False, **_said(form)}, back=_queue_page),
     Action("queue", _SET_QUEUE, _settings, back=_queue_page),
-    Action("requeue", _operation(dead.ENDPOINTS, "requeue_dead"), _chosen, back=_dead_page),
-    Action("discard", _operation(dead.ENDPOINTS, "discard_dead"), _chosen, back=_dead_page),
+    Action("requeue", _operation(OF_OPERATIONS, "requeue_dead"), _chosen, back=_dead_page),
+    Action("discard", _operation(OF_OPERATIONS, "discard_dead"), _chosen, back=_dead_page),
     Action(
         "cancel",
         _operation(tasks.ENDPOINTS, "cancel_task"),
-        query={"claimed": True},
+        lambda _: {"claimed": True},
         back=lambda form: f"/ui/tasks/{one(form, 'id')}",
     ),
     Action("periodic-pause", _SET_PERIODIC, lambda _: {"paused": True}, back=lambda _: "/ui/periodic"),
@@ -138,14 +135,9 @@ async def perform(action: Action, call: Call) -> Response:
     who = name_of(call)
     form: Form = {**call.body, "by": [one(call.body, "by", who)]}
     operation = action.operation
-    if operation.operation is not None:
-        path = {part[1:-1]: one(form, part[1:-1]) for part in operation.segments if part.startswith("{")}
-        args = read_arguments(operation, operation.operation, path, (), action.body(form))
-        inner = attrs.evolve(call, args=args, query={}, body={}, raw=b"")
-    else:
-        body = {} if operation.body is None else _checked(operation.body, action.body(form))
-        path, query = _path(operation, form), _checked(operation.query, dict(action.query))
-        inner = attrs.evolve(call, path=path, query=query, body=body, raw=b"")
+    path = {part[1:-1]: one(form, part[1:-1]) for part in operation.segments if part.startswith("{")}
+    args, _ = read_arguments(operation, path, (), action.body(form))
+    inner = attrs.evolve(call, args=args, body={}, raw=b"")
     answer = await operation.handle(inner)
     _log.info("%s by %s: %s", action.name, who, _told(call.body))
     return RedirectResponse(_arrived(action, form, answer), status_code=303, headers=dict(HEADERS))
@@ -154,23 +146,6 @@ async def perform(action: Action, call: Call) -> Response:
 def name_of(call: Call) -> str:
     """What the caller's token is called; without tokens nobody knows who it was."""
     return call.api.grants.name if isinstance(call.api, Guarded) else "the dashboard"
-
-
-def _path(operation: Endpoint, form: Form) -> Members:
-    """The path's parameters, from fields of the same names."""
-    out: Members = {}
-    for part in operation.segments:
-        if part.startswith("{"):
-            name = part[1:-1]
-            out[name] = _checked(Object(name, {name: PATH_FIELDS[name]}), {name: one(form, name)})[name]
-    return out
-
-
-def _checked(shape: Object, value: Members) -> Members:
-    try:
-        return shape.check(value)
-    except Invalid as error:
-        raise error.to_error("the form") from None
 
 
 def _arrived(action: Action, form: Form, answer: Response) -> str:

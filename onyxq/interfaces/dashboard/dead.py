@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from onyxq.interfaces.dashboard.page import AFTER, ROWS, filter_field, shows
+from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
 
 
+class DeadPage(PageArgs):
+    """Dead letters of a queue, or with a text in their error."""
+
+    queue: Filter = ""
+    where: Filter = ""
+    after: After = None
+
+
 async def get_dead(call: Call) -> Response:
     """A page of them."""
-    queue, where = call.query.get("queue") or None, call.query.get("where") or None
-    found = await call.ask("dead", queue=queue, where=where, after=call.query.get("after"), limit=ROWS)
+    args: DeadPage = call.args
+    queue, where = args.queue or None, args.where or None
+    found = await call.ask("dead", queue=queue, where=where, after=args.after, limit=ROWS)
     return page(
         call,
         "dead.html",
@@ -20,21 +29,10 @@ async def get_dead(call: Call) -> Response:
         here="/ui/dead",
         tasks=found["tasks"],
         after=found["after"],
-        is_first="after" not in call.query,
+        is_first=args.after is None,
         queue=queue or "",
         where=where or "",
     )
 
 
-ENDPOINTS = (
-    shows(
-        "/ui/dead",
-        "dead_page",
-        get_dead,
-        query={
-            "queue": filter_field("Only of this queue."),
-            "where": filter_field("Only with this text in the error."),
-            "after": AFTER,
-        },
-    ),
-)
+ENDPOINTS = (shows("/ui/dead", "dead_page", get_dead, args=DeadPage),)

@@ -8,8 +8,10 @@ from starlette.responses import Response
 
 from onyxq import __version__
 from onyxq.core.errors import NotFound
+from onyxq.core.limits import Name
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import Call, Endpoint
+from onyxq.operations.table.operation import Args
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
 _READ = {
@@ -19,9 +21,15 @@ _READ = {
 }
 
 
+class File(Args):
+    """A file."""
+
+    file: Name
+
+
 async def get_file(call: Call) -> Response:
     """One of them; browsers keep it while the version stays."""
-    name = call.path["file"]
+    name = call.args.file
     data = _READ.get(name)
     if data is None:
         raise NotFound("there is no such file", field="file")
@@ -40,6 +48,7 @@ ENDPOINTS = (
         tag="pages",
         summary="A script, style or picture of the pages",
         handle=get_file,
+        args=File,
         role=None,
         answer={"type": "string"},
         media="text/plain",

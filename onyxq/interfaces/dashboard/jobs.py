@@ -8,11 +8,11 @@ from typing import Any
 from starlette.responses import Response
 
 from onyxq.core.jobs.lifetime import ENDED
-from onyxq.interfaces.dashboard.page import shows
+from onyxq.interfaces.dashboard.page import PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.interfaces.http.shapes import Field, Text
 from onyxq.interfaces.http.values import plain
+from onyxq.operations.table.job import JobId
 
 JOBS_MAX = 200
 
@@ -27,9 +27,15 @@ async def get_jobs(call: Call) -> Response:
     )
 
 
+class OneJob(PageArgs, kw_only=True):
+    """One job."""
+
+    id: JobId
+
+
 async def get_job(call: Call) -> Response:
     """One of them."""
-    job: dict[str, Any] = await call.ask("job.get", id=call.query["id"])
+    job: dict[str, Any] = await call.ask("job.get", id=call.args.id)
     described = job.get("job")
     return page(
         call,
@@ -44,5 +50,5 @@ async def get_job(call: Call) -> Response:
 
 ENDPOINTS = (
     shows("/ui/jobs", "jobs_page", get_jobs),
-    shows("/ui/job", "job_page", get_job, query={"id": Field(Text(1, 120), required=True, doc="Id of the job.")}),
+    shows("/ui/job", "job_page", get_job, args=OneJob),
 )

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import anyio.to_thread
 import attrs
+from msgspec import Meta
 from starlette.responses import Response
 
 from onyxq.core.diff import Tree, in_words, plain
 from onyxq.core.replica import Replica
 from onyxq.history.words import brief, sentence
-from onyxq.interfaces.dashboard.page import shows
+from onyxq.interfaces.dashboard.page import PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.interfaces.http.past import View
-from onyxq.interfaces.http.shapes import Field, Integer
+from onyxq.operations.table.log import At
 
 WINDOW = 20
 """Records that are shown, up to the chosen one."""
@@ -27,9 +28,15 @@ LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 400
 
 
+class LogPage(PageArgs):
+    """The log up to a position."""
+
+    at: Annotated[At | None, Meta(description="The position to show.")] = None
+
+
 async def get_log(call: Call) -> Response:
     """The records up to a position and the replica behind it."""
-    view = await call.kit.past.view(call.api.call, call.query.get("at"), WINDOW)
+    view = await call.kit.past.view(call.api.call, call.args.at, WINDOW)
     branches = await anyio.to_thread.run_sync(branches_of, view.replica)
     return page(
         call,
@@ -117,6 +124,4 @@ def _lines(name: str, value: Tree, depth: int) -> Iterator[str]:
         yield brief(f"{indent}{name}: {'-' if text in ('', None) or text == {} else text}", LINE_CHARS_MAX)
 
 
-ENDPOINTS = (
-    shows("/ui/log", "log_page", get_log, query={"at": Field(Integer(0), doc="The position to show.")}, waits=True),
-)
+ENDPOINTS = (shows("/ui/log", "log_page", get_log, args=LogPage, waits=True),)

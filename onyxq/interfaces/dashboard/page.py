@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Annotated, TypeAlias
 
+from msgspec import Meta
+
+from onyxq.core.limits import TaskIdBytes
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import Endpoint, Handler
-from onyxq.interfaces.http.shapes import Field, HexId, Integer, Object, Text
+from onyxq.operations.table.operation import Args
 
 ROWS = 50
-"""Of a list, in one page."""
+"""Rows of a list in one page."""
 COUNT_WAIT_MS = 40
-"""How long a page waits for the first count of all queues; then it comes without, and asks again by itself."""
+"""How long a page waits for the first count of all queues; then it comes without, and asks again."""
 FILTER_CHARS_MAX = 1_000
+Filter: TypeAlias = Annotated[str, Meta(max_length=FILTER_CHARS_MAX)]
+"""A field of a filter; forms send it empty where nothing is wanted."""
+After: TypeAlias = Annotated[TaskIdBytes | None, Meta(description="Show what comes after this id.")]
 
 
-def filter_field(doc: str) -> Field:
-    """A field of a filter; forms send it empty where nothing is wanted."""
-    return Field(Text(0, FILTER_CHARS_MAX, name=False), doc=doc)
+class PageArgs(Args):
+    """Base of the arguments of pages: the action that led there."""
 
-
-AFTER = Field(HexId(), doc="Show what comes behind this id.")
-_DONE: Mapping[str, Field] = {
-    "did": Field(Text(0, 40), doc="The action that led here."),
-    "count": Field(Integer(0), doc="How many it changed."),
-}
+    did: Annotated[str, Meta(max_length=40, description="The action.")] = ""
+    count: Annotated[int, Meta(ge=0, description="Number of things that it changed.")] = 0
 
 
 def shows(
@@ -32,11 +33,11 @@ def shows(
     name: str,
     handle: Handler,
     *,
-    query: Mapping[str, Field] | None = None,
+    args: type[Args] = PageArgs,
     waits: bool = False,
     role: str | None = "read",
 ) -> Endpoint:
-    """The endpoint of a page."""
+    """Return the endpoint of a page."""
     return Endpoint(
         method="GET",
         path=path,
@@ -44,7 +45,7 @@ def shows(
         tag="pages",
         summary=f"The page {name.replace('_', ' ')}",
         handle=handle,
-        query=Object(name.title().replace("_", ""), {**_DONE, **(query or {})}),
+        args=args,
         answer={"type": "string"},
         media="text/html",
         role=role,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from starlette.responses import Response
 
-from onyxq.core.limits import members
+from onyxq.core.limits import Name, members
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS
-from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, ROWS, filter_field, shows
+from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, ROWS, Filter, PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.interfaces.http.shapes import Field, Integer, Text
 from onyxq.operations.table.json_form import parameter
 from onyxq.operations.table.queue import GET_QUEUE, PAGE_QUEUES, GetQueue, QueueSettings
 
@@ -19,9 +19,23 @@ STATES = ("ready", "scheduled", "waiting", "claimed", "completed", "failed", "ca
 ORDERS = {"name": "name", "unfinished": "most unfinished", "failed": "most failed", "oldest": "longest wait"}
 
 
+class QueuesPage(PageArgs):
+    """Queues with a text in their name, in some order."""
+
+    like: Filter = ""
+    order: Filter = ""
+    skip: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+
+
+class OneQueue(PageArgs, kw_only=True):
+    """One queue."""
+
+    name: Name
+
+
 async def get_queues(call: Call) -> Response:
     """Those whose names hold a text, in some order."""
-    like, order, skip = call.query.get("like", ""), call.query.get("order") or "name", call.query.get("skip", 0)
+    like, order, skip = call.args.like, call.args.order or "name", call.args.skip
     asked = {"like": like, "order": order, "skip": skip, "limit": ROWS, "wait_ms": COUNT_WAIT_MS}
     found = await call.do(PAGE_QUEUES, PAGE_QUEUES.decode(asked))
     return page(
@@ -41,7 +55,7 @@ async def get_queues(call: Call) -> Response:
 
 async def get_queue(call: Call) -> Response:
     """One queue."""
-    name = call.query["name"]
+    name = call.args.name
     found = await call.do(GET_QUEUE, GetQueue(queue=name))
     settings = [
         {
@@ -74,15 +88,6 @@ def _in_form(value: Any) -> str:
 
 
 ENDPOINTS = (
-    shows(
-        "/ui/queues",
-        "queues_page",
-        get_queues,
-        query={
-            "like": filter_field("Only names with this text."),
-            "order": filter_field("By what they are sorted."),
-            "skip": Field(Integer(0, 1_000_000), doc="How many to leave out."),
-        },
-    ),
-    shows("/ui/queue", "queue_page", get_queue, query={"name": Field(Text(), required=True, doc="Name of the queue.")}),
+    shows("/ui/queues", "queues_page", get_queues, args=QueuesPage),
+    shows("/ui/queue", "queue_page", get_queue, args=OneQueue),
 )

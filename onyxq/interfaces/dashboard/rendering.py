@@ -57,7 +57,7 @@ def page(call: Call, template: str, *, title: str, here: str, status: int = 200,
         "here": here,
         "menu": MENU,
         "version": __version__,
-        "did": done(call.query),
+        "did": done(call.args),
         "signed_in": call.owner != "",
         **values,
     }
@@ -70,10 +70,10 @@ def rendered(template: str, *, status: int = 200, **values: Any) -> Response:
     return Response(text.encode(errors="replace"), status_code=status, headers=HEADERS, media_type="text/html")
 
 
-def done(query: Mapping[str, Any]) -> str:
+def done(args: Any) -> str:
     """What the action did that led here, in words that are ours: a link can choose among them, and say nothing else."""
-    said = DONE.get(query.get("did", ""), "")
-    return said.format(count=query.get("count", 0))
+    said = DONE.get(getattr(args, "did", ""), "")
+    return said.format(count=getattr(args, "count", 0))
 
 
 DONE = {

@@ -7,7 +7,9 @@ It holds a session of the token, signed with a key that all peers have, and neve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
+from msgspec import Meta
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 
@@ -16,6 +18,7 @@ from onyxq.core.errors import Forbidden, Unauthorized
 from onyxq.interfaces.dashboard.rendering import HEADERS, link, rendered
 from onyxq.interfaces.http.endpoint import Call, Endpoint, Failure
 from onyxq.interfaces.http.problems import error_headers
+from onyxq.operations.table.operation import Args
 
 COOKIE = "onyxq_session"
 SECURE_COOKIE = "__Host-onyxq_session"
@@ -67,11 +70,16 @@ def refused(failure: Failure) -> Response:
     return answer
 
 
+class Login(Args):
+    """Where to go after the login, and whether a token was refused."""
+
+    next: Annotated[str, Meta(max_length=1_000)] = ""
+    wrong: Annotated[str, Meta(max_length=1_000)] = ""
+
+
 async def get_login(call: Call) -> Response:
     """The form."""
-    return rendered(
-        "login.html", title="Sign in", next=_local(call.query.get("next", "/")), wrong=bool(call.query.get("wrong"))
-    )
+    return rendered("login.html", title="Sign in", next=_local(call.args.next or "/"), wrong=bool(call.args.wrong))
 
 
 async def post_login(call: Call) -> Response:

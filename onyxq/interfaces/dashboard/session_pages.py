@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onyxq.interfaces.dashboard import session
-from onyxq.interfaces.dashboard.page import filter_field, shows
+from onyxq.interfaces.dashboard.page import shows
 from onyxq.interfaces.http.endpoint import Endpoint, Handler
 
 
@@ -27,7 +27,7 @@ ENDPOINTS = (
         session.LOGIN,
         "login_page",
         session.get_login,
-        query={"next": filter_field("Where to go from there."), "wrong": filter_field("Whether a token was refused.")},
+        args=session.Login,
         role=None,
     ),
     _does(session.LOGIN, "log_in", "Keep a token for the pages", session.post_login),

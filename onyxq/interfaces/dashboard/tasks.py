@@ -9,25 +9,41 @@ from starlette.responses import RedirectResponse, Response
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import partition_of
+from onyxq.core.limits import TaskIdBytes
 from onyxq.history.explain import from_log, from_store, merged
-from onyxq.interfaces.dashboard.page import AFTER, ROWS, filter_field, shows
+from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import HEADERS, page, rendered
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.interfaces.http.shapes import Field, Text
 from onyxq.operations.table.task import State
 
 READ_AT_ONCE = 2_000
 """Records of a log that is so short that a task's page reads it unasked."""
 
 
+class TasksPage(PageArgs):
+    """Tasks of a queue or state, or the task to go to."""
+
+    queue: Filter = ""
+    state: Filter = ""
+    id: Filter = ""
+    after: After = None
+
+
+class OneTask(PageArgs, kw_only=True):
+    """One task."""
+
+    id: TaskIdBytes
+
+
 async def get_tasks(call: Call) -> Response:
     """A page of tasks in the order of their ids."""
-    if wanted := call.query.get("id", "").strip():
+    args: TasksPage = call.args
+    if wanted := args.id.strip():
         return _found(wanted)
-    queue, state = call.query.get("queue") or None, call.query.get("state") or None
+    queue, state = args.queue or None, args.state or None
     if state is not None and state not in get_args(State):
         raise BadRequest(f"state must be one of {', '.join(get_args(State))}", field="state")
-    found = await call.ask("list", queue=queue, state=state, after=call.query.get("after"), limit=ROWS)
+    found = await call.ask("list", queue=queue, state=state, after=args.after, limit=ROWS)
     return page(
         call,
         "tasks.html",
@@ -35,7 +51,7 @@ async def get_tasks(call: Call) -> Response:
         here="/ui/tasks",
         tasks=found["tasks"],
         after=found["after"],
-        is_first="after" not in call.query,
+        is_first=args.after is None,
         queue=queue or "",
         state=state or "",
         states=get_args(State),
@@ -50,7 +66,7 @@ def _found(wanted: str) -> Response:
 
 async def get_task(call: Call) -> Response:
     """One task, and its story as the store has it; a short log is read as well, once the page is there."""
-    task_id: bytes = call.path["id"]
+    task_id: bytes = call.args.id
     known = await call.ask("task_history", id=task_id)
     position = int((await call.ask("health"))["position"])
     return page(
@@ -69,7 +85,7 @@ async def get_task(call: Call) -> Response:
 
 async def get_story(call: Call) -> Response:
     """The story from the store and from the whole log that there is, for the page above, or as a page."""
-    task_id: bytes = call.path["id"]
+    task_id: bytes = call.args.id
     known = await call.ask("task_history", id=task_id)
     dump = await call.kit.past.dump(call.api.call)
     told = await anyio.to_thread.run_sync(from_log, dump, task_id, 1 << 62)
@@ -85,17 +101,7 @@ async def get_story(call: Call) -> Response:
 
 
 ENDPOINTS = (
-    shows(
-        "/ui/tasks",
-        "tasks_page",
-        get_tasks,
-        query={
-            "queue": filter_field("Only of this queue."),
-            "state": Field(Text(0, 20), doc="Only in this state."),
-            "id": filter_field("The task to go to."),
-            "after": AFTER,
-        },
-    ),
-    shows("/ui/tasks/{id}", "task_page", get_task),
-    shows("/ui/tasks/{id}/story", "task_story", get_story, waits=True),
+    shows("/ui/tasks", "tasks_page", get_tasks, args=TasksPage),
+    shows("/ui/tasks/{id}", "task_page", get_task, args=OneTask),
+    shows("/ui/tasks/{id}/story", "task_story", get_story, args=OneTask, waits=True),
 )

@@ -7,19 +7,26 @@ from typing import get_args
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest
-from onyxq.interfaces.dashboard.page import AFTER, ROWS, shows
+from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.interfaces.http.shapes import Field, Text
 from onyxq.operations.table.timer import TimerState
+
+
+class TimersPage(PageArgs):
+    """Timers of a state."""
+
+    state: Filter = ""
+    after: After = None
 
 
 async def get_timers(call: Call) -> Response:
     """A page of them."""
-    state = call.query.get("state") or None
+    args: TimersPage = call.args
+    state = args.state or None
     if state is not None and state not in get_args(TimerState):
         raise BadRequest(f"state must be one of {', '.join(get_args(TimerState))}", field="state")
-    found = await call.ask("timer.list", state=state, after=call.query.get("after"), limit=ROWS)
+    found = await call.ask("timer.list", state=state, after=args.after, limit=ROWS)
     return page(
         call,
         "timers.html",
@@ -27,17 +34,10 @@ async def get_timers(call: Call) -> Response:
         here="/ui/timers",
         timers=found["timers"],
         after=found["after"],
-        is_first="after" not in call.query,
+        is_first=args.after is None,
         state=state or "",
         states=get_args(TimerState),
     )
 
 
-ENDPOINTS = (
-    shows(
-        "/ui/timers",
-        "timers_page",
-        get_timers,
-        query={"state": Field(Text(0, 20), doc="Only in this state."), "after": AFTER},
-    ),
-)
+ENDPOINTS = (shows("/ui/timers", "timers_page", get_timers, args=TimersPage),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -40,7 +40,7 @@ from onyxq.interfaces.http.bodies import (
     path_segments,
     query_pairs,
 )
-from onyxq.interfaces.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Failure, Kit
+from onyxq.interfaces.http.endpoint import Api, Call, Endpoint, Failure, Kit
 from onyxq.interfaces.http.keys import Keys
 from onyxq.interfaces.http.openapi import openapi
 from onyxq.interfaces.http.operations import OF_OPERATIONS, is_streamed, read_arguments
@@ -48,14 +48,13 @@ from onyxq.interfaces.http.problems import MethodNotAllowed, problem
 from onyxq.interfaces.http.routes import (
     claims,
     cluster,
-    dead,
     jobs,
     tasks,
     taskstore,
     timers,
     transactions,
 )
-from onyxq.interfaces.http.shapes import Invalid, kind_of
+from onyxq.interfaces.http.shapes import Invalid, Object, kind_of
 from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.access.check import Guarded
 from onyxq.system.failures import serving
@@ -66,7 +65,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *claims.ENDPOINTS,
     *transactions.ENDPOINTS,
     *OF_OPERATIONS,
-    *dead.ENDPOINTS,
     *timers.ENDPOINTS,
     *jobs.ENDPOINTS,
     *cluster.ENDPOINTS,
@@ -313,14 +311,10 @@ class App:
         """The answer to a request; ``closing``: that of `Kit` when it was found who asks."""
         parts = _path_parts(endpoint, arrival.segments())
         pairs = query_pairs(arrival.scope["query_string"])
-        operation, args, path, query = endpoint.operation, None, dict[str, Any](), dict[str, Any]()
-        if operation is None:
-            path = _path_values(parts)
-            query = _checked(endpoint.query.check_query, pairs, "the query")
-        raw, value = await self._body(endpoint, arrival, query)
-        if operation is not None:
-            limits = query if is_streamed(arrival.headers) else None
-            args = read_arguments(endpoint, operation, parts, pairs, value, limits=limits)
+        form = _form_of(endpoint, pairs)
+        raw, value = await self._body(endpoint, arrival, form)
+        made = {} if endpoint.body is not None or endpoint.page else value
+        args, limit = read_arguments(endpoint, parts, pairs, made, streamed=is_streamed(arrival.headers))
         if closing is not self.kit.closing:  # tokens were read again while the body came
             closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
         OWNER.set(caller.owner)
@@ -328,15 +322,14 @@ class App:
             kit=self.kit,
             closing=closing,
             api=self.kit.api if caller.grants is None else Guarded(self.kit.api, caller.grants),
-            path=path,
-            query=query,
+            args=args,
+            limit=limit,
             body=value,
             raw=raw,
             owner=caller.owner,
             headers=arrival.headers,
             is_head=arrival.scope["method"] == "HEAD",
             receive=arrival.receive,
-            args=args,
         )
         what, reads = f"{endpoint.method} {endpoint.path}", endpoint.method == "GET"
         bounded = not (reads or endpoint.waits)
@@ -344,10 +337,8 @@ class App:
         with admitted, serving(what, reads=reads, passes=(Disconnected,)):
             return await endpoint.handle(call)
 
-    async def _body(
-        self, endpoint: Endpoint, arrival: Arrival, query: Mapping[str, Any]
-    ) -> tuple[bytes, dict[str, Any]]:
-        """Read the body: the bytes as they came, and its checked members."""
+    async def _body(self, endpoint: Endpoint, arrival: Arrival, form: bytes) -> tuple[bytes, dict[str, Any]]:
+        """Read the body: the bytes as they came, and its members; ``form``: the body if it came in the query."""
         if endpoint.page and endpoint.method == "POST":
             return b"", form_fields(arrival.headers, await arrival.body.read(SMALL_BODY_BYTES_MAX))
         if not endpoint.has_body:
@@ -359,11 +350,11 @@ class App:
             self._admission.check(arrival.body.length)
         raw = await arrival.body.read(BODY_BYTES_MAX if endpoint.large else SMALL_BODY_BYTES_MAX)
         if endpoint.form_field:
-            raw = form_text(raw, endpoint.form_field) or str(query.get(endpoint.form_field, "")).encode()
+            raw = form_text(raw, endpoint.form_field) or form
         arrival.body.check_values(raw)
         given = decode_json(raw) if raw or endpoint.body_required else {}
         if endpoint.body is not None:
-            return raw, _checked(endpoint.body.check, given, "the body")
+            return raw, _checked(endpoint.body, given)
         if not isinstance(given, dict):
             raise BadRequest(f"the body must be an object, not {kind_of(given)}")
         return raw, given
@@ -460,22 +451,20 @@ def _path_parts(endpoint: Endpoint, segments: list[str]) -> dict[str, str]:
     return {part[1:-1]: text for part, text in zip(endpoint.segments, segments, strict=True) if part.startswith("{")}
 
 
-def _path_values(parts: Mapping[str, str]) -> dict[str, Any]:
-    out = {}
-    for name, text in parts.items():
-        try:
-            out[name] = PATH_FIELDS[name].shape.check(text)
-        except Invalid as error:
-            error.within(name)
-            raise error.to_error("the path") from None
-    return out
+def _form_of(endpoint: Endpoint, pairs: list[tuple[str, str]]) -> bytes:
+    """Take the body that came in a field of the query out of it."""
+    found = next((pair for pair in pairs if endpoint.form_field and pair[0] == endpoint.form_field), None)
+    if found is None:
+        return b""
+    pairs.remove(found)
+    return found[1].encode()
 
 
-def _checked(check: Callable[[Any], dict[str, Any]], value: Any, whole: str) -> dict[str, Any]:
+def _checked(shape: Object, value: Any) -> dict[str, Any]:
     try:
-        return check(value)
+        return shape.check(value)
     except Invalid as error:
-        raise error.to_error(whole) from None
+        raise error.to_error("the body") from None
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -20,18 +20,9 @@ from onyxq.core.ids import IdMaker
 from onyxq.interfaces.http.keys import Keys
 from onyxq.interfaces.http.past import Past
 from onyxq.interfaces.http.problems import problem
-from onyxq.interfaces.http.shapes import NOTHING, Digits, DigitsList, Field, HexId, Integer, Object, Schema, Text
-from onyxq.operations.table.operation import A, Operation, R
+from onyxq.interfaces.http.shapes import Field, Integer, Object, Schema
+from onyxq.operations.table.operation import A, Args, Operation, R, Result
 
-PATH_FIELDS: Mapping[str, Field] = {
-    "id": Field(HexId(), required=True, doc="Id of the task."),
-    "timer": Field(Text(), required=True, doc="Id of the timer, percent-encoded."),
-    "number": Field(Digits(), required=True, doc="Id of a task of the task store."),
-    "numbers": Field(DigitsList(), required=True, doc="Comma-separated ids of tasks of the task store."),
-    "group": Field(Text(name=False), required=True, doc="Name of the group; it may have slashes."),
-    "file": Field(Text(), required=True, doc="Name of a file that pages use."),
-}
-"""Parameters that paths may have, by name."""
 W = Field(
     Integer(1, 9),
     doc="Nodes that must have it before the answer, at most the cluster's copies; default: a majority. If fewer have "
@@ -89,8 +80,10 @@ class Call:
     """That of the `Kit` when it was found who asks: set when who waits is to answer."""
     api: Api
     """The node's service as the caller may use it."""
-    path: Mapping[str, Any]
-    query: Mapping[str, Any]
+    args: Any
+    """The arguments: a struct of the endpoint's type."""
+    limit: int | None
+    """The limit of a stream of lines, which may be more than a page has."""
     body: Mapping[str, Any]
     raw: bytes
     """The body as it came."""
@@ -100,8 +93,6 @@ class Call:
     is_head: bool
     receive: Receive
     """Gives nothing but the client's disconnect once the body is read."""
-    args: Any = None
-    """The arguments of the endpoint's operation."""
 
     async def partitions(self) -> int:
         """How many partitions the cluster has; fixed for its life, so asked for once."""
@@ -142,13 +133,17 @@ def as_problem(failure: Failure) -> Response:
     return problem(failure.error)
 
 
+class Nothing(Args):
+    """No arguments."""
+
+
 @frozen(kw_only=True)
 class Endpoint:
     """One method of one path."""
 
     method: str
     path: str
-    """Segments in braces are parameters of `PATH_FIELDS`."""
+    """Segments in braces are arguments."""
     name: str
     """The operation's id, for generated clients."""
     summary: str
@@ -156,15 +151,21 @@ class Endpoint:
     tag: str
     handle: Handler
     role: str | tuple[str, ...] | None = "read"
-    """Role that a token needs, or several of which it needs one; None: nothing is asked.
+    """Role that a token needs, or several roles, one of them enough; None: no token is needed.
 
-    Without it a request is refused at once.  On which queues it is needed is the matter of the
-    operations that the handler calls: see `onyxq.operations.access.table`.
+    A request without it is refused at once.  The operations that the handler calls decide on which queues it is
+    needed: see `onyxq.operations.access`.
     """
-    operation: Operation[Any, Any] | None = None
-    """The row that it follows from: its path, query and body have the operation's arguments."""
-    query: Object = NOTHING
+    args: type[Args] = Nothing
+    """Arguments that the path names, and all others in the query, or in the body of POST and PUT."""
+    fixed: Mapping[str, Any] = field(factory=dict)
+    """Arguments that it always has."""
+    whole: str = ""
+    """The argument that the whole body is; empty: the body has the arguments as members."""
+    rewrite: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    """Gives the members of a body their own names before they are decoded; raises `BadRequest`."""
     body: Object | None = None
+    """Shape of the body, if it is not made of arguments."""
     body_required: bool = True
     large: bool = False
     """Whether the body may have 16 MiB, as it has lists of tasks or data; others have 256 KiB at most."""
@@ -177,8 +178,10 @@ class Endpoint:
     head: bool = True
     """Whether HEAD is answered as GET without the body."""
     status: int = 200
+    result: type[Result] | None = None
+    """Type of the answer."""
     answer: Schema | None = None
-    """JSON schema of the answer; None: no body."""
+    """JSON schema of an answer without such a type; None: no body."""
     media: str = "application/json"
     headers: Mapping[str, Field] = field(factory=dict)
     errors: tuple[int, ...] = ()
@@ -201,7 +204,7 @@ class Endpoint:
     @property
     def has_body(self) -> bool:
         """Whether requests have a body of JSON."""
-        return self.body is not None or (self.operation is not None and self.method in ("POST", "PUT"))
+        return self.body is not None or (self.method in ("POST", "PUT") and not self.page)
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any
 
 from onyxq import __version__
-from onyxq.interfaces.http.endpoint import PATH_FIELDS, Endpoint
+from onyxq.core.limits import members
+from onyxq.interfaces.http.endpoint import Endpoint
 from onyxq.interfaces.http.problems import PROBLEM_TYPE
 from onyxq.interfaces.http.schemas import components, ref
 from onyxq.interfaces.http.shapes import Array, Field, Object, Schema, Shape
 from onyxq.operations.table import json_form
-from onyxq.operations.table.operation import Http, Operation
-
-OperationRow: TypeAlias = Operation[Any, Any]
 
 _DESCRIPTION = (
     "Tasks, claims and the state of an OnyxQ cluster. Any peer answers any request. "
@@ -47,13 +45,12 @@ def openapi(endpoints: Sequence[Endpoint], *, with_tokens: bool) -> dict[str, An
         if endpoint.page:
             continue  # for people with browsers
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, with_tokens)
-        if endpoint.operation is not None and endpoint.operation.http is not None:
-            if endpoint.answer is not None:
-                inputs |= json_form.components((endpoint.operation.http.shows or endpoint.operation).result)
-            if endpoint.has_body:
-                inputs[endpoint.operation.args.__name__] = _body(endpoint.operation, endpoint.operation.http)
-        elif endpoint.body is not None:
+        if endpoint.result is not None:
+            inputs |= json_form.components(endpoint.result)
+        if endpoint.body is not None:
             _collect(endpoint.body, inputs)
+        elif endpoint.has_body:
+            inputs |= _body(endpoint)
     schemes = {_SCHEME: {"type": "http", "scheme": "bearer"}}
     used = {endpoint.tag for endpoint in endpoints if not endpoint.page}
     known = {**_TAGS, **dict.fromkeys(sorted(used - set(_TAGS)), "")}
@@ -94,42 +91,40 @@ def _problem() -> dict[str, Any]:
     }
 
 
-def _parameters(place: str, fields: Mapping[str, Field]) -> list[dict[str, Any]]:
-    out = []
-    for name, member in fields.items():
-        schema = dict(member.shape.schema())
-        if member.default is not None:
-            schema["default"] = member.default
-        described = {"description": member.doc} if member.doc else {}
-        out.append({"name": name, "in": place, "required": member.required, "schema": schema, **described})
-    return out
+def _headers(fields: Mapping[str, Field]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "header", "required": False, "schema": member.shape.schema(), "description": member.doc}
+        for name, member in fields.items()
+    ]
 
 
 def _path_names(endpoint: Endpoint) -> list[str]:
     return [part[1:-1] for part in endpoint.segments if part.startswith("{")]
 
 
-def _path_fields(endpoint: Endpoint) -> dict[str, Field]:
-    return {name: PATH_FIELDS[name] for name in _path_names(endpoint)}
-
-
-def _body(operation: OperationRow, http: Http) -> Schema:
-    if http.body:
-        return {"type": "object", "additionalProperties": True}
-    return json_form.request_schema(
-        operation, [name for name in operation.members if f"{{{name}}}" not in http.path and name not in http.fixed]
+def _body(endpoint: Endpoint) -> dict[str, Schema]:
+    if endpoint.whole:
+        return {endpoint.args.__name__: {"type": "object", "additionalProperties": True}}
+    elsewhere = {*_path_names(endpoint), *endpoint.fixed}
+    return json_form.request_components(
+        endpoint.args, [name for name in members(endpoint.args) if name not in elsewhere]
     )
 
 
-def _arguments(endpoint: Endpoint, operation: OperationRow, http: Http) -> list[dict[str, Any]]:
-    """Return the parameters of an operation's path and query."""
+def _arguments(endpoint: Endpoint) -> list[dict[str, Any]]:
+    """Return the parameters of an endpoint's path and query."""
     in_path, out = _path_names(endpoint), []
-    for name, member in operation.members.items():
-        if name in in_path or (not endpoint.has_body and name not in http.fixed):
+    for name, member in members(endpoint.args).items():
+        if name in in_path or (not endpoint.has_body and name not in endpoint.fixed):
             place = "path" if name in in_path else "query"
             about = {"description": member.about} if member.about else {}
             shape = json_form.parameter(member)
             out.append({"name": name, "in": place, "required": member.required, "schema": shape, **about})
+    if endpoint.form_field:
+        about = {"description": "The body, if it is not sent as such."}
+        out.append(
+            {"name": endpoint.form_field, "in": "query", "required": False, "schema": {"type": "string"}, **about}
+        )
     return out
 
 
@@ -140,21 +135,12 @@ def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
         "summary": endpoint.summary,
         **({"description": endpoint.doc} if endpoint.doc else {}),
     }
-    row = endpoint.operation
-    if row is not None and row.http is not None:
-        parameters = _arguments(endpoint, row, row.http)
-        body = {"$ref": f"#/components/schemas/{row.args.__name__}"} if endpoint.has_body else None
-    else:
-        parameters = [
-            *_parameters("path", _path_fields(endpoint)),
-            *_parameters("query", endpoint.query.fields),
-            *_parameters("header", endpoint.headers),
-        ]
-        body = None if endpoint.body is None else endpoint.body.schema()
+    parameters = [*_arguments(endpoint), *_headers(endpoint.headers)]
+    body = endpoint.body.schema() if endpoint.body is not None else ref(endpoint.args.__name__)
     operation["responses"] = _responses(endpoint, with_tokens, has_parameters=bool(parameters))
     if parameters:
         operation["parameters"] = parameters
-    if body is not None:
+    if endpoint.has_body:
         operation["requestBody"] = {
             "required": endpoint.body_required,
             "content": {"application/json": {"schema": body}},
@@ -166,8 +152,9 @@ def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
 
 def _responses(endpoint: Endpoint, with_tokens: bool, *, has_parameters: bool) -> dict[str, Any]:
     done: dict[str, Any] = {"description": HTTPStatus(endpoint.status).phrase}
-    if endpoint.answer is not None:
-        done["content"] = {endpoint.media: {"schema": endpoint.answer}}
+    answer = endpoint.answer if endpoint.result is None else ref(endpoint.result.__name__)
+    if answer is not None:
+        done["content"] = {endpoint.media: {"schema": answer}}
     statuses = {*endpoint.errors}
     if has_parameters:
         statuses.update(_COMMON_ERRORS["query"])

@@ -10,12 +10,14 @@ import msgspec
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import members
 from onyxq.interfaces.http.endpoint import Call, Endpoint, Handler
 from onyxq.interfaces.http.streaming import NDJSON, LinesResponse, Page
 from onyxq.interfaces.http.values import answer_text
 from onyxq.operations.table.everything import OPERATIONS
 from onyxq.operations.table.json_form import arguments, from_text, json_text
 from onyxq.operations.table.operation import Http, Operation
+from onyxq.operations.table.problems import clip
 
 PAGE_MAX = 1_000
 STREAMED = (
@@ -26,7 +28,6 @@ STREAMED = (
 
 def endpoint_of(operation: Operation[Any, Any], http: Http) -> Endpoint:
     """Return the endpoint of an operation."""
-    shown = http.shows or operation
     return Endpoint(
         method=http.verb,
         path=http.path,
@@ -36,12 +37,14 @@ def endpoint_of(operation: Operation[Any, Any], http: Http) -> Endpoint:
         doc=operation.description + (STREAMED if http.pages else ""),
         handle=_handler(operation, http),
         role=operation.access.roles,
-        operation=operation,
+        args=operation.args,
+        fixed=http.fixed,
+        whole=http.whole,
         large=operation.large,
         waits=http.waits,
         body_required=any(one.required for one in operation.members.values() if f"{{{one.name}}}" not in http.path),
         status=http.status,
-        answer=None if http.status == 204 else {"$ref": f"#/components/schemas/{shown.result.__name__}"},
+        result=None if http.status == 204 else (http.shows or operation).result,
         errors=http.errors,
     )
 
@@ -75,7 +78,7 @@ def _pages_handler(operation: Operation[Any, Any], name: str) -> Handler:
     async def handle(call: Call) -> Response:
         if not is_streamed(call.headers):
             return answer_text(json_text(await call.do(operation, call.args)))
-        first = await page(call, call.args, call.query.get("limit"))
+        first = await page(call, call.args, call.limit)
         return Response(media_type=NDJSON) if call.is_head else LinesResponse(first)
 
     return handle
@@ -93,33 +96,34 @@ def shown_arguments(operation: Operation[Any, Any], shows: Operation[Any, Any], 
 
 def read_arguments(
     endpoint: Endpoint,
-    operation: Operation[Any, Any],
     path: Mapping[str, str],
     query: Sequence[tuple[str, str]],
     body: Mapping[str, Any],
     *,
-    limits: dict[str, Any] | None = None,
-) -> Any:
-    """Return the arguments of a request; raises `BadRequest` naming the field.
+    streamed: bool = False,
+) -> tuple[Any, int | None]:
+    """Return the arguments of a request, and the limit of a stream, which may be more than a page has.
 
-    ``limits``: takes the limit of a stream, which may be more than a page has.
+    Raises `BadRequest` naming the field.
     """
-    given: dict[str, Any] = {name: from_text(operation.members[name], text) for name, text in path.items()}
+    known = members(endpoint.args)
+    given: dict[str, Any] = {name: from_text(known[name], text) for name, text in path.items()}
     for name, text in query:
         if name in given or endpoint.has_body:
-            known = name in operation.members and not endpoint.has_body
-            raise BadRequest(f"{name} is {'given twice' if known else 'not a known field'}", field=name)
-        member = operation.members.get(name)
-        given[name] = text if member is None else from_text(member, text)
-    assert operation.http is not None
-    for name in () if operation.http.body else body:
+            twice = name in known and not endpoint.has_body
+            raise BadRequest(f"{clip(name)} is {'given twice' if twice else 'not a known field'}", field=clip(name))
+        given[name] = from_text(known[name], text) if name in known else text
+    if endpoint.whole:
+        body = {endpoint.whole: dict(body)}
+    for name in body:
         if name in path:
             raise BadRequest(f"{name} is not a known field", field=name, hint="It is in the path.")
-    if limits is not None and type(given.get("limit")) is int and given["limit"] > PAGE_MAX:
-        limits["limit"] = given.pop("limit")
-    if whole := operation.http.body:
-        body = {whole: dict(body)}
-    return arguments(operation, {**given, **body}, fixed=operation.http.fixed)
+    if endpoint.rewrite is not None:
+        body = endpoint.rewrite(body)
+    limit = given.get("limit") if streamed else None
+    if type(limit) is int and limit > PAGE_MAX:
+        del given["limit"]
+    return arguments(endpoint.args, {**given, **body}, fixed=endpoint.fixed), limit
 
 
 OF_OPERATIONS: tuple[Endpoint, ...] = tuple(endpoint_of(one, one.http) for one in OPERATIONS if one.http is not None)

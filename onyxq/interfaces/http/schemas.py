@@ -7,10 +7,7 @@ from typing import Any
 
 from onyxq.interfaces.http.shapes import Schema
 from onyxq.operations.table import json_form
-from onyxq.operations.table.cluster import Health
 from onyxq.operations.table.job import SubmittedJob
-from onyxq.operations.table.task import Ids
-from onyxq.operations.table.timer import TimerPage
 
 
 def ref(name: str) -> Schema:
@@ -71,7 +68,6 @@ _TASK = _object(
 )
 _CLAIM_RESULT = _object({"id": _ID, "ok": _FLAG}, {"code": _TEXT, "detail": _TEXT, "hint": _TEXT})
 SCHEMAS: Mapping[str, Schema] = {
-    **json_form.components(Ids),
     "Enqueued": _object(
         {"ids": _list(_ID), "acks": {**_COUNT, "description": "Fewest copies stored of any task."}},
         {
@@ -91,12 +87,9 @@ SCHEMAS: Mapping[str, Schema] = {
         },
     ),
     "ClaimResults": _object({"results": _list(ref("ClaimResult"))}),
-    "DeadResults": _object({"count": _COUNT}, {"results": _list(ref("ClaimResult"))}),
-    **json_form.components(TimerPage),
     **json_form.components(SubmittedJob),
     "Transacted": _object({"ids": _list(_ID), "token": _COUNT, "settled": _FLAG}),
     "Live": _object({"live": _FLAG}),
-    **json_form.components(Health),
     "Problem": _object(
         {
             "type": {"type": "string", "format": "uri-reference"},

@@ -1,8 +1,7 @@
-"""Shapes of JSON: one declaration validates a request and describes it in OpenAPI.
+"""Shapes of JSON bodies that are not arguments of an operation: they validate a body and describe it in OpenAPI.
 
-A shape's ``check`` returns the value as the program wants it (hex becomes bytes) or
-raises `Invalid`, which collects the dotted path to the place at fault on its way out.
-Checks are strict: ``true`` is no integer, nor is ``"5"`` or ``5.0``.
+The ``check`` of a shape returns the value for the program (hex becomes bytes) or raises `Invalid`, which collects
+the dotted path to the wrong place.  Checks are strict: ``true``, ``"5"`` and ``5.0`` are not integers.
 """
 
 from __future__ import annotations
@@ -18,16 +17,12 @@ from attrs import field, frozen
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import ID_BYTES, TaskId
+from onyxq.core.limits import INT_MAX, PLAIN
+from onyxq.operations.table.problems import clip
 
 Schema: TypeAlias = dict[str, Any]
 
-INTEGER_MAX = (1 << 63) - 1
-MS_MAX = (1 << 48) - 1
-"""Latest time that an id can hold, in milliseconds since the epoch."""
-_SHOWN_MAX = 80
-_INTEGER = re.compile(r"-?[0-9]{1,30}")
 _HEX_ID = re.compile(r"[0-9a-fA-F]{40}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Invalid(Exception):
@@ -57,11 +52,6 @@ class Invalid(Exception):
         return BadRequest(f"{place or whole} {self.reason}", field=place, hint=self.hint)
 
 
-def clip(text: str) -> str:
-    """Text cut short enough to be repeated in an error."""
-    return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"
-
-
 def kind_of(value: Any) -> str:
     """What a decoded JSON value is, in words."""
     if value is None:
@@ -89,7 +79,7 @@ class Integer:
     """An integer within bounds, both inclusive."""
 
     minimum: int = 0
-    maximum: int = INTEGER_MAX
+    maximum: int = INT_MAX
 
     def check(self, value: Any) -> int:
         """The integer itself."""
@@ -103,41 +93,6 @@ class Integer:
     def schema(self) -> Schema:
         """The JSON schema of the value."""
         return {"type": "integer", "format": "int64", "minimum": self.minimum, "maximum": self.maximum}
-
-
-@frozen
-class Number:
-    """A number within bounds, both inclusive, with or without a fraction."""
-
-    minimum: int = 0
-    maximum: int = INTEGER_MAX
-
-    def check(self, value: Any) -> int | float:
-        """The number itself."""
-        if type(value) not in (int, float):
-            raise Invalid(f"must be a number, not {kind_of(value)}")
-        if not self.minimum <= value <= self.maximum:
-            raise Invalid(f"must be {self.minimum} to {self.maximum}, not {clip(str(value))}")
-        return value  # type: ignore[no-any-return]
-
-    def schema(self) -> Schema:
-        """The JSON schema of the value."""
-        return {"type": "number", "minimum": self.minimum, "maximum": self.maximum}
-
-
-@frozen
-class Boolean:
-    """``true`` or ``false``."""
-
-    def check(self, value: Any) -> bool:
-        """The boolean itself."""
-        if type(value) is not bool:
-            raise Invalid(f"must be true or false, not {kind_of(value)}")
-        return value
-
-    def schema(self) -> Schema:
-        """The JSON schema of the value."""
-        return {"type": "boolean"}
 
 
 @frozen
@@ -156,7 +111,7 @@ class Text:
             raise Invalid(f"must be a string, not {kind_of(value)}")
         if not self.minimum <= len(value) <= self.maximum:
             raise Invalid(f"must have {self.minimum} to {self.maximum} characters, not {len(value)}")
-        if self.name and _CONTROL.search(value):
+        if self.name and not re.match(PLAIN, value):
             raise Invalid("must not contain control characters")
         if self.pattern and not re.fullmatch(self.pattern, value):
             raise Invalid(f"must match {self.pattern}")
@@ -206,34 +161,6 @@ class HexId:
     def schema(self) -> Schema:
         """The JSON schema of the value."""
         return {"type": "string", "pattern": "^[0-9a-fA-F]{40}$", "examples": ["0" * 40]}
-
-
-@frozen
-class Digits:
-    """An integer in decimal digits, as a path has it."""
-
-    def check(self, value: Any) -> int:
-        """The integer."""
-        if type(value) is not str or not _INTEGER.fullmatch(value) or not 0 <= int(value) <= INTEGER_MAX:
-            raise Invalid("must be a number in decimal digits")
-        return int(value)
-
-    def schema(self) -> Schema:
-        """The JSON schema of the value."""
-        return Integer().schema()
-
-
-@frozen
-class DigitsList:
-    """Comma-separated integers in decimal digits."""
-
-    def check(self, value: Any) -> list[int]:
-        """The integers; none if the text is empty."""
-        return [Digits().check(part) for part in str(value).split(",")] if value else []
-
-    def schema(self) -> Schema:
-        """The JSON schema of the value."""
-        return {"type": "string", "pattern": "^([0-9]+(,[0-9]+)*)?$", "examples": ["1"]}
 
 
 @frozen
@@ -377,21 +304,6 @@ class Object:
         hint = f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(sorted(self.fields)) or 'none'}."
         return Invalid("is not a known field", hint=hint)
 
-    def check_query(self, pairs: list[tuple[str, str]]) -> dict[str, Any]:
-        """The checked parameters of a query string."""
-        values: dict[str, Any] = {}
-        for key, text in pairs:
-            member = self.fields.get(key)
-            shape = member.shape if member else None
-            try:
-                if key in values:
-                    raise Invalid("is given twice")
-                values[key] = from_text(shape, text)
-            except Invalid as error:
-                error.within(key)
-                raise
-        return self.check(values)
-
     def schema(self) -> Schema:
         """A reference to the component; `definition` gives the component itself."""
         return {"$ref": f"#/components/schemas/{self.name}"}
@@ -403,20 +315,3 @@ class Object:
         if self.required:
             schema["required"] = list(self.required)
         return schema
-
-
-def from_text(shape: Shape | None, text: str) -> Any:
-    """The JSON value that the text of a query parameter stands for."""
-    if isinstance(shape, Integer):
-        if not _INTEGER.fullmatch(text):
-            raise Invalid("must be an integer in decimal digits")
-        return int(text)
-    if isinstance(shape, Boolean):
-        if text not in ("true", "false"):
-            raise Invalid("must be true or false")
-        return text == "true"
-    return text
-
-
-NOTHING = Object("Nothing", {})
-"""No members at all."""

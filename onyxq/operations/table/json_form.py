@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import Member, Node, bare, members
-from onyxq.operations.table.operation import A, Operation
+from onyxq.operations.table.operation import A, Args, converted
 from onyxq.operations.table.problems import clip, dotted
 
 Schema: TypeAlias = dict[str, Any]
@@ -35,14 +35,14 @@ _ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 # --- requests
 
 
-def arguments(operation: Operation[A, Any], given: Mapping[str, Any], *, fixed: Mapping[str, Any] | None = None) -> A:
+def arguments(kind: type[A], given: Mapping[str, Any], *, fixed: Mapping[str, Any] | None = None) -> A:
     """Return the arguments that members of JSON give, with those that are fixed; raises `BadRequest`."""
     hidden = {name: value for name, value in (fixed or {}).items() if name not in given}
-    read = _read_members(members(operation.args), given, "")
+    read = _read_members(members(kind), given, "")
     for name in fixed or {}:
         if name in given:
             raise BadRequest(f"{name} is not a known field", field=name)
-    return operation.decode(read | hidden)
+    return converted(kind, read | hidden)
 
 
 def _read_members(known: Mapping[str, Member], given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -262,17 +262,21 @@ def _or_null(found: Schema) -> Schema:
     return found if not found else {"anyOf": [*found.get("anyOf", [found]), {"type": "null"}]}
 
 
-def request_schema(operation: Operation[Any, Any], names: Iterable[str]) -> Schema:
-    """Return the schema of a body with some of an operation's arguments."""
-    known = {name: operation.members[name] for name in names}
-    properties = _properties(known, answer=False)
-    required = [name for name, member in known.items() if member.required]
-    return {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-        **({"required": required} if required else {}),
-    }
+def request_components(kind: type[Args], names: Iterable[str]) -> dict[str, Schema]:
+    """Return the schemas of a body with some of the arguments and of all structs in it, by name."""
+    out: dict[str, Schema] = {}
+    waiting: list[tuple[str, Mapping[str, Member]]] = [(kind.__name__, {name: members(kind)[name] for name in names})]
+    while waiting:
+        title, known = waiting.pop()
+        required = [name for name, member in known.items() if member.required]
+        out[title] = {
+            "type": "object",
+            "properties": _properties(known, answer=False),
+            "additionalProperties": False,
+            **({"required": required} if required else {}),
+        }
+        waiting += [(one.__name__, members(one)) for member in known.values() for one in _structs(member.node)]
+    return out
 
 
 def parameter(member: Member) -> Schema:

@@ -289,7 +289,7 @@ SUBMIT_ENTRY = Operation(
         path="/v1/entries/{entry}",
         id="submit_entry",
         tag="extensions",
-        body="args",
+        whole="args",
         errors=(403, 404, 409),
     ),
     python="submit_entry",

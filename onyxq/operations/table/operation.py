@@ -56,7 +56,7 @@ class Http:
     status: int = 200
     fixed: Mapping[str, Any] = field(factory=dict)
     """Arguments that it always has."""
-    body: str = ""
+    whole: str = ""
     """The argument that the whole body is; empty: the body has the arguments as members."""
     shows: Operation[Any, Any] | None = None
     """The operation whose answer it has afterwards, with the arguments of the same names."""

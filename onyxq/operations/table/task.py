@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
+from onyxq.core.errors import BadRequest
+from onyxq.core.ids import TaskId
 from onyxq.core.limits import DATA, INT_MAX, ITEMS_MAX, MOMENT, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, on_queue
 from onyxq.operations.table.claim import Count
@@ -120,11 +122,28 @@ class Bodies(Result):
     rest: Annotated[list[tuple[bytes, int]], Meta(description="Runs that did not fit into the answer.")]
 
 
-class DeadResults(Result, omit_defaults=True):
-    """The number of changed dead letters, or of each id null or its error."""
+class TaskResult(Result, omit_defaults=True):
+    """The outcome for one task of a request; a refused one does not affect the others."""
 
-    count: int | None = None
-    results: list[dict[str, Any] | None] | None = None
+    id: TaskIdBytes
+    ok: bool
+    code: str | None = None
+    detail: str | None = None
+    hint: str | None = None
+
+
+def task_result(task_id: TaskId, error: dict[str, Any] | None) -> TaskResult:
+    """Return the outcome for a task from the map of its error."""
+    if error is None:
+        return TaskResult(id=task_id, ok=True)
+    return TaskResult(id=task_id, ok=False, code=error["code"], detail=error["message"], hint=error["hint"])
+
+
+class DeadResults(Result, omit_defaults=True):
+    """The number of changed dead letters, and with ids the result of each."""
+
+    count: int
+    results: list[TaskResult] | None = None
 
 
 class GetTask(Args):
@@ -213,12 +232,20 @@ class DeadLetters(Args):
     """Base of the arguments that name dead letters by ids, or by queue and error."""
 
     ids: Annotated[
-        Annotated[list[TaskIdBytes], Meta(max_length=ITEMS_MAX)] | None,
+        Annotated[list[TaskIdBytes], Meta(min_length=1, max_length=ITEMS_MAX)] | None,
         Meta(description="These; else all that queue and where find."),
     ] = None
     queue: OfQueue = None
     where: Where | None = None
+    all: Annotated[bool, Meta(description="All of them.")] = False
     limit: Annotated[int, Meta(ge=1, le=CHANGED_MAX, description="Most dead letters to change.")] = CHANGED_MAX
+
+    def __post_init__(self) -> None:
+        found = self.queue is not None or self.where is not None or self.all
+        if self.ids is None and not found:
+            raise BadRequest("name ids, queue, where, or all", field="ids", hint="With all set to true, all are meant.")
+        if self.ids is not None and found:
+            raise BadRequest("ids, or queue and where: not both", field="ids")
 
 
 class RequeueDead(DeadLetters):
@@ -370,6 +397,7 @@ LIST_DEAD = Operation(
     python="dead",
     example={"queue": "mail", "where": "no such host"},
 )
+_ALL_AT_ONCE = {"limit": CHANGED_MAX}
 REQUEUE_DEAD = Operation(
     name="dead.requeue",
     args=RequeueDead,
@@ -378,8 +406,9 @@ REQUEUE_DEAD = Operation(
     place=Place.LEADER,
     bounded=True,
     large=True,
+    http=Http(verb="POST", path="/v1/dead/requeue", id="requeue_dead", tag="dead letters", fixed=_ALL_AT_ONCE),
     python="requeue_dead",
-    python_left_out=("limit",),
+    python_left_out=("all", "limit"),
     example={"queue": "mail", "where": "no such host"},
 )
 DISCARD_DEAD = Operation(
@@ -389,8 +418,9 @@ DISCARD_DEAD = Operation(
     access=_on_dead("operate"),
     place=Place.LEADER,
     large=True,
+    http=Http(verb="POST", path="/v1/dead/discard", id="discard_dead", tag="dead letters", fixed=_ALL_AT_ONCE),
     python="discard_dead",
-    python_left_out=("limit",),
+    python_left_out=("all", "limit"),
     example={"queue": "mail", "where": "no such user"},
 )
 TASKS = (

@@ -57,16 +57,21 @@ class TimerNamed(Result):
     id: str
 
 
-class SetTimer(Args):
-    """Set a timer, or replace one that has not fired."""
+class NewTimer(Args):
+    """Set a timer."""
 
-    id: TimerId
     timeout: Annotated[int, Meta(ge=1, le=TIME_MS_MAX, description="Milliseconds from now.")]
     callback: Annotated[TimerCallback, Meta(description="Where the callback goes.")]
     data: Annotated[
         str | dict[str, Any] | None,
         Meta(description="Sent with the callback: a map as JSON, a text as form data."),
     ] = None
+
+
+class SetTimer(NewTimer, kw_only=True):
+    """Set a timer, or replace one that has not fired."""
+
+    id: TimerId
     replace: Annotated[bool, Meta(description="Replace a timer that exists.")] = False
     request: Annotated[
         str, Meta(max_length=200, description="Name of the request: a repeat under the same name has no other effect.")

@@ -12,6 +12,7 @@ from onyxq.interfaces.http.pages import docs_page
 from onyxq.interfaces.http.problems import problem
 from onyxq.interfaces.http.schemas import ref
 from onyxq.interfaces.http.values import answer, plain
+from onyxq.operations.table.cluster import Health
 from onyxq.system.metrics import CONTENT_TYPE
 
 HTML = "text/html"
@@ -76,7 +77,7 @@ ENDPOINTS = (
         summary="Whether this peer is ready, with its lag behind the log",
         handle=get_ready,
         role=None,
-        answer=ref("Health"),
+        result=Health,
         vital=True,
     ),
     Endpoint(

@@ -17,9 +17,9 @@ from attrs import define, field
 from onyxq.core.errors import BadRequest
 from onyxq.core.facts import pack_task, partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
-from onyxq.core.limits import RUN_BYTES_MAX
+from onyxq.core.limits import RUN_BYTES_MAX, TIME_MS_MAX
 from onyxq.core.queue_settings import DEFAULTS
-from onyxq.interfaces.http.shapes import MS_MAX, Invalid
+from onyxq.interfaces.http.shapes import Invalid
 from onyxq.interfaces.http.values import JSON, encode_value, payload_of
 
 TASKS_AT_ONCE = 500
@@ -147,7 +147,7 @@ def _due_ms(task: Mapping[str, Any], now_ms: int, grace_ms: int) -> int:
         reason = f"is {now_ms - at_ms} ms in the past; the queue allows {grace_ms}"
         raise _at("at_ms", Invalid(reason, hint="Leave it out to run the task now."))
     due_ms = _due(delay_ms, at_ms, now_ms)
-    if due_ms > MS_MAX:
+    if due_ms > TIME_MS_MAX:
         raise _at("delay_ms", Invalid("leads beyond the latest time there is"))
     if task_id is None or not due_ms or due_ms == ms_of(task_id) or due_ms <= now_ms >= ms_of(task_id):
         return 0 if task_id else due_ms

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest, OnyxqError, TimedOut, Unavailable, Unknown, from_map
 from onyxq.core.facts import partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, ids_of
+from onyxq.core.limits import DEPENDS_MAX, TIME_MS_MAX, Name, TaskIdBytes
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.http.endpoint import Call, Endpoint, W
 from onyxq.interfaces.http.keys import Keyed
@@ -27,11 +29,9 @@ from onyxq.interfaces.http.routes.enqueue import (
 )
 from onyxq.interfaces.http.schemas import ref
 from onyxq.interfaces.http.shapes import (
-    MS_MAX,
     AnyValue,
     Array,
     Base64,
-    Boolean,
     Choice,
     Field,
     HexId,
@@ -40,11 +40,11 @@ from onyxq.interfaces.http.shapes import (
     Text,
 )
 from onyxq.interfaces.http.values import answer
+from onyxq.operations.table.operation import Args, plain
 from onyxq.operations.table.queue import GET_QUEUE, GetQueue
-from onyxq.operations.table.task import CANCEL_TASKS, MAKE_IDS, CancelTasks, MakeIds
+from onyxq.operations.table.task import CANCEL_TASKS, MAKE_IDS, CancelTasks, Ids, MakeIds
 from onyxq.system import tracing
 
-IDS_MAX = 10_000
 DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
 BACKOFF_MAX_MS = 24 * 3_600_000
 RETRIES_MAX = 1_000_000
@@ -52,13 +52,12 @@ MAY_BE_STORED = (Unknown, TimedOut)
 """Errors that leave open whether a task is stored."""
 RUNS_AT_ONCE = 5_000
 """Runs of one call of the method ``enqueue``, which may depend on each other in any order."""
-DEPENDS_MAX = 100
 FATES = ("fail", "cancel", "run")
 AVOID_MS = 5_000
 """How long new tasks keep away from a partition that was unavailable."""
 
 _DELAY = Field(Integer(0, DELAY_MAX_MS), doc="Milliseconds from now until the task is due.")
-_AT = Field(Integer(0, MS_MAX), doc="When the task is due; in the past at most by the queue's grace_ms.")
+_AT = Field(Integer(0, TIME_MS_MAX), doc="When the task is due; in the past at most by the queue's grace_ms.")
 
 NEW_TASK = Object(
     "NewTask",
@@ -70,7 +69,7 @@ NEW_TASK = Object(
         "priority": Field(Integer(-(1 << 31), (1 << 31) - 1), default=0, doc="Higher is claimed first."),
         "delay_ms": _DELAY,
         "at_ms": _AT,
-        "expires_ms": Field(Integer(1, MS_MAX), doc="A task that nobody has begun by then fails."),
+        "expires_ms": Field(Integer(1, TIME_MS_MAX), doc="A task that nobody has begun by then fails."),
         "retries": Field(
             Integer(0, RETRIES_MAX),
             keeps_null=True,
@@ -104,29 +103,41 @@ NEW_TASKS = Object(
         "w": W,
     },
 )
-IDS_QUERY = Object(
-    "IdsQuery",
-    {
-        "count": Field(Integer(1, IDS_MAX), default=1),
-        "delay_ms": _DELAY,
-        "at_ms": _AT,
-        "queue": Field(Text(), doc="With key: the queue of the tasks."),
-        "key": Field(Text(), doc="The tasks' ordering key, else their unique key: the ids lie in its partition."),
-    },
-)
-CANCEL_QUERY = Object(
-    "CancelQuery",
-    {"claimed": Field(Boolean(), default=False, doc="Cancel the task even if it is claimed; its worker is told.")},
-)
+
+
+class NewIds(MakeIds):
+    """Fresh ids."""
+
+    delay_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=DELAY_MAX_MS)] | None,
+        Meta(description="Milliseconds from now until the task is due."),
+    ] = None
+    at_ms: Annotated[Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None, Meta(description="When the task is due.")] = (
+        None
+    )
+    queue: Annotated[Name | None, Meta(description="With key: the queue of the tasks.")] = None
+    key: Annotated[
+        Name | None,
+        Meta(description="The tasks' ordering key, else their unique key: the ids are in its partition."),
+    ] = None
+
+
+class CancelTask(Args):
+    """Cancel a task."""
+
+    id: Annotated[TaskIdBytes, Meta(description="Id of the task.")]
+    claimed: Annotated[bool, Meta(description="Cancel the task even if it is claimed; its worker learns it.")] = False
+
+
 _KEY_DOC = "A repeat with the same key and body makes the same tasks: for 24 hours, at this peer."
 _KEY = Field(Text(maximum=255), doc=_KEY_DOC)
 
 
 async def get_ids(call: Call) -> Response:
     """Fresh ids; made here if they are to carry a due time."""
-    count: int = call.query["count"]
+    count: int = call.args.count
     kit = call.kit
-    due_ms = due_ms_of(call.query, kit.now_ms())
+    due_ms = due_ms_of(plain(call.args), kit.now_ms())
     there = await _keys_partition(call)
     if not due_ms and there is None:
         return answer({"ids": (await call.do(MAKE_IDS, MakeIds(count=count))).ids})
@@ -139,7 +150,7 @@ async def get_ids(call: Call) -> Response:
 
 
 async def _keys_partition(call: Call) -> int | None:
-    queue, key = call.query.get("queue"), call.query.get("key")
+    queue, key = call.args.queue, call.args.key
     if key is None:
         return None
     if queue is None:
@@ -285,7 +296,7 @@ def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]
 
 async def delete_task(call: Call) -> Response:
     """Cancel one task; one that is cancelled stays so."""
-    asked = CancelTasks(ids=[call.path["id"]], claimed=call.query["claimed"])
+    asked = CancelTasks(ids=[call.args.id], claimed=call.args.claimed)
     (refused,) = (await call.do(CANCEL_TASKS, asked)).results
     if refused is not None:
         raise from_map(refused)
@@ -302,8 +313,8 @@ ENDPOINTS = (
         summary="Fresh ids to enqueue under, so that a retry is the same task",
         doc="With delay_ms or at_ms the ids carry that due time; those of tasks with a key must name it here.",
         handle=get_ids,
-        query=IDS_QUERY,
-        answer=ref("Ids"),
+        args=NewIds,
+        result=Ids,
     ),
     Endpoint(
         method="POST",
@@ -335,7 +346,7 @@ ENDPOINTS = (
         doc="One that is cancelled already is answered as one that is now, so a request can be repeated; one that is "
         "completed or failed is a conflict.",
         handle=delete_task,
-        query=CANCEL_QUERY,
+        args=CancelTask,
         role=("produce", "operate"),
         status=204,
         errors=(404, 409),

@@ -1,7 +1,7 @@
 """Endpoints of the task store, as TaskStore's clients call them (see docs/taskstore.rst).
 
-They stand under ``/taskstore`` and at the root of a port of their own.  Keys are taken whatever
-their case; what is wrong with the tasks of a request is told with status 200, in five lists.
+They are under ``/taskstore`` and at the root of a port of their own.  Keys may be written in any case.  What is
+wrong with the tasks of a request is answered with status 200, in five lists.
 """
 
 from __future__ import annotations
@@ -9,130 +9,130 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, TypeAlias
 
-from attrs import frozen
+from msgspec import Meta, field, inspect
 from starlette.responses import Response
 
-from onyxq.core.errors import NotFound
-from onyxq.core.limits import GROUP_CHARACTERS_MAX, OWNER_MAX, OWNER_MIN
+from onyxq.core.errors import BadRequest, NotFound
+from onyxq.core.limits import INT_MAX, Member, members
 from onyxq.core.taskstore.state import UNITS
 from onyxq.interfaces.http.endpoint import Call, Endpoint
-from onyxq.interfaces.http.shapes import Array, Field, Integer, Invalid, Object, Schema, Text, clip, kind_of
+from onyxq.interfaces.http.shapes import Schema
 from onyxq.interfaces.http.values import answer
+from onyxq.operations.table.operation import Args
+from onyxq.operations.table.problems import clip, dotted
+from onyxq.operations.table.store import Group, Ids, Number, Owner
 
 PREFIX = "/taskstore"
 _YES, _NO = ("1", "yes", "true"), ("0", "no", "false")
-_INT64 = Integer(-(1 << 63))
+_SECOND_NAMES = {"duration": "timespec", "timespec": "duration", "changes": "updates"}
+
+When: TypeAlias = Annotated[
+    Number, Meta(description="When it is available; up to 0: counted from now. Also under the name `duration`.")
+]
+Ignored: TypeAlias = Annotated[Number | None, Meta(description="Ignored.")]
 
 
-class AnyCase(Object):
-    """An object whose keys may be written in any case; some have a second name."""
+class StoreAdd(Args):
+    """A new task."""
 
-    second_names: ClassVar[Mapping[str, str]] = {"duration": "timespec", "changes": "updates"}
-
-    def check(self, value: Any) -> dict[str, Any]:
-        """The checked members under their own names."""
-        if type(value) is not dict:
-            raise Invalid(f"must be an object, not {kind_of(value)}")
-        plain: dict[str, Any] = {}
-        for key, item in value.items():
-            name = self.second_names.get(key.lower(), key.lower())
-            if name not in self.fields:
-                unknown = self._unknown(key)
-                unknown.within(key)
-                raise unknown
-            if plain.get(name) is not None and item is not None and plain[name] != item:
-                twice = Invalid("is given twice, and not the same")
-                twice.within(key)
-                raise twice
-            if item is not None or name not in plain:
-                plain[name] = item
-        return super().check(plain)
-
-    def _unknown(self, key: str) -> Invalid:
-        names = (*self.fields, *self.second_names)
-        near = get_close_matches(clip(key).lower(), names, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(sorted(names))}."
-        return Invalid("is not a known field", hint=hint)
+    group: Group = ""
+    data: str = ""
+    timespec: When = 0
+    ownerid: Ignored = None
+    id: Ignored = None
 
 
-class ClaimShape(AnyCase):
-    """A claim: its own name for the time is the other one."""
+class StoreChange(Args):
+    """A task that is changed, or added."""
 
-    second_names: ClassVar[Mapping[str, str]] = {"timespec": "duration"}
-
-
-@frozen
-class YesNo:
-    """``1``, ``yes``, ``true``, or ``0``, ``no``, ``false``, in any case."""
-
-    def check(self, value: Any) -> bool:
-        """Whether it is yes."""
-        word = str(value).lower()
-        if word not in (*_YES, *_NO):
-            raise Invalid(f"must be one of {', '.join((*_YES, *_NO))}, not {clip(str(value))}")
-        return word in _YES
-
-    def schema(self) -> Schema:
-        """The JSON schema of the value."""
-        return {"type": "string", "enum": [*_YES, *_NO]}
+    id: Annotated[Number, Meta(description="Of the task; up to 0: the task is added.")]
+    data: str = ""
+    timespec: When = 0
+    ownerid: Ignored = None
+    group: Annotated[Group, Meta(description="Of a task that is added.")] = ""
 
 
-_IGNORED = Field(_INT64, doc="Ignored.")
-_DATA = Field(Text(0, 16 << 20, name=False), doc="Empty if left out.")
-_TIME = Field(_INT64, doc="When it is available; up to 0: told from now. Also under the name `duration`.")
-_TASK = {
-    "data": _DATA,
-    "timespec": _TIME,
-    "ownerid": _IGNORED,
-}
-_ADD = AnyCase("StoreAdd", {"group": Field(Text(0, GROUP_CHARACTERS_MAX, name=False)), **_TASK, "id": _IGNORED})
-_CHANGE = AnyCase(
-    "StoreChange",
-    {
-        "id": Field(_INT64, required=True, doc="Of the task; up to 0: the task is added."),
-        **_TASK,
-        "group": Field(Text(0, GROUP_CHARACTERS_MAX, name=False), doc="Of a task that is added."),
-    },
-)
-_CLIENT = Field(
-    Integer(OWNER_MIN, OWNER_MAX),
-    required=True,
-    doc="Owner number of the client, a signed 32-bit integer. The client owns the tasks that it claims and adds.",
-)
-_IDS = Field(Array(_INT64))
-_DEPENDS = Field(Array(_INT64), doc="Ids that must be there.")
-UPDATE = AnyCase(
-    "StoreUpdate",
-    {
-        "clientid": _CLIENT,
-        "adds": Field(Array(_ADD)),
-        "updates": Field(Array(_CHANGE), doc="Also under the name `changes`."),
-        "deletes": _IDS,
-        "depends": _DEPENDS,
-    },
-)
-CLAIM = ClaimShape(
-    "StoreClaim",
-    {
-        "clientid": _CLIENT,
-        "group": Field(
-            Text(0, GROUP_CHARACTERS_MAX, name=False),
-            default="",
-            doc="Nothing is available in the group without a name.",
-        ),
-        "duration": Field(_INT64, doc="How long the task is the client's from now."),
-        "depends": _DEPENDS,
-    },
-)
-_LIST_QUERY = Object(
-    "StoreListQuery",
-    {
-        "limit": Field(Integer(-(1 << 63)), doc="How many at most; up to 0: all."),
-        "owned": Field(YesNo(), doc="Whether to list those too that are not available now."),
-    },
-)
+class StoreUpdate(Args):
+    """Changes of the store, all or nothing."""
+
+    clientid: Owner
+    adds: list[StoreAdd] = field(default_factory=list)
+    updates: Annotated[list[StoreChange], Meta(description="Also under the name `changes`.")] = field(
+        default_factory=list
+    )
+    deletes: Ids = field(default_factory=list)
+    depends: Annotated[Ids, Meta(description="Ids that must exist.")] = field(default_factory=list)
+
+
+class StoreClaim(Args):
+    """A claim."""
+
+    clientid: Owner
+    group: Annotated[Group, Meta(description="No task is in the group without a name.")] = ""
+    duration: Annotated[
+        Number, Meta(description="How long the task belongs to the client, from now. Also under the name `timespec`.")
+    ] = 0
+    depends: Annotated[Ids, Meta(description="Ids that must exist.")] = field(default_factory=list)
+
+
+class StoreGroup(Args):
+    """Tasks of a group."""
+
+    group: Annotated[str, Meta(min_length=1, description="Name of the group; it may have slashes.")]
+    limit: Annotated[Number, Meta(description="Most tasks; up to 0: all.")] = 0
+    owned: Annotated[
+        str, Meta(max_length=5, description="Whether to list also tasks that are not available now: yes or no.")
+    ] = "no"
+
+
+class StoreTask(Args):
+    """One task."""
+
+    number: Annotated[int, Meta(ge=0, le=INT_MAX, description="Id of the task.")]
+
+
+class StoreTasks(Args):
+    """Tasks by their ids."""
+
+    numbers: Annotated[str, Meta(pattern=r"^([0-9]+(,[0-9]+)*)?$", description="Comma-separated ids.")]
+
+
+def own_names(kind: Any, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return the members of a body under their own names; raises `BadRequest` naming one as it was sent."""
+    known, out = members(kind), dict[str, Any]()
+    for key, item in given.items():
+        name, field_name = _own_name(known, key), dotted(where, clip(key))
+        if name not in known:
+            raise BadRequest(f"{field_name} is not a known field", field=field_name, hint=_meant(known, key))
+        if None not in (out.get(name), item) and out[name] != item:
+            raise BadRequest(f"{field_name} is given twice, with another value", field=field_name)
+        if item is not None or name not in out:
+            out[name] = _own_names_within(known[name], item, dotted(where, name))
+    return out
+
+
+def _own_names_within(member: Member, value: Any, where: str) -> Any:
+    item = getattr(member.node, "item_type", None)
+    if not isinstance(item, inspect.StructType) or not isinstance(value, list):
+        return value
+    return [
+        own_names(item.cls, one, f"{where}[{place}]") if isinstance(one, dict) else one
+        for place, one in enumerate(value)
+    ]
+
+
+def _own_name(known: Mapping[str, Member], key: str) -> str:
+    name = key.lower()
+    return name if name in known else _SECOND_NAMES.get(name, name)
+
+
+def _meant(known: Mapping[str, Member], key: str) -> str:
+    names = sorted({*known, *(second for second, name in _SECOND_NAMES.items() if name in known)})
+    near = get_close_matches(clip(key).lower(), names, 1)
+    return f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(names)}."
+
 
 _NUMBER: Schema = {"type": "integer", "format": "int64"}
 _STORED: Schema = {
@@ -164,11 +164,11 @@ _DONE: Schema = {
 }
 
 
-# --- handlers; ``unit``: how many units of time of the port make a millisecond
+# --- handlers; ``unit``: number of the port's units of time in a millisecond
 
 
 def _to_ms(time: int, unit: int) -> int:
-    """A time of a port in milliseconds, away from 0 where it is none exactly."""
+    """Return a time of a port in milliseconds, rounded away from 0."""
     return -(-time // unit) if time > 0 else time // unit
 
 
@@ -181,7 +181,7 @@ def _shown(task: list[Any] | None, unit: int) -> dict[str, Any] | None:
 
 
 def _done(found: dict[str, Any], unit: int, *, nothing: Any) -> Response:
-    """The answer to a change: tasks or what is wrong; ``nothing``: in place of no tasks."""
+    """Return the answer to a change: tasks or what is wrong; ``nothing``: in place of no tasks."""
     refused = found.get("refused")
     if refused is None:
         tasks = [_shown(task, unit) for task in found["tasks"]]
@@ -193,19 +193,22 @@ def _done(found: dict[str, Any], unit: int, *, nothing: Any) -> Response:
 
 
 async def get_groups(call: Call) -> Response:
-    """Names of groups that have tasks."""
+    """Return the names of groups that have tasks."""
     return answer((await call.ask("taskstore.groups"))["groups"])
 
 
 async def get_group(call: Call, *, unit: int) -> Response:
-    """Tasks of a group."""
-    asked = {"group": call.path["group"], "owned": call.query.get("owned", False), "limit": call.query.get("limit", 0)}
-    return answer([_shown(task, unit) for task in (await call.ask("taskstore.group", **asked))["tasks"]])
+    """Return the tasks of a group."""
+    args, word = call.args, call.args.owned.lower()
+    if word not in (*_YES, *_NO):
+        raise BadRequest(f"owned must be one of {', '.join((*_YES, *_NO))}, not {args.owned}", field="owned")
+    found = await call.ask("taskstore.group", group=args.group, owned=word in _YES, limit=args.limit)
+    return answer([_shown(task, unit) for task in found["tasks"]])
 
 
 async def get_task(call: Call, *, unit: int) -> Response:
-    """One task."""
-    number = call.path["number"]
+    """Return one task."""
+    number = call.args.number
     (task,) = (await call.ask("taskstore.tasks", ids=[number]))["tasks"]
     if task is None:
         raise NotFound(f"there is no task {number}", field="id", hint="A task has another id after each change.")
@@ -213,53 +216,45 @@ async def get_task(call: Call, *, unit: int) -> Response:
 
 
 async def get_tasks(call: Call, *, unit: int) -> Response:
-    """Tasks by their ids."""
-    found = (await call.ask("taskstore.tasks", ids=call.path["numbers"]))["tasks"]
+    """Return tasks by their ids."""
+    numbers = [int(one) for one in call.args.numbers.split(",") if one]
+    found = (await call.ask("taskstore.tasks", ids=numbers))["tasks"]
     return answer([_shown(task, unit) for task in found])
 
 
 async def post_update(call: Call, *, unit: int) -> Response:
-    """Add, change, delete."""
-    body = call.body
-    updates = body.get("updates", ())
-    new = [one for one in updates if one["id"] <= 0]
-    asked = {
-        "client": body["clientid"],
-        "adds": [[one.get("group", ""), *_said(one, unit)] for one in (*body.get("adds", ()), *new)],
-        "changes": [[one["id"], *_said(one, unit)] for one in updates if one["id"] > 0],
-        **_ids(body, "deletes"),
-        **_ids(body, "depends"),
-    }
-    found = await call.ask("taskstore.update", **asked)
+    """Add, change and delete tasks."""
+    args: StoreUpdate = call.args
+    new = [one for one in args.updates if one.id <= 0]
+    added: list[StoreAdd | StoreChange] = [*args.adds, *new]
+    found = await call.ask(
+        "taskstore.update",
+        client=args.clientid,
+        adds=[[one.group, one.data, _to_ms(one.timespec, unit)] for one in added],
+        changes=[[one.id, one.data, _to_ms(one.timespec, unit)] for one in args.updates if one.id > 0],
+        deletes=args.deletes,
+        depends=args.depends,
+    )
     if new and "tasks" in found:
-        found = {"tasks": _in_order(found["tasks"], len(asked["adds"]) - len(new), [one["id"] <= 0 for one in updates])}
+        found = {"tasks": _in_order(found["tasks"], len(args.adds), [one.id <= 0 for one in args.updates])}
     return _done(found, unit, nothing=[])
 
 
 def _in_order(tasks: list[Any], adds: int, is_new: list[bool]) -> list[Any]:
-    """The tasks of an update in the order of the request; ``is_new``: which of its updates are additions."""
+    """Return the tasks of an update in the order of the request; ``is_new``: which of its updates are additions."""
     added, changed = iter(tasks[adds : adds + sum(is_new)]), iter(tasks[adds + sum(is_new) :])
     return tasks[:adds] + [next(added if new else changed) for new in is_new]
 
 
 async def post_claim(call: Call, *, unit: int) -> Response:
-    """Take a task."""
-    body = call.body
-    duration_ms = _to_ms(body.get("duration", 0), unit)
-    asked = {"client": body["clientid"], "group": body["group"], "duration_ms": duration_ms, **_ids(body, "depends")}
-    return _done(await call.ask("taskstore.claim", **asked), unit, nothing=None)
-
-
-def _said(task: Mapping[str, Any], unit: int) -> tuple[str, int]:
-    return task.get("data", ""), _to_ms(task.get("timespec", 0), unit)
-
-
-def _ids(body: Mapping[str, Any], name: str) -> dict[str, list[int]]:
-    return {name: body[name]} if name in body else {}
+    """Claim a task."""
+    args: StoreClaim = call.args
+    asked = {"client": args.clientid, "group": args.group, "duration_ms": _to_ms(args.duration, unit)}
+    return _done(await call.ask("taskstore.claim", **asked, depends=args.depends), unit, nothing=None)
 
 
 def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]:
-    """The endpoints under a path, with times in ``ms`` or ``ns``."""
+    """Return the endpoints under a path, with times in ``ms`` or ``ns``."""
     per_ms = UNITS[unit]
     return (*_reads(prefix, per_ms), *_changes(prefix, per_ms))
 
@@ -296,7 +291,7 @@ def _reads(prefix: str, per_ms: int) -> tuple[Endpoint, ...]:
             summary="Tasks of a group, in the order of their times",
             handle=partial(get_group, unit=per_ms),
             has_tail=True,
-            query=_LIST_QUERY,
+            args=StoreGroup,
             answer=_STORED_LIST,
             **_COMMON,
         ),
@@ -307,6 +302,7 @@ def _reads(prefix: str, per_ms: int) -> tuple[Endpoint, ...]:
             role=("read", "consume"),
             summary="One task",
             handle=partial(get_task, unit=per_ms),
+            args=StoreTask,
             answer=_STORED,
             errors=(404,),
             **_COMMON,
@@ -316,17 +312,13 @@ def _reads(prefix: str, per_ms: int) -> tuple[Endpoint, ...]:
             path=f"{prefix}/tasks/{{numbers}}",
             name="taskstore_tasks",
             role=("read", "consume"),
-            summary="Tasks by their ids; null where there is none",
+            summary="Tasks by their ids; null for an id that does not exist",
             handle=partial(get_tasks, unit=per_ms),
+            args=StoreTasks,
             answer=_STORED_LIST,
             **_COMMON,
         ),
     )
-
-
-def _form(name: str) -> Object:
-    """The query of a change that is sent as a form."""
-    return Object(f"Store{name.capitalize()}Query", {name: Field(Text(0, 16 << 20, name=False), doc="The JSON.")})
 
 
 def _changes(prefix: str, per_ms: int) -> tuple[Endpoint, ...]:
@@ -336,11 +328,12 @@ def _changes(prefix: str, per_ms: int) -> tuple[Endpoint, ...]:
             path=f"{prefix}/update",
             name="taskstore_update",
             summary="Add, change and delete tasks, all or nothing",
-            doc="What is wrong with the tasks is told with status 200, in the lists of `Error`; then nothing changed.",
+            doc="If something is wrong with the tasks, the answer has status 200 and the lists of `Error`. Nothing has "
+            "changed then.",
             handle=partial(post_update, unit=per_ms),
             role=("consume", "produce"),
-            query=_form("update"),
-            body=UPDATE,
+            args=StoreUpdate,
+            rewrite=partial(own_names, StoreUpdate),
             large=True,
             form_field="update",
             answer=_DONE,
@@ -351,12 +344,12 @@ def _changes(prefix: str, per_ms: int) -> tuple[Endpoint, ...]:
             method="POST",
             path=f"{prefix}/claim",
             name="taskstore_claim",
-            summary="Take a task of a group at random",
+            summary="Claim a random task of a group",
             doc="`Tasks` is null if nothing is available.",
             handle=partial(post_claim, unit=per_ms),
             role="consume",
-            query=_form("claim"),
-            body=CLAIM,
+            args=StoreClaim,
+            rewrite=partial(own_names, StoreClaim),
             large=True,
             form_field="claim",
             answer=_DONE,
