@@ -12,10 +12,10 @@ from pyrsistent import PMap, pmap
 
 from onyxq.core.cluster_settings import DEFAULTS, SETTINGS_LIMITS, Settings
 from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.core.replica import Cluster, Partition, Replica
 
 VERSION = 1
-NAME_CHARACTERS_MAX = 200
 
 
 @frozen

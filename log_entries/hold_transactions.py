@@ -12,7 +12,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from onyxq.core.entry import APPLIED, Stamp, Verdict
-from onyxq.core.limits import HOLD_MS_MAX, HOLD_TEXT_CHARACTERS_MAX
+from onyxq.core.limits import HOLD_MS_MAX, NAME_CHARACTERS_MAX
 from onyxq.core.replica import Hold, Replica
 from onyxq.core.transactions import on_hold
 
@@ -32,9 +32,9 @@ class Args:
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
     """Start the hold, move its end, or end it."""
-    if not 1 <= len(args.name) <= HOLD_TEXT_CHARACTERS_MAX:
+    if not 1 <= len(args.name) <= NAME_CHARACTERS_MAX:
         return replica, "bad name"
-    if len(args.why) > HOLD_TEXT_CHARACTERS_MAX:
+    if len(args.why) > NAME_CHARACTERS_MAX:
         return replica, "bad why"
     if not 0 <= args.for_ms <= HOLD_MS_MAX:
         return replica, "bad time"

@@ -22,11 +22,11 @@ from pyrsistent import PMap
 
 from onyxq.core import ring
 from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.core.placement import LOST
 from onyxq.core.replica import Peer, Replica
 
 VERSION = 1
-NAME_CHARACTERS_MAX = 200
 SLOTS_MAX = 1 << 16
 OLDER = "older than the cluster"
 OVERTAKEN = "another peer of this node asked first"

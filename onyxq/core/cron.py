@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.core.texts import whole
 
-TEXT_CHARACTERS_MAX = 200
 NEVER_MS = (1 << 62) - 1
 """The next time of a schedule that is not due again before the end of the calendar."""
 INTERVAL_MS_MAX = 366 * 86_400_000
@@ -93,7 +93,7 @@ def parse(text: str) -> Schedule:
     are valid too.
     """
     said = " ".join(text.lower().split())
-    if not said or len(said) > TEXT_CHARACTERS_MAX:
+    if not said or len(said) > NAME_CHARACTERS_MAX:
         raise _wrong("it must have five fields, or be such as @daily or every 5m")
     if said.startswith("every"):
         return _interval(said)

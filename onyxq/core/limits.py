@@ -6,6 +6,7 @@ structs and attrs classes).  Checks, schemas and help follow from a declaration,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
@@ -36,10 +37,16 @@ DEPENDS_MAX = 100
 """Most tasks on which a task may depend."""
 HOLD_MS_MAX = 600_000
 """Longest time for which a backup makes transactions wait."""
-HOLD_TEXT_CHARACTERS_MAX = 200
 
 PLAIN = r"^(?![\s\S]*[\x00-\x1f\x7f])"
 """Matches a text without control characters."""
+_PLAIN = re.compile(PLAIN)
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a text has no control characters."""
+    return _PLAIN.match(text) is not None
+
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=PLAIN)]
 """The name of a queue, of a periodic task and the like."""

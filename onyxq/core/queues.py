@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from onyxq.core import queue_settings
-from onyxq.core.limits import NAME_CHARACTERS_MAX
+from onyxq.core.limits import NAME_CHARACTERS_MAX, is_plain
 from onyxq.core.queue_settings import DEFAULTS, NO_LIMIT, SETTINGS, Queue
 from onyxq.core.replica import Rate, Replica
 
@@ -27,7 +27,7 @@ MILLIONTHS = 1_000_000
 
 def is_name(value: str) -> bool:
     """Return whether a text can name a queue: 1 to 200 characters without control characters."""
-    return 1 <= len(value) <= NAME_CHARACTERS_MAX and not any(sign < " " or sign == "\x7f" for sign in value)
+    return 1 <= len(value) <= NAME_CHARACTERS_MAX and is_plain(value)
 
 
 def settings_of(replica: Replica, queue: str) -> Queue:

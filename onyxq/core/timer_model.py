@@ -10,10 +10,9 @@ import msgpack
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest, TooLarge
+from onyxq.core.limits import NAME_CHARACTERS_MAX, is_plain
 from onyxq.core.limits import TIMER_URI_CHARS_MAX as URI_CHARS_MAX
 
-ID_CHARS_MAX = 200
-WORD_CHARS_MAX = 200
 DATA_BYTES_MAX = 1 << 20
 CALLBACK = ("transport", "uri", "method")
 
@@ -42,8 +41,10 @@ class Timer:
 
 def timer_id(value: Any) -> str:
     """Return a timer's id; raises `BadRequest`."""
-    if not isinstance(value, str) or not 1 <= len(value) <= ID_CHARS_MAX or not _printable(value):
-        raise BadRequest(f"id must be a string of 1 to {ID_CHARS_MAX} characters, none a control character", field="id")
+    if not isinstance(value, str) or not 1 <= len(value) <= NAME_CHARACTERS_MAX or not _printable(value):
+        raise BadRequest(
+            f"id must be a string of 1 to {NAME_CHARACTERS_MAX} characters, none a control character", field="id"
+        )
     if value != value.strip():
         raise BadRequest("id must not begin or end with a space", field="id")
     return value
@@ -57,8 +58,8 @@ def checked(timer: Any, *, timeout: Any, data: Any, callback: Any, longest_ms: i
         raise BadRequest(f"timeout must be 1 to {longest_ms} ms, not {timeout}", field="timeout")
     if data is not None and not isinstance(data, (str, dict)):
         raise BadRequest("data must be null, a string or an object", field="data")
-    if not isinstance(request, str) or len(request) > WORD_CHARS_MAX or not _printable(request):
-        raise BadRequest(f"request must be a string of at most {WORD_CHARS_MAX} characters", field="request")
+    if not isinstance(request, str) or len(request) > NAME_CHARACTERS_MAX or not _printable(request):
+        raise BadRequest(f"request must be a string of at most {NAME_CHARACTERS_MAX} characters", field="request")
     return Timer(timer_id(timer), timeout, data, _callback(callback), request)
 
 
@@ -72,7 +73,7 @@ def _callback(value: Any) -> Callback:
 
 
 def _text(value: Any, field: str) -> str:
-    longest = URI_CHARS_MAX if field == "callback.uri" else WORD_CHARS_MAX
+    longest = URI_CHARS_MAX if field == "callback.uri" else NAME_CHARACTERS_MAX
     if not isinstance(value, str) or not 1 <= len(value) <= longest or not _printable(value):
         raise BadRequest(f"{field} must be a string of 1 to {longest} characters", field=field)
     return value
@@ -83,7 +84,7 @@ def _printable(text: str) -> bool:
         text.encode()
     except UnicodeEncodeError:
         return False  # half a surrogate pair
-    return not any(sign < " " or sign == "\x7f" for sign in text)
+    return is_plain(text)
 
 
 def pack(timer: Timer) -> bytes:

@@ -10,6 +10,7 @@ import attrs
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import PRIORITY_MAX, PRIORITY_MIN, is_plain
 from onyxq.jobs import model
 from onyxq.jobs.encoding import canonical
 from onyxq.jobs.functions import REFERENCE
@@ -23,8 +24,6 @@ PARTS_MAX = 500
 EDGES_MAX = 2_000
 SLOTS_MAX = 100_000
 TIME_MS_MAX = 10 * 366 * 86_400_000
-PRIORITY_MAX = (1 << 31) - 1
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 Problem = tuple[str, str]
@@ -52,7 +51,7 @@ class Kind:
 
 def is_text(value: Any, most: int = TEXT_CHARS_MAX, least: int = 1) -> bool:
     """Return whether the value is a string of ``least`` to ``most`` characters without control characters."""
-    if not isinstance(value, str) or not least <= len(value) <= most or _CONTROL.search(value):
+    if not isinstance(value, str) or not least <= len(value) <= most or not is_plain(value):
         return False
     return not any("\ud800" <= sign <= "\udfff" for sign in value)
 
@@ -147,7 +146,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
     },
     model.Output: {
         **_EXTERNAL,
-        "priority": _integer(-PRIORITY_MAX - 1, PRIORITY_MAX),
+        "priority": _integer(PRIORITY_MIN, PRIORITY_MAX),
         "ordering_key": _NAME.or_none(),
         "delay_ms": _TIME,
     },

@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import ID_BYTES, TaskId
-from onyxq.core.limits import INT_MAX, PLAIN
+from onyxq.core.limits import INT_MAX, is_plain
 from onyxq.operations.table.problems import clip
 
 Schema: TypeAlias = dict[str, Any]
@@ -26,7 +26,7 @@ _HEX_ID = re.compile(r"[0-9a-fA-F]{40}")
 
 
 class Invalid(Exception):
-    """A value does not fit its shape; ``path`` names the place, innermost part first."""
+    """A value does not fit its shape; ``path`` is the place, innermost part first."""
 
     def __init__(self, reason: str, *, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -40,20 +40,20 @@ class Invalid(Exception):
 
     @property
     def field(self) -> str | None:
-        """The dotted path, like ``tasks[0].priority``; None for the whole."""
+        """Return the dotted path, like ``tasks[0].priority``; None for the whole."""
         text = ""
         for part in reversed(self.path):
             text += f"[{part}]" if isinstance(part, int) else f".{part}"
         return text.removeprefix(".") or None
 
     def to_error(self, whole: str) -> BadRequest:
-        """The error to answer with; ``whole`` says what was checked, like ``the body``."""
+        """Return the error to answer with; ``whole`` names the checked value, like ``the body``."""
         place = self.field
         return BadRequest(f"{place or whole} {self.reason}", field=place, hint=self.hint)
 
 
 def kind_of(value: Any) -> str:
-    """What a decoded JSON value is, in words."""
+    """Return the kind of a decoded JSON value in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -63,14 +63,14 @@ def kind_of(value: Any) -> str:
 
 
 class Shape(Protocol):
-    """What a value must look like."""
+    """The form of a value."""
 
     def check(self, value: Any) -> Any:
-        """The value for the program; raises `Invalid`."""
+        """Return the value for the program; raises `Invalid`."""
         ...
 
     def schema(self) -> Schema:
-        """The JSON schema of the value."""
+        """Return the JSON schema of the value."""
         ...
 
 
@@ -82,7 +82,7 @@ class Integer:
     maximum: int = INT_MAX
 
     def check(self, value: Any) -> int:
-        """The integer itself."""
+        """Return the integer itself."""
         if type(value) is not int:
             raise Invalid(f"must be an integer, not {kind_of(value)}")
         if not self.minimum <= value <= self.maximum:
@@ -91,7 +91,7 @@ class Integer:
         return value
 
     def schema(self) -> Schema:
-        """The JSON schema of the value."""
+        """Return the JSON schema of the value."""
         return {"type": "integer", "format": "int64", "minimum": self.minimum, "maximum": self.maximum}
 
 
@@ -103,15 +103,15 @@ class Text:
     maximum: int = 200
     name: bool = True
     pattern: str = ""
-    """Of the whole string, if it is not empty."""
+    """Pattern of the whole string; empty: any."""
 
     def check(self, value: Any) -> str:
-        """The string itself."""
+        """Return the string itself."""
         if type(value) is not str:
             raise Invalid(f"must be a string, not {kind_of(value)}")
         if not self.minimum <= len(value) <= self.maximum:
             raise Invalid(f"must have {self.minimum} to {self.maximum} characters, not {len(value)}")
-        if self.name and not re.match(PLAIN, value):
+        if self.name and not is_plain(value):
             raise Invalid("must not contain control characters")
         if self.pattern and not re.fullmatch(self.pattern, value):
             raise Invalid(f"must match {self.pattern}")
@@ -122,7 +122,7 @@ class Text:
         return value
 
     def schema(self) -> Schema:
-        """The JSON schema of the value."""
+        """Return the JSON schema of the value."""
         bounds = {"type": "string", "minLength": self.minimum, "maxLength": self.maximum}
         return bounds | {"pattern": f"^(?:{self.pattern})$"} if self.pattern else bounds
 
@@ -134,7 +134,7 @@ class Choice:
     words: tuple[str, ...]
 
     def check(self, value: Any) -> str:
-        """The word itself."""
+        """Return the word itself."""
         if type(value) is not str:
             raise Invalid(f"must be a string, not {kind_of(value)}")
         if value not in self.words:
@@ -142,16 +142,16 @@ class Choice:
         return value
 
     def schema(self) -> Schema:
-        """The JSON schema of the value."""
+        """Return the JSON schema of the value."""
         return {"type": "string", "enum": list(self.words)}
 
 
 @frozen
 class HexId:
-    """A task id: 40 hex digits, 20 bytes to the program."""
+    """A task id: 40 hex digits in JSON, 20 bytes in the program."""
 
     def check(self, value: Any) -> TaskId:
-        """The id's bytes."""
+        """Return the id's bytes."""
         if type(value) is not str:
             raise Invalid(f"must be a string of {2 * ID_BYTES} hex digits, not {kind_of(value)}")
         if not _HEX_ID.fullmatch(value):
@@ -159,7 +159,7 @@ class HexId:
         return TaskId(bytes.fromhex(value))
 
     def schema(self) -> Schema:
-        """The JSON schema of the value."""
+        """Return the JSON schema of the value."""
         return {"type": "string", "pattern": "^[0-9a-fA-F]{40}$", "examples": ["0" * 40]}
 
 
@@ -168,7 +168,7 @@ class Base64:
     """Bytes as standard base64 with padding."""
 
     def check(self, value: Any) -> bytes:
-        """The bytes."""
+        """Return the bytes."""
         if type(value) is not str:
             raise Invalid(f"must be a base64 string, not {kind_of(value)}")
         try:
@@ -177,7 +177,7 @@ class Base64:
             raise Invalid("must be standard base64 with padding") from None
 
     def schema(self) -> Schema:
-        """The JSON schema of the value."""
+        """Return the JSON schema of the value."""
         return {"type": "string", "contentEncoding": "base64", "format": "byte"}
 
 
@@ -186,24 +186,24 @@ class AnyValue:
     """Any JSON value, kept as it is."""
 
     def check(self, value: Any) -> Any:
-        """The value itself."""
+        """Return the value itself."""
         return value
 
     def schema(self) -> Schema:
-        """The JSON schema of the value."""
+        """Return the JSON schema of the value."""
         return {}
 
 
 @frozen
 class Array:
-    """An array of alike items; sizes are inclusive."""
+    """An array of items of one shape; sizes are inclusive."""
 
     item: Shape
     minimum: int = 0
     maximum: int = 100_000
 
     def check(self, value: Any) -> list[Any]:
-        """A list of the checked items."""
+        """Return a list of the checked items."""
         if type(value) is not list:
             raise Invalid(f"must be an array, not {kind_of(value)}")
         if not self.minimum <= len(value) <= self.maximum:
@@ -218,14 +218,14 @@ class Array:
         return out
 
     def schema(self) -> Schema:
-        """The JSON schema of the value."""
+        """Return the JSON schema of the value."""
         sizes = {"minItems": self.minimum, "maxItems": self.maximum}
         return {"type": "array", "items": self.item.schema(), **sizes}
 
 
 @frozen
 class Field:
-    """A member of an object. ``null`` stands for a missing member, unless ``keeps_null``."""
+    """A member of an object. ``null`` means a missing member, unless ``keeps_null``."""
 
     shape: Shape
     required: bool = False
@@ -234,7 +234,7 @@ class Field:
     doc: str = ""
 
     def schema(self) -> Schema:
-        """The JSON schema of the member."""
+        """Return the JSON schema of the member."""
         schema = dict(self.shape.schema())
         if not self.required or self.keeps_null:
             schema = _nullable(schema)
@@ -272,7 +272,7 @@ class Object:
         object.__setattr__(self, "defaults", defaults)
 
     def check(self, value: Any) -> dict[str, Any]:
-        """The checked members that were given, and defaults for others."""
+        """Return the checked members, with defaults for missing ones."""
         if type(value) is not dict:
             raise Invalid(f"must be an object, not {kind_of(value)}")
         out: dict[str, Any] = {}
@@ -305,11 +305,11 @@ class Object:
         return Invalid("is not a known field", hint=hint)
 
     def schema(self) -> Schema:
-        """A reference to the component; `definition` gives the component itself."""
+        """Return a reference to the component that `definition` returns."""
         return {"$ref": f"#/components/schemas/{self.name}"}
 
     def definition(self) -> Schema:
-        """The component's JSON schema."""
+        """Return the component's JSON schema."""
         properties = {name: member.schema() for name, member in self.fields.items()}
         schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
         if self.required:

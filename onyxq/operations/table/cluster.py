@@ -1,4 +1,4 @@
-"""Operations on the cluster: what the replica says, peers that leave, partitions, workers."""
+"""Operations on the cluster: its state, peers that leave, partitions, workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta
 
 from onyxq.core.ids import PARTITIONS_MAX
-from onyxq.core.limits import MOMENT
+from onyxq.core.limits import MOMENT, NAME_CHARACTERS_MAX
 from onyxq.operations.table.access import LOOKING, anywhere, everywhere
 from onyxq.operations.table.operation import Args, Http, Operation, Place, Result, Verb
 
@@ -141,7 +141,7 @@ class Peers(Result):
 
 
 class Leaving(Result, omit_defaults=True):
-    """What it means that a peer leaves for good."""
+    """The consequences of a peer that leaves for good."""
 
     partitions_left: int | None = None
     warning: str | None = None
@@ -273,7 +273,7 @@ class ForcePartition(Args):
     """
 
     partition: Number
-    by: Annotated[str, Meta(max_length=200, description="Who forces it, for the log.")] = ""
+    by: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX, description="Who forces it, for the log.")] = ""
 
 
 _VIEWS = "onyxq.interfaces.cli.views"

@@ -11,7 +11,7 @@ from onyxq.core.limits import (
     ENCODED,
     EXTENSION_CHARACTERS_MAX,
     HOLD_MS_MAX,
-    HOLD_TEXT_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
     POSITION_MAX,
 )
 from onyxq.core.log.interface import START
@@ -31,7 +31,7 @@ Since: TypeAlias = Annotated[int, Meta(ge=START, le=POSITION_MAX)]
 Part: TypeAlias = Annotated[int, Meta(ge=0, le=PARTS_MAX, description="Number of the part, from 0.")]
 Blob: TypeAlias = Annotated[bytes, Meta(extra=BLOB)]
 ExtensionName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=EXTENSION_CHARACTERS_MAX)]
-HoldText: TypeAlias = Annotated[str, Meta(max_length=HOLD_TEXT_CHARACTERS_MAX)]
+HoldText: TypeAlias = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
 
 
 class EntryView(Result):

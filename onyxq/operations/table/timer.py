@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from onyxq.core.limits import MOMENT, TIME_MS_MAX, TIMER_URI_CHARS_MAX, TIMERS_QUEUE, Name, TaskIdBytes
+from onyxq.core.limits import (
+    MOMENT,
+    NAME_CHARACTERS_MAX,
+    TIME_MS_MAX,
+    TIMER_URI_CHARS_MAX,
+    TIMERS_QUEUE,
+    Name,
+    TaskIdBytes,
+)
 from onyxq.operations.table.access import Access, Need
 from onyxq.operations.table.operation import Args, Operation, Place, Result, Verb
 from onyxq.operations.table.task import After, Limit
@@ -74,7 +82,11 @@ class SetTimer(NewTimer, kw_only=True):
     id: TimerId
     replace: Annotated[bool, Meta(description="Replace a timer that exists.")] = False
     request: Annotated[
-        str, Meta(max_length=200, description="Name of the request: a repeat under the same name has no other effect.")
+        str,
+        Meta(
+            max_length=NAME_CHARACTERS_MAX,
+            description="Name of the request: a repeat under the same name has no other effect.",
+        ),
     ] = ""
 
 

@@ -16,11 +16,8 @@ import msgpack
 from onyxq.core.errors import BadRequest
 from onyxq.core.facts import key_digest
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, ms_of
+from onyxq.core.limits import DEPENDS_MAX, NAME_CHARACTERS_MAX, PRIORITY_MAX, PRIORITY_MIN
 
-QUEUE_CHARS_MAX = 200
-KEY_CHARS_MAX = 200
-DEPENDS_MAX = 100
-PRIORITY_MAX = (1 << 31) - 1
 DUE_MS_MAX = (1 << 62) - 1
 """Largest due time that is kept, in ms: greater ones become this, which means never."""
 REMEMBERED_BYTES = 256
@@ -95,9 +92,9 @@ def _read(header: bytes) -> QueueKey:
         queue, priority = fields["queue"], fields.get("priority", 0)
     except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException):
         raise BadRequest("a task run's header is malformed", field="queue") from None
-    if not isinstance(queue, str) or not 1 <= len(queue) <= QUEUE_CHARS_MAX:
-        raise BadRequest(f"a queue name has 1 to {QUEUE_CHARS_MAX} characters", field="queue")
-    if type(priority) is not int or not -PRIORITY_MAX - 1 <= priority <= PRIORITY_MAX:
+    if not isinstance(queue, str) or not 1 <= len(queue) <= NAME_CHARACTERS_MAX:
+        raise BadRequest(f"a queue name has 1 to {NAME_CHARACTERS_MAX} characters", field="queue")
+    if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
         raise BadRequest("a priority is a signed 32-bit number", field="priority")
     digest = queue_digest(queue)
     place = digest + (PRIORITY_MAX - priority).to_bytes(4, "big")
@@ -126,8 +123,8 @@ def _key(queue: str, fields: dict[str, Any], name: str) -> bytes:
     key = fields.get(name)
     if key is None:
         return b""
-    if not isinstance(key, str) or not 1 <= len(key) <= KEY_CHARS_MAX:
-        raise BadRequest(f"a key has 1 to {KEY_CHARS_MAX} characters", field=name)
+    if not isinstance(key, str) or not 1 <= len(key) <= NAME_CHARACTERS_MAX:
+        raise BadRequest(f"a key has 1 to {NAME_CHARACTERS_MAX} characters", field=name)
     return key_digest(queue, key)
 
 

@@ -46,7 +46,8 @@ from typing import NamedTuple
 
 from onyxq.core.facts import seal, unseal
 from onyxq.core.ids import COUNTER_MAX, STRETCH_TASKS, TaskId, counter_of, ms_of, with_counter
-from onyxq.store.index.heads import PRIORITY_MAX, Order, QueueKey, queue_digest
+from onyxq.core.limits import PRIORITY_MAX
+from onyxq.store.index.heads import Order, QueueKey, queue_digest
 from onyxq.store.interface import LEAVES, Piece
 
 TOTAL, SCHEDULED, WAITING = 0, 4, 5

@@ -16,7 +16,6 @@ from attrs import evolve
 from starlette.responses import Response
 
 from onyxq.core.errors import OnyxqError
-from onyxq.core.timer_model import ID_CHARS_MAX
 from onyxq.interfaces.http.endpoint import Call, Endpoint, Failure
 from onyxq.interfaces.http.operations import endpoint_of
 from onyxq.interfaces.http.problems import problem
@@ -38,7 +37,7 @@ ID_HEADER, REASON_HEADER, REQUEST_HEADER = "x-timer-id", "x-skyring-reason", "id
 REASON_CHARS_MAX = 500
 
 _REQUEST = Field(Text(), doc="Name of the request: a repeat under the same name has no other effect.")
-_ID = Field(Text(1, ID_CHARS_MAX), doc="Id of the timer; default: a new one.")
+_ID = Field(Text(), doc="Id of the timer; default: a new one.")
 
 
 class ReplaceTimer(NewTimer, kw_only=True):
