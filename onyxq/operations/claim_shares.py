@@ -1,8 +1,7 @@
-"""How a claim of many is shared among the nodes that have ready tasks (design: claims).
+"""Shares of a large claim for the nodes that have ready tasks (design: claims). Pure.
 
-Pure.  Nodes list their best tasks by priority and age; merged, these lists say how many of
-the best tasks each node has.  So no node is passed over while it has a better task than
-those that are claimed elsewhere.
+Nodes list their best tasks by priority and age. Merged, these lists give the number of the best tasks at each node.
+So no node is skipped while it has a better task than those that are claimed elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from onyxq.leader.grants.ready_heads import RANKS_MAX, Head, is_ahead
 
 
 class Offer(NamedTuple):
-    """What one node has of one queue."""
+    """The ready tasks of one queue at one node."""
 
     node_id: str
     queue: str
@@ -23,13 +22,13 @@ class Offer(NamedTuple):
 
 
 Taken = list[tuple[Offer, Head | None]]
-"""Offers from which tasks are claimed, and what is left of each."""
+"""Offers from which tasks are claimed, and the rest of each."""
 
 
 def shares(offers: Sequence[Offer], best: Offer, maximum: int) -> tuple[Taken, dict[str, int]]:
     """Return what is left of the offers, and how many of the ``maximum`` tasks to claim at which node.
 
-    ``best`` is the best of them. It also gets what no list accounts for: lists may be old.
+    ``best`` is the best of them. It also gets the tasks that no list has, because lists may be old.
     """
     ranks = best.head.ranks
     if len(offers) == 1 or is_ahead(best.head) or (ranks and ranks[0][2] >= maximum):
@@ -45,10 +44,10 @@ def shares(offers: Sequence[Offer], best: Offer, maximum: int) -> tuple[Taken, d
 
 
 def _counts(offers: Sequence[Offer], maximum: int) -> dict[int, int]:
-    """How many of the best tasks each offer has, by its place, until ``maximum`` or the end of a list.
+    """Return the number of the best tasks of each offer, by its place, until ``maximum`` or the end of a list.
 
-    What follows a list that is not whole may be better than what others have: the rest is
-    claimed there, unless the list is as long as lists get.
+    Tasks after an incomplete list may be better than those of other nodes. So the rest is claimed there, unless the
+    list has the greatest length.
     """
     counts: dict[int, int] = {}
     lists = [[(rank, at) for rank in offer.head.ranks] for at, offer in enumerate(offers)]
@@ -70,7 +69,7 @@ def _listed(head: Head) -> int:
 
 
 def _ends(offer: Offer, count: int) -> bool:
-    """Whether a list that is as long as lists get was claimed to its end."""
+    """Return whether a list of the greatest length was claimed to its end."""
     return not offer.head.whole and len(offer.head.ranks) >= RANKS_MAX and count >= _listed(offer.head)
 
 

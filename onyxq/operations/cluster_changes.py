@@ -1,9 +1,8 @@
-"""What operators ask of a node: peers that leave, copies that move, partitions that are forced.
+"""Changes that operators ask for: peers that leave, copies that move, partitions that are forced.
 
-A peer leaves *for good* in three steps: ``drain_node`` with ``permanent`` gives its node's
-copies new places, its partitions settle there one by one while the old copies still count,
-and once none is left here, what is on the disk having been offered to the leaders, it leaves
-as on SIGTERM.
+A peer leaves *for good* in three steps. ``drain_node`` with ``permanent`` gives its node's copies new places. Its
+partitions settle there one by one while the old copies still count. Once the node has offered the rows of its disk
+to the leaders and has no copy left, the peer leaves as on SIGTERM.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from onyxq.operations.table.operation import converted
 LEAVE_TIMEOUT_S = 3.0
 LOOK_EVERY_S = 0.5
 PROGRESS_TIMEOUT_S = 1.0
-"""How long a look at the partitions waits for what their leaders say of them."""
+"""Longest wait for the reports of leaders about partitions, in seconds."""
 NOTHING_TOLD: dict[str, Any] = {"transfers": [], "purge_waits": None}
 
 
@@ -51,7 +50,7 @@ class Operating:
         self.leave_wanted = trio.Event()
         """Set when the node's peer is to leave."""
         self.retire_wanted = trio.Event()
-        """Set when it is to leave once other nodes hold all its copies."""
+        """Set when the peer is to leave as soon as other nodes hold all copies."""
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
@@ -65,10 +64,9 @@ class Operating:
     # --- leaving
 
     async def leave(self, args: Leave) -> Leaving:
-        """Have a peer leave; raises `NotFound`, `Conflict`, `Unavailable`.
+        """Make a peer leave; raises `NotFound`, `Conflict`, `Unavailable`.
 
-        For good: the answer comes at once and tells how many partitions are to move; the
-        peer leaves when that is done.
+        If it leaves for good, the answer has the number of partitions that move; the peer leaves after that.
         """
         wanted, permanent = args.peer, args.permanent
         replica = self._node.replica
@@ -93,7 +91,7 @@ class Operating:
         return answer
 
     async def told_to_leave(self, args: dict[str, Any]) -> None:
-        """Another node passes on that this one's peer is to leave."""
+        """Let this node's peer leave, as another node asks."""
         if args["peer"] == self._node.peer_id:
             self._told(permanent=bool(args.get("permanent", False)))
 
@@ -101,7 +99,7 @@ class Operating:
         (self.retire_wanted if permanent else self.leave_wanted).set()
 
     def _terms(self, replica: Replica, node: str) -> Leaving:
-        """What leaving for good means for the copies; raises `Conflict` if nobody could take them."""
+        """Return what leaving for good means for the copies; raises `Conflict` if no other node could take them."""
         left = cluster_views.partitions_left(replica, node)
         others = [other for other in eligible_nodes(replica) if other != node]
         if left and not others:
@@ -116,7 +114,7 @@ class Operating:
         return Leaving(partitions_left=left, warning=warning)
 
     async def move_away(self, peer: str) -> None:
-        """Return once other nodes hold all that this node, whose peer is ``peer``, held; nothing is kept here."""
+        """Return once other nodes hold all copies of this node, whose peer is ``peer``; none is kept here."""
         node = self._node
         while True:
             replica = node.replica
@@ -133,14 +131,14 @@ class Operating:
         try:
             await self._node.propose(drain_node.Args(self._node.node_id, True))
         except Unavailable:
-            await trio.sleep(LOOK_EVERY_S)  # without the log nothing can move; it is asked for again
+            await trio.sleep(LOOK_EVERY_S)  # no copy can move without the log; the next turn asks again
 
     # --- partitions
 
     async def force(self, args: ForcePartition) -> Forced:
-        """Have a partition go on with the nodes that live; raises `NotFound`, `Conflict`, `LogUnavailable`.
+        """Continue a partition with its live nodes; raises `NotFound`, `Conflict`, `LogUnavailable`.
 
-        What only the others held is lost, unless they come back with their disks.
+        Rows that only the other nodes held are lost, unless these come back with their disks.
         """
         number, by = args.partition, args.by
         replica = self._node.replica
@@ -177,8 +175,7 @@ class Operating:
         return converted(PartitionNow, found)
 
     async def _told_by_leaders(self) -> dict[int, dict[str, Any]]:
-        """What every live node tells of partitions that it leads, where there is something; nobody is waited for
-        long."""
+        """Return the reports of live nodes about partitions that they lead; slow nodes are left out."""
         node = self._node
         found: dict[int, dict[str, Any]] = dict(node.told_here())
 
@@ -186,7 +183,7 @@ class Operating:
             try:
                 told = await node.call(other, "lead.told", {}, timeout_s=PROGRESS_TIMEOUT_S)
             except OnyxqError:
-                return  # who does not answer tells nothing
+                return  # a silent node reports nothing
             found.update({int(number): {**NOTHING_TOLD, **one} for number, one in told.items()})
 
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""What the replica says, as plain maps for people and programs. Pure."""
+"""Views of the replica as plain maps for people and programs. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onyxq.core.ring import clock_skew_ms, contains, is_closed, state_of, watche
 
 
 def cluster(replica: Replica) -> dict[str, Any]:
-    """Name, id, settings and health of the cluster."""
+    """Return the name, id, settings and health of the cluster."""
     found = replica.cluster
     return {
         "name": found.name if found else None,
@@ -35,24 +35,24 @@ def cluster(replica: Replica) -> dict[str, Any]:
 
 
 def is_leaving(node: Node) -> bool:
-    """Whether a node that is there hands its copies over for good."""
+    """Return whether a node of the cluster hands its copies over for good."""
     return bool(node.peer) and node.draining and node.replaced
 
 
 def partitions_left(replica: Replica, node: str) -> int:
-    """Partitions of which the node holds, or is to hold, a copy."""
+    """Return the partitions that have, or will have, a copy on the node."""
     return sum(1 for placed in replica.partitions.values() if node in placed.members or node in placed.target)
 
 
 def under_replicated(replica: Replica, number: int) -> bool:
-    """Whether fewer live nodes hold the partition than the cluster wants copies."""
+    """Return whether fewer live nodes hold the partition than the cluster wants copies."""
     placed = replica.partitions[number]
     live = sum(1 for node in placed.members if node in replica.nodes and replica.nodes[node].peer)
     return live < replica.settings.replicas
 
 
 def ring(replica: Replica) -> dict[str, Any]:
-    """Members and joiners with whom they watch, in ring order."""
+    """Return members and joiners with the peers that they watch, in ring order."""
     joining = [peer for peer in sorted(replica.peers) if peer not in replica.ring.members]
     shown = [*ring_order(replica), *(peer for peer in joining if contains(replica.ring, peer))]
     members = [
@@ -73,7 +73,7 @@ def ring(replica: Replica) -> dict[str, Any]:
 
 
 def ring_order(replica: Replica) -> list[str]:
-    """Members, each followed by the one it watches."""
+    """Return the members, each followed by the one that it watches."""
     members = sorted(replica.ring.members)
     if not members:
         return []
@@ -85,7 +85,7 @@ def ring_order(replica: Replica) -> list[str]:
 
 
 def partitions(replica: Replica) -> dict[str, Any]:
-    """Where every partition lives."""
+    """Return the nodes of every partition."""
     return {
         "position": replica.position,
         "partitions": [partition(replica, number) for number in sorted(replica.partitions)],
@@ -93,7 +93,7 @@ def partitions(replica: Replica) -> dict[str, Any]:
 
 
 def partition(replica: Replica, number: int) -> dict[str, Any]:
-    """Where one partition lives."""
+    """Return the nodes of one partition."""
     placed = replica.partitions[number]
     leader = replica.peers.get(placed.leader)
     return {
@@ -112,7 +112,7 @@ def partition(replica: Replica, number: int) -> dict[str, Any]:
 
 
 def leader_addresses(replica: Replica) -> dict[int, str]:
-    """Address of each partition's leader. A partition that is not served now is left out: new tasks go elsewhere."""
+    """Return the address of each partition's leader, without partitions that are not served now."""
     away = set(unserved(replica, live_nodes(replica)))
     leaders = {}
     for number, placed in replica.partitions.items():
@@ -123,7 +123,7 @@ def leader_addresses(replica: Replica) -> dict[int, str]:
 
 
 def peers(replica: Replica) -> dict[str, Any]:
-    """Peers and nodes, with how many copies each holds or is to hold, and how many partitions it leads."""
+    """Return peers and nodes, with the number of copies and of led partitions of each."""
     copies = Counter(node for placed in replica.partitions.values() for node in holders(placed))
     leads = Counter(placed.leader for placed in replica.partitions.values())
     return {
@@ -171,7 +171,7 @@ def _peer(replica: Replica, peer: Peer) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """An entry's arguments as JSON can hold them; bytes become hex."""
+    """Return an entry's arguments as JSON can hold them; bytes become hex."""
     if attrs.has(type(value)):
         return {one.name: plain(getattr(value, one.name)) for one in attrs.fields(type(value))}
     if isinstance(value, bytes):

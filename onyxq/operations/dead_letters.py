@@ -1,6 +1,6 @@
 """Dead letters for clients: failed tasks of the whole cluster, to be listed, requeued or discarded.
 
-Which ones is said by ids, or by queue and a part of the error; then the leaders find them.
+A request names them by ids, or by queue and a part of the error; then the leaders find them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an answer to a write does not promise, in words; empty where it promises what is usual. Pure.
+"""What an answer to a write does not promise, in words; empty for the usual promise. Pure.
 
-Usual is: on the disks of a majority of the partition's nodes, its leader among them.
+The usual promise: the write is on the disks of a majority of the partition's nodes, with the leader among them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ EARLY = (
 
 
 def early(replica: Replica, header: dict[str, Any]) -> bool:
-    """Whether runs of such a header are answered for from memory."""
+    """Return whether runs with a header are acknowledged from memory."""
     if not replica.queues or ORDERING_KEY in header or UNIQUE_KEY in header:
         return False
     return settings_of(replica, header.get("queue", "")).durability == OPPORTUNISTIC
 
 
 def few(replica: Replica, acks: Iterable[tuple[TaskId, Any]]) -> str:
-    """What is not promised of tasks that so many nodes have (anything but a number is passed over)."""
+    """Return what is not promised of tasks, from the number of nodes that have each; other values are skipped."""
     worst: tuple[int, int] | None = None
     for task_id, count in acks:
         placed = replica.partitions.get(partition_of(task_id))
@@ -42,7 +42,7 @@ def few(replica: Replica, acks: Iterable[tuple[TaskId, Any]]) -> str:
 
 
 def of_enqueue(replica: Replica, runs: Sequence[Sequence[Any]], acks: Sequence[Any]) -> str:
-    """What is not promised of the task runs ``(first, body, ...)`` that were stored."""
+    """Return what is not promised of the task runs ``(first, body, ...)`` that were stored."""
     stored = [(run[0], ack) for run, ack in zip(runs, acks, strict=True)]
     said = few(replica, stored)
     if replica.queues and any(

@@ -1,4 +1,4 @@
-"""How a node is: whether it is ready, and what it measures."""
+"""Health of a node: whether it is ready, and its metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onyxq.operations.task_reads import Reading, named
 
 
 class Health:
-    """Serves ``health`` and ``metrics``; ``driver``: of a node that hosts Spark."""
+    """Serves ``health`` and ``metrics``; ``driver``: if the node hosts Spark."""
 
     def __init__(
         self, node: Node, reading: Reading, leaders: AllLeaders, admission: Admission, driver: Driving | None
@@ -76,7 +76,7 @@ class Health:
         return MetricsText(text=metrics.text())
 
     def _sync_metrics(self) -> None:
-        """How much other nodes lack of the partitions that are led here."""
+        """Set the gauges of the rows that other nodes lack of partitions led here."""
         rows: dict[tuple[str, ...], float] = {}
         partitions: dict[tuple[str, ...], float] = {}
         waits = Counter(self._node.operations.purger.waits.values())

@@ -1,12 +1,11 @@
-"""Reading all rows of a partition from a store that goes on writing, as they were at one moment.
+"""Reading of all rows of a partition as of one moment, from a store that still writes.
 
-A walk gives the rows that are there, page by page; meanwhile the keys of rows that come are noted, and
-their rows are given too.  With the page behind which neither is left, all rows that the store has at
-that moment were given, and none that it did not have.  So one is never there without those that were
-stored before it: rows are only added, or replaced by what counts more.
+A walk returns the stored rows page by page. Meanwhile the keys of new rows are noted, and their rows are returned
+too.  With the last page, all rows of the store at that moment were returned, and no others.  So no row is returned
+without those that were stored before it: rows are only added, or replaced by rows that count more.
 
-A place, which a page ends at, tells how much of the notes and of the walk was given, so a page whose
-answer was lost is given again.
+The place at the end of a page contains the progress in the notes and in the walk. So a page whose answer was lost is
+returned again.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from onyxq.store.row_checks import Prepared
 from onyxq.store.store import Store
 
 PAGE_BYTES = 1024 * 1024
-"""A page ends behind the row that reaches this."""
+"""Bytes of rows that end a page."""
 PAGE_ROWS = 2_048
 NOTED_MAX = 200_000
-"""Keys of new rows that wait to be given; above it reading begins anew."""
+"""Most noted keys of new rows; above it reading begins again."""
 NAME_BYTES = 8
 _PLACE = struct.Struct(f">{NAME_BYTES}sQB")
-"""The reading's name, how many notes were given, whether the walk is over; how far it is follows."""
+"""Name of the reading, number of returned notes, and whether the walk is over; its position follows."""
 _LEAF_BYTES = 5
-"""Of that: the hour and the leaf; the key follows."""
+"""Bytes of the hour and the leaf in a position; the key follows."""
 
 
 class Reading:
-    """See the module's first paragraph; ``name`` tells it from others."""
+    """One reading; ``name`` distinguishes it from others."""
 
     def __init__(self, store: Store, partition: int, *, name: bytes) -> None:
         self.used_at = trio.current_time()
@@ -45,7 +44,7 @@ class Reading:
         self._count = 0
         self._too_many = False
         self.end = store.follow(self._note)
-        """Ends it."""
+        """Function that ends it."""
 
     def _note(self, rows: Sequence[Prepared]) -> None:
         for row in rows:
@@ -56,11 +55,11 @@ class Reading:
             self._noted, self._too_many = {}, True
 
     def knows(self, after: bytes) -> bool:
-        """Whether a place (empty: the beginning) is of this reading."""
+        """Return whether a place (empty: the beginning) belongs to this reading."""
         return not after or (len(after) >= _PLACE.size and after[:NAME_BYTES] == self._name)
 
     def page(self, after: bytes) -> tuple[list[list[bytes]], bytes | None]:
-        """Rows behind a place, and the place that they reach, None at the end; raises `Conflict`, `Corrupt`."""
+        """Return the rows after a place, and the place that they reach or None; raises `Conflict`, `Corrupt`."""
         if self._too_many:
             raise Conflict(f"rows of partition {self._partition} come faster than they are read", field="after")
         _, given, over = _PLACE.unpack_from(after) if after else (b"", 0, 0)
@@ -86,7 +85,7 @@ class Reading:
         return taken.rows, _PLACE.pack(self._name, given, over) + reached
 
     def _places(self, after: bytes) -> Iterator[bytes]:
-        """Hour, leaf and key of every row behind such a place, in this order."""
+        """Yield hour, leaf and key of every row after a place, in this order."""
         store, partition = self._store, self._partition
         for hour in sorted(store.hours(partition)):
             if hour.to_bytes(4, "big") < after[:4]:
@@ -98,7 +97,7 @@ class Reading:
 
 
 class _Page:
-    """Rows that are given together."""
+    """Rows that are returned together."""
 
     def __init__(self, store: Store, partition: int) -> None:
         self.rows: list[list[bytes]] = []
@@ -108,11 +107,11 @@ class _Page:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to come."""
+        """Return whether the page is complete."""
         return self._size >= PAGE_BYTES or len(self.rows) >= PAGE_ROWS
 
     def add(self, key: bytes) -> None:
-        """Take a row, unless it is purged; raises `Corrupt`."""
+        """Add a row, unless it is purged; raises `Corrupt`."""
         value = self._store.get(key)
         if value is None:
             return

@@ -1,4 +1,4 @@
-"""Parts of transactions on their way to the leaders that keep them, many in a message."""
+"""Messages with parts of transactions to the leaders that keep them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onyxq.system.failures import serving
 GROUP_PARTS_MAX = 256
 GROUP_BYTES_MAX = 4 * 1024 * 1024
 FLIGHTS = 2
-"""Messages of prepared parts under way to one leader."""
+"""Most messages with prepared parts in flight to one leader."""
 
 
 @define(eq=False)
@@ -29,7 +29,7 @@ class _Waiting:
 
 
 class ToLeader:
-    """Carries parts to one node."""
+    """Sends parts to one node."""
 
     def __init__(self, node: Node, leader: str) -> None:
         self._node = node
@@ -38,7 +38,7 @@ class ToLeader:
         self._flights = 0
 
     async def ask(self, asked: PartRequest) -> Any:
-        """The leader's answer, or the map of the error that there was none."""
+        """Return the leader's answer, or the map of the error instead of one."""
         waiting = _Waiting(asked, _size(asked))
         self._waiting.append(waiting)
         if self._flights < FLIGHTS:

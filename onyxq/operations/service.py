@@ -1,8 +1,8 @@
 """The node's methods, as clients, HTTP and other peers call them.
 
-Client methods are served by any node: it splits the work by leader and puts the answers
-together (`onyxq.node.routing`, `onyxq.operations.claims`).  ``lead.*`` and ``cohort.*`` are
-for peers only and are served from what this node itself leads and holds.
+Any node serves client methods: it splits the work by leader and merges the answers (`onyxq.node.routing`,
+`onyxq.operations.claims`).  ``lead.*`` and ``cohort.*`` are for peers only, and need only what this node itself leads
+and holds.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def changes_nothing(method: str) -> bool:
 
 
 class Service:
-    """See the module's first paragraph."""
+    """The methods of one node; see the module's first paragraph."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Service:
         self.node = node
         self.peer: Peer | None = None
         self.admission = Admission(trio.current_time)
-        """Bound on the writes that clients, directly or through other nodes, ask this node for."""
+        """Bound on the writes that clients request from this node, directly or through other nodes."""
         self.operating = Operating(node)
         ids = IdMaker(node.wall_ms, random_64)
         self._router = Router(node)
@@ -168,7 +168,7 @@ class Service:
         self.peer_methods = merged(
             self._lead_task_methods(), self._lead_claim_methods(), self._lead_view_methods(), self._cohort_methods()
         )
-        """What only peers may call."""
+        """Methods that only peers may call."""
 
     # --- the methods, by family
 
@@ -181,7 +181,7 @@ class Service:
         }
 
     def _claim_methods(self) -> dict[str, Handler]:
-        """Methods of claimed tasks; ``claim`` itself is not in a table, because its answer may wait."""
+        """Return the methods of claimed tasks; ``claim`` itself is not one, because its answer may wait."""
         operations = self.node.operations
         return merged(
             served(COMPLETE, self._complete),
@@ -221,7 +221,7 @@ class Service:
         )
 
     def _lead_task_methods(self) -> dict[str, Handler]:
-        """What a node asks the leader of a partition to do to tasks."""
+        """Return the methods by which a node changes tasks at the leader of a partition."""
         operations, dependencies = self.node.operations, self.node.operations.dependencies
         return {
             "lead.enqueue": self._enqueueing.lead_enqueue,
@@ -240,7 +240,7 @@ class Service:
         }
 
     def _lead_claim_methods(self) -> dict[str, Handler]:
-        """What a node asks the leader of a partition to do to claims."""
+        """Return the methods by which a node changes claims at the leader of a partition."""
         operations = self.node.operations
         return {
             "lead.claim": self._lead_claim,
@@ -252,7 +252,7 @@ class Service:
         }
 
     def _lead_view_methods(self) -> dict[str, Handler]:
-        """What a node asks leaders, or the peer that drives a job, to tell."""
+        """Return the methods by which a node reads from leaders, or from the peer that drives a job."""
         leaders = self._leaders
         return {
             "lead.dead": leaders.serving(self._dead.look),
@@ -268,7 +268,7 @@ class Service:
         }
 
     def _cohort_methods(self) -> dict[str, Handler]:
-        """What the leader of a partition asks the nodes that hold copies of it."""
+        """Return the methods by which the leader of a partition calls the nodes that hold its copies."""
         node, cohort = self.node, self.node.cohort
         return {
             "cohort.write": lambda a: cohort.write(a["writes"], early=a.get("early", False)),
@@ -286,7 +286,7 @@ class Service:
         }
 
     async def run(self) -> None:
-        """Background work until cancelled."""
+        """Run the background work until cancelled."""
         await self.claiming.run()
 
     # --- calls
@@ -320,7 +320,7 @@ class Service:
         if handler is None:
             raise NotFound(f"there is no method {request.method[:100]!r}", field="method")
         if request.method in self.peer_methods and request.peer.role != "peer":
-            raise Forbidden(f"{request.method} is for peers")
+            raise Forbidden(f"{request.method[:100]} is for peers only")
         request.args = decoded(request.method, request.args)
         self.node.start_soon(self._serve, request, handler)
 
@@ -350,7 +350,7 @@ class Service:
             yield
 
     async def _perform(self, method: str, handler: Handler, args: Any) -> Any:
-        """The answer of a method; raises `OnyxqError` only, and `BadRequest` only if nothing was changed."""
+        """Return the answer of a method; raises only `OnyxqError`, and `BadRequest` only if nothing was changed."""
         # Another node may be able to answer a peer's read.
         failed = Unavailable if method in self.peer_methods else OnyxqError
         with serving(method, reads=changes_nothing(method), failed=failed):
@@ -556,7 +556,7 @@ class Service:
 
 
 def _claims(granted: Sequence[Granted], *, told: bool) -> dict[str, Any]:
-    """The answer to a claim; ``told``: with the leases, as whoever claimed named none."""
+    """Return the answer to a claim; ``told``: with the leases, because the claimer named none."""
     answer: dict[str, Any] = {"claims": [list(one[:5]) for one in granted]}
     if any(one.due_in_ms for one in granted):
         answer["due_in_ms"] = [one.due_in_ms for one in granted]

@@ -1,7 +1,7 @@
-"""What clients change in the replica through this node: queues' settings and periodic tasks.
+"""Changes of the replica by clients: settings of queues and periodic tasks.
 
-Each method appends one entry, waits for its verdict, and answers once this node's replica has
-it.  A method may be repeated: what is so already stays so.
+Each method appends one entry, waits for its verdict, and answers once this node's replica has it.  A repeat of a
+method changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALREADY_SO = "already so"
 
 
 class Settings:
-    """The operations on queues' settings and periodic tasks of a node."""
+    """Serves the operations on settings of queues and on periodic tasks."""
 
     def __init__(self, node: Node, reading: Reading) -> None:
         self._node = node

@@ -1,7 +1,7 @@
-"""What the dashboard shows beside what clients ask for: queues by the page, who works, how fast tasks come and go.
+"""Summaries for the dashboard: pages of queues, workers, and rates of tasks.
 
-Counting all queues takes long where there are many in many partitions.  So it is done beside the
-requests and seldom enough to cost little; a page is answered from the last count and says how old it is.
+Counting many queues in many partitions takes long.  So counting runs beside the requests, seldom enough to cost
+little. A page comes from the last count and has its age.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from onyxq.operations.table.queue import PAGE_QUEUES, PageQueues, QueuePage, Que
 from onyxq.operations.task_reads import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
 
 PATIENCE_S = 0.05
-"""How long an answer waits for a new count before the last one is taken."""
+"""Longest wait of an answer for a new count before the last one is used, in seconds."""
 FRESH_S = 2.0
-"""A count that is not older is not repeated."""
+"""Age up to which a count is not repeated, in seconds."""
 SHARE = 10
-"""Nor is one before so many times have passed as it took."""
+"""Multiple of the time of a count that passes before the next one."""
 WORKERS_MAX = 1_000
-"""Workers that are shown."""
+"""Most workers of an answer."""
 PIECES_PER_TURN = 2_000
 TOLD_TIMEOUT_S = 1.0
-"""How long others may take to tell theirs."""
+"""Longest wait for the part of another node, in seconds."""
 QUEUES_MAX = 20
-"""Queues of one worker that are told."""
+"""Most queues shown for one worker."""
 EVENTS = ("enqueued", "claimed", "completed", "failed", "retried", "released", "expired", "cancelled")
 
 Depth: TypeAlias = dict[str, int]
@@ -41,21 +41,21 @@ Depth: TypeAlias = dict[str, int]
 
 @frozen
 class Count:
-    """All queues, as they were counted once."""
+    """The result of one count of all queues."""
 
     at: float
-    """Of trio's clock, when the counting was done."""
+    """Time of the end of the count, by trio's clock."""
     took_s: float
     depths: Mapping[str, Depth]
     """Queue -> tasks by state; the names are sorted."""
     due_ms: Mapping[str, int]
-    """Queue -> since when what is ready first is due, where something is."""
+    """Queue with ready tasks -> due time of the first one."""
     sums: Depth
     """Tasks by state in all queues together."""
     _orders: dict[str, list[str]] = field(factory=dict, init=False)
 
     def order(self, name: str) -> list[str]:
-        """The queues' names in an order."""
+        """Return the queues' names in an order."""
         if name not in self._orders:
             key = ORDERS[name]
             self._orders[name] = sorted(self.depths, key=lambda queue: key(self, queue))
@@ -63,7 +63,7 @@ class Count:
 
 
 def unfinished(depth: Depth) -> int:
-    """Tasks that are neither done nor failed for good."""
+    """Return the number of tasks that are neither done nor failed for good."""
     return depth["total"] - depth["completed"] - depth["failed"] - depth["cancelled"]
 
 
@@ -73,25 +73,25 @@ ORDERS: Mapping[str, Callable[[Count, str], Any]] = {
     "failed": lambda count, queue: (-count.depths[queue]["failed"], queue),
     "oldest": lambda count, queue: (count.due_ms.get(queue, 1 << 62), queue),
 }
-"""How queues can be sorted."""
+"""Order of queues -> its sort key."""
 
 
 @frozen
 class Held:
-    """What a worker holds."""
+    """Claims of a worker."""
 
     claimed: int = 0
     token: int = -1
-    """The newest."""
+    """Newest fencing token."""
     deadline_ms: int = 0
-    """The earliest, in log time."""
+    """Earliest end of a lease, in log time."""
 
 
 NOTHING = Held()
 
 
 async def held_by(replica: Replica) -> dict[str, Held]:
-    """What each worker holds."""
+    """Return the claims of each worker."""
     out: dict[str, Held] = {}
     looked = 0
     for stretches in replica.claims.values():
@@ -155,9 +155,9 @@ class Summaries:
         )
 
     async def _latest(self, patience_s: float) -> Count | None:
-        """The last count, a new one if it comes soon; raises what kept the first from being made.
+        """Return the last count, or a new one if it comes soon; raises the error that prevented the first one.
 
-        ``patience_s``: how long the first may take.
+        ``patience_s``: longest wait for the first one.
         """
         now, last = trio.current_time(), self._count
         if last is not None and now - last.at < max(FRESH_S, SHARE * last.took_s):
@@ -172,7 +172,7 @@ class Summaries:
         return self._count
 
     async def _counted(self, done: trio.Event) -> None:
-        """Count once."""
+        """Count all queues once."""
         started = trio.current_time()
         try:
             totals, due_ms = await self._reading.depths()
@@ -222,7 +222,7 @@ class Summaries:
         )
 
     async def lead_waiting(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Who waits for tasks at this node."""
+        """Return the workers that wait for tasks at this node."""
         return self._waiting_here()
 
     def _waiting_here(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Summaries:
         return {"workers": {worker: [count, queues[:QUEUES_MAX]] for worker, (count, queues) in found.items()}}
 
     async def _everywhere(self, method: str, here: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-        """What this node and all others that are there answer soon, and those that do not."""
+        """Return the answers of this node and of all others that answer soon, and the names of silent nodes."""
         node, answers, silent = self._node, [here], list[str]()
 
         async def ask(other: str) -> None:
@@ -260,7 +260,7 @@ class Summaries:
         )
 
     async def lead_rates(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The same of this node alone."""
+        """Return the sums of this node alone."""
         return self._here()
 
     def _here(self) -> dict[str, Any]:

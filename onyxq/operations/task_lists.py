@@ -1,8 +1,8 @@
-"""Lists of tasks: leaders look through their partitions in id order, and what they find is merged.
+"""Lists of tasks: leaders read their partitions in id order, and the results are merged.
 
-However many tasks there are, an answer comes soon: a look ends after so many rows, and says
-how far it has come.  A page may therefore have fewer tasks than were asked for, or none,
-and still name the id behind which to go on.
+An answer comes soon for any number of tasks: a search ends after a number of rows, and returns the id that it has
+reached.  So a page may have fewer tasks than the request wants, or none, and still name the id after which the next
+page begins.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from onyxq.store.state_lookup import last_of
 
 UNFINISHED = ("scheduled", "waiting", "ready")
 PATIENCE_S = 0.25
-"""A page that is not full yet is added to for so long."""
+"""Time in which a page is filled further, in seconds."""
 LOOKS_MAX = 10_000
-"""Rows that one look goes through at most."""
+"""Most rows that one search reads."""
 VIEW_LOOKS = 40
-"""What putting a task together counts as."""
+"""Rows as which building the view of a task counts."""
 PAGE_BYTES_MAX = 4 * 1024 * 1024
-"""Payloads and results behind which a page ends; the last task may go beyond."""
+"""Bytes of payloads and results after which a page ends; the last task may exceed them."""
 LOOKS_PER_TURN = 250
-"""Rows between two of which others get their turn."""
+"""Number of rows after which other tasks of the event loop run."""
 ROWS_FIRST, ROWS_MAX = 8, 256
-"""Rows of a partition that are read at once, at first and at most."""
+"""Rows of a partition that are read together: first and largest number."""
 
 Place: TypeAlias = tuple[TaskId, bool, int]
-"""An id up to which a partition was looked through, whether the task there may be wanted, and how many
-rows were looked at for it."""
+"""An id up to which a partition was searched, whether the task there may match, and the number of
+rows that were read for it."""
 Found: TypeAlias = dict[str, Any]
-"""What a leading node answers: ``found``, in id order, and ``reached``, None at the end of its partitions."""
+"""Answer of a leader: ``found``, in id order, and ``reached``, None at the end of its partitions."""
 
 
 class Listing:
-    """Serves ``list`` of one node, and looks for others."""
+    """Serves ``list`` of one node, and searches for others."""
 
     def __init__(self, node: Node, reading: Reading, leaders: AllLeaders) -> None:
         self._node = node
@@ -61,7 +61,7 @@ class Listing:
         return converted(TaskPage, {"tasks": tasks, "after": after})
 
     async def gather(self, method: str, wanted: dict[str, Any], look: Look) -> tuple[list[Any], TaskId | None]:
-        """What all leaders find behind ``after``, up to ``limit``, and the id up to which that is all."""
+        """Return what all leaders find after ``after``, up to ``limit``, and the id up to which it is complete."""
         found: list[Any] = []
         after, until = wanted["after"], trio.current_time() + PATIENCE_S
         while True:
@@ -78,7 +78,7 @@ class Listing:
             after = reached
 
     async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
-        """Look for tasks behind ``after`` in partitions led from here."""
+        """Search tasks after ``after`` in partitions led from here."""
         wanted = msgspec.structs.asdict(LIST_TASKS.decode(args))
 
         def take(task_id: TaskId) -> dict[str, Any] | None:
@@ -99,7 +99,7 @@ class Listing:
         return self._stored(partition, after, queue, state)
 
     def _any(self, partition: int, queue: str | None, state: str | None) -> bool:
-        """Whether there may be tasks of a queue in a state, by their counts."""
+        """Return whether there may be tasks of a queue in a state, by their counts."""
         if queue is None and state is None:
             return True
         store = self._node.store
@@ -150,13 +150,13 @@ class Listing:
 def merged(
     places: Callable[[int, bytes, dict[str, Any]], Iterable[Place]], wanted: dict[str, Any], partitions: Sequence[int]
 ) -> Iterator[Place]:
-    """The places of partitions led from here, in id order."""
+    """Yield the places of partitions led from here, in id order."""
     after = wanted["after"] or b""
     return heapq.merge(*(places(number, start_of(number, after), wanted) for number in partitions))
 
 
 async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Found:
-    """Take up to ``limit`` of the tasks that may be wanted; ``cost``: what it takes to tell about one, in rows."""
+    """Take up to ``limit`` of the tasks that may match; ``cost``: rows as which looking at one counts."""
     found: list[Any] = []
     looked = turn = size = 0
     for task_id, wanted, rows in places:
@@ -182,14 +182,14 @@ def _in(stretch: TaskId, bits: int, rows: int) -> Iterator[Place]:
 
 
 def _bytes_of(found: Any) -> int:
-    """What one that was found adds to an answer beside its small fields."""
+    """Return the bytes that a task adds to an answer besides its small fields."""
     if not isinstance(found, dict):
         return 0
     return sum(len(found[name]) for name in ("data", "result") if found.get(name) is not None)
 
 
 def _end_of_page(found: Sequence[Any]) -> int:
-    """Return the length of the page: all that was found, or up to the task that fills it."""
+    """Return the length of the page: everything found, or up to the task that fills it."""
     size = 0
     for number, one in enumerate(found, 1):
         size += _bytes_of(one)
@@ -203,7 +203,7 @@ def _id_of(found: Any) -> TaskId:
 
 
 def start_of(partition: int, after: bytes) -> bytes:
-    """The id of a partition behind which those of its tasks lie that come behind ``after``."""
+    """Return the id of a partition whose later tasks are those after ``after``."""
     if not after or partition_of(after) == partition:
         return after
     rest = b"\xff" if partition < partition_of(after) else b"\0"

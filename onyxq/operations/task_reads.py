@@ -1,8 +1,8 @@
-"""Reading: tasks and counts, put together from the nodes that know.
+"""Reading of tasks and counts from the nodes that have them.
 
-One task is read at its partition's leader, whose store is complete; without a leader it
-is read from a majority of the members.  Counts ask the leaders of all partitions (`onyxq.node.all_leaders`), and
-so do lists (`onyxq.operations.task_lists`).
+One task is read at its partition's leader, whose store is complete; without a leader it is read from a majority of
+the members.  Counts and lists (`onyxq.operations.task_lists`) ask the leaders of all partitions
+(`onyxq.node.all_leaders`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from onyxq.operations.table.task import (
 from onyxq.operations.task_view import history_of, placed_by_keys, task_view, updates_of
 
 SEEN_TIMEOUT_S = 2.0
-"""How long a read waits for what its reader has seen elsewhere."""
+"""Longest wait of a read for what its reader has seen elsewhere, in seconds."""
 SEEN_PAUSE_S = 0.1
 QUEUES_PER_TURN = 500
-"""Queues between two of which others get their turn."""
+"""Number of queues after which other tasks of the event loop run."""
 COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed")
 
 
@@ -83,15 +83,14 @@ class Reading:
     async def _caught_up(
         self, task_id: TaskId, found: dict[str, Any], seen: int | None, seen_seq: int | None
     ) -> dict[str, Any]:
-        """The task as of what was seen, or later; raises `Unavailable` if nobody who is reached knows that in time.
+        """Return the task as of what was seen, or later; raises `Unavailable` if no reached node knows that in time.
 
-        A node that does not know yet that it was deposed still takes itself for the leader: then
-        a majority is asked.
+        A majority is asked too, because a deposed leader may not know yet that it is deposed.
         """
         until = trio.current_time() + SEEN_TIMEOUT_S
         while found["view"] is not None and (what := _lacking(found, seen, seen_seq)):
             if trio.current_time() >= until:
-                raise Unavailable(f"what is known here is older than {what}")
+                raise Unavailable(f"this peer knows only what is older than {what}")
             found = await self._read_majority(task_id)
             if _lacking(found, seen, seen_seq):
                 with trio.move_on_after(SEEN_PAUSE_S):
@@ -125,7 +124,7 @@ class Reading:
         leader = leader_of(self._node, partition_of(task_id))
         try:
             if not leader:
-                raise Unavailable("nobody leads the partition now")
+                raise Unavailable("no node leads the partition now")
             if leader == self._node.node_id:
                 return await self.lead_view({"id": task_id})
             answer = await self._node.call(leader, "lead.view", {"id": task_id}, timeout_s=READ_TIMEOUT_S)
@@ -136,14 +135,14 @@ class Reading:
             return await self._read_majority(task_id)
 
     async def lead_view(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The task as this leader knows it; raises `NotLeader`."""
+        """Return the task as this leader knows it; raises `NotLeader`."""
         task_id = self._task_id(args["id"])
         self._node.operations.leader(partition_of(task_id))
         await self._node.settled()
         return self._view(task_id, self._node.cohort.covering(task_id))
 
     def view_here(self, task_id: TaskId) -> dict[str, Any] | None:
-        """A task of a partition that is led from here, as ``get`` answers it."""
+        """Return a task of a partition that is led from here, as ``get`` answers it."""
         view: dict[str, Any] | None = self._view(task_id, self._node.cohort.covering(task_id))["view"]
         return view
 
@@ -172,7 +171,7 @@ class Reading:
                         node_id, "cohort.covering", {"id": task_id}, timeout_s=READ_TIMEOUT_S / 2
                     )
             except OnyxqError:
-                return  # counted as not heard
+                return  # counted as silent
             rows.update((kind, first, body) for kind, first, body in found)
             heard.add(node_id)
 
@@ -182,7 +181,7 @@ class Reading:
         if not heard or not majority(placed.members, heard):
             raise Unavailable(f"partition {partition_of(task_id)}: no leader, and no majority of its nodes answers")
         if self._node.store.watermark(partition_of(task_id)).covers(task_id):
-            rows.clear()  # a node that was away may have some still
+            rows.clear()  # a node that was away may still have some
         return self._view(task_id, sorted(rows))
 
     # --- counts
@@ -205,7 +204,7 @@ class Reading:
         return self._queue(name, *await self.depths(name))
 
     async def depths(self, queue: str | None = None) -> tuple[dict[str, list[int]], dict[str, int]]:
-        """Counts per queue, and the due time of what is ready first where something is."""
+        """Return the counts per queue, and per queue with ready tasks the due time of the first one."""
         totals: dict[str, list[int]] = {}
         oldest: dict[str, int] = {}
         for page in await self._leaders.ask("lead.counts", {"queue": queue}, self.look):
@@ -225,7 +224,7 @@ class Reading:
         )
 
     async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
-        """Counts, and the due time of what is ready first, per queue in some of the partitions led from here."""
+        """Return counts and the first ready task's due time, per queue, in some of the partitions led from here."""
         queue, totals = COUNT_TASKS.decode(args).queue, dict[str, list[int]]()
         for partition in partitions:
             for name, counts in self.local_counts(queue, [partition]).items():
@@ -240,7 +239,7 @@ class Reading:
         return out
 
     def local_counts(self, queue: str | None, partitions: Sequence[int]) -> dict[str, list[int]]:
-        """Counts per queue, in the order of COUNT_NAMES, in some of the partitions led from here."""
+        """Return counts per queue, in the order of COUNT_NAMES, in some of the partitions led from here."""
         totals: dict[str, list[int]] = {}
         for partition in partitions:
             for name, counts in self._node.store.counts(partition, queue).items():
@@ -252,14 +251,14 @@ class Reading:
         return totals
 
     def _claimed(self, partition: int) -> dict[str, int]:
-        """Unfinished tasks under a claim, per queue."""
+        """Return the number of unfinished claimed tasks per queue."""
         store = self._node.store
         totals: dict[str, int] = {}
         for stretch, pieces in (self._node.replica.claims.get(partition) or {}).items():
             finished = store.finished_bits(stretch)
             for offset, count, *_ in pieces:
                 bits = ((1 << count) - 1) << offset & ~finished
-                while bits:  # a piece may be of several task rows
+                while bits:  # a piece may belong to several task rows
                     row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
                     if row is None:
                         bits &= bits - 1
@@ -298,7 +297,7 @@ class Reading:
 
 
 def _lacking(found: dict[str, Any], seen: int | None, seen_seq: int | None) -> str:
-    """Which of the two is not known in what was found; empty if both are."""
+    """Return which of the two is missing in the answer; empty if neither is."""
     if found["view"] is None:
         return ""
     updates = [update["token"] for update in found["updates"]]
@@ -320,7 +319,7 @@ def partitions_of(node: Node) -> int:
 
 
 def named(counts: list[int]) -> dict[str, int]:
-    """Counts by name, with those that are ready."""
+    """Return counts by name, with the number of ready tasks."""
     named = dict(zip(COUNT_NAMES, counts, strict=True))
     finished = named["completed"] + named["failed"] + named["cancelled"]
     named["ready"] = max(0, named["total"] - finished - named["scheduled"] - named["waiting"] - named["claimed"])

@@ -17,9 +17,9 @@ Rows = Sequence[tuple[bytes, bytes, bytes]]
 
 
 def updates_of(rows: Rows) -> list[Update]:
-    """The task's updates, contiguous per token, in order of token and sequence number."""
+    """Return the task's updates, contiguous per token, in order of token and sequence number."""
     stored = [facts.unpack_update(body) for kind, _, body in rows if kind == facts.UPDATE]
-    # Nodes that are not equal yet may hold one with another mark each: the last counts.
+    # Nodes that are not equal yet may each hold one with another mark: the last one counts.
     found = {(one.token, one.seq): one for one in sorted(stored, key=lambda one: one.mark)}
     out: list[Update] = []
     expected: dict[int, int] = {}
@@ -31,7 +31,7 @@ def updates_of(rows: Rows) -> list[Update]:
 
 
 def completion_of(rows: Rows, task_id: TaskId) -> tuple[Completion, bytes | None] | None:
-    """The completion that counts, of those that are not void that of the highest mark, and its own result."""
+    """Return the valid completion with the highest mark, and the task's result in it."""
     found = []
     history = [facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY]
     since = max(
@@ -51,8 +51,7 @@ def completion_of(rows: Rows, task_id: TaskId) -> tuple[Completion, bytes | None
 def task_view(
     task_id: TaskId, rows: Rows, claim: ClaimPiece | None, *, replica: Replica, now_ms: int
 ) -> dict[str, Any] | None:
-    """The task as ``get`` answers it, but for what others of its keys make of it; None if no task row is among
-    ``rows``."""
+    """Return the task as ``get`` answers it, without the effects of its keys; None without a task row in ``rows``."""
     found = [(first, body) for kind, first, body in rows if kind == facts.TASK]
     if not found:
         return None
@@ -86,10 +85,10 @@ def task_view(
 
 
 def placed_by_keys(view: dict[str, Any], store: Store) -> dict[str, Any] | None:
-    """A task's view once what its partition's store knows of its keys is considered.
+    """Return a task's view with the effects of its keys, from its partition's store.
 
-    A task behind another of its ordering key waits; one that gave way to another of its unique
-    key is none, as whoever enqueued it was told of the other.
+    A task after another of its ordering key waits. A task that another one of its unique key replaces does not exist:
+    its producer got the id of the other one.
     """
     task_id, queue = view["id"], view["queue"]
     if view["unique_key"] is not None:
@@ -104,19 +103,19 @@ def placed_by_keys(view: dict[str, Any], store: Store) -> dict[str, Any] | None:
 
 
 def _due_ms(task_id: TaskId, returned: Sequence[History]) -> int:
-    """When a task falls due: as its last retry or reopening says, else as its id does."""
+    """Return when a task is due: from its last retry or reopening, else from its id."""
     said = [one.retry_ms for one in returned if one.event in (facts.RETRIED, facts.REOPENED)]
     return said[-1] if said else ms_of(task_id)
 
 
 def _data(rows: Rows) -> bytes | None:
-    """What replaced the task's data."""
+    """Return the data that replaced the task's data."""
     found = [facts.unpack_data(body) for kind, _, body in rows if kind == facts.DATA]
     return max(found, key=lambda one: one.mark).payload if found else None
 
 
 def history_of(task_id: TaskId, rows: Rows) -> dict[str, Any]:
-    """The task's history rows in the order of the log, and the completion that counts, as plain maps."""
+    """Return the task's history rows in the order of the log, and its valid completion, as plain maps."""
     history = sorted({facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY})
     done = completion_of(rows, task_id)
     completion = None
@@ -153,7 +152,7 @@ _ENDS = {facts.RELEASED: "released", facts.RETRIED: "failed", facts.EXPIRED: "ex
 
 
 def _ended(rows: Rows) -> dict[int, Completion]:
-    """The completions per token; of a task that was opened again there are several."""
+    """Return the completions by token; a reopened task has several."""
     found = [facts.unpack_completion(body) for kind, _, body in rows if kind == facts.COMPLETION]
     return {one.token: one for one in sorted(found, key=lambda one: one.mark)}
 

@@ -1,4 +1,4 @@
-"""The methods ``timer.*`` of a node: timers are set, read and cancelled at the leader of their id's partition."""
+"""Operations on timers, which are set, read and cancelled at the leader of their id's partition."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from onyxq.operations.task_lists import Listing
 from onyxq.operations.task_reads import Reading
 
 CANCEL_TRIES = 8
-"""How often a timer may be replaced while it is being cancelled."""
+"""Number of times that a timer may be replaced while it is cancelled."""
 STATES = {"completed": "fired"}
-"""States of tasks that are called otherwise of timers."""
+"""State of a task -> name of the state of its timer, if it is another one."""
 
 
 class Timers:
@@ -48,7 +48,7 @@ class Timers:
         self._listing = listing
         self._ids = ids
         self.check_callback: Callable[[timer_model.Callback], Awaitable[None]] | None = None
-        """Raises `BadRequest` for a callback that this node could not make; None: it makes none and takes any."""
+        """Function that raises `BadRequest` for a callback that this node cannot make; None: any callback is fine."""
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
@@ -62,10 +62,10 @@ class Timers:
     # --- as clients call them
 
     async def set(self, args: SetTimer) -> TimerNamed:
-        """Set a timer, or with ``replace`` one that is there anew.
+        """Set a timer, or with ``replace`` set an existing one again.
 
-        ``request`` names the request, which may then be repeated without another effect.  Raises
-        `BadRequest` naming the field, `Conflict`, `NotFound`, `Unavailable`.
+        ``request`` names the request: a repeat under the same name has no other effect.  Raises `BadRequest` naming
+        the field, `Conflict`, `NotFound`, `Unavailable`.
         """
         replace = args.replace
         timer = timer_model.checked(
@@ -96,7 +96,7 @@ class Timers:
         return shown(await self._find(timer_model.timer_id(args.id)))
 
     async def cancel(self, args: CancelTimer) -> TimerNamed:
-        """Cancel a timer; raises `NotFound` if there is none that has not fired, `Unavailable`."""
+        """Cancel a timer; raises `NotFound` if it does not exist or has fired, `Unavailable`."""
         timer = timer_model.timer_id(args.id)
         for _ in range(CANCEL_TRIES):
             view = await self._find(timer)
@@ -107,7 +107,7 @@ class Timers:
                 return TimerNamed(id=timer)
             if became == leading.FINISHED:
                 raise _gone(timer, "completed")
-        raise Conflict(f"timer {timer!r} is being replaced again and again", field="id")
+        raise Conflict(f"timer {timer!r} was replaced {CANCEL_TRIES} times while it was cancelled", field="id")
 
     async def list(self, args: ListTimers) -> TimerPage:
         """Return timers in the order of their due times."""
@@ -125,7 +125,7 @@ class Timers:
         return await self._node.operations.timers.set(first, body, replace=bool(args["replace"]))
 
     async def lead_find(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The task that stands for an id: ``{"view"}``, None if there is none."""
+        """Return the valid task of a timer's id as ``{"view"}``, None if there is none."""
         timer, partition = (
             timer_model.timer_id(args["id"]),
             check.integer(args["partition"], "partition", 0, PARTITIONS_MAX),
@@ -135,7 +135,7 @@ class Timers:
         return {"view": None if task_id is None else self._reading.view_here(task_id)}
 
     async def lead_cancel(self, args: dict[str, Any]) -> str:
-        """Cancel a task if it stands for its id."""
+        """Cancel a task if it is the valid one of its timer's id."""
         task_id = check.task_id(args["id"], "id", self._node.replica.settings.partitions)
         return await self._node.operations.timers.cancel(task_id)
 
@@ -167,7 +167,7 @@ class Timers:
         return str(found)
 
     async def _one(self, home: TaskId, method: str, args: dict[str, Any], local: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer of the leader of an id's partition, or an error map."""
+        """Return the answer of the leader of an id's partition, or an error map."""
 
         async def here(_: list[Any]) -> list[Any]:
             return [await local()]
@@ -190,14 +190,14 @@ def _gone(timer: str, state: str) -> NotFound:
 
 
 def shown(view: dict[str, Any]) -> TimerView:
-    """A timer as people are shown it, from its task."""
+    """Return a timer as users see it, from its task."""
     said: dict[str, Any] = {"timeout": None, "data": None, "callback": None}
     try:
         timer = timer_model.unpack(view["data"])
         callback = {name: getattr(timer.callback, name) for name in timer_model.CALLBACK}
         said = {"timeout": timer.timeout, "data": timer.data, "callback": callback}
     except OnyxqError:
-        pass  # somebody else's task in this queue
+        pass  # a task in this queue that is not a timer
     return TimerView(
         id=view["unique_key"],
         **said,

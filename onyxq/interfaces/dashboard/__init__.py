@@ -1,4 +1,4 @@
-"""Pages for people, made by every peer of what it and the others know: one module for each group of pages.
+"""Pages for people, served by every peer: one module for each group of pages.
 
 A page reads through the node's methods and changes things through the operations of the HTTP interface
 (`onyxq.interfaces.dashboard.actions`), so both have the same roles and checks.

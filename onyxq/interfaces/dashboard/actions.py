@@ -1,8 +1,7 @@
-"""What buttons do: each form goes through one operation of the HTTP interface, with its role and its checks.
+"""Actions of buttons: each form calls one endpoint of the HTTP interface, with its role and its checks.
 
-A form is turned into the path, query and body of that operation, which are checked as if they had come
-over HTTP.  What was done is written to the peer's log of events with a name for the credential, beside
-what the cluster's log says.
+A form becomes the arguments of that endpoint, which are checked as if they came over HTTP.  The peer's server log gets
+a line with the name of the credential, besides the entry in the cluster's log.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ Members: TypeAlias = dict[str, Any]
 
 _PAUSING = ("by", "why", "paused")
 _log = logging.getLogger("onyxq.dashboard")
-_log.setLevel(logging.INFO)  # what was done is written down whatever else is
+_log.setLevel(logging.INFO)  # actions are logged at any level of the root logger
 
 
 @frozen
 class Action:
-    """A form and the operation that it goes through."""
+    """A form and the endpoint that it calls."""
 
     name: str
     operation: Endpoint
     body: Callable[[Form], Members] = lambda _: {}
     """The arguments that are not in the path."""
     back: Callable[[Form], str] = lambda _: "/"
-    """The page that shows what was done."""
+    """The page that shows the effect."""
 
 
 def one(form: Form, name: str, default: str | None = None) -> str:
@@ -59,7 +58,7 @@ def one(form: Form, name: str, default: str | None = None) -> str:
 
 
 def _chosen(form: Form) -> Members:
-    """Which dead letters: those that are ticked, or all that a filter finds."""
+    """Return the chosen dead letters: the ticked ones, or all that a filter finds."""
     if one(form, "which", "ticked") == "ticked":
         if not form.get("id"):
             raise BadRequest("no dead letter is ticked", field="id", hint="Go back and tick some, or choose all.")
@@ -69,7 +68,7 @@ def _chosen(form: Form) -> Members:
 
 
 def _settings(form: Form) -> Members:
-    """The settings that are not as the page showed them: an empty field is the default."""
+    """Return the settings that differ from those on the page; an empty field means the default."""
     body: Members = {}
     for name in SETTINGS:
         text = one(form, name, "")
@@ -144,12 +143,12 @@ async def perform(action: Action, call: Call) -> Response:
 
 
 def name_of(call: Call) -> str:
-    """What the caller's token is called; without tokens nobody knows who it was."""
+    """Return the name of the caller's token."""
     return call.api.grants.name if isinstance(call.api, Guarded) else "the dashboard"
 
 
 def _arrived(action: Action, form: Form, answer: Response) -> str:
-    """The page behind the action, with what it did."""
+    """Return the address of the page after the action, with its effect."""
     path = action.back(form)
     count = decode_json(bytes(answer.body)).get("count") if answer.body else None
     return (
@@ -158,7 +157,7 @@ def _arrived(action: Action, form: Form, answer: Response) -> str:
 
 
 def _told(form: Form) -> str:
-    """The fields of a form, for the log of events: one line, and not longer than that."""
+    """Return the fields of a form as one short line for the server log."""
     return repr({name: values if len(values) < 5 else f"{len(values)} values" for name, values in form.items()})[:500]
 
 

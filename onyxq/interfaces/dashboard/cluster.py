@@ -1,4 +1,4 @@
-"""The ring as a drawing, peers and nodes, and where each partition lives."""
+"""The ring as a drawing, peers and nodes, and the nodes of each partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
 
 MIDDLE, RADIUS = 180, 130
-"""Of the drawing, in its units."""
+"""Middle and radius of the drawing, in its units."""
 GAP = 0.16
 """Between an arrow's end and the peer that it points to, in radians, with few peers."""
 
@@ -34,7 +34,7 @@ class Place:
 
 @frozen
 class Arrow:
-    """Who watches whom in the drawing, as the path of an arc or a line."""
+    """A peer that watches another, as the path of an arc or a line."""
 
     watcher: str
     watched: str
@@ -42,7 +42,7 @@ class Arrow:
 
 
 async def get_cluster(call: Call) -> Response:
-    """The page."""
+    """Answer with the page."""
     ring = await call.ask("ring")
     peers = await call.ask("peers")
     partitions = (await call.ask("partitions"))["partitions"]
@@ -63,7 +63,7 @@ async def get_cluster(call: Call) -> Response:
 
 
 def drawn(members: Sequence[Mapping[str, Any]]) -> tuple[list[Place], list[Arrow]]:
-    """Members on a circle, clockwise from the top, each beside the one that it watches, and arrows between them."""
+    """Return members on a circle, clockwise from the top, each beside the one that it watches, and their arrows."""
     angles = {one["peer"]: 2 * math.pi * place / len(members) for place, one in enumerate(members)}
     places = [_place(one, angles[one["peer"]]) for one in members]
     arrows = [

@@ -18,7 +18,7 @@ class DeadPage(PageArgs):
 
 
 async def get_dead(call: Call) -> Response:
-    """A page of them."""
+    """Answer with a page of dead letters."""
     args: DeadPage = call.args
     queue, where = args.queue or None, args.where or None
     found = await call.ask("dead", queue=queue, where=where, after=args.after, limit=ROWS)

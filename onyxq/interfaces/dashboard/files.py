@@ -1,4 +1,4 @@
-"""Scripts, styles and pictures, from this package: nothing is fetched from elsewhere."""
+"""Scripts, styles and pictures from this package; pages load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class File(Args):
 
 
 async def get_file(call: Call) -> Response:
-    """One of them; browsers keep it while the version stays."""
+    """Answer with a file, which browsers keep until the version changes."""
     name = call.args.file
     data = _READ.get(name)
     if data is None:

@@ -1,4 +1,4 @@
-"""Jobs, and one of them with what its driver tells."""
+"""All jobs, and one job with the report of its driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS_MAX = 200
 
 
 async def get_jobs(call: Call) -> Response:
-    """Those under way, then those that ended, the latest first."""
+    """Answer with unfinished jobs, then with ended ones, the latest first."""
     jobs = (await call.ask("job.list", progress=True))["jobs"]
     ended = sorted((job for job in jobs if job["state"] in ENDED), key=lambda job: -(job["ended_ms"] or 0))
     listed = [job for job in jobs if job["state"] not in ENDED] + ended
@@ -34,7 +34,7 @@ class OneJob(PageArgs, kw_only=True):
 
 
 async def get_job(call: Call) -> Response:
-    """One of them."""
+    """Answer with one job."""
     job: dict[str, Any] = await call.ask("job.get", id=call.args.id)
     described = job.get("job")
     return page(

@@ -1,4 +1,4 @@
-"""The log, record by record, with a slider, and the replica as it was at any position."""
+"""The log, record by record, with a slider, and the replica at any position."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from onyxq.interfaces.http.past import View
 from onyxq.operations.table.log import At
 
 WINDOW = 20
-"""Records that are shown, up to the chosen one."""
+"""Records on the page, up to the chosen one."""
 CHANGES_MAX = 60
 KEYS_MAX = 100
-"""Of one branch of the replica."""
+"""Most keys of one branch of the replica."""
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 400
 
@@ -35,7 +35,7 @@ class LogPage(PageArgs):
 
 
 async def get_log(call: Call) -> Response:
-    """The records up to a position and the replica behind it."""
+    """Answer with the records up to a position and the replica after it."""
     view = await call.kit.past.view(call.api.call, call.args.at, WINDOW)
     branches = await anyio.to_thread.run_sync(branches_of, view.replica)
     return page(
@@ -52,7 +52,7 @@ async def get_log(call: Call) -> Response:
 
 
 def _records(view: View) -> list[dict[str, Any]]:
-    """The newest first, each entry in words; those without any that follow each other are told of as one."""
+    """Return the records, newest first, with entries in words; consecutive records without entries are merged."""
     out: list[dict[str, Any]] = []
     for record, done in reversed(view.records):
         entries = [brief(sentence(one.name, one.args, one.verdict), SENTENCE_CHARS_MAX) for one in done.outcomes]
@@ -89,7 +89,7 @@ def _summary(replica: Replica) -> dict[str, int]:
 
 
 def branches_of(replica: Replica) -> list[tuple[str, list[str], int]]:
-    """Each part of the replica as lines, the first keys only, with how many keys more there are."""
+    """Return each part of the replica as lines for its first keys, with the number of further keys."""
     out = []
     for one in attrs.fields(Replica):
         value = getattr(replica, one.name)

@@ -1,4 +1,4 @@
-"""The first page: whether all is well, how fast tasks come and go, which queues are the fullest."""
+"""The first page: health, rates of tasks, and the fullest queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FULLEST = 10
 
 
 async def get_overview(call: Call) -> Response:
-    """The page."""
+    """Answer with the page."""
     found: dict[str, Any] = {}
     troubles: list[OnyxqError] = []
     fullest = PageQueues(order="unfinished", limit=FULLEST, wait_ms=COUNT_WAIT_MS)
@@ -46,7 +46,7 @@ async def get_overview(call: Call) -> Response:
 
 
 async def get_rates(call: Call) -> Response:
-    """What has happened so far, for the curves: sums that only grow, and how long tasks waited and ran."""
+    """Answer with sums that only grow, and with times that tasks waited and ran, for the curves."""
     return answer({**await call.ask("rates"), "at_ms": call.kit.now_ms()})
 
 

@@ -1,4 +1,4 @@
-"""What pages are to the HTTP interface: endpoints whose query tells what to show and what was just done."""
+"""Pages as endpoints of the HTTP interface: the query has what to show, and the last action."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNT_WAIT_MS = 40
 """How long a page waits for the first count of all queues; then it comes without, and asks again."""
 FILTER_CHARS_MAX = 1_000
 Filter: TypeAlias = Annotated[str, Meta(max_length=FILTER_CHARS_MAX)]
-"""A field of a filter; forms send it empty where nothing is wanted."""
+"""A field of a filter; forms send it empty for no filter."""
 After: TypeAlias = Annotated[TaskIdBytes | None, Meta(description="Show what comes after this id.")]
 
 

@@ -1,4 +1,4 @@
-"""Periodic tasks: what is enqueued again and again."""
+"""Periodic tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onyxq.operations.table.periodic import LIST_PERIODIC, ListPeriodic
 
 
 async def get_periodic(call: Call) -> Response:
-    """All of them."""
+    """Answer with all periodic tasks."""
     found = await call.do(LIST_PERIODIC, ListPeriodic())
     return page(call, "periodic.html", title="Periodic tasks", here="/ui/periodic", periodic=found.periodic)
 

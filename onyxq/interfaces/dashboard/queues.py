@@ -1,4 +1,4 @@
-"""All queues a page at a time, and one of them with its settings."""
+"""All queues page by page, and one queue with its settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OneQueue(PageArgs, kw_only=True):
 
 
 async def get_queues(call: Call) -> Response:
-    """Those whose names hold a text, in some order."""
+    """Answer with queues that have a text in their name, in some order."""
     like, order, skip = call.args.like, call.args.order or "name", call.args.skip
     asked = {"like": like, "order": order, "skip": skip, "limit": ROWS, "wait_ms": COUNT_WAIT_MS}
     found = await call.do(PAGE_QUEUES, PAGE_QUEUES.decode(asked))
@@ -54,7 +54,7 @@ async def get_queues(call: Call) -> Response:
 
 
 async def get_queue(call: Call) -> Response:
-    """One queue."""
+    """Answer with one queue."""
     name = call.args.name
     found = await call.do(GET_QUEUE, GetQueue(queue=name))
     settings = [
@@ -81,7 +81,7 @@ async def get_queue(call: Call) -> Response:
 
 
 def _in_form(value: Any) -> str:
-    """A setting as its field of the form holds it."""
+    """Return a setting as its form field has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)

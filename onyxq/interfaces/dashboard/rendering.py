@@ -1,6 +1,6 @@
-"""Pages from templates: whatever a value holds stands in a page as text, never as markup or script.
+"""Pages from templates: every value is text in a page, never markup or script.
 
-Scripts and styles come as files of this package only; the headers forbid all others.
+Scripts and styles are files of this package only; the headers forbid all others.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ HEADERS: Mapping[str, str] = {
     "x-frame-options": "DENY",
 }
 PAYLOAD_CHARS = 4_000
-"""Of data, a result or an error that a page shows at once."""
+"""Most characters of data, a result or an error on a page."""
 BEGINNING_BYTES, BEGINNING_CHARS = 400, 90
-"""Of data in a list."""
+"""Most bytes and characters of data in a list."""
 
 MENU = (
     ("/", "Overview"),
@@ -51,7 +51,7 @@ MENU = (
 
 
 def page(call: Call, template: str, *, title: str, here: str, status: int = 200, **values: Any) -> Response:
-    """A whole page; ``here``: the address in the menu that it belongs to."""
+    """Return a whole page; ``here``: its address in the menu."""
     known = {
         "title": title,
         "here": here,
@@ -65,13 +65,13 @@ def page(call: Call, template: str, *, title: str, here: str, status: int = 200,
 
 
 def rendered(template: str, *, status: int = 200, **values: Any) -> Response:
-    """The answer made of a template."""
+    """Return the answer made from a template."""
     text = ENVIRONMENT.get_template(template).render(values)
     return Response(text.encode(errors="replace"), status_code=status, headers=HEADERS, media_type="text/html")
 
 
 def done(args: Any) -> str:
-    """What the action did that led here, in words that are ours: a link can choose among them, and say nothing else."""
+    """Return the effect of the last action, in words from here: a link can only choose one of them."""
     said = DONE.get(getattr(args, "did", ""), "")
     return said.format(count=getattr(args, "count", 0))
 
@@ -93,32 +93,32 @@ DONE = {
     "leave": "The peer was told to leave.",
     "force": "The partition goes on without the nodes that are lost.",
 }
-"""By action, what it did."""
+"""Action -> its effect in words."""
 
 
 def link(path: str, **query: Any) -> str:
-    """An address with its query; what is None or empty is left out."""
+    """Return an address with its query, without None and empty values."""
     known = {name: value for name, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(known, quote_via=quote, errors='replace')}" if known else path
 
 
 def number(value: Any) -> str:
-    """A count with its thousands apart."""
+    """Return a count with separated thousands."""
     return f"{value:,}".replace(",", "\u202f") if isinstance(value, int) else str(value)
 
 
 def moment(ms: int | None) -> str:
-    """A time to the second, UTC."""
+    """Return a time to the second, UTC."""
     return "–" if ms is None else words.moment(ms).partition(".")[0]
 
 
 def age(ms: int | None) -> str:
-    """A duration; a dash if there is none."""
+    """Return a duration; a dash for None."""
     return "–" if ms is None else words.duration(ms)
 
 
 def text_of(data: bytes | None) -> str:
-    """Bytes as people read them: JSON set out, other text as it is, else as hexadecimal."""
+    """Return bytes for people: indented JSON, other text as it is, else hexadecimal."""
     if data is None:
         return "–"
     try:
@@ -132,18 +132,18 @@ def text_of(data: bytes | None) -> str:
 
 
 def cut(text: str) -> str:
-    """A text's beginning, with how much is left out."""
+    """Return the beginning of a text, with the number of omitted characters."""
     left = len(text) - PAYLOAD_CHARS
     return text if left <= 0 else f"{text[:PAYLOAD_CHARS]}\n… {left} characters more"
 
 
 def beginning(data: bytes | None) -> str:
-    """The beginning of bytes, in one line."""
+    """Return the beginning of bytes, in one line."""
     return "–" if data is None else words.brief(" ".join(text_of(data[:BEGINNING_BYTES]).split()), BEGINNING_CHARS)
 
 
 def shown(value: Any) -> str:
-    """A plain value in a cell."""
+    """Return a plain value for a cell."""
     if value is None or value in ("", [], {}):
         return "–"
     if isinstance(value, bytes):

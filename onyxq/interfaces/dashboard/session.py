@@ -1,7 +1,7 @@
-"""How a browser that has signed in is known: by a cookie that scripts cannot read and other sites cannot have sent.
+"""Sessions of browsers: a cookie that scripts cannot read and that other sites cannot make a browser send.
 
-It holds a session of the token, signed with a key that all peers have, and never the token. It is valid for
-`SESSION_MS` and for pages only: neither ``/v1`` nor the TCP port takes it.
+It has a session of the token, signed with a key that all peers have, and never the token. It is valid for
+`SESSION_MS` and for pages only: neither ``/v1`` nor the TCP port accepts it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onyxq.operations.table.operation import Args
 
 COOKIE = "onyxq_session"
 SECURE_COOKIE = "__Host-onyxq_session"
-"""The same over TLS: browsers take it from this very host alone, not from one beside it in the domain."""
+"""Name of the cookie over TLS: browsers accept it only from this host, not from others of its domain."""
 SESSION_MS = 24 * 3_600_000
 """How long a session is valid, in milliseconds."""
 TOKEN_CHARS_MAX = 1_000
@@ -30,7 +30,7 @@ LOGIN = "/ui/login"
 
 
 def digest_in(endpoint: Endpoint, headers: Headers, access: Access, now_ms: int) -> bytes | None:
-    """The digest of the token whose session is in the cookie, where a page is asked for; None if there is none."""
+    """Return the digest of the token whose session is in the cookie of a page's request, or None."""
     return access.digest_of_session(_kept(headers), now_ms) if endpoint.page else None
 
 
@@ -57,7 +57,7 @@ def _kept(headers: Mapping[str, str]) -> str:
 
 
 def refused(failure: Failure) -> Response:
-    """What a browser is told instead of the page: the way in, or what is wrong."""
+    """Return the answer instead of a page: the way to the login, or the error."""
     error, headers, path = failure.error, failure.headers, failure.address
     by_script = "hx-request" in headers
     if isinstance(error, Unauthorized) and not path.startswith(LOGIN):
@@ -78,12 +78,12 @@ class Login(Args):
 
 
 async def get_login(call: Call) -> Response:
-    """The form."""
+    """Answer with the form."""
     return rendered("login.html", title="Sign in", next=_local(call.args.next or "/"), wrong=bool(call.args.wrong))
 
 
 async def post_login(call: Call) -> Response:
-    """Begin a session; whether the token is known shows with the next page, as with any other request."""
+    """Start a session; the next page shows whether the token is known."""
     token = call.body.get("token", [""])[0].strip()
     there = _local(call.body.get("next", ["/"])[0])
     answer = RedirectResponse(there, status_code=303, headers=dict(HEADERS))
@@ -94,7 +94,7 @@ async def post_login(call: Call) -> Response:
 
 
 async def post_logout(call: Call) -> Response:
-    """Have the browser forget the session."""
+    """Make the browser forget the session."""
     answer = RedirectResponse(LOGIN, status_code=303, headers=dict(HEADERS))
     answer.headers["set-cookie"] = _cookie(call, "") + "; Max-Age=0"
     return answer
@@ -109,6 +109,6 @@ _ATTRIBUTES = "Path=/; HttpOnly; SameSite=Strict"
 
 
 def _local(path: str) -> str:
-    """A path of this peer, whatever was asked for."""
+    """Return the path if it belongs to this peer, else the first page."""
     fine = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and path.isascii()
     return path if fine else "/"

@@ -1,4 +1,4 @@
-"""The way in and out."""
+"""Login and logout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster was made with, what its log holds, and what this peer is."""
+"""Settings of the cluster, its log, and this peer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onyxq.interfaces.http.endpoint import Call
 
 
 async def get_settings(call: Call) -> Response:
-    """The page."""
+    """Answer with the page."""
     return page(
         call,
         "settings.html",

@@ -1,4 +1,4 @@
-"""Tasks with filters, and one task with all that happened to it."""
+"""Tasks with filters, and one task with its story."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.task import State
 
 READ_AT_ONCE = 2_000
-"""Records of a log that is so short that a task's page reads it unasked."""
+"""Most records of a log that a task's page reads without a click."""
 
 
 class TasksPage(PageArgs):
@@ -36,7 +36,7 @@ class OneTask(PageArgs, kw_only=True):
 
 
 async def get_tasks(call: Call) -> Response:
-    """A page of tasks in the order of their ids."""
+    """Answer with a page of tasks in the order of their ids."""
     args: TasksPage = call.args
     if wanted := args.id.strip():
         return _found(wanted)
@@ -65,7 +65,7 @@ def _found(wanted: str) -> Response:
 
 
 async def get_task(call: Call) -> Response:
-    """One task, and its story as the store has it; a short log is read as well, once the page is there."""
+    """Answer with one task and its story from the store; the page then reads a short log too."""
     task_id: bytes = call.args.id
     known = await call.ask("task_history", id=task_id)
     position = int((await call.ask("health"))["position"])
@@ -84,7 +84,7 @@ async def get_task(call: Call) -> Response:
 
 
 async def get_story(call: Call) -> Response:
-    """The story from the store and from the whole log that there is, for the page above, or as a page."""
+    """Answer with the story from the store and from the whole log, for the page above, or as a page."""
     task_id: bytes = call.args.id
     known = await call.ask("task_history", id=task_id)
     dump = await call.kit.past.dump(call.api.call)

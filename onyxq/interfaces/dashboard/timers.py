@@ -21,7 +21,7 @@ class TimersPage(PageArgs):
 
 
 async def get_timers(call: Call) -> Response:
-    """A page of them."""
+    """Answer with a page of timers."""
     args: TimersPage = call.args
     state = args.state or None
     if state is not None and state not in get_args(TimerState):

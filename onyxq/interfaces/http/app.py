@@ -1,8 +1,8 @@
 """The HTTP interface as an ASGI application, for trio and asyncio.
 
-It knows the node only as an object with ``call``.  A request passes, in this order:
-path, method, host, origin, token, overload, query, body, handler; whatever goes wrong is
-answered as a problem document.
+It knows the node only as an object with ``call`` and ``do``.  A request passes these checks in this order: path,
+method, host, origin, token, overload, query, body. Then its handler runs.  Every error is answered as a problem
+document.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 
 REQUESTS_MAX = 1_024
-"""Requests being answered at one time, those that wait aside."""
+"""Most requests in progress, without those that wait."""
 WAITING_MAX = 4_096
 VITAL_ONLY = "vital_only"
-"""Key in the state of a connection beyond the bound, on which only probes are answered."""
+"""Key in the state of a connection above the bound, on which only probes are answered."""
 
 _log = logging.getLogger("onyxq.http")
 
 
 @frozen
 class Arrival:
-    """A request as it came."""
+    """A request as it arrived."""
 
     scope: Scope
     headers: Headers
@@ -91,33 +91,33 @@ class Arrival:
     receive: Receive
 
     def segments(self) -> list[str]:
-        """Decoded parts of the path; raises `BadRequest`."""
+        """Return the decoded parts of the path; raises `BadRequest`."""
         return path_segments(self.scope.get("raw_path") or self.scope["path"].encode())
 
     def source(self) -> Hashable:
-        """Address and port of the caller; no two connections have the same."""
+        """Return address and port of the caller, which are unique to a connection."""
         client = self.scope.get("client")
         return tuple(client) if client else ""
 
     def address(self) -> str:
-        """Path and query as they came."""
+        """Return path and query as they arrived."""
         path, query = self.scope.get("raw_path") or self.scope["path"].encode(), self.scope["query_string"]
         address: bytes = path + (b"?" + query if query else b"")
         return address.decode("ascii", "replace")
 
     def failed(self, error: OnyxqError) -> Failure:
-        """The request as its endpoint tells of the error."""
+        """Return the request and its error for the endpoint's error page."""
         return Failure(error, self.scope["method"], self.scope["path"], self.address(), self.headers)
 
 
 @frozen
 class Caller:
-    """Who makes a request."""
+    """The caller of a request."""
 
     owner: str = ""
-    """Names the credential, without telling it."""
+    """Name of the credential, which does not contain it."""
     grants: Grants | None = None
-    """What it may do; None: no credential was asked for."""
+    """Its permissions; None: no credential is needed."""
 
 
 @define
@@ -143,7 +143,7 @@ class Admitting(Protocol):
     """A bound on the writes in progress; see `onyxq.operations.admission`."""
 
     def check(self, size: int) -> None:
-        """Raise `Overloaded` for a write of so many bytes that no caller is admitted with now."""
+        """Raise `Overloaded` for a write that is too large for any caller now."""
         ...
 
     def admitted(self, caller: Hashable, size: int) -> AbstractContextManager[None]:
@@ -172,12 +172,11 @@ def create_app(
     now_ms: Callable[[], int] | None = None,
     random_64: Callable[[], int] | None = None,
 ) -> App:
-    """The application in front of a node.
+    """Return the application in front of a node.
 
-    ``admission`` bounds the writes in progress.
-
-    ``access``: the bearer tokens there are; without any, none is asked for.  ``hosts``: the names that
-    requests may be sent to.  ``now_ms`` (wall clock, ms since the epoch) and ``random_64`` are for tests.
+    ``admission`` bounds the writes in progress.  ``access``: the bearer tokens; without any, none is needed.
+    ``hosts``: the names to which requests may be sent.  ``now_ms`` (wall clock, ms since the epoch) and ``random_64``
+    are for tests.
     """
     return App(
         api,
@@ -214,22 +213,22 @@ class App:
         self._gate, self._waiting = Gate(REQUESTS_MAX), Gate(WAITING_MAX)
 
     def document(self) -> dict[str, Any]:
-        """The OpenAPI document."""
+        """Return the OpenAPI document."""
         if self._document is None:
             self._document = openapi(self._endpoints, with_tokens=bool(self._access))
         return self._document
 
     def close(self) -> None:
-        """Let requests that wait answer now."""
+        """Answer waiting requests now."""
         self.kit.closing.set()
 
     def answer_waiting(self) -> None:
-        """Let requests that wait for tasks answer now, and others wait: who waited may no longer be known."""
+        """Answer requests that wait for tasks now: their credentials may no longer be valid."""
         waited, self.kit.closing = self.kit.closing, anyio.Event()
         waited.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, as ASGI has it."""
+        """Serve one request of ASGI."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":
@@ -255,14 +254,14 @@ class App:
             try:
                 await response(scope, receive, sender)
             except Exception as error:
-                # The answer has begun: leaving it unfinished tells the client.
+                # The answer has started. The client notices that it is not complete.
                 _log.error("an answer to %s was cut short: %s", scope["path"], error)
 
     async def _answer(self, arrival: Arrival) -> Response:
         segments, method = arrival.segments(), arrival.scope["method"]
         candidates = [endpoint for endpoint in self._endpoints if _matches(endpoint, segments)]
         if not candidates:
-            raise NotFound("there is no such path", hint="See /docs for what there is.")
+            raise NotFound("there is no such path", hint="See /docs for all paths.")
         allow = _allow(candidates)
         if method == "OPTIONS":
             return Response(status_code=204, headers={"allow": allow})
@@ -286,7 +285,7 @@ class App:
             return await self._handle(endpoint, arrival, caller, closing)
 
     def _authorize(self, endpoint: Endpoint, headers: Headers) -> Caller:
-        """Who asks; raises `Misdirected`, `Unauthorized`, `Forbidden` or, for a token used too often, `Overloaded`."""
+        """Return the caller; raises `Misdirected`, `Unauthorized`, `Forbidden`, `Overloaded` (a token in heavy use)."""
         check_sender(endpoint, headers)
         if endpoint.roles:
             self._hosts.check(headers.get("host", headers.get(":authority")))
@@ -308,14 +307,14 @@ class App:
         return Caller(digest.hex(), grants)
 
     async def _handle(self, endpoint: Endpoint, arrival: Arrival, caller: Caller, closing: anyio.Event) -> Response:
-        """The answer to a request; ``closing``: that of `Kit` when it was found who asks."""
+        """Return the answer to a request; ``closing``: that of `Kit` when the caller was identified."""
         parts = _path_parts(endpoint, arrival.segments())
         pairs = query_pairs(arrival.scope["query_string"])
         form = _form_of(endpoint, pairs)
         raw, value = await self._body(endpoint, arrival, form)
         made = {} if endpoint.body is not None or endpoint.page else value
         args, limit = read_arguments(endpoint, parts, pairs, made, streamed=is_streamed(arrival.headers))
-        if closing is not self.kit.closing:  # tokens were read again while the body came
+        if closing is not self.kit.closing:  # the tokens were read again while the body arrived
             closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
         OWNER.set(caller.owner)
         call = Call(
@@ -338,12 +337,12 @@ class App:
             return await endpoint.handle(call)
 
     async def _body(self, endpoint: Endpoint, arrival: Arrival, form: bytes) -> tuple[bytes, dict[str, Any]]:
-        """Read the body: the bytes as they came, and its members; ``form``: the body if it came in the query."""
+        """Return the bytes and the members of the body; ``form``: the body if it came in the query."""
         if endpoint.page and endpoint.method == "POST":
             return b"", form_fields(arrival.headers, await arrival.body.read(SMALL_BODY_BYTES_MAX))
         if not endpoint.has_body:
             if arrival.body.complete:
-                await arrival.body.read()  # the message that says so; behind it comes the disconnect only
+                await arrival.body.read()  # the message without content; only the disconnect follows it
             return b"", {}
         check_media(arrival.headers)
         if not endpoint.waits:
@@ -361,9 +360,9 @@ class App:
 
 
 class Sender:
-    """Sends an answer: no body for HEAD, and the request's unread rest is thrown away first.
+    """Sends an answer, without a body for HEAD, after the unread rest of the request is dropped.
 
-    Closing a connection with unread data resets it, and the client may lose the answer.
+    Closing a connection with unread data would reset it, and the client may lose the answer.
     """
 
     def __init__(self, send: Send, body: Body, receive: Receive, *, is_head: bool) -> None:
@@ -387,7 +386,7 @@ class Sender:
         await self._finish()
 
     async def _finish(self) -> None:
-        # The server may wait for room to hand over the rest of the body, so somebody takes it.
+        # The server may wait for room for the rest of the body, so it is read here.
         async with anyio.create_task_group() as group:
             group.start_soon(self._swallow)
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -399,7 +398,7 @@ class Sender:
 
 
 def _bearer(headers: Headers) -> bytes | None:
-    """The digest of the token that a program shows; None if it shows none."""
+    """Return the digest of the bearer token; None without one."""
     scheme, _, text = headers.get("authorization", "").partition(" ")
     token = text.strip()
     return digest_of(token) if scheme.lower() == "bearer" and token else None
@@ -424,7 +423,7 @@ def _matches(endpoint: Endpoint, segments: list[str]) -> bool:
 
 
 def _with_tail(parts: tuple[str, ...], segments: list[str]) -> list[str]:
-    """The segments with all that the last parameter takes as one."""
+    """Return the segments, with all that the last parameter takes as one segment."""
     last = len(parts) - 1
     return [*segments[:last], "/".join(segments[last:])]
 
@@ -437,7 +436,7 @@ def _allow(candidates: Sequence[Endpoint]) -> str:
 
 
 def _check_origin(endpoint: Endpoint, headers: Headers) -> None:
-    """Without tokens, keep web pages of other sites from changing anything."""
+    """Raise `Forbidden` for changes by web pages of other sites, which matter without tokens."""
     origin = headers.get("origin")
     if origin is None or endpoint.method == "GET":
         return
@@ -452,7 +451,7 @@ def _path_parts(endpoint: Endpoint, segments: list[str]) -> dict[str, str]:
 
 
 def _form_of(endpoint: Endpoint, pairs: list[tuple[str, str]]) -> bytes:
-    """Take the body that came in a field of the query out of it."""
+    """Remove the body from the query if it came in a field there, and return it."""
     found = next((pair for pair in pairs if endpoint.form_field and pair[0] == endpoint.form_field), None)
     if found is None:
         return b""

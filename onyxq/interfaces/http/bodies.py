@@ -1,4 +1,4 @@
-"""Reading a request: its query and, within bounds of size, time and memory, its body."""
+"""Reading of a request: its query, and its body within bounds of size, time and memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onyxq.wire.weight import CONTAINER_BYTES, VALUE_BYTES
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 SMALL_BODY_BYTES_MAX = 256 * 1024
-"""Bytes of a body that has neither a list of tasks nor data."""
+"""Most bytes of a body without a list of tasks and without data."""
 BODIES_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of all bodies being read or answered at one time."""
+"""Most bytes of all bodies in progress."""
 DECODED_BYTES_MAX = 128 * 1024 * 1024
-"""Estimated bytes of the values in one body."""
+"""Most estimated bytes of the values in one body."""
 BODIES_DECODED_BYTES_MAX = 512 * 1024 * 1024
-"""Estimated bytes of the values in all bodies that are being answered."""
+"""Most estimated bytes of the values in all bodies in progress."""
 BODY_PAUSE_MAX_S = 30.0
 BODY_TIME_MAX_S = 120.0
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
@@ -72,7 +72,7 @@ class Body:
 
     @contextmanager
     def accounted(self) -> Iterator[None]:
-        """Give the reserved memory back at the end."""
+        """Return the reserved memory at the end."""
         try:
             yield
         finally:
@@ -80,7 +80,7 @@ class Body:
             self._decoded.used -= self._values
 
     async def read(self, limit: int = BODY_BYTES_MAX) -> bytes:
-        """Read all of it, at most ``limit`` bytes; raises `TooLarge`, `BodyTooSlow`, `Overloaded` or `Disconnected`."""
+        """Return the body, at most ``limit`` bytes; raises `TooLarge`, `BodyTooSlow`, `Overloaded`, `Disconnected`."""
         if self.length > limit:
             raise _too_large("the body is larger", limit)
         self._take(self.length)
@@ -118,10 +118,10 @@ class Body:
             more = bool(message.get("more_body", False))
             self.complete = not more
             return message.get("body", b""), more
-        raise BodyTooSlow(f"nothing of the body came for {BODY_PAUSE_MAX_S:.0f} s")
+        raise BodyTooSlow(f"no byte of the body arrived for {BODY_PAUSE_MAX_S:.0f} s")
 
     async def drain(self) -> None:
-        """Throw the rest away, within bounds, so that the client gets to read its answer."""
+        """Drop the rest, within bounds, so that the client can read its answer."""
         size = 0
         with anyio.move_on_after(DRAIN_TIME_MAX_S):
             while not self.complete and size < DRAIN_BYTES_MAX:
@@ -143,7 +143,7 @@ def _too_large(what: str, limit: int) -> TooLarge:
 def decoded_bytes(raw: bytes, limit: int = DECODED_BYTES_MAX) -> int:
     """Estimate how much memory a JSON text takes once it is decoded; raises `TooLarge` above ``limit``."""
     size = _estimate(raw)
-    if size > limit:  # signs within strings count too, so far
+    if size > limit:  # until here, characters within strings count too
         size = _estimate(_TEXT.sub(b"", raw))
         if size > limit:
             raise TooLarge("the body has too many values", hint="Send fewer of them at a time.")
@@ -158,7 +158,7 @@ def _estimate(raw: bytes) -> int:
 def check_media(headers: Mapping[str, str]) -> None:
     """Raise `UnsupportedMedia` unless the body can be JSON in UTF-8.
 
-    What tools send when told nothing (forms, plain text) is taken as JSON too.
+    The defaults of common tools (forms, plain text) are accepted as JSON too.
     """
     media, _, parameters = headers.get("content-type", "application/json").lower().partition(";")
     if media.strip() not in _MEDIA and not media.strip().endswith("+json"):
@@ -167,11 +167,11 @@ def check_media(headers: Mapping[str, str]) -> None:
     if charset and not charset.startswith(("utf-8", "utf8", "us-ascii")):
         raise UnsupportedMedia("the charset is not UTF-8", field="Content-Type")
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise UnsupportedMedia("compressed bodies are not taken", field="Content-Encoding")
+        raise UnsupportedMedia("compressed bodies are not accepted", field="Content-Encoding")
 
 
 def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, list[str]]:
-    """The fields of a form with all their values; raises `BadRequest`."""
+    """Return the fields of a form with all their values; raises `BadRequest`."""
     if headers.get("content-type", FORM).partition(";")[0].strip().lower() != FORM:
         raise UnsupportedMedia("the content type is not that of a form", field="Content-Type", hint=f"Send {FORM}.")
     try:
@@ -181,7 +181,7 @@ def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, list[str]]
 
 
 def query_pairs(query: bytes) -> list[tuple[str, str]]:
-    """Names and values of a query string; raises `BadRequest`."""
+    """Return the names and values of a query string; raises `BadRequest`."""
     try:
         text = query.decode("ascii")
         return parse_qsl(
@@ -194,7 +194,7 @@ def query_pairs(query: bytes) -> list[tuple[str, str]]:
 
 
 def form_text(body: bytes, field: str) -> bytes:
-    """What a form has in a field; the body as it is if that is no such form. Raises `BadRequest`."""
+    """Return a field of a form, or the body itself if it has another form. Raises `BadRequest`."""
     if not body.startswith(f"{field}=".encode()):
         return body
     try:
@@ -205,7 +205,7 @@ def form_text(body: bytes, field: str) -> bytes:
 
 
 def path_segments(raw_path: bytes) -> list[str]:
-    """Decoded parts of a path; an escaped slash stays within its part. Raises `BadRequest`."""
+    """Return the decoded parts of a path; an escaped slash stays within its part. Raises `BadRequest`."""
     try:
         return [unquote_to_bytes(part).decode() for part in raw_path.removeprefix(b"/").split(b"/")]
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""One connection of the HTTP interface: hypercorn's, with HTTP/1.1 alone and an end for clients that do not read."""
+"""One connection of the HTTP interface: hypercorn's with HTTP/1.1 only, and a time limit for slow readers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ class BoundedStream(HalfCloseableStream):
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self.scope = trio.CancelScope()
-        """Of the task that serves the connection: ended once nothing can be sent any more.
+        """Scope of the task that serves the connection, cancelled when sending fails.
 
-        Reading is suspended while an answer is under way and the client has sent more,
-        so the end would not be noticed there.
+        Reading is suspended while an answer is sent and the client has sent more, so it would not notice the end.
         """
         self.socket = stream.socket
-        """Where the connection's two addresses are read."""
+        """Socket with the connection's two addresses."""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send it all; raises `trio.BrokenResourceError` if the client does not take it."""
+        """Send all data; raises `trio.BrokenResourceError` if the client does not read it."""
         view = memoryview(data)
         for start in range(0, len(view), SEND_PIECE_BYTES):
             try:
@@ -39,22 +38,22 @@ class BoundedStream(HalfCloseableStream):
             except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
                 self.scope.cancel()
                 await trio.aclose_forcefully(self)
-                raise trio.BrokenResourceError("the client does not take its answer") from None
+                raise trio.BrokenResourceError("the client does not read its answer") from None
 
     async def wait_send_all_might_not_block(self) -> None:
-        """As the connection does."""
+        """Do as the connection does."""
         await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """As the connection does."""
+        """Do as the connection does."""
         return await self._stream.receive_some(max_bytes)
 
     async def send_eof(self) -> None:
-        """As the connection does."""
+        """Do as the connection does."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """As the connection does."""
+        """Do as the connection does."""
         await self._stream.aclose()
 
 
@@ -63,10 +62,10 @@ class _OtherVersion(Exception):
 
 
 class Http1(H11Protocol):
-    """HTTP/1.1 without a change to HTTP/2, for whose connections the time limits would not hold."""
+    """HTTP/1.1 without an upgrade to HTTP/2, whose connections have other time limits."""
 
     async def handle(self, event: Event) -> None:
-        """Take what came; a request in another version ends the connection."""
+        """Handle an event; a request in another version ends the connection."""
         try:
             await super().handle(event)
         except _OtherVersion:
@@ -74,17 +73,17 @@ class Http1(H11Protocol):
             await self.send(Closed())
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Replace hypercorn's change to HTTP/2: an offer to upgrade is not taken up."""
+        """Ignore an offer to upgrade to HTTP/2."""
         if not event.http_version.startswith(b"1."):
             raise _OtherVersion
 
 
 class Connection(TCPServer):
-    """A connection that speaks `Http1` whatever hypercorn would choose.  Await it to serve it to its end."""
+    """A connection that always speaks `Http1`.  Await it to serve it to its end."""
 
     @property
     def protocol(self) -> ProtocolWrapper:
-        """What is spoken."""
+        """Return the protocol."""
         return self._protocol
 
     @protocol.setter
@@ -103,6 +102,6 @@ class Connection(TCPServer):
         self._protocol = chosen
 
     async def _read_data(self) -> None:
-        """Read until the client is gone, and then end at once: hypercorn waits until it would have been idle long."""
+        """Read until the client is gone, and then end at once; hypercorn would wait for its idle limit."""
         await super()._read_data()
         await self.idle_task.stop()

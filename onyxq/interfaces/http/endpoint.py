@@ -1,7 +1,7 @@
-"""What an endpoint of the HTTP interface is, and what its handler is given.
+"""Endpoints of the HTTP interface, and the arguments of their handlers.
 
-Endpoints are values in explicit tables; routing, authorization, validation and the
-OpenAPI document all follow from them.
+Endpoints are values in explicit tables. Routing, authorization, validation and the OpenAPI document follow from
+them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ W = Field(
 
 
 ENDPOINT_ROLES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce")}
-"""Words for several roles of which an endpoint needs one."""
+"""Name -> roles, one of them enough."""
 
 
 class Api(Protocol):
     """The node's service as this interface uses it."""
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
-        """The result of a method of the node; raises `OnyxqError`."""
+        """Return the result of a method of the node; raises `OnyxqError`."""
         ...
 
     async def do(self, operation: Operation[A, R], args: A) -> R:
@@ -49,7 +49,7 @@ class Api(Protocol):
 
 @define
 class Kit:
-    """What lives as long as the application."""
+    """State that lives as long as the application."""
 
     api: Api
     now_ms: Callable[[], int]
@@ -58,17 +58,17 @@ class Kit:
     document: Callable[[], dict[str, Any]]
     """The OpenAPI document."""
     access: Access
-    """The credentials that are asked for."""
+    """The known credentials."""
     closing: anyio.Event = field(factory=anyio.Event)
-    """Set when the server stops, or another one takes its place: whoever waits answers now."""
+    """Set when the server stops, or another one replaces it: waiting requests answer then."""
     avoided: dict[int, int] = field(factory=dict)
-    """partition -> time in ms until which new tasks go elsewhere."""
+    """Partition -> time in ms until which new tasks go to others."""
     partitions: int = 0
     """Number of partitions, once known."""
     past: Past = field(factory=Past)
-    """The replica as it was, for those who look at the log."""
+    """The replica at earlier positions, for views of the log."""
     turn: int = 0
-    """Rises with each run of new tasks, to spread them over partitions."""
+    """Rises with each run of new tasks, and spreads them over partitions."""
 
 
 @frozen
@@ -77,31 +77,31 @@ class Call:
 
     kit: Kit
     closing: anyio.Event
-    """That of the `Kit` when it was found who asks: set when who waits is to answer."""
+    """That of the `Kit` when the caller was identified: set when waiting requests must answer."""
     api: Api
-    """The node's service as the caller may use it."""
+    """The node's service with the permissions of the caller."""
     args: Any
     """The arguments: a struct of the endpoint's type."""
     limit: int | None
     """The limit of a stream of lines, which may be more than a page has."""
     body: Mapping[str, Any]
     raw: bytes
-    """The body as it came."""
+    """The body as it arrived."""
     owner: str
-    """Names the credential, without telling it; empty if none is asked for."""
+    """Name of the credential, which does not contain it; empty if none is needed."""
     headers: Mapping[str, str]
     is_head: bool
     receive: Receive
-    """Gives nothing but the client's disconnect once the body is read."""
+    """Returns only the client's disconnect once the body is read."""
 
     async def partitions(self) -> int:
-        """How many partitions the cluster has; fixed for its life, so asked for once."""
+        """Return the number of partitions, which never changes."""
         if not self.kit.partitions:
             self.kit.partitions = (await self.ask("routes"))["partitions"]
         return self.kit.partitions
 
     async def ask(self, method: str, **args: Any) -> Any:
-        """The result of a method of the node; raises `OnyxqError`."""
+        """Return the result of a method of the node; raises `OnyxqError`."""
         return await self.api.call(method, args)
 
     async def do(self, operation: Operation[A, R], args: A) -> R:
@@ -114,14 +114,14 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
 
 @frozen
 class Failure:
-    """A request that an endpoint did not do, and why."""
+    """A request that failed, and its error."""
 
     error: OnyxqError
     method: str
     path: str
     """Decoded."""
     address: str
-    """Path and query as they came."""
+    """Path and query as they arrived."""
     headers: Mapping[str, str]
 
 
@@ -129,7 +129,7 @@ Tell: TypeAlias = Callable[[Failure], Response]
 
 
 def as_problem(failure: Failure) -> Response:
-    """A problem document, as programs read it."""
+    """Return a problem document, for programs."""
     return problem(failure.error)
 
 
@@ -163,12 +163,12 @@ class Endpoint:
     whole: str = ""
     """The argument that the whole body is; empty: the body has the arguments as members."""
     rewrite: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    """Gives the members of a body their own names before they are decoded; raises `BadRequest`."""
+    """Function that gives the members of a body their own names before they are decoded; raises `BadRequest`."""
     body: Object | None = None
     """Shape of the body, if it is not made of arguments."""
     body_required: bool = True
     large: bool = False
-    """Whether the body may have 16 MiB, as it has lists of tasks or data; others have 256 KiB at most."""
+    """Whether the body may have 16 MiB, for lists of tasks or data; others have at most 256 KiB."""
     form_field: str = ""
     """Field of a form, or of the query, in which the JSON may come instead of being the body."""
     has_tail: bool = False
@@ -185,25 +185,25 @@ class Endpoint:
     media: str = "application/json"
     headers: Mapping[str, Field] = field(factory=dict)
     errors: tuple[int, ...] = ()
-    """Statuses of errors of its own, besides those that any endpoint has."""
+    """Statuses of its own errors, besides those of any endpoint."""
     waits: bool = False
-    """Whether it may wait for long: such requests are counted on their own."""
+    """Whether it may wait for long: such requests have a bound of their own."""
     vital: bool = False
-    """Answered under overload too."""
+    """Whether it is answered under overload too."""
     page: bool = False
-    """For browsers: its body is a form's, and a session's cookie counts."""
+    """Whether it is for browsers: its body is a form, and the cookie of a session is accepted."""
     tell: Tell = as_problem
-    """How its errors are told, and that of another method on its path."""
+    """Function that answers its errors, and those of other methods on its path."""
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles of which a token needs one; none: nothing is asked."""
+        """Roles, one of them enough for a token; none: no token is needed."""
         named = (self.role,) if isinstance(self.role, str) else self.role or ()
         return tuple(role for name in named for role in ENDPOINT_ROLES.get(name, (name,)))
 
     @property
     def has_body(self) -> bool:
-        """Whether requests have a body of JSON."""
+        """Whether requests have a JSON body."""
         return self.body is not None or (self.method in ("POST", "PUT") and not self.page)
 
     @property

@@ -1,11 +1,11 @@
 """Idempotency keys: a repeated request makes the same ids, hence the same tasks.
 
-The ids of a keyed request follow from the key (maker field), from the time of its first
-arrival and from the partitions chosen then; the last two are remembered here, in memory.
+The ids of a keyed request follow from the key (maker field), from the time of its first arrival and from the
+partitions chosen then. The last two are remembered here, in memory.
 
-Limits: a key is remembered for 24 hours by the peer that got it, at most 65,536 keys at a time
-(of the credential that has the most, the oldest goes first), and not across a restart of that
-peer.  A request that must be safe to repeat beyond that, or to another peer, carries ids from ``GET /v1/ids``.
+Limits: a key is remembered for 24 hours by the peer that got it, but not after a restart of that peer. At most 65,536
+keys are kept; above that the credential with the most keys loses its oldest one.  A request that must be safe to
+repeat beyond that, or to another peer, carries ids from ``GET /v1/ids``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ KEY_AGE_MAX_MS = 24 * 3_600_000
 
 @define
 class Keyed:
-    """What is remembered of a key's first request."""
+    """The remembered parts of a key's first request."""
 
     owner: str
-    """Names the credential that the key came with."""
+    """Name of the credential that sent the key."""
     key: bytes
     body: bytes
     """Digest of the request's body."""
@@ -35,29 +35,29 @@ class Keyed:
     """The partition of each run, once chosen."""
 
     def run(self, index: int, count: int, *, due_ms: int) -> Run:
-        """The ids of the request's run number ``index``."""
+        """Return the ids of the request's run number ``index``."""
         maker = blake2b(self.key + index.to_bytes(4, "big"), digest_size=8).digest()
         first = make_id(max(due_ms, self.at_ms), self.partitions[index], int.from_bytes(maker, "big"), 0)
         return Run(first, count)
 
 
 class Keys:
-    """The keys seen lately: those of a credential with many make room for those of the others."""
+    """The recent keys: credentials with many keys make room for those with few."""
 
     def __init__(self, *, keys_max: int = KEYS_MAX) -> None:
         self._keys_max = keys_max
         self._seen: dict[str, dict[bytes, Keyed]] = {}
-        """Of each owner, oldest first."""
+        """Owner -> its keys, oldest first."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def find(self, key: str, *, owner: str, body: bytes, now_ms: int) -> Keyed:
-        """What is known of the key, or a first record of it that is not stored yet.
+        """Return the record of the key, or a first record of it that is not stored yet.
 
-        ``owner`` keeps the keys of different credentials apart. Raises `Conflict` if the
-        key came with another body before.
+        ``owner`` separates the keys of different credentials. Raises `Conflict` if the key was sent with another body
+        before.
         """
         digest = blake2b(f"{len(owner)}:{owner}{key}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
         body_digest = blake2b(body, digest_size=16).digest()
@@ -66,7 +66,7 @@ class Keys:
             return Keyed(owner, digest, body_digest, now_ms)
         if keyed.body != body_digest:
             raise Conflict(
-                "this Idempotency-Key came with another body before",
+                "this Idempotency-Key was sent with another body before",
                 field="Idempotency-Key",
                 hint="Use a fresh key for each new request.",
             )

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, from the tables of endpoints."""
+"""The OpenAPI 3.1 document, made from the tables of endpoints."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _DESCRIPTION = (
     "Answers may grow members; requests with unknown ones are refused."
 )
 _TAGS = {
-    "tasks": "Putting tasks in and looking at them.",
-    "claims": "Working on tasks: a claim is a lease with a fencing token.",
+    "tasks": "Enqueue tasks and read them.",
+    "claims": "Work on tasks: a claim is a lease with a fencing token.",
     "transactions": "Several changes in one atomic step.",
     "queues": "Queues: their depth and their settings.",
     "dead letters": "Tasks that failed for good.",
-    "periodic tasks": "What is enqueued again and again.",
+    "periodic tasks": "Tasks that are enqueued on a schedule.",
     "jobs": "Data pipelines that run on Spark.",
-    "cluster": "What the replica says, and operations on the cluster.",
-    "extensions": "Entries and states of what is installed beside OnyxQ.",
+    "cluster": "The state of the replica, and operations on the cluster.",
+    "extensions": "Entries and states of installed extensions.",
     "task store": "Small tasks that are updated and claimed atomically, in groups.",
     "health": "For probes and monitoring.",
     "pages": "For people.",
@@ -38,7 +38,7 @@ _SCHEME = "token"
 
 
 def openapi(endpoints: Sequence[Endpoint], *, with_tokens: bool) -> dict[str, Any]:
-    """The document; ``with_tokens``: whether requests need an Authorization header."""
+    """Return the document; ``with_tokens``: whether requests need an Authorization header."""
     paths: dict[str, dict[str, Any]] = {}
     inputs: dict[str, Schema] = {}
     for endpoint in endpoints:
@@ -85,7 +85,7 @@ def _collect(shape: Shape, inputs: dict[str, Schema]) -> None:
 def _problem() -> dict[str, Any]:
     retry = {"description": "Seconds; with 429 and 503.", "schema": {"type": "integer"}}
     return {
-        "description": "What is wrong, and what to do about it.",
+        "description": "What is wrong, and what to do next.",
         "headers": {"Retry-After": retry},
         "content": {PROBLEM_TYPE: {"schema": ref("Problem")}},
     }

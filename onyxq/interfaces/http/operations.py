@@ -1,4 +1,4 @@
-"""Endpoints that follow from the table of operations: path, query and body have an operation's arguments."""
+"""Endpoints that follow from the table of operations, and the reading of their arguments."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _handler(operation: Operation[Any, Any], http: Http) -> Handler:
 
 
 def _pages_handler(operation: Operation[Any, Any], name: str) -> Handler:
-    """Return what answers with a page, or with all items as a stream of lines if that is accepted."""
+    """Return the handler that answers with a page, or with all items as lines if the client accepts them."""
 
     async def page(call: Call, args: Any, left: int | None) -> Page:
         size = PAGE_MAX if left is None else min(left, PAGE_MAX)
@@ -90,7 +90,7 @@ def is_streamed(headers: Mapping[str, str]) -> bool:
 
 
 def shown_arguments(operation: Operation[Any, Any], shows: Operation[Any, Any], args: Any) -> Any:
-    """Return the arguments of the operation that shows what another one did."""
+    """Return the arguments of the operation that shows the effect of another one."""
     return shows.args(**{name: getattr(args, name) for name in shows.members if name in operation.members})
 
 

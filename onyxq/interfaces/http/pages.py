@@ -1,4 +1,4 @@
-"""Pages for people, made here without scripts or anything fetched from elsewhere."""
+"""Pages for people, without scripts and without content from other hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ h2 { margin-top: 2.2rem; } h3 { margin: 1.8rem 0 .3rem; }
 
 
 def page(title: str, body: str, *, kind: str = "") -> str:
-    """A whole HTML page; ``body`` is HTML, ``kind`` a class of the style."""
+    """Return a whole HTML page; ``body`` is HTML, ``kind`` a class of the style."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -41,11 +41,11 @@ LONG_CHARS = 40
 
 
 class Html(str):
-    """A cell of a table that is HTML already."""
+    """A cell of a table that is already HTML."""
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """An HTML table of plain values; columns of numbers are set to the right, long texts are broken."""
+    """Return an HTML table of plain values, with numbers to the right and long texts wrapped."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(heads)
     numbers = [_is_numeric(column) for column in columns]
     head = "".join(
@@ -87,7 +87,7 @@ def _shown(cell: Any) -> str:
 
 
 def docs_page(document: Mapping[str, Any]) -> str:
-    """An OpenAPI document as a page."""
+    """Return an OpenAPI document as a page."""
     info = document["info"]
     parts = [
         f"<h1>{escape(info['title'])} <span class=dim>{escape(info['version'])}</span></h1>",
@@ -172,7 +172,7 @@ def _problems() -> str:
 
 
 def _later(cls: type[OnyxqError]) -> dict[str, type[OnyxqError]]:
-    """Errors by code, those among them that other modules define."""
+    """Return all errors by code, with those that other modules define."""
     found = {cls.code: cls}
     for child in cls.__subclasses__():
         found = {**_later(child), **found}

@@ -1,8 +1,8 @@
-"""The replica as it was at any position that the log still reaches, for those who look at it here.
+"""The replica at any position that the log still has, for views of the log.
 
-Every peer's replica follows from the records, so one is stepped anew from the log's origin, in a thread
-beside the loop and for one asker at a time.  Replicas on the way are kept: they share what did not
-change, and the next position that is asked for is then near one of them.
+A replica follows from the records, so it is computed again from the log's origin, in a thread beside the loop and for
+one request at a time.  Replicas on the way are kept. They share their unchanged parts, and the next requested
+position is then near one of them.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from onyxq.history.following import ask_async, drive_async, origin, records
 from onyxq.history.replay import steps
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Asks the node."""
+"""Function that calls a method of the node."""
 
 KEPT_MAX = 128
 KEPT_EVERY = 250
-"""Records between two replicas that are kept."""
+"""Number of records between two kept replicas."""
 
 
 @frozen
 class View:
-    """Some records and the replica behind the last of them."""
+    """Some records, and the replica after the last one."""
 
     first: int
-    """The first position that the log still reaches."""
+    """First position that the log still has."""
     last: int
-    """The last position that there was."""
+    """Last position of the log."""
     replica: Replica
     records: list[tuple[Record, Step]]
-    """Oldest first, with what became of them."""
+    """Records with their outcomes, oldest first."""
     changes: list[Change]
-    """What the last record changed, but for the log's own bookkeeping."""
+    """Changes by the last record, without the log's bookkeeping."""
     digest: str
 
     @property
     def at(self) -> int:
-        """The position that is shown."""
+        """The shown position."""
         return self.replica.position
 
 
 @define
 class Past:
-    """See the module's first paragraph."""
+    """Computes and keeps earlier replicas."""
 
     _kept: dict[int, Replica] = field(factory=dict)
     """Position -> replica, of one log."""
@@ -63,9 +63,9 @@ class Past:
     _turn: anyio.Lock = field(factory=anyio.Lock)
 
     async def view(self, call: Call, at: int | None, window: int) -> View:
-        """The replica at a position (None: the last), with up to ``window`` records before; raises `Unavailable`.
+        """Return the replica at a position (None: the last), with up to ``window`` records before it.
 
-        A position beyond what the log reaches is taken as the nearest that it does.
+        A position that the log does not have means the nearest one. Raises `Unavailable`.
         """
         async with self._turn:
             first = await self._begin(call)
@@ -76,11 +76,11 @@ class Past:
             return await anyio.to_thread.run_sync(self._viewed, start, found, (first, last, window))
 
     def records_to(self, position: int) -> int:
-        """How many records there are from the origin to a position, as far as was seen here: at most so many."""
+        """Return the number of records from the origin to a position; an upper bound until the origin is known."""
         return position - (START if self._origin is None else self._origin)
 
     async def dump(self, call: Call) -> Dump:
-        """The whole log that there is, from its origin on; raises `Unavailable`."""
+        """Return the whole log from its origin on; raises `Unavailable`."""
         async with self._turn:
             first = await self._begin(call)
             last = int((await call("health", {}))["position"])
@@ -88,7 +88,7 @@ class Past:
         return Dump("", None if start is EMPTY else start, await gathered(call, first + 1, last))
 
     async def _begin(self, call: Call) -> int:
-        """Have the origin's replica; its position."""
+        """Load the origin's replica and return its position."""
         position = int((await call("origin", {"part": 0}))["position"])
         if self._origin != position:
             packed = await ask_async(origin(), call)
@@ -120,7 +120,7 @@ class Past:
         return View(first, last, before, done, changes, snapshot.digest(before))
 
     def _keep(self, replica: Replica) -> None:
-        """Keep one more, and let go of the one that others stand in for best."""
+        """Keep one more replica, and drop the one with the nearest neighbours."""
         self._kept[replica.position] = replica
         if len(self._kept) > KEPT_MAX:
             known = sorted(self._kept)
@@ -129,5 +129,5 @@ class Past:
 
 
 async def gathered(call: Call, start: int, last: int) -> list[Record]:
-    """Every record from ``start`` to ``last``; raises `Trimmed`, `Unavailable`."""
+    """Return every record from ``start`` to ``last``; raises `Trimmed`, `Unavailable`."""
     return [record async for record in drive_async(records(start, last), call)]

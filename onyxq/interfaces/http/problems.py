@@ -1,7 +1,7 @@
 """Errors as HTTP answers: ``application/problem+json`` of RFC 9457.
 
-Every problem has ``type``, ``title``, ``status``, ``detail``, ``code``, ``field`` (null
-where no argument is at fault) and ``hint``; ``type`` points into the page ``/docs``.
+Every problem has ``type``, ``title``, ``status``, ``detail``, ``code``, ``field`` (null if no argument is wrong) and
+``hint``; ``type`` points into the page ``/docs``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MethodNotAllowed(OnyxqError):
 
 
 class UnsupportedMedia(BadRequest):
-    """The body's content type or encoding is none that is understood."""
+    """The body's content type or encoding is not supported."""
 
     code, status, hint = "unsupported_media_type", 415, "Send plain JSON as application/json in UTF-8."
 
@@ -47,16 +47,16 @@ class BodyTooSlow(OnyxqError):
 class Stopping(Unavailable):
     """The server is about to stop."""
 
-    code, hint = "stopping", "Ask another peer, or this one again once it is back."
+    code, hint = "stopping", "Ask another peer, or this one after its restart."
 
 
 def title_of(code: str) -> str:
-    """A code in words."""
+    """Return a code in words."""
     return code.replace("_", " ").capitalize()
 
 
 def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The members of the problem document; ``extra`` adds members of its own."""
+    """Return the members of the problem document; ``extra`` adds others."""
     return {
         "type": f"/docs#problem-{error.code}",
         "title": title_of(error.code),
@@ -71,7 +71,7 @@ def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dic
 
 
 def _copies_of(error: OnyxqError) -> dict[str, Any]:
-    """Problem of a write that too few nodes have: its tasks, and the number of nodes that have all of it."""
+    """Return, for a write on too few nodes, its tasks and the number of nodes that have all of it."""
     if not isinstance(error, Unknown) or error.copies is None:
         return {}
     ids = [one.hex() for first, count, _ in error.details for one in ids_of(first, count)]
@@ -79,14 +79,14 @@ def _copies_of(error: OnyxqError) -> dict[str, Any]:
 
 
 def problem(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> Response:
-    """The answer for an error."""
+    """Return the answer for an error."""
     # ASCII escapes: a message may repeat text that is not encodable.
     body = json.dumps(problem_of(error, extra)).encode("ascii")
     return Response(body, status_code=error.status, headers=error_headers(error), media_type=PROBLEM_TYPE)
 
 
 def error_headers(error: OnyxqError) -> dict[str, str]:
-    """Headers that go with an error, however it is told."""
+    """Return the headers for an error, whatever the form of its answer."""
     headers = {"cache-control": "no-store"}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
@@ -100,7 +100,7 @@ def error_headers(error: OnyxqError) -> dict[str, str]:
 
 
 def renamed(place: str | None, starts: Sequence[int], name: str) -> str | None:
-    """A field of a method's argument as the request calls it.
+    """Return a field of a method's argument under its name in the request.
 
     ``items[1].token`` becomes ``claims[7].token`` where item 1 starts at claim 7.
     """

@@ -1,4 +1,4 @@
-"""Schemas of answers, for the OpenAPI document; they may grow members."""
+"""Schemas of answers that are not results of operations, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onyxq.operations.table.job import SubmittedJob
 
 
 def ref(name: str) -> Schema:
-    """A reference to a component."""
+    """Return a reference to a component."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -72,7 +72,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {"ids": _list(_ID), "acks": {**_COUNT, "description": "Fewest copies stored of any task."}},
         {
             "unique": _list({"type": ["string", "null"], "enum": ["new", "replaced", "exists", None]}),
-            "guarantee": {**_TEXT, "description": "What is not promised of what is stored."},
+            "guarantee": {**_TEXT, "description": "What is not promised of the stored tasks."},
         },
     ),
     "Task": _TASK,
@@ -83,7 +83,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {"id": _ID, "ok": _FLAG},
         {
             "acks": {**_COUNT, "description": "Copies stored, if w was given."},
-            "guarantee": {**_TEXT, "description": "What is not promised of what is stored."},
+            "guarantee": {**_TEXT, "description": "What is not promised of the stored tasks."},
         },
     ),
     "ClaimResults": _object({"results": _list(ref("ClaimResult"))}),
@@ -97,18 +97,18 @@ SCHEMAS: Mapping[str, Schema] = {
             "status": {"type": "integer"},
             "detail": _TEXT,
             "code": {"type": "string", "description": "Stable, for programs."},
-            "field": {"type": ["string", "null"], "description": "Dotted path of the argument at fault."},
+            "field": {"type": ["string", "null"], "description": "Dotted path of the wrong argument."},
             "hint": _TEXT,
         },
         {
-            "ids": {**_list(_ID), "description": "Of a write that was not carried out as asked: the id of every task."},
+            "ids": {**_list(_ID), "description": "For a write that failed in part: the id of every task."},
             "stored": {
                 **_list({"type": ["boolean", "null"]}),
-                "description": "Of the same: which tasks are stored; null: it may be.",
+                "description": "For the same: which tasks are stored; null: unknown.",
             },
             "copies": {
                 **_COUNT,
-                "description": "Of a write that fewer nodes have than w asks for: how many have all of it.",
+                "description": "For a write on fewer nodes than w: the number of nodes that have all of it.",
             },
         },
     ),
@@ -116,5 +116,5 @@ SCHEMAS: Mapping[str, Schema] = {
 
 
 def components(inputs: Mapping[str, Schema]) -> dict[str, Any]:
-    """All components: the answers' and those of the requests."""
+    """Return all components: those of the answers and those of the requests."""
     return {**SCHEMAS, **inputs}

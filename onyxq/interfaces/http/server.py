@@ -1,7 +1,7 @@
-"""Serving the HTTP interface on trio with hypercorn's connections.
+"""The server of the HTTP interface, on trio with hypercorn's connections.
 
-Listening, bounds on slow or many clients, and the end are decided here: a client that
-does not read is cut off, since hypercorn itself would wait for it for ever.
+This module decides about listening, bounds on slow or many clients, and the end.  It disconnects clients that do not
+read, because hypercorn would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from onyxq.wire.tcp import split_address
 
 HEADER_BYTES_MAX = 32 * 1024
 IDLE_TIME_MAX_S = 15.0
-"""How long a connection may take to send a request's header, or stay open without one."""
+"""Longest time until a request's header, or without a request, in seconds."""
 RESERVED = 32
-"""Connections beyond the bound, for probes alone."""
+"""Connections above the bound, for probes only."""
 RESERVED_S = 5.0
-"""How long such a connection lasts at most; less if others need its place."""
+"""Longest life of such a connection, in seconds; shorter if others need its place."""
 STOP_TIME_MAX_S = 5.0
 BACKLOG = 512
 
@@ -41,7 +41,7 @@ _log = logging.getLogger("onyxq.http")
 
 
 async def listen(address: str) -> trio.SocketListener:
-    """A listening socket at ``HOST:PORT`` (port 0: a free one); raises `Unavailable`."""
+    """Return a listening socket at ``HOST:PORT`` (port 0: a free one); raises `Unavailable`."""
     host, port = split_address(address, field="http")
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -65,7 +65,7 @@ def _cannot(address: str, error: OSError) -> Unavailable:
 
 
 def address_of(listener: trio.SocketListener) -> str:
-    """``HOST:PORT`` that a listener is bound to."""
+    """Return the ``HOST:PORT`` of a listener."""
     host, port = listener.socket.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -82,9 +82,9 @@ def _config() -> Config:
 
 
 class Places:
-    """Connections that all HTTP ports of a process may have at a time.
+    """Bound of the connections of all HTTP ports of a process.
 
-    Beyond them a few are taken for a moment, and answered if they ask whether the peer lives.
+    A few more are accepted for a moment, and answered if they ask whether the peer is live.
     """
 
     def __init__(self, ordinary: int | None = None, *, reserved: int = RESERVED) -> None:
@@ -95,7 +95,7 @@ class Places:
 
     @contextmanager
     def taken(self) -> Iterator[bool]:
-        """Count a connection; whether it may ask anything."""
+        """Count a connection, and yield whether it may make any request."""
         if self.used >= self._ordinary:
             with self._reserved.entered(RESERVED_S):
                 yield False
@@ -154,12 +154,11 @@ async def serve_http(
     tls: Callable[[], ssl.SSLContext] | None = None,
     places: Places | None = None,
 ) -> None:
-    """Serve until ``shutdown`` is set; reports the bound ``HOST:PORT``.  ``tls``: the context of a new
-    connection, if TLS is spoken.  ``places``: connections that it shares with other ports.
+    """Serve until ``shutdown`` is set, and report the bound ``HOST:PORT``.
 
-    Then requests that wait are answered, others have 5 s to finish, and all connections
-    are closed.  Being cancelled closes them at once.  Raises `Unavailable` if the address
-    cannot be had.
+    ``tls``: the context of a new connection with TLS.  ``places``: connections shared with other ports.  At the end
+    waiting requests are answered, others have 5 s to finish, and all connections are closed.  Cancellation closes
+    them at once.  Raises `Unavailable` if the address is not available.
     """
     listener = await listen(address)
     server = HttpServer(app, places or Places(), tls)
@@ -182,7 +181,7 @@ async def serve_http(
 
 
 async def _cut_at_end(server: HttpServer, stopping: trio.Event) -> None:
-    """Cut what is left once the time to finish is over, or when cancelled.
+    """Close the remaining connections after the time to finish, or on cancellation.
 
     Sending is shielded from cancellation; closing its stream ends it.
     """

@@ -22,7 +22,7 @@ _log = logging.getLogger("onyxq.http")
 
 @frozen
 class Page:
-    """Some lines, and how to read the page behind them (None: there is none)."""
+    """Some lines, and the function that reads the next page (None: this is the last one)."""
 
     lines: Sequence[str]
     following: Callable[[], Awaitable[Page]] | None
@@ -31,8 +31,7 @@ class Page:
 class LinesResponse(Response):
     """Streams pages of JSON lines until the last one, or until the client goes away.
 
-    An error midway becomes the last line, and the answer is left unfinished, so that no
-    client takes it for the whole.
+    An error midway becomes the last line, and the answer stays unfinished, so that no client takes it for complete.
     """
 
     media_type = NDJSON
@@ -43,7 +42,7 @@ class LinesResponse(Response):
         self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, as ASGI has it."""
+        """Send the answer over ASGI."""
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
@@ -58,7 +57,7 @@ class LinesResponse(Response):
             group.cancel_scope.cancel()
 
     async def _send_pages(self, send: Send) -> bool:
-        """Whether all pages were sent."""
+        """Send pages, and return whether all were sent."""
         page: Page | None = self._first
         while page is not None:
             await _send_lines(send, page.lines)

@@ -1,11 +1,9 @@
 """Task data between JSON and stored bytes.
 
-JSON data is stored as compact UTF-8 JSON with the header format ``json``; bytes come and
-go as base64.  Stored JSON is put into answers as it is, after a check that it is JSON,
-so nothing is lost or nested deeper on the way out.
+JSON data is stored as compact UTF-8 JSON with the header format ``json``; bytes are base64 in requests and answers.
+Stored JSON is copied into answers after a check that it is JSON, so no part is lost or nested deeper.
 
-Results and updates carry no format: those that are JSON text are shown as JSON, others
-as base64.
+Results and updates have no format: JSON text is shown as JSON, other bytes as base64.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _BREAKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise BadRequest(f"malformed JSON: {name} is no JSON number", hint="JSON has neither NaN nor infinities.")
+    raise BadRequest(f"malformed JSON: {name} is not a JSON number", hint="JSON has neither NaN nor infinities.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -42,13 +40,13 @@ _parse = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_un
 
 
 def decode_json(body: bytes) -> Any:
-    """The value of a request's body; raises `BadRequest`."""
+    """Return the value of a request's body; raises `BadRequest`."""
     if not body.strip(b" \t\r\n"):
         raise BadRequest("the body is empty; a JSON object is expected")
     try:
         return _parse(body.decode())
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not UTF-8: byte {error.start} is at fault") from None
+        raise BadRequest(f"the body is not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno}"
         raise BadRequest(f"malformed JSON at {place}: {error.msg}", hint="Check the body's syntax.") from None
@@ -59,11 +57,11 @@ def decode_json(body: bytes) -> Any:
 
 
 def encode_value(value: Any) -> bytes:
-    """Compact UTF-8 JSON of a decoded value; raises `Invalid`."""
+    """Return compact UTF-8 JSON of a decoded value; raises `Invalid`."""
     try:
         return _COMPACT(value).encode()
     except UnicodeEncodeError:
-        return _ESCAPED(value).encode("ascii")  # half a surrogate pair: legal as an escape only
+        return _ESCAPED(value).encode("ascii")  # half a surrogate pair is legal as an escape only
     except RecursionError:
         raise Invalid("is nested too deeply") from None
     except ValueError:
@@ -71,7 +69,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def payload_of(members: Mapping[str, Any], name: str) -> tuple[str, bytes] | None:
-    """Format and bytes of the member ``name`` or ``name_base64``; None if neither is given."""
+    """Return format and bytes of the member ``name`` or ``name_base64``; None without both."""
     encoded = f"{name}_base64"
     try:
         if encoded in members:
@@ -96,22 +94,22 @@ _parse_any = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def member(name: str, data: bytes | None, stored: str | None = None) -> str:
-    """``"name":value`` or ``"name_base64":"…"``, for bytes that were stored in a format."""
+    """Return ``"name":value`` or ``"name_base64":"…"``, for bytes that were stored in a format."""
     if data is None:
         return f'"{name}":null'
     if stored != BYTES and _is_json(data):
-        # Line breaks can only stand between tokens; without them a value fits in one line.
+        # Line breaks can only be between tokens; without them a value fits in one line.
         return f'"{name}":{data.translate(_BREAKS).decode()}'
     return f'"{name}_base64":"{base64.b64encode(data).decode("ascii")}"'
 
 
 def dumps(value: Any) -> str:
-    """JSON text of plain values, bytes among them as hex."""
+    """Return the JSON text of plain values; bytes become hex."""
     return _ESCAPED(plain(value))
 
 
 def plain(value: Any) -> Any:
-    """The value with bytes as hex, tuples as lists and keys as strings."""
+    """Return the value with bytes as hex, tuples as lists and keys as strings."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
@@ -122,12 +120,12 @@ def plain(value: Any) -> Any:
 
 
 def with_members(value: Mapping[str, Any], members: Iterable[str]) -> str:
-    """The JSON object of plain members and of rendered ones."""
+    """Return the JSON object of plain members and of rendered ones."""
     return "{" + ",".join([*(f"{_ESCAPED(key)}:{dumps(item)}" for key, item in value.items()), *members]) + "}"
 
 
 def task_json(task: Mapping[str, Any]) -> str:
-    """A task, as the method ``get`` gives it, for an answer."""
+    """Return a task of the method ``get`` as JSON text."""
     hidden = ("data", "format", "result")
     shown = {key: item for key, item in task.items() if key not in hidden}
     stored = task.get("format", BYTES)
@@ -135,11 +133,11 @@ def task_json(task: Mapping[str, Any]) -> str:
 
 
 def answer(value: Any, *, status: int = 200) -> Response:
-    """An answer of plain values."""
+    """Return an answer of plain values."""
     return answer_text(dumps(value), status=status)
 
 
 def answer_text(text: str, *, status: int = 200) -> Response:
-    """An answer of JSON text that is rendered already."""
+    """Return an answer of JSON text."""
     headers = {"cache-control": "no-store"}
     return Response(text.encode(), status_code=status, headers=headers, media_type="application/json")

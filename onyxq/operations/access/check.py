@@ -1,8 +1,7 @@
-"""The check that every call passes: of the TCP port before it is dispatched, of HTTP before it is made.
+"""The check of every call: on the TCP port before its dispatch, over HTTP before the call is made.
 
-Queues of tasks and of periodic tasks that a call names are looked up, and only for callers
-whose roles are bound to prefixes: for all others, and where no credential is configured, it
-costs nothing.
+The queues of tasks and of periodic tasks that a call names are looked up only for callers whose roles are bound to
+prefixes.  For all others, and without configured credentials, the check costs nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from onyxq.operations.table.everything import decoded
 from onyxq.operations.table.operation import A, Operation, R
 
 RUNS_AT_ONCE = 1_000
-"""Runs whose queues are looked up by one request."""
+"""Most runs whose queues one request looks up."""
 
 Ask: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class Api(Protocol):
-    """What a node's service can be called by."""
+    """The calls of a node's service."""
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
-        """The result of a method; raises `OnyxqError`."""
+        """Return the result of a method; raises `OnyxqError`."""
         ...
 
     async def do(self, operation: Operation[A, R], args: A) -> R:
@@ -40,13 +39,13 @@ class Api(Protocol):
 
 @frozen
 class Guarded:
-    """A node's service as one caller may use it."""
+    """A node's service with the permissions of one caller."""
 
     api: Api
     grants: Grants
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
-        """The result of a method; raises `Forbidden`, and `OnyxqError` as the service does."""
+        """Return the result of a method; raises `Forbidden`, and `OnyxqError` as the service does."""
         args, needs = judged(self.grants, method, args)
         await look_up(self.grants, needs, self.api.call)
         return await self.api.call(method, args)
@@ -60,11 +59,11 @@ class Guarded:
 def check_size(operation: str, size: int) -> None:
     """Raise `TooLarge` if a request has more bytes than its operation needs."""
     if size > ARGUMENTS_BYTES_MAX and operation not in LARGE:
-        raise TooLarge(f"a request of {size} bytes; {operation[:100]} takes at most {ARGUMENTS_BYTES_MAX}")
+        raise TooLarge(f"the request has {size} bytes; {operation[:100]} takes at most {ARGUMENTS_BYTES_MAX}")
 
 
 def check_role(grants: Grants, operation: str) -> None:
-    """Raise `Forbidden` if a caller may not make a call whatever its arguments are."""
+    """Raise `Forbidden` if a caller may not make a call with any arguments."""
     roles = RULES.get(operation, UNKNOWN).roles
     if roles and not any(grants.has(role) for role in roles):
         raise _forbidden(roles)
@@ -83,9 +82,9 @@ def judged(grants: Grants, operation: str, args: Any) -> tuple[Any, list[Need]]:
 
 
 def unmet(grants: Grants, operation: str, args: Any) -> list[Need]:
-    """What of a call's needs depends on queues that are to be looked up first; raises `Forbidden`.
+    """Return the needs of a call that depend on queues to be looked up; raises `Forbidden`.
 
-    It may also raise `BadRequest`, where the arguments do not tell which queues they mean.
+    It may also raise `BadRequest`, if the arguments do not show their queues.
     """
     rule = RULES.get(operation, UNKNOWN)
     if any(grants.everywhere(role) for role in rule.roles):
@@ -119,11 +118,13 @@ def _check_found(grants: Grants, roles: Sequence[str], queues: Sequence[str]) ->
     try:
         _check_queues(grants, roles, queues)
     except Forbidden:
-        raise Forbidden(f"this needs the role {roles[0]} on the queue of what is named", field="token") from None
+        raise Forbidden(
+            f"this needs the role {roles[0]} on the queue of everything that it names", field="token"
+        ) from None
 
 
 async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
-    """Check the queues of tasks and of periodic tasks; raises `Forbidden`, and `NotFound` for what is not there.
+    """Check the queues of tasks and of periodic tasks; raises `Forbidden`, and `NotFound` for what does not exist.
 
     The errors do not name the queues that were found: the caller may not know them.
     """
@@ -133,12 +134,12 @@ async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
         if need.stored:
             found = await ask("taskstore.tasks", {"ids": list(need.stored)})
             for number, task in zip(need.stored, found["tasks"], strict=True):
-                if task is None:  # or not known here yet: then it cannot be told whose it is
+                if task is None:  # or not known here yet: its group is unknown then
                     raise NotFound(f"there is no task {number} in the task store", field="id")
                 _check_found(grants, need.roles, [task[1]])
         if need.periodic is not None:
             queue = await _periodic(need.periodic, ask)
-            # One that is to be made names its queue itself.
+            # The arguments of a new periodic task name its queue.
             if queue is not None:
                 _check_found(grants, need.roles, [queue])
             elif not need.queues:

@@ -1,8 +1,8 @@
 """What each operation needs: the role, and which of its arguments name queues or tasks.
 
-One table for HTTP and the TCP port.  An operation that is not in it needs ``admin``.
-Arguments are looked at only for callers who have a role on some queues and not on all; what
-is malformed is refused, as it cannot be told which queues it is about.
+HTTP and the TCP port share the table.  An operation that is not in it needs ``admin``.  Arguments are read only for
+callers that have a role on some queues but not on all. Malformed ones are refused, because they do not show their
+queues.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ RULES: Mapping[str, Rule] = {
     "jobs.prepare": Rule((), _batches),
     "transact": Rule((), _transact),
 }
-"""What every operation needs; any role that is higher has these too (`onyxq.access.grants`)."""
+"""Operation -> its needs; higher roles include lower ones (`onyxq.access.grants`)."""
 
 LARGE = frozenset(
     (
@@ -69,7 +69,7 @@ ARGUMENTS_BYTES_MAX = 256 * 1024
 """Bytes of a request of any other operation."""
 
 UNKNOWN = everywhere("admin")
-"""What anything else needs."""
+"""Needs of any other operation."""
 
 
 # --- arguments

@@ -15,12 +15,12 @@ Run: TypeAlias = tuple[bytes, int]
 """First id and count of consecutive tasks."""
 
 LOOKING = ("read", "produce", "consume")
-"""Roles of callers that may see what names no queue."""
+"""Roles that may see what belongs to no queue."""
 
 
 @frozen
 class Need:
-    """One of the roles on all these queues, on those of these tasks and of the periodic task."""
+    """A need: one of the roles on all these queues, on those of these tasks, and on that of the periodic task."""
 
     roles: tuple[str, ...]
     queues: tuple[str, ...] = ()
@@ -29,19 +29,19 @@ class Need:
     stored: tuple[int, ...] = ()
     """Ids of the task store's tasks, whose groups count as queues."""
     every: bool = False
-    """On every queue."""
+    """Whether the role is needed on every queue."""
 
 
 @frozen
 class Access:
-    """What callers need for an operation."""
+    """The needs of an operation."""
 
     roles: tuple[str, ...]
     """A caller with one of them on every queue may make any call; none: the arguments decide."""
     find: Callable[[Any], Sequence[Need]]
     """Returns the needs of a call by its arguments; raises `BadRequest`."""
     by_arguments: bool = True
-    """Whether the needs depend on the arguments; else they are judged before the arguments are decoded."""
+    """Whether the needs depend on the arguments; else they are checked before the arguments are decoded."""
 
 
 def anywhere(*roles: str) -> Access:

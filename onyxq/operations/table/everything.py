@@ -30,7 +30,7 @@ GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
         "Task store": store.STORE,
     }
 )
-"""All operations by what they are about."""
+"""All operations by subject."""
 OPERATIONS = tuple(operation for group in GROUPS.values() for operation in group)
 BY_NAME: Mapping[str, Operation[Any, Any]] = MappingProxyType({one.name: one for one in OPERATIONS})
 

@@ -73,7 +73,7 @@ class SubmittedJob(Result):
 class SubmitJob(Args):
     """Submit a job.
 
-    The same job under the same id again is no second job. Another job under the id is refused.
+    The same job under the same id again is the first one. Another job under the id is refused.
     """
 
     body: Annotated[bytes, Meta(description="The job, as `onyxq.jobs.encoding` makes it.")]

@@ -1,7 +1,7 @@
 """Arguments and results of operations as JSON: for HTTP, the command line and OpenAPI.
 
 On the wire ids and data are bytes.  In JSON an id is 40 hex digits, and data is any JSON value under its
-name or base64 under the name with ``_base64``.  Null stands for a member that is missing, unless it is a value.
+name or base64 under the name with ``_base64``.  Null means a missing member, unless it is a value.
 """
 
 from __future__ import annotations

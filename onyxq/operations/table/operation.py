@@ -1,4 +1,4 @@
-"""What a row of the table of operations has, and how arguments are decoded by it.
+"""The parts of a row of the table of operations, and how it decodes arguments.
 
 Arguments and results are `msgspec` structs whose field types carry limits and descriptions.  The docstring of
 the arguments is the operation's text: its first line in lists, all of it in the reference.
@@ -28,7 +28,7 @@ class Result(msgspec.Struct):
 
 
 class Done(Result):
-    """Nothing but that it is done."""
+    """An answer without members."""
 
 
 A = TypeVar("A", bound=Args)
@@ -45,7 +45,7 @@ class Place(Enum):
 
 @frozen(kw_only=True)
 class Http:
-    """An operation over HTTP. Arguments that the path does not name are in the query of GET and DELETE, or the body."""
+    """An operation over HTTP. Arguments that are not in the path are in the query of GET and DELETE, or in the body."""
 
     verb: str
     path: str
@@ -59,13 +59,13 @@ class Http:
     whole: str = ""
     """The argument that the whole body is; empty: the body has the arguments as members."""
     shows: Operation[Any, Any] | None = None
-    """The operation whose answer it has afterwards, with the arguments of the same names."""
+    """The operation whose answer follows, with the arguments of the same names."""
     errors: tuple[int, ...] = ()
-    """Statuses of errors of its own."""
+    """Statuses of its own errors."""
     waits: bool = False
     """Whether the answer may wait for long."""
     pages: str = ""
-    """Member of its answer that has the items of a page; they may also be streamed, a line each."""
+    """Member of the answer with the items of a page, which may also be streamed as lines."""
 
 
 @frozen(kw_only=True)
@@ -82,7 +82,7 @@ class Verb:
     """Arguments that it has; None: all but those that are fixed."""
     fixed: Mapping[str, Any] = field(factory=dict)
     positional: tuple[str, ...] = ()
-    """Arguments that are positional although they are not needed elsewhere."""
+    """Arguments that are positional, and needed only here."""
     pairs: bool = False
     """Whether settings are given as KEY=VALUE."""
     shows: Operation[Any, Any] | None = None
@@ -90,15 +90,15 @@ class Verb:
     columns: tuple[str, ...] = ()
     """Columns of a list, or fields of one thing in their order; none: all."""
     empty: str = ""
-    """What it prints for an empty list; its answer is one thing otherwise."""
+    """Text for an empty list; empty: the answer is not a list."""
     done: str = ""
-    """What it prints if there is nothing to show."""
+    """Text of an answer that has nothing to show."""
     pages: bool = False
     """Whether it prints page after page, up to a limit or all."""
     run: str = ""
     """``module:function`` that runs it; empty: it makes the call and prints the answer."""
     more: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...] = ()
-    """Options that are no arguments, as argparse takes them."""
+    """Options that are not arguments, as argparse takes them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -124,9 +124,9 @@ class Operation(Generic[A, R]):
     python: str = ""
     """The method of `onyxq.Client`."""
     python_names: Mapping[str, str] = field(factory=dict)
-    """Arguments that are called otherwise there."""
+    """Arguments that have another name there."""
     python_needed: tuple[str, ...] = ()
-    """Arguments that are needed there although they are not elsewhere."""
+    """Arguments that are needed only there."""
     python_left_out: tuple[str, ...] = ()
     """Arguments that other methods of the client have."""
     example: Mapping[str, Any] = field(factory=dict)

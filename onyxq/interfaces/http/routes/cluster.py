@@ -24,12 +24,12 @@ _PAGE_HEADERS = {
 
 
 async def get_live(call: Call) -> Response:
-    """The process serves; nothing else is looked at."""
+    """Answer that the process serves; nothing else is checked."""
     return answer({"live": True})
 
 
 async def get_ready(call: Call) -> Response:
-    """Whether this peer serves; 503 with the reasons if not."""
+    """Answer whether this peer serves; 503 with the reasons if not."""
     health: dict[str, Any] = await call.ask("health")
     if health["ready"]:
         return answer(health)
@@ -38,18 +38,18 @@ async def get_ready(call: Call) -> Response:
 
 
 async def get_metrics(call: Call) -> Response:
-    """Prometheus text."""
+    """Answer with Prometheus text."""
     text = (await call.ask("metrics"))["text"]
     return Response(text.encode(), headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
 
 async def get_openapi(call: Call) -> Response:
-    """The OpenAPI document."""
+    """Answer with the OpenAPI document."""
     return JSONResponse(call.kit.document())
 
 
 async def get_docs(call: Call) -> Response:
-    """The OpenAPI document as a page."""
+    """Answer with the OpenAPI document as a page."""
     return _page(docs_page(call.kit.document()))
 
 

@@ -49,12 +49,12 @@ DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
 BACKOFF_MAX_MS = 24 * 3_600_000
 RETRIES_MAX = 1_000_000
 MAY_BE_STORED = (Unknown, TimedOut)
-"""Errors that leave open whether a task is stored."""
+"""Errors after which a task may be stored."""
 RUNS_AT_ONCE = 5_000
-"""Runs of one call of the method ``enqueue``, which may depend on each other in any order."""
+"""Most runs of one call of the method ``enqueue``, which may depend on each other in any order."""
 FATES = ("fail", "cancel", "run")
 AVOID_MS = 5_000
-"""How long new tasks keep away from a partition that was unavailable."""
+"""Time for which new tasks avoid a partition that was unavailable, in milliseconds."""
 
 _DELAY = Field(Integer(0, DELAY_MAX_MS), doc="Milliseconds from now until the task is due.")
 _AT = Field(Integer(0, TIME_MS_MAX), doc="When the task is due; in the past at most by the queue's grace_ms.")
@@ -134,7 +134,7 @@ _KEY = Field(Text(maximum=255), doc=_KEY_DOC)
 
 
 async def get_ids(call: Call) -> Response:
-    """Fresh ids; made here if they are to carry a due time."""
+    """Answer with fresh ids, which are made here if they carry a due time."""
     count: int = call.args.count
     kit = call.kit
     due_ms = due_ms_of(plain(call.args), kit.now_ms())
@@ -159,7 +159,7 @@ async def _keys_partition(call: Call) -> int | None:
 
 
 async def _open_partitions(call: Call) -> list[int]:
-    """Partitions that take new tasks now, as far as is known; never none."""
+    """Return the partitions that probably take new tasks now; at least one."""
     routes = await call.ask("routes")
     kit, now_ms = call.kit, call.kit.now_ms()
     for partition in [partition for partition, until in kit.avoided.items() if until <= now_ms]:
@@ -174,13 +174,13 @@ def _turn(call: Call, partitions: list[int]) -> int:
 
 
 async def post_tasks(call: Call) -> Response:
-    """Store tasks; 201 once enough copies of each are durable."""
+    """Store tasks; answer 201 once enough copies of each are durable."""
     keyed = _keyed(call)
     groups = await _grouped(call, keyed)
     open_partitions = await _open_partitions(call)
     faster = _keyed(call)
     if faster is not None and faster is not keyed and faster.partitions:
-        # The same request came twice at a time, and the other one was first to choose its ids.
+        # The same request came twice at the same time, and the other one chose its ids first.
         keyed, groups = faster, await _grouped(call, faster)
     runs = _runs(call, groups, keyed=keyed, open_partitions=open_partitions)
     acks, guarantee = await _enqueue(call, groups, runs)
@@ -199,7 +199,7 @@ def _copies(ack: Any) -> int:
 
 
 async def _enqueue(call: Call, groups: list[Group], runs: list[Run]) -> tuple[list[Any], str]:
-    """The acks of each run, or its error as a map, and what is not promised; raises only if nothing was stored."""
+    """Return the acks of each run or its error map, and what is not promised; raises only if nothing was stored."""
     acks: list[Any] = []
     lacking: list[str] = []
     while len(acks) < len(runs):
@@ -240,7 +240,7 @@ async def _grouped(call: Call, keyed: Keyed | None) -> list[Group]:
 
 
 def _traced(call: Call) -> list[dict[str, Any]]:
-    """The tasks of a request, which belong to the request's trace unless they name another."""
+    """Return the tasks of a request; they belong to the request's trace unless they name another."""
     tasks: list[dict[str, Any]] = call.body["tasks"]
     trace = call.headers.get("traceparent")
     if not tracing.is_traceparent(trace) or not tracing.sampled(trace):
@@ -257,7 +257,7 @@ async def grace_ms(call: Call, queue: str) -> int:
 
 
 def _runs(call: Call, groups: list[Group], *, keyed: Keyed | None, open_partitions: list[int]) -> list[Run]:
-    """The run of each group, with ids that follow from the key if there is one."""
+    """Return the run of each group, with ids that follow from the key if there is one."""
     chosen = keyed.partitions if keyed else ()
     if not chosen:
         homes = (group.partition(call.kit.partitions) for group in groups if group.first is None)
@@ -271,7 +271,7 @@ def _runs(call: Call, groups: list[Group], *, keyed: Keyed | None, open_partitio
 
 
 def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]) -> Response:
-    """The answer when runs were refused: the first reason, every id, and what is stored."""
+    """Return the answer if runs were refused: the first error, all ids, and which tasks are stored."""
     until = call.kit.now_ms() + AVOID_MS
     first: OnyxqError | None = None
     stored: list[bool | None] = []
@@ -295,7 +295,7 @@ def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]
 
 
 async def delete_task(call: Call) -> Response:
-    """Cancel one task; one that is cancelled stays so."""
+    """Cancel one task; a cancelled one stays cancelled."""
     asked = CancelTasks(ids=[call.args.id], claimed=call.args.claimed)
     (refused,) = (await call.do(CANCEL_TASKS, asked)).results
     if refused is not None:
