@@ -15,7 +15,7 @@ from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import build
 from onyxq.operations.access.table import RULES
 from onyxq.operations.table.everything import BY_NAME, OPERATIONS
-from onyxq.operations.table.json_form import arguments, json_text
+from onyxq.operations.table.json_form import arguments, data_member, json_text
 from onyxq.operations.table.operation import Operation
 from onyxq.operations.table.queue import shown_settings
 
@@ -113,6 +113,12 @@ def test_half_a_surrogate_pair_is_refused_in_json() -> None:
     with pytest.raises(BadRequest) as refused:
         arguments(BY_NAME["queue.get"].args, {"queue": "\ud800"})
     assert refused.value.field == "queue"
+
+
+@pytest.mark.parametrize("data", [b"1\x00", "1".encode("utf-16"), "\ufeff1".encode(), b"NaN"])
+def test_only_json_in_utf_8_is_shown_as_it_is(data: bytes) -> None:
+    """Other bytes that a decoder of JSON would accept are base64, because an answer must be JSON in UTF-8."""
+    assert data_member("result", data, None)[0] == "result_base64"
 
 
 def test_all_settings_are_shown_and_rates_in_units() -> None:

@@ -8,21 +8,19 @@ Results and updates have no format: JSON text is shown as JSON, other bytes as b
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+import msgspec
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest
 from onyxq.interfaces.http.shapes import Invalid
-
-JSON, BYTES = "json", "bytes"
+from onyxq.operations.table.json_form import BYTES, JSON, data_member
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
-_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -82,25 +80,10 @@ def payload_of(members: Mapping[str, Any], name: str) -> tuple[str, bytes] | Non
         raise
 
 
-def _is_json(data: bytes) -> bool:
-    try:
-        _parse_any(data.decode())
-    except (ValueError, RecursionError, BadRequest):
-        return False
-    return True
-
-
-_parse_any = json.JSONDecoder(parse_constant=_refuse_constant).decode
-
-
 def member(name: str, data: bytes | None, stored: str | None = None) -> str:
     """Return ``"name":value`` or ``"name_base64":"…"``, for bytes that were stored in a format."""
-    if data is None:
-        return f'"{name}":null'
-    if stored != BYTES and _is_json(data):
-        # Line breaks can only be between tokens; without them a value fits in one line.
-        return f'"{name}":{data.translate(_BREAKS).decode()}'
-    return f'"{name}_base64":"{base64.b64encode(data).decode("ascii")}"'
+    key, shown = data_member(name, data, stored)
+    return f'"{key}":{msgspec.json.encode(shown).decode()}'
 
 
 def dumps(value: Any) -> str:

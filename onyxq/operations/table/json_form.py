@@ -204,7 +204,7 @@ def data_member(name: str, data: bytes | None, form: str | None) -> tuple[str, A
 
 def _is_json(data: bytes) -> bool:
     try:
-        json.loads(data, parse_constant=_refuse)
+        json.loads(data.decode(), parse_constant=_refuse)  # of bytes it would accept other encodings than UTF-8
     except (ValueError, RecursionError):
         return False
     return True

@@ -292,6 +292,7 @@ GET_TASK = Operation(
     place=Place.LEADER,
     reads=True,
     http=Http(verb="GET", path="/v1/tasks/{id}", id="get_task", tag="tasks", errors=(404,)),
+    python="get",
     example=_SOME,
 )
 GET_TASK_LOG = Operation(
@@ -302,6 +303,7 @@ GET_TASK_LOG = Operation(
     place=Place.LEADER,
     reads=True,
     http=Http(verb="GET", path="/v1/tasks/{id}/log", id="get_task_log", tag="tasks", errors=(404,)),
+    python="task_log",
     example=_SOME,
 )
 GET_TASK_HISTORY = Operation(
@@ -374,6 +376,8 @@ CANCEL_TASKS = Operation(
     place=Place.LEADER,
     bounded=True,
     large=True,
+    python="cancel",
+    python_names={"ids": "id"},
     example={"ids": [_SOME["id"]]},
 )
 LIST_DEAD = Operation(

@@ -20,7 +20,8 @@ from onyxq.core.ids import RUN_TASKS_MAX, Run, TaskId, counter_of, ids_of, ms_of
 from onyxq.core.limits import RUN_BYTES_MAX, TIME_MS_MAX
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.http.shapes import Invalid
-from onyxq.interfaces.http.values import JSON, encode_value, payload_of
+from onyxq.interfaces.http.values import encode_value, payload_of
+from onyxq.operations.table.json_form import JSON
 
 TASKS_AT_ONCE = 500
 """Tasks handled before others get their turn."""
