@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from attrs import evolve
+from msgspec import structs
 
 from onyxq.core.facts import COMPLETION, Row
 from onyxq.core.replica import Hold, Replica
 from onyxq.history.backup.file import Backup
 from onyxq.history.file_format import HistoryFileWriter
 from onyxq.operations.backup_rows import BackingUp
+from onyxq.operations.table.log import BackupRows, GetBackupRows
 from onyxq.store.store import Store
 from simulation.planted.planted import Planted
 from simulation.planted.seams import returning
 
 _Write = Callable[[Iterable[str], Sequence[Row], Mapping[str, Store]], Awaitable[None]]
 _Pages = Callable[[Backup], Iterator[tuple[int, list[Row]]]]
-_Place = Callable[[BackingUp, dict[str, Any]], tuple[int, int, bytes]]
+_Read = Callable[[BackingUp, GetBackupRows], Awaitable[BackupRows]]
 
 
-def _from_anywhere(original: _Place) -> _Place:
-    def place(backing_up: BackingUp, args: dict[str, Any]) -> tuple[int, int, bytes]:
-        partition, _, after = original(backing_up, args)
-        return partition, 0, after
+def _from_anywhere(original: _Read) -> _Read:
+    async def read(backing_up: BackingUp, args: GetBackupRows) -> BackupRows:
+        return await original(backing_up, structs.replace(args, position=0))
 
-    return place
+    return read
 
 
 def _without_completions(original: _Pages) -> _Pages:
@@ -81,7 +81,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "pages are read before the leader has read the log",
-        "onyxq.operations.backup_rows:BackingUp._place",
+        "onyxq.operations.backup_rows:BackingUp._read",
         _from_anywhere,
         "a deposed leader sends its own rows: acknowledged tasks are missing",
         "backups",
