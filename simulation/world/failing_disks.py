@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from onyxq.core.errors import OnyxqError, StoreDamaged
+from onyxq.core.errors import OnyxqError, StoreDamaged, StoreFailed
 from onyxq.node.membership import STORE_PATIENCE_S
 from onyxq.store.memory import MemoryTable, MemoryTables
 from simulation.world.faults import any_running, of_a_node
@@ -114,7 +114,19 @@ async def damaged_page(world: World, node: SimulatedNode) -> None:
     finally:
         node.may_end -= 1
     await trio.sleep(world.random.uniform(0, 5))
+    await _start(world, node)
+
+
+async def _start(world: World, node: SimulatedNode) -> None:
+    """Start a process on an empty store. Each refused write of its identity ends it, and it is started again."""
+    node.may_end += 1
     world.start_node(node)
+    while node.inner is None:
+        if node.running is None:
+            assert isinstance(node.error, StoreFailed), f"{node.name} ended with {node.error!r}"
+            world.start_node(node)
+        await trio.sleep(0.05)
+    node.may_end -= 1
 
 
 async def refused_writes(world: World) -> None:
