@@ -1,9 +1,8 @@
-"""Running nodes: one per process against ZooKeeper, or alone on the embedded log.
+"""A running node: one per process with ZooKeeper, or alone on the embedded log.
 
-A `RunningNode` opens the data directory, serves TCP and HTTP, and runs one peer after
-another until it is told to stop, or a peer ends for a reason that a new one would not
-cure (a wrong clock, another cluster's data, an older version than the cluster's, an
-extension with a bug).
+A `RunningNode` opens the data directory and serves TCP and HTTP.  If its peer ends, it starts a new one.  It
+ends when it is stopped, or for a reason that a new peer would meet again: a wrong clock, data of another
+cluster, an older version than the cluster's, an extension with a bug.
 """
 
 from __future__ import annotations
@@ -72,14 +71,14 @@ SESSION_RETRY_S = 1.0
 STORE_RETRY_S = 1.0
 REJOIN_PAUSE_S = 0.2
 WENT_BACK_RETRY_S = 2.0
-"""Pause between the looks of a node without a peer for the log that it has read, in seconds."""
+"""Pause after which a node without a peer looks again for the log that it has read, in seconds."""
 
 log = logging.getLogger(__name__)
 
 
 @frozen
 class PeerAddresses:
-    """Where a node serves."""
+    """Ids and addresses of a node that serves."""
 
     peer: str
     node: str
@@ -94,7 +93,7 @@ def _open_lmdb(path: str, clock: WallClock) -> Store:
 
 @frozen
 class Platform:
-    """What a running node uses of its machine. Tests and simulations replace parts of it."""
+    """Parts of the machine that a running node uses. Tests and simulations replace some of them."""
 
     network: Network | None = None
     """None: TCP, with TLS if the settings name certificates."""
@@ -102,7 +101,7 @@ class Platform:
     open_store: Callable[[str, WallClock], Store] = _open_lmdb
     """Opens the store in a data directory."""
     offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync
-    """Calls a slow function beside the event loop (in simulations: on it)."""
+    """Calls a slow function in a thread; in simulations, in the event loop."""
     launch_host: Launch = launch
     """Starts the process that hosts Spark."""
 
@@ -112,7 +111,7 @@ MACHINE = Platform()
 
 
 class RunningNode:
-    """One node being run; see the module's first paragraph."""
+    """One running node; see the beginning of the module."""
 
     def __init__(
         self,
@@ -124,10 +123,10 @@ class RunningNode:
         entries: Entries | None = None,
         transports: Mapping[str, Deliver] | None = None,
     ) -> None:
-        """``transports``: those of timers besides HTTP and TCP; None: this node makes no callbacks."""
+        """``transports``: transports of callbacks besides HTTP and TCP. None: this node makes no callbacks."""
         self.config = config
         self.stop = trio.Event()
-        """Set it: the node drains, leaves and ends."""
+        """Set it to drain and stop the node."""
         self.addresses: PeerAddresses | None = None
         self.ready = trio.Event()
         self.service: Service | None = None
@@ -145,18 +144,18 @@ class RunningNode:
         self._callers: set[Caller] = set()
         self._apps: list[App] = []
         self._places: Places | None = None
-        """Connections that the ports of HTTP share."""
+        """Limit on connections that all HTTP ports share."""
         self._taskstore = ""
-        """Where the task store is served at the root."""
+        """Address of the port whose root is the task store."""
 
     async def run(self) -> None:
-        """Serve until stopped; raises what a new peer would not cure."""
+        """Serve until stopped; raises errors that a new peer would meet again."""
         store = self._platform.open_store(self.config.data, self._clock)
         try:
             await self._run_on(store)
         except BaseException as error:
             if any(not isinstance(one, OnyxqError) for one in causes(error)):
-                store.doubt()  # a mistake of ours, or contents that nobody wrote
+                store.doubt()  # A bug, or damaged contents of the store.
             if store.condition.fatal is None:
                 raise
         finally:
@@ -166,7 +165,7 @@ class RunningNode:
             raise store.condition.fatal
 
     async def _run_on(self, store: Store) -> None:
-        """Serve what is in a store until stopped, or until the store can be used no longer."""
+        """Serve a store until stopped, or until the store fails."""
         node_id = await self._node_id(store)
         async with trio.open_nursery() as nursery:
             store.condition.on_end(nursery.cancel_scope.cancel)
@@ -215,10 +214,10 @@ class RunningNode:
             nursery.cancel_scope.cancel()
 
     def renew(self, access: Access) -> None:
-        """Ask for the tokens of ``access``, and use certificates as their files have them now; raises `BadRequest`.
+        """Use the tokens of ``access``, and read the certificates again; raises `BadRequest` and then changes nothing.
 
-        If it does, nothing is changed.  Connections over TCP and waiting requests whose token is gone, or gives
-        something else, are ended; certificates are for new connections.
+        TCP connections and waiting requests end if their token was removed or changed.  Certificates apply to
+        new connections.
         """
         contexts = self.config.certificates.contexts()
         self.config.access.renew(access)
@@ -231,7 +230,7 @@ class RunningNode:
             app.answer_waiting()
 
     async def _node_id(self, store: Store) -> str:
-        """Return the node's id. A new store gets an id of its own, and one for the node unless that is known."""
+        """Return the node id. A new store gets a store id, and a new node id if it has none."""
         stored = store.meta(NODE_META)
         if stored is not None and store.meta(STORE_META) is not None:
             return stored.decode()
@@ -275,7 +274,7 @@ class RunningNode:
     ) -> None:
         assert self.config.http
         from onyxq.interfaces.http.app import (
-            ENDPOINTS,  # a third of what a peer loads, which one without HTTP does not need
+            ENDPOINTS,  # A third of the modules of a peer. Without HTTP, they are not needed.
         )
 
         await self._serve_app(service, ENDPOINTS, self.config.http, task_status)
@@ -330,14 +329,14 @@ class RunningNode:
                 await self._one_peer(peer, service)
             except* LogWentBack as group:
                 if not self.ready.is_set():
-                    raise  # it is told at the start, when an operator looks
+                    raise  # At the start, an operator watches and sees the error.
                 await self._stay(node, group)
             except* (SessionLost, LogUnavailable, StoreFailed, Evicted) as group:
                 log.warning("peer %s ended: %s", peer_id, first_cause(group))
             await trio.sleep(REJOIN_PAUSE_S)
 
     async def _can_write(self, store: Store) -> bool:
-        """Whether the store takes writes; if it does not, False after a while: no peer begins without its disk."""
+        """Return whether the store can be written. If not, wait first: a peer cannot start without its disk."""
         if not store.condition.refusal:
             return True
         with trio.move_on_after(STORE_RETRY_S):
@@ -345,15 +344,15 @@ class RunningNode:
         return await writes(store)
 
     async def _stay(self, node: Node, group: BaseExceptionGroup[LogWentBack]) -> None:
-        """Serve without a peer after the log went back, and look for it again after a pause.
+        """Serve without a peer after the log went back, and return after a pause to look at the log again.
 
-        Facts are served on, so that nothing acknowledged becomes unavailable; nothing is granted.
+        The facts are still served, so that acknowledged tasks stay available. No claims are granted.
         """
         if node.went_back is None:
             error = first_cause(group)
             assert isinstance(error, LogWentBack)
             node.went_back = error
-            log.error("nothing is granted any more: %s. %s", node.went_back.message, node.went_back.advice)
+            log.error("no claims are granted: %s. %s", node.went_back.message, node.went_back.advice)
         with trio.move_on_after(WENT_BACK_RETRY_S):
             await self.stop.wait()
 
@@ -367,7 +366,7 @@ class RunningNode:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._announce, peer)
-                nursery.start_soon(self._leave_when_told, peer, service)
+                nursery.start_soon(self._leave_on_request, peer, service)
                 await peer.run(session)
                 nursery.cancel_scope.cancel()
         finally:
@@ -378,7 +377,7 @@ class RunningNode:
         await peer.joined.wait()
         self.ready.set()
 
-    async def _leave_when_told(self, peer: Peer, service: Service) -> None:
+    async def _leave_on_request(self, peer: Peer, service: Service) -> None:
         async with trio.open_nursery() as nursery:
 
             async def first(event: trio.Event) -> None:
@@ -387,19 +386,19 @@ class RunningNode:
 
             nursery.start_soon(first, self.stop)
             nursery.start_soon(first, service.operating.leave_wanted)
-            nursery.start_soon(self._retire_when_told, peer, service)
+            nursery.start_soon(self._retire_on_request, peer, service)
         if self._delivering is not None:
             await self._delivering.drain()
         await service.claiming.drain()
         await peer.leave()
         with trio.move_on_after(2.0):
-            await trio.sleep_forever()  # the peer ends once it reads its own leave
-        raise LogUnavailable("the log did not take the leave in time")
+            await trio.sleep_forever()  # The peer ends when it reads its own leave.
+        raise LogUnavailable("the log did not accept the leave in time")
 
-    async def _retire_when_told(self, peer: Peer, service: Service) -> None:
-        """Move the node's copies away if it is to go for good, then have it leave.
+    async def _retire_on_request(self, peer: Peer, service: Service) -> None:
+        """On request, move the copies of the node to other nodes, then leave.
 
-        A peer that ends meanwhile is followed by one that begins anew.
+        If the peer ends meanwhile, the next peer starts again.
         """
         await service.operating.retire_wanted.wait()
         await service.operating.move_away(peer.id)
@@ -414,10 +413,10 @@ async def run_peer(
     backend: LogBackend | None = None,
     renewal: Renewal | None = None,
 ) -> None:
-    """Run one node until ``stop``; calls ``ready`` once it is in the ring and serves.
+    """Run one node until ``stop``; call ``ready`` when it is in the ring and serves.
 
-    ``renewal``: is given what takes tokens and certificates that were read again.  Raises `BadRequest`
-    for a setting out of range.
+    ``renewal``: gets the function that applies new tokens and certificates.  Raises `BadRequest` for a setting
+    that is out of range.
     """
     check_config(config)
     make_directories(config)

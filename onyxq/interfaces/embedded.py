@@ -1,7 +1,7 @@
-"""A cluster of one node inside this process, without a server: `onyxq.open` (design: the log, back ends).
+"""A cluster of one node inside this process, without a server: `onyxq.open`.
 
-The node is a real one, on the embedded log and its own store; the client beside it, in the same
-event loop and thread, is connected in memory.
+It is a full node on the embedded log, with its own store.  The client runs in the same event loop and thread
+and is connected to the node in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onyxq.wire.memory import HOST, MemoryNetwork
 
 
 class Embedded(Client):
-    """The calls of `Client` on a cluster in a directory; only one process at a time may have it open."""
+    """A `Client` of a cluster in a directory. Only one process at a time can open it."""
 
     def __init__(self, path: str | PathLike[str], *, timeout_ms: int = TIMEOUT_MS) -> None:
         self._path = fspath(path)
@@ -48,7 +48,7 @@ class Embedded(Client):
         cluster = LocalCluster(
             peers=1,
             data=self._path,
-            config=evolve(LOCAL, listen=f"{HOST}:0", allow_anyone=True),  # nobody else can reach it
+            config=evolve(LOCAL, listen=f"{HOST}:0", allow_anyone=True),  # No other process can reach it.
             platform=Platform(network=self._network),
         )
         async with cluster, self._client as client:
@@ -56,7 +56,7 @@ class Embedded(Client):
 
 
 def open(path: str | PathLike[str], *, timeout_ms: int = TIMEOUT_MS) -> Embedded:
-    """The cluster in a directory, made if it is not there; close it, or use it with ``with``.
+    """Open the cluster in a directory, or create it; close it, or use it with ``with``.
 
     Raises `OnyxqError` if another process has it open.
     """

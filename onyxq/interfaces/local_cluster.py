@@ -26,10 +26,9 @@ LOCAL = PeerConfig(data="", listen="127.0.0.1:0", http=None)
 class LocalCluster:
     """Several nodes in this process on one embedded log; use ``async with``.
 
-    ``data``: directory of the log and of one data directory per node; without it a
-    temporary one, deleted in the end.  ``config``: settings of all nodes.  Each node has its own
-    data directory, and only the first one has the given ports; the others take free ones.
-    ``first``: other settings of `PeerConfig`, of the first node alone.
+    ``data``: directory of the log and of the data directories of the nodes, by default a temporary directory, which is
+    deleted at the end.  ``config``: settings of all nodes, but only the first node has the given ports; the
+    others have free ones.  ``first``: settings of `PeerConfig` for the first node only.
     """
 
     def __init__(
@@ -53,19 +52,19 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """``HOST:PORT`` of every node that runs."""
+        """``HOST:PORT`` of each running node."""
         return [node.addresses.address for node in self.nodes if node.addresses and not node.stop.is_set()]
 
     @property
     def http_addresses(self) -> list[str]:
-        """``HOST:PORT`` of HTTP of every node that runs."""
+        """``HOST:PORT`` of HTTP of each running node."""
         return [node.addresses.http for node in self.nodes if node.addresses and not node.stop.is_set()]
 
     async def __aenter__(self) -> LocalCluster:
         try:
             await self._start()
         except BaseException:
-            # What was entered already, a nursery among it, must be left in order.
+            # Contexts that were entered, for example the nursery, must be left.
             if self._nursery is not None:
                 self._nursery.cancel_scope.cancel()
             await self._stack.__aexit__(*sys.exc_info())
@@ -107,7 +106,7 @@ class LocalCluster:
             self._ended[number].set()
 
     async def stop_peer(self, number: int) -> None:
-        """Drain one node and let it leave; returns when it has ended."""
+        """Drain and stop one node; return when it has ended."""
         self.nodes[number].stop.set()
         await self._ended[number].wait()
 

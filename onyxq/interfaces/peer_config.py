@@ -1,4 +1,4 @@
-"""The settings of one node of a process, their limits, and what other parts make of them."""
+"""The settings of one node, their limits, and the settings that other parts derive from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @frozen
 class PeerConfig:
-    """How one node of a process is run."""
+    """Settings of one node."""
 
     data: str
     cluster: str = "main"
@@ -42,25 +42,25 @@ class PeerConfig:
     listen: str = "127.0.0.1:7400"
     http: str | None = "127.0.0.1:7480"
     taskstore: str | None = None
-    """Where the task store is served at the root, besides under ``/taskstore``."""
+    """Address of a port whose root is the task store, in addition to ``/taskstore``."""
     taskstore_unit: str = "ms"
-    """Unit of times there."""
+    """Unit of times at that port."""
     archive: str | None = None
-    """Directory that keeps what this node's peer trims."""
+    """Directory for records that this node's peer trims from the log."""
     zone: str = ""
     slots: int = 0
-    """Job slots that it offers, if it hosts Spark."""
+    """Number of job slots if the node hosts Spark."""
     tags: tuple[str, ...] = ()
-    """What jobs may ask of the peer that drives them."""
+    """Tags that jobs can require of their peer."""
     spark: bool = False
-    """Whether it hosts Spark, and so drives jobs."""
+    """Whether the node hosts Spark and runs jobs."""
     spark_master: str = "local"
     spark_conf: Mapping[str, str] = field(factory=dict)
-    """Spark's own settings; they win over ours."""
+    """Settings of Spark itself. They take precedence over those of OnyxQ."""
     spark_warm: bool = False
-    """A session is kept open, so that jobs start faster."""
+    """Whether a Spark session is kept open, so that jobs start faster."""
     checkpoints: str | None = None
-    """Path or URI, which all peers reach, of the checkpoints of jobs that name none."""
+    """Path or URI of the checkpoints of jobs that name none; all peers must reach it."""
     partitions: int = DEFAULTS.partitions
     replicas: int = DEFAULTS.replicas
     session_timeout_ms: int = DEFAULTS.session_timeout_ms
@@ -69,35 +69,35 @@ class PeerConfig:
     gc_records: int = DEFAULTS.gc_records
     gc_bytes: int = DEFAULTS.gc_bytes
     sync_bytes_per_s: int = BYTES_PER_S
-    """At most so fast does this node send, and take, what brings copies up to date."""
+    """Most bytes per second that this node sends, and that it receives, to make copies."""
     purge_bucket_ms: int = 3_600_000
-    """Finished tasks are purged by so much of the time of their ids together."""
+    """Span of ids that is purged at once, when all its finished tasks may be purged."""
     purge_margin_ms: int = 600_000
-    """Nothing younger is purged, and no id that is younger refused."""
+    """Smallest age of tasks that are purged and of new ids that are refused."""
     record_archive: str | None = None
-    """Directory in which the records that this node's peer trims become a table."""
+    """Directory for records that this node's peer trims, as Parquet files."""
     access: Access = OPEN
-    """The credentials that it asks for."""
+    """Credentials that the node asks for."""
     certificates: Certificates = PLAIN
-    """For TLS on both ports, and to other peers."""
+    """Certificates for TLS on all ports and to other peers."""
     allow_pickled: bool = False
-    """It takes jobs with pickled functions although it asks for credentials."""
+    """Whether jobs with pickled functions are accepted even if the node asks for credentials."""
     job_modules: tuple[str, ...] = ()
-    """Modules whose functions jobs may name, if it asks for credentials; ``any``: all."""
+    """Modules whose functions jobs may name if the node asks for credentials; ``any``: all."""
     allow_anyone: bool = False
-    """It may listen for other machines without asking for credentials."""
+    """Whether the node may listen for other machines without asking for credentials."""
     http_hosts: str = ""
-    """Names that HTTP answers to besides its own; see `onyxq.access.host_names`."""
+    """Additional host names of HTTP; see `onyxq.access.host_names`."""
     task_archive: str | None = None
-    """Directory in which tasks are archived before they are purged, where their queue asks for it."""
+    """Directory for purged tasks, for queues with the setting ``archive``."""
     timer_targets: str = ""
-    """Where callbacks may go; see `onyxq.interfaces.callbacks.targets`."""
+    """Allowed targets of callbacks; see `onyxq.interfaces.callbacks.targets`."""
     timer_timeout_ms: int = 10_000
-    """How long the receiver of a callback may take."""
+    """Longest time for a receiver to answer a callback, in milliseconds."""
 
 
 def node_settings(config: PeerConfig, node_id: str, entries: Entries) -> NodeSettings:
-    """The settings that the node itself works by."""
+    """Return the settings of the node itself."""
     archive = Path(config.task_archive) if config.task_archive else None
     asks = bool(config.access)
     return NodeSettings(
@@ -112,12 +112,12 @@ def node_settings(config: PeerConfig, node_id: str, entries: Entries) -> NodeSet
 
 
 def cluster_settings(config: PeerConfig) -> Settings:
-    """The settings that a cluster is created with and then keeps."""
+    """Return the settings with which a new cluster is created."""
     return Settings(**{name: getattr(config, name) for name in SETTINGS_LIMITS})
 
 
 def spark_settings(config: PeerConfig) -> SparkSettings:
-    """The settings of a node that hosts Spark."""
+    """Return the settings of a node that hosts Spark."""
     return SparkSettings(
         work=str(Path(config.data) / "spark"),
         slots=config.slots,
@@ -130,13 +130,13 @@ def spark_settings(config: PeerConfig) -> SparkSettings:
 
 
 def http_hosts(config: PeerConfig) -> Hosts:
-    """The names that a node's HTTP ports answer to."""
+    """Return the host names of the node's HTTP ports."""
     listens = [place for place in (config.listen, config.http, config.taskstore) if place]
     return hosts(config.http_hosts, listens=listens, asks=bool(config.access))
 
 
 def check_config(config: PeerConfig) -> None:
-    """Raise `BadRequest` naming the first setting that is out of range."""
+    """Raise `BadRequest` for the first setting that is out of range."""
     limits = {
         **SETTINGS_LIMITS,
         "slots": (0, 10_000),
@@ -159,13 +159,13 @@ def check_config(config: PeerConfig) -> None:
     targets(config.timer_targets, listens=(), asks=True)
     http_hosts(config)
     if config.access and config.zookeeper and not config.zookeeper_credentials.auth:
-        log.warning("zookeeper_auth is not set: anyone who can write to ZooKeeper can get the peers' secret")
+        log.warning("zookeeper_auth is not set: every user who can write to ZooKeeper can get the secret of the peers")
     if config.record_archive:
-        pyarrow()  # without it nothing could ever be trimmed
+        pyarrow()  # Without pyarrow, the log could never be trimmed.
 
 
 def make_directories(config: PeerConfig) -> None:
-    """Make the directories that the settings name; raises `BadRequest` naming the first that cannot be used."""
+    """Create the directories in the settings; raises `BadRequest` for the first one that cannot be used."""
     for name in ("data", "archive", "record_archive", "task_archive"):
         if path := getattr(config, name):
             found = usable(path, name)

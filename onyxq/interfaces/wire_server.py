@@ -1,6 +1,6 @@
-"""One connection of the TCP port as its caller may use it.
+"""Access control of one connection to the TCP port.
 
-The credential is in the caller's hello, and judged once and whenever tokens were read again; each
+The credential is in the client's hello. It is checked once, and again after tokens were read again.  Each
 request is checked before it is dispatched.
 """
 
@@ -21,7 +21,7 @@ from onyxq.wire.server import Dispatch, Request, Welcome
 
 
 class Caller:
-    """Whoever is at the other end of a connection; ``certified``: with a certificate, or none is asked for."""
+    """The client of one connection; ``certified``: it has a certificate, or none is asked for."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class Caller:
         self._start_soon = start_soon
         self._grants: Grants | None = None
         self._token: bytes | None = None
-        """Digest of the token that he showed, if it was one."""
+        """Digest of its token, if it sent one."""
         self.scope = anyio.CancelScope()
-        """Of his connection: ended once his token is no longer what it was."""
+        """Scope of the connection. It is cancelled if the token was removed or changed."""
 
     def judge_again(self) -> None:
-        """End the connection if its token is gone, or gives something else now: requests that wait end with it."""
+        """End the connection and its waiting requests if the token was removed or changed."""
         if self._token is None:
             return
         found = self._access.of_digest(self._token)
@@ -58,9 +58,11 @@ class Caller:
             self.scope.cancel()
 
     def welcome(self, theirs: Hello) -> Hello:
-        """This side's hello; raises `Unauthorized`, or another reason to refuse."""
+        """Return the hello of this side; raises `Unauthorized`, or another error to refuse the connection."""
         if theirs.role == "peer" and not self._certified:
-            raise Unauthorized("a peer must show a certificate", field="tls_cert", hint="Give it tls_cert and tls_key.")
+            raise Unauthorized(
+                "a peer must show a certificate", field="tls_cert", hint="Start the peer with tls_cert and tls_key."
+            )
         if not self._access:
             self._grants = ALL
         elif theirs.role == "peer":
@@ -69,11 +71,11 @@ class Caller:
         else:
             self._grants = self._access.of_token(theirs.credential)
             self._token = digest_of(theirs.credential or "")
-            OWNER.set(self._token.hex())  # of the connection's task, which takes all its requests
+            OWNER.set(self._token.hex())  # In the context of the connection's task, which serves all its requests.
         return self._welcome(theirs)
 
     def admit(self, operation: str, size: int) -> None:
-        """Judge a request by its operation and its bytes; raises `Forbidden`, `TooLarge`, `Overloaded`."""
+        """Check the role and size of a request; raises `Forbidden`, `TooLarge` or `Overloaded`."""
         assert self._grants is not None
         if self._grants.pace is not None:
             self._grants.pace.take(anyio.current_time())
@@ -81,7 +83,7 @@ class Caller:
         self._screen(operation, size)
 
     def dispatch(self, request: Request) -> None:
-        """Serve a request if the caller may make it; raises `Forbidden`, or as its dispatching does."""
+        """Dispatch a request if the client may make it; raises `Forbidden`, or an error of the dispatch."""
         assert self._grants is not None
         if self._grants is ALL:
             self._dispatch(request)

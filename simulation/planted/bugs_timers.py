@@ -15,7 +15,7 @@ def _whatever_is_left_of_the_lease(delivering: Delivering, attempt: _Attempt) ->
 TIMER_BUGS: tuple[Planted, ...] = (
     Planted(
         "a timer is delivered although it was replaced while it waited",
-        "onyxq.interfaces.callbacks.delivery:Delivering._stands",
+        "onyxq.interfaces.callbacks.delivery:Delivering._is_valid",
         returning(True),
         "a callback has replaced data, or belongs to a cancelled timer",
         "timers_changed",

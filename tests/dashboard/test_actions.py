@@ -70,7 +70,7 @@ async def test_ticked_dead_letters_are_requeued() -> None:
     assert answer.headers["location"] == "/ui/dead?queue=a%26b&did=requeue&count=2"
     assert [task.state for task in service.tasks.values()] == ["ready", "ready", "failed"]
     async with client_of(service) as client:
-        assert "2 dead letters run again." in (await client.get(answer.headers["location"])).text
+        assert "2 dead letters are requeued." in (await client.get(answer.headers["location"])).text
 
 
 @on_trio
@@ -137,7 +137,7 @@ async def test_what_goes_wrong_is_a_page() -> None:
 async def test_a_link_cannot_put_words_into_a_page() -> None:
     """A link only names an action; the page has the sentence for it."""
     async with client_of(FakeService()) as client:
-        assert "run again" in (await client.get("/ui/dead?did=requeue&count=3")).text
+        assert "are requeued" in (await client.get("/ui/dead?did=requeue&count=3")).text
         assert 'role="status"' not in (await client.get("/ui/dead?did=you+are+hacked")).text
 
 

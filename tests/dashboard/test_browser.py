@@ -132,7 +132,7 @@ def test_dead_letters_are_ticked_and_requeued(running: Any, world: Filled) -> No
         assert page.locator("tbody tr").count() == 3
         page.click("text=Requeue")
         page.wait_for_selector("[role=status]")
-        assert page.inner_text("[role=status]") == "2 dead letters run again."
+        assert page.inner_text("[role=status]") == "2 dead letters are requeued."
         assert page.locator("tbody tr").count() == 1
         page.once("dialog", lambda dialog: dialog.accept())
         page.check("input[name=id]")

@@ -32,7 +32,7 @@ def test_what_was_trimmed_is_told() -> None:
         task = client.enqueue("a", b"1")
         client.complete(client.claim("a", wait_ms=30_000))
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=60, trust_env=False) as http:
-            assert "This is every entry" in http.get(f"/ui/tasks/{task.hex()}/story").text
+            assert "These are all entries" in http.get(f"/ui/tasks/{task.hex()}/story").text
             origin = http.post("/v1/gc").json()["position"]
             page = http.get("/ui/log?at=0").text
             assert f"The replica at {origin}<" in page and f'min="{origin}"' in page

@@ -66,7 +66,9 @@ async def test_a_wrong_token_is_told() -> None:
     async with browser() as (_, client):
         await enter(client, "nope ünknown;\"'")
         back = await client.get("/ui/dead")
-        assert back.status_code == 303 and "The token is not known" in (await client.get(back.headers["location"])).text
+        assert (
+            back.status_code == 303 and "does not know the token" in (await client.get(back.headers["location"])).text
+        )
 
 
 @on_trio

@@ -7,9 +7,6 @@ import pytest
 from tests.tidy import rules, words
 
 LEFT = (
-    "onyxq/interfaces/callbacks/",
-    "onyxq/interfaces/daemon.py",
-    "onyxq/interfaces/wire_server.py",
     "onyxq/interfaces/http/routes/claims.py",
     "onyxq/operations/arguments/",
     "onyxq/operations/claims.py",

@@ -52,7 +52,7 @@ def test_a_transport_of_an_entry_point_is_used() -> None:
 @pytest.mark.parametrize(
     ("named", "what"),
     [
-        ({"http": f"{HERE}:deliver"}, "already"),
+        ({"http": f"{HERE}:deliver"}, "another transport of this name"),
         ({"mine": f"{HERE}:not_async"}, "async"),
         ({"mine": f"{HERE}:nothing"}, "cannot be loaded"),
         ({"mine": "no.such.module:deliver"}, "cannot be loaded"),

@@ -1,7 +1,6 @@
-"""Timers: HTTP and TCP callbacks that are made once a time has come, as tasks of a queue of their own.
+"""Callbacks of timers, over HTTP, TCP or an installed transport.
 
-A timer is a task with a unique key, its id, in the queue `onyxq.core.limits.TIMERS_QUEUE`.  Nothing of a
-queue is done twice here: the partition's leader keeps which task stands for an id
-(`onyxq.leader.timers`), and its node claims what is due and makes the callbacks
-(`onyxq.interfaces.callbacks.delivery`).
+A timer is a task in the queue `onyxq.core.limits.TIMERS_QUEUE`, and its id is the unique key.  The leader of
+the partition knows the task of each id (`onyxq.leader.timers`).  The leader's node claims due timers and
+makes the callbacks (`onyxq.interfaces.callbacks.delivery`).
 """

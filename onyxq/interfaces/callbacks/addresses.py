@@ -1,4 +1,4 @@
-"""Opening a connection to where callbacks may go: judged by the address, after the name was looked up."""
+"""Connections to the receivers of callbacks: an address is checked after the name was resolved."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from onyxq.core.errors import BadRequest
 from onyxq.interfaces.callbacks.targets import Resolver
 
 CONNECT_S = 5.0
-"""Of each address that a name stands for."""
+"""Longest time to connect to one address of a name, in seconds."""
 
 
 class Failed(Exception):
-    """An attempt did not reach its receiver, or was refused there; the message says how."""
+    """An attempt did not reach its receiver, or the receiver refused it; the message says why."""
 
 
 async def connect(resolver: Resolver, host: str, port: int) -> trio.SocketStream:
-    """A connection to the first address that takes it; raises `Failed`."""
+    """Connect to the first address that accepts; raises `Failed`."""
     try:
         addresses = await resolver.addresses(host, port)
     except BadRequest as error:
         raise Failed(f"{error.message}: {error.advice}") from None
     except OSError as error:
-        raise Failed(f"{host} cannot be looked up: {error}") from None
-    problem = "it has no address"
+        raise Failed(f"the name {host} cannot be resolved: {error}") from None
+    problem = "the name has no address"
     for address in addresses:
         family = trio.socket.AF_INET6 if ":" in address else trio.socket.AF_INET
         socket = trio.socket.socket(family, trio.socket.SOCK_STREAM)

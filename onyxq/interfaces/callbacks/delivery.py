@@ -1,9 +1,9 @@
-"""Delivering: the node that leads a due timer's partition claims it and makes the callback.
+"""Delivery of timers: the node that leads the partition of a due timer claims it and makes the callback.
 
-Claims, retries, back-off and dead letters are those of any task.  Callbacks run beside each other;
-those to one place form a lane with a bound of its own, and a lane in which it would take long until
-one's turn comes puts it off, uncounted.  So a receiver that never answers keeps its own timers
-waiting and nobody else's.  What a node that dies has begun is tried again once its lease is over.
+Claims, retries, backoff and dead letters are those of any task.  Callbacks run in parallel.  Callbacks to one
+receiver are a lane, which runs a limited number at a time.  If the wait in a lane is long, timers are
+postponed, and that counts as no attempt.  So a receiver that never answers delays only its own timers.  If a
+node dies, its attempts are repeated after their leases.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ from onyxq.operations.claims import claim_here
 from onyxq.operations.timers import Timers
 
 LOOK_S = 1.0
+"""Longest wait for a due timer, in seconds."""
 PAUSE_S = 0.25
-"""After something went wrong."""
+"""Pause after an error, in seconds."""
 HELD_MAX = 512
-"""Claims held at one time; each may have a connection."""
+"""Most claims that are held at a time. Each can have a connection."""
 AHEAD_MAX = 128
-"""Of these, those that wait for their turn: if the node dies they wait for the end of their leases."""
+"""Most of these claims that wait in lanes. If the node dies, they are delayed until their leases end."""
 LANE_RUNS_MAX, SLOW_RUNS_MAX = 32, 8
-"""Callbacks to one place at one time, and if one takes longer than `SLOW_S`."""
+"""Most parallel callbacks to one receiver: usually, and if a callback takes longer than `SLOW_S`."""
 SLOW_S = 1.0
 PATIENCE_S = 2.0
-"""What would have to wait for its turn for longer is put off."""
+"""Longest expected wait in a lane, in seconds. Timers that would wait longer are postponed."""
 SWEEP_S = 0.5
 SHARE = 0.1
-"""Of the latest callback in how long they take."""
+"""Weight of the latest callback in the average time of a lane."""
 PUT_OFF_MS = 5_000
 LEASE_MARGIN_S = 10.0
-"""A lease is so much longer than an attempt may take."""
+"""How much longer a lease is than the timeout of a callback, in seconds."""
 DRAIN_S = 3.0
-"""How long callbacks may take that are under way when the node stops."""
+"""Longest wait for running callbacks when the node stops, in seconds."""
 ERROR_CHARS_MAX = 500
 REPEATS_CHARS_MAX = 200
-"""Of the reason for a repeat, as the callback tells it."""
+"""Longest reason for a repeated attempt that a callback reports."""
 
 log = logging.getLogger(__name__)
 
@@ -69,39 +70,39 @@ class _Attempt:
     """Counted attempts before this one."""
     timer: Timer
     until: float
-    """When its lease is over at the latest, but for a margin."""
+    """Time until which its lease is valid, less a margin."""
 
 
 @define(eq=False)
 class _Lane:
-    """What goes to one place."""
+    """Callbacks to one receiver."""
 
     waiting: deque[_Attempt] = field(factory=deque)
     begun_s: dict[_Attempt, float] = field(factory=dict)
-    """When each that is under way was begun; the oldest first."""
+    """Start times of the running callbacks; the oldest first."""
     took_s: float = 0.0
-    """How long they took lately."""
+    """Average time of recent callbacks, in seconds."""
 
     def takes_s(self) -> float:
-        """How long one takes, as far as is known."""
+        """Return the expected time of one callback, in seconds."""
         now = trio.current_time()
         return max(self.took_s, now - next(iter(self.begun_s.values()), now))
 
     def wait_s(self) -> float:
-        """How long one that comes now would wait for its turn."""
+        """Return the expected wait of a new callback, in seconds."""
         return len(self.waiting) * self.takes_s() / self.runs_max()
 
     def runs_max(self) -> int:
-        """How many may be under way."""
+        """Return how many callbacks may run in parallel."""
         return SLOW_RUNS_MAX if self.takes_s() > SLOW_S else LANE_RUNS_MAX
 
     def has_room(self) -> bool:
-        """Whether one more may be begun."""
+        """Return whether another callback may start."""
         return len(self.begun_s) < self.runs_max()
 
 
 class Delivering:
-    """See the module's first paragraph."""
+    """The delivery of one node's timers."""
 
     def __init__(self, node: Node, transports: Transports, *, timeout_ms: int) -> None:
         self._node = node
@@ -110,7 +111,7 @@ class Delivering:
         self._lease_ms = int((self._timeout_s + LEASE_MARGIN_S) * 1000)
         self._lanes: dict[str, _Lane] = {}
         self._calls: dict[_Attempt, trio.CancelScope] = {}
-        """Callbacks that are under way."""
+        """Running callbacks."""
         self._held = 0
         assert node.ask is not None
         self._reporting = Reporting(node.ask)
@@ -118,7 +119,7 @@ class Delivering:
         self._draining = False
 
     async def run(self) -> None:
-        """Deliver what falls due until cancelled."""
+        """Deliver due timers until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sweep)
             nursery.start_soon(self._reporting.run)
@@ -130,7 +131,7 @@ class Delivering:
                         nursery.start_soon(self._begin, attempt)
 
     async def drain(self) -> None:
-        """Claim no more, give back what waits, and cut off what is under way after a moment."""
+        """Claim no more, release waiting timers, and cancel running callbacks after `DRAIN_S`."""
         self._draining = True
         for lane in self._lanes.values():
             while lane.waiting:
@@ -157,7 +158,7 @@ class Delivering:
             await self._changed.wait()
 
     def _free(self) -> int:
-        """How many claims more there may be."""
+        """Return how many more timers may be claimed."""
         waiting = sum(len(lane.waiting) for lane in self._lanes.values())
         return min(HELD_MAX - self._held, AHEAD_MAX - waiting)
 
@@ -172,20 +173,20 @@ class Delivering:
         asked = [([QUEUE], room, self._lease_ms, f"timers/{self._node.node_id}", 0)]
         (answer,), _ = await claim_here(self._node, asked, room)
         if isinstance(answer, OnyxqError):
-            log.info("timers wait: %s", answer.message)
+            log.info("timers cannot be claimed now: %s", answer.message)
             await trio.sleep(PAUSE_S)
             return []
         return answer
 
     def _attempts(self, granted: Granted) -> list[_Attempt]:
-        """The claims of a run; those of tasks that are no timers fail at once."""
+        """Return the attempts of a batch; a claimed task that is not a timer fails at once."""
         until = trio.current_time() + self._lease_ms / 1000 - LEASE_MARGIN_S / 2
         found: list[_Attempt] = []
         try:
             run = unpack_task(granted.body)
             payloads = run.all_payloads()
         except OnyxqError as error:
-            log.error("what was claimed of the timers cannot be read: %s", error.message)
+            log.error("claimed timers cannot be read: %s", error.message)
             return found
         for task_id, payload in zip(ids_of(granted.first, run.count), payloads, strict=True):
             try:
@@ -211,7 +212,7 @@ class Delivering:
             lane.waiting.append(attempt)
 
     async def _run_lane(self, name: str, lane: _Lane, attempt: _Attempt) -> None:
-        """Deliver one, and what has gathered behind it, one after the other."""
+        """Deliver one timer, then the timers that wait in its lane."""
         while True:
             lane.begun_s[attempt] = trio.current_time()
             try:
@@ -231,7 +232,7 @@ class Delivering:
         self._wake()
 
     async def _sweep(self) -> None:
-        """Put off what waits in lanes that have become slow."""
+        """Postpone timers in lanes that have become slow."""
         while True:
             await trio.sleep(SWEEP_S)
             late: list[_Attempt] = []
@@ -242,15 +243,17 @@ class Delivering:
                 await self._put_off(late)
 
     async def _put_off(self, attempts: Sequence[_Attempt]) -> None:
-        """Have timers that were not begun be due again a little later, which counts as no attempt."""
+        """Make waiting timers due a little later. This counts as no attempt."""
         try:
-            items = [(one.task, 1, one.token, "many callbacks to its place wait", self._later_ms()) for one in attempts]
+            items = [
+                (one.task, 1, one.token, "many callbacks to this receiver wait", self._later_ms()) for one in attempts
+            ]
             refused = await self._node.operations.postpone(items)
             count = sum(map(bool, refused))
             if count:
-                log.info("%d timers are tried again once their leases are over", count)
+                log.info("%d timers are tried again after their leases", count)
         except OnyxqError as error:
-            log.info("%d timers are tried again once their leases are over: %s", len(attempts), error.message)
+            log.info("%d timers are tried again after their leases: %s", len(attempts), error.message)
         finally:
             self._let_go(len(attempts))
 
@@ -260,17 +263,17 @@ class Delivering:
     # --- one attempt
 
     def _may_begin(self, attempt: _Attempt) -> bool:
-        """Return whether the timer is led from here, and its lease is long enough for a callback."""
+        """Return whether this node leads the timer's partition and the lease is long enough for a callback."""
         in_time = trio.current_time() + self._timeout_s <= attempt.until
         return partition_of(attempt.task) in self._node.leaders and in_time
 
     async def _deliver(self, attempt: _Attempt) -> None:
-        """Make the callback, if there is still one to be made, and have told what became of it."""
+        """Make the callback, if the timer is still valid, and report the outcome."""
         began = trio.current_time()
         if not self._may_begin(attempt):
             self._report("release", attempt)
             return
-        if not self._stands(attempt):
+        if not self._is_valid(attempt):
             self._report("complete", attempt, None, [b"null"])
             return
         metrics = self._node.metrics
@@ -286,22 +289,22 @@ class Delivering:
             self._report("complete", attempt, None, [as_json({"status": status})])
 
     def _report(self, method: str, attempt: _Attempt, *more: Any) -> None:
-        """Have told what became of a claim; if nobody takes it the lease runs out."""
+        """Report the outcome of a claim. If the report is lost, the lease expires."""
         self._reporting.add(method, [attempt.task, 1, attempt.token, *more], partial(self._let_go, 1))
 
-    def _stands(self, attempt: _Attempt) -> bool:
-        """Whether the timer was neither replaced nor cancelled since it was claimed."""
+    def _is_valid(self, attempt: _Attempt) -> bool:
+        """Return whether the timer was neither replaced nor cancelled after the claim."""
         store, partition = self._node.store, partition_of(attempt.task)
         cancelled = store.finished_bits(stretch_of(attempt.task)) & mask_of(attempt.task, 1)
         return not cancelled and store.unique(partition, QUEUE, attempt.timer.id) in (None, attempt.task)
 
     def _repeats(self, attempt: _Attempt) -> str:
-        """Why the timer is delivered again: how the last counted attempt ended, as the history has it."""
+        """Return why the timer is delivered again: the end of the last attempt in its history."""
         rows = self._node.cohort.covering(attempt.task)
         history = sorted(facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY)
         ended = [one for one in history if one.event in (facts.RETRIED, facts.EXPIRED)]
         if not ended:
-            return f"attempt {attempt.attempts}: its end is not known here"
+            return f"attempt {attempt.attempts}: its end is not known"
         last = ended[-1]
         worker = next((one.worker for one in history if (one.event, one.token) == (facts.GRANTED, last.token)), "")
         if last.event == facts.EXPIRED:
@@ -309,7 +312,7 @@ class Delivering:
         return f"attempt {last.attempts}: {last.note}"[:REPEATS_CHARS_MAX]
 
     async def _call(self, attempt: _Attempt) -> tuple[str, int | None]:
-        """Make the callback: the error, empty if it was delivered, and the status of the answer."""
+        """Make the callback; return the error, or an empty text, and the status of the answer."""
         timer = attempt.timer
         delivery = Delivery(
             timer=timer.id,
@@ -323,9 +326,9 @@ class Delivering:
         try:
             with trio.fail_after(self._timeout_s), trio.CancelScope() as scope:
                 self._calls[attempt] = scope
-                said = await self._transports[timer.callback.transport].deliver(delivery)
-                return "", said if type(said) is int else None
-            return "cut off: the peer stops", None
+                result = await self._transports[timer.callback.transport].deliver(delivery)
+                return "", result if type(result) is int else None
+            return "cancelled: the peer stops", None
         except trio.TooSlowError:
             return f"no answer within {self._timeout_s:g} s", None
         except Failed as error:
@@ -333,7 +336,7 @@ class Delivering:
         except OnyxqError as error:
             return error.message[:ERROR_CHARS_MAX], None
         except Exception as error:
-            # A transport of the user's may raise anything: that is the outcome of the attempt.
+            # An installed transport can raise anything. It is the outcome of the attempt.
             return f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX], None
         finally:
             self._calls.pop(attempt, None)
@@ -349,10 +352,10 @@ def delivering(
     asks: bool,
     timeout_ms: int,
 ) -> Delivering:
-    """Return what makes a node's callbacks, by ``others`` too; timers that it cannot deliver are refused from now on.
+    """Return the delivery of a node's timers. From now on, timers that it cannot deliver are refused.
 
-    ``allowed``: the setting of that; ``listens``: where the node serves, if it does; ``asks``: whether it asks
-    for credentials.
+    ``others``: installed transports. ``allowed``: the setting ``timer_targets``. ``listens``: addresses on which
+    the node serves. ``asks``: whether it asks for credentials.
     """
     found = targets(allowed, listens=[address for address in listens if address], asks=asks)
     transports = Transports(found, others)

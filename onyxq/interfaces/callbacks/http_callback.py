@@ -1,7 +1,7 @@
-"""Callbacks over HTTP: one request on a connection of its own; 2xx is taken as delivered.
+"""Callbacks over HTTP: one request on a new connection. An answer 2xx means that it was delivered.
 
-An object goes as JSON, a string as form data, nothing as an empty body.  Redirects are not
-followed: they would lead around the allow-list.
+An object is sent as JSON, a string as form data, null as an empty body.  Redirects are not followed, because
+they would bypass the allowed targets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READ_BYTES = 16 * 1024
 
 
 def place(callback: Callback) -> tuple[str, int]:
-    """Host and port; raises `BadRequest` for what is no HTTP callback."""
+    """Return host and port of an HTTP callback; raises `BadRequest`."""
     if callback.method.upper() not in METHODS:
         raise BadRequest(f"callback.method must be one of {', '.join(METHODS)}", field="callback.method")
     return _place(_split(callback.uri))
@@ -35,14 +35,14 @@ def place(callback: Callback) -> tuple[str, int]:
 def _split(uri: str) -> SplitResult:
     try:
         if not uri.isascii() or any(sign <= " " for sign in uri):
-            raise ValueError("signs beyond ASCII, and spaces, must be percent-encoded")
+            raise ValueError("spaces and non-ASCII characters must be percent-encoded")
         parts = urlsplit(uri)
         if parts.scheme not in PORTS or not parts.hostname:
             raise ValueError("http://HOST[:PORT]/PATH, or https, is expected")
         if parts.username is not None or parts.password is not None:
-            raise ValueError("a user and password have no place in it")
+            raise ValueError("a user or password is not allowed in the address")
         if parts.port == 0:
-            raise ValueError("there is no port 0")
+            raise ValueError("port 0 is not allowed")
     except ValueError as error:
         raise BadRequest(str(error), field="callback.uri") from None
     return parts
@@ -53,7 +53,7 @@ def _place(parts: SplitResult) -> tuple[str, int]:
 
 
 async def deliver(resolver: Resolver, delivery: Delivery) -> int:
-    """Make the request; the answer's status. Raises `Failed`."""
+    """Make the request and return the status of the answer; raises `Failed`."""
     parts = _split(delivery.uri)
     request, body = _request(parts, delivery)
     stream: trio.abc.Stream = await connect(resolver, *_place(parts))
@@ -64,7 +64,7 @@ async def deliver(resolver: Resolver, delivery: Delivery) -> int:
     except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError) as error:
         raise Failed(f"the connection was lost: {error.__cause__ or error}") from None
     except h11.ProtocolError as error:
-        raise Failed(f"the answer is no HTTP: {error}") from None
+        raise Failed(f"the answer is not HTTP: {error}") from None
     finally:
         await trio.aclose_forcefully(stream)
     if not 200 <= status <= 299:
@@ -98,17 +98,17 @@ def _request(parts: SplitResult, delivery: Delivery) -> tuple[h11.Request, bytes
     return h11.Request(
         method=delivery.method.upper(),
         target=target,
-        headers=[(name.encode(), said.encode()) for name, said in headers],
+        headers=[(name.encode(), value.encode()) for name, value in headers],
     ), body
 
 
 def _header(text: str) -> str:
-    """The text as the value of a header: printable ASCII."""
+    """Return a text as the value of a header, in printable ASCII."""
     return "".join(one if " " <= one <= "~" else "?" for one in text).strip()
 
 
 async def _exchange(stream: trio.abc.Stream, request: h11.Request, body: bytes) -> int:
-    """Send the request and read the answer's head: its status."""
+    """Send the request and return the status of the answer."""
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
     sent = [connection.send(request), connection.send(h11.Data(data=body)), connection.send(h11.EndOfMessage())]
     await stream.send_all(b"".join(one for one in sent if one))

@@ -1,9 +1,8 @@
-"""Where callbacks may go: an allow-list of addresses, against requests that others have a peer make.
+"""Allowed targets of callbacks: a client must not reach addresses through a peer that it cannot reach itself.
 
-Whoever may set a timer has a peer open connections.  So what a peer can reach and the
-one who asks may not, such as services on loopback, in the private network, or metadata of a
-cloud, is refused unless it is allowed.  An address is judged when a timer is set and once more
-when the connection is opened: what a name stands for may have changed meanwhile.
+A client that may set timers can make a peer open connections.  Services on loopback, in the private network
+or in the metadata of a cloud are therefore refused unless the setting allows them.  An address is checked
+when a timer is set, and again when the connection is opened, because a name may resolve to another address.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 PUBLIC, LOOPBACK, ANY = "public", "loopback", "any"
 SETTING = "timer_targets"
 RESOLVERS = 16
-"""Names that are looked up at a time; a server of names that never answers holds up no more."""
+"""Most names that are resolved in parallel. So a name server that never answers blocks a bounded number."""
 CHECK_S = 2.0
-"""How long a name may take when a timer is set."""
+"""Longest time to resolve a name when a timer is set, in seconds."""
 
 
 @frozen
 class Targets:
-    """The addresses to which callbacks may go."""
+    """The addresses that callbacks may reach."""
 
     networks: tuple[Network, ...] = ()
     public: bool = True
-    """Whatever is routed on the internet."""
+    """Whether all addresses of the internet are allowed."""
     loopback: bool = False
     any: bool = False
 
@@ -44,9 +43,9 @@ class Targets:
         """Raise `BadRequest` unless an IP address is allowed."""
         if not self._allows(ipaddress.ip_address(address.partition("%")[0])):
             raise BadRequest(
-                f"callbacks must not go to {address}",
+                f"callbacks to {address} are not allowed",
                 field="callback.uri",
-                hint=f"They go where the peers' setting {SETTING} allows it.",
+                hint=f"Use another address, or allow this one in the setting {SETTING} of all peers.",
             )
 
     def _allows(self, address: Address) -> bool:
@@ -60,19 +59,20 @@ class Targets:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the internet's, and hides no other one."""
+    """Return whether an address is a public one that contains no other address."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.sixtofour or address.teredo or address.is_site_local:
-            return False  # translated ones (64:ff9b::/96) are reserved
+            return False  # Translated addresses (64:ff9b::/96) are reserved, so they are not global.
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
 def targets(said: str, *, listens: Sequence[str], asks: bool) -> Targets:
-    """Return what the setting allows; if it is empty: public addresses, and loopback for a peer without credentials.
+    """Return the targets of the setting; raises `BadRequest`.
 
-    ``listens``: the ``HOST:PORT`` on which the process serves.  ``asks``: it asks for credentials.
-    A caller who needs no credential and can only come from the machine itself reaches its loopback
-    anyway.  With credentials callers may come through a proxy or tunnel.  Raises `BadRequest`.
+    An empty setting means public addresses.  It also means loopback if the peer serves on loopback only and
+    without credentials: its clients reach loopback anyway.  With credentials, clients may come through a proxy.
+
+    ``listens``: each ``HOST:PORT`` on which the process serves.  ``asks``: it asks for credentials.
     """
     words = [word.strip() for word in said.split(",") if word.strip()]
     if not words:
@@ -88,24 +88,24 @@ def _network(word: str) -> Network:
         raise BadRequest(
             f"{SETTING}: {error}",
             field=SETTING,
-            hint=f"Comma-separated words: {PUBLIC}, {LOOPBACK}, {ANY}, an address, a network 10.1.0.0/16.",
+            hint=f"Separate with commas: {PUBLIC}, {LOOPBACK}, {ANY}, addresses, networks like 10.1.0.0/16.",
         ) from None
 
 
 def host_of(place: str) -> str:
-    """The host of ``HOST:PORT``."""
+    """Return the host of ``HOST:PORT``."""
     return place.rpartition(":")[0].strip("[]")
 
 
 class Resolver:
-    """Finds the allowed addresses of hosts."""
+    """A resolver of host names that refuses addresses that are not allowed."""
 
     def __init__(self, allowed: Targets) -> None:
         self.allowed = allowed
         self._limiter = trio.CapacityLimiter(RESOLVERS)
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """The addresses of a host, all of them allowed; raises `BadRequest`, and `OSError` where there is none."""
+        """Return the addresses of a host; raises `BadRequest` if one is not allowed, and `OSError` if there is none."""
         try:
             found = [str(ipaddress.ip_address(host))]
         except ValueError:
@@ -115,12 +115,12 @@ class Resolver:
         return found
 
     async def check(self, host: str, port: int) -> None:
-        """Raise `BadRequest` if a host is known to stand for an address that is not allowed."""
+        """Raise `BadRequest` if a host resolves to an address that is not allowed."""
         with trio.move_on_after(CHECK_S):
             try:
                 await self.addresses(host, port)
             except OSError:
-                return  # it may stand for something once the callback is due
+                return  # The name may resolve when the callback is due.
 
     async def _look_up(self, host: str, port: int) -> list[str]:
         def look() -> list[str]:
@@ -130,4 +130,4 @@ class Resolver:
         try:
             return await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._limiter)
         except UnicodeError as error:
-            raise OSError(f"{host[:100]!r} is no name of a host: {error}") from None
+            raise OSError(f"{host[:100]!r} is not a host name: {error}") from None

@@ -1,8 +1,8 @@
-"""Callbacks over TCP: one line of JSON on a connection of its own.
+"""Callbacks over TCP: one line of JSON on a new connection.
 
-The line holds ``timer``, ``idempotency_key``, ``attempt`` and ``data``, and from the second attempt on
-``repeats``, the reason.  With the method ``plain`` it is the data alone: a string as it is, an object
-as JSON, as Skyring sends it; then nothing tells attempts apart.
+The line has ``timer``, ``idempotency_key``, ``attempt`` and ``data``.  From the second attempt on, ``repeats``
+is the reason.  With the method ``plain``, the line is only the data, as in Skyring: a string unchanged, an
+object as JSON.  Then a receiver cannot distinguish attempts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from onyxq.interfaces.callbacks.targets import Resolver
 
 PLAIN = "plain"
 HEARD_S = 1.0
-"""How long the receiver's end is waited for: a reset within it fails the attempt."""
+"""Longest wait for the receiver to close, in seconds. A reset in this time fails the attempt."""
 
 
 def place(callback: Callback) -> tuple[str, int]:
-    """Host and port; raises `BadRequest` for what is no TCP callback."""
+    """Return host and port of a TCP callback; raises `BadRequest`."""
     try:
         parts = urlsplit(callback.uri)
         if parts.scheme != "tcp" or not parts.hostname or not parts.port or parts.path.strip("/") or parts.username:
@@ -33,7 +33,7 @@ def place(callback: Callback) -> tuple[str, int]:
 
 
 async def deliver(resolver: Resolver, delivery: Delivery) -> None:
-    """Send the line; returns once the receiver closed, answered, or was silent for a moment. Raises `Failed`."""
+    """Send the line; return when the receiver closed, answered, or was silent for `HEARD_S`. Raises `Failed`."""
     stream = await connect(resolver, *place(Callback("tcp", delivery.uri, delivery.method)))
     try:
         await stream.send_all(_line(delivery))
@@ -48,10 +48,10 @@ async def deliver(resolver: Resolver, delivery: Delivery) -> None:
 
 def _line(delivery: Delivery) -> bytes:
     if delivery.method != PLAIN:
-        said = {"timer": delivery.timer, "idempotency_key": delivery.key, "attempt": delivery.attempt}
+        message = {"timer": delivery.timer, "idempotency_key": delivery.key, "attempt": delivery.attempt}
         if delivery.repeats:
-            said["repeats"] = delivery.repeats
-        return as_json(said | {"data": delivery.data}) + b"\n"
+            message["repeats"] = delivery.repeats
+        return as_json(message | {"data": delivery.data}) + b"\n"
     if isinstance(delivery.data, str):
         return delivery.data.encode() + b"\n"
     return (b"" if delivery.data is None else as_json(delivery.data)) + b"\n"

@@ -1,10 +1,9 @@
-"""How callbacks are made: ``http``, ``tcp``, and what others define under the entry point `GROUP`.
+"""Transports of callbacks: ``http``, ``tcp``, and transports of other installed distributions.
 
 A distribution names its transports in the entry point group ``onyxq.transports``, each as
-``NAME = module:function``.  What stands there is an async function that takes a `Delivery` and
-returns once the receiver has it; whatever it raises fails the attempt.  It runs on trio in the
-peer's process and is cancelled when the attempt's time is up: it must not block.  Where it
-connects is its own affair, the allow-list is for ``http`` and ``tcp``.
+``NAME = module:function``.  The function is async, takes a `Delivery`, and returns when the receiver has it.
+If it raises, the attempt has failed.  It runs on trio in the process of the peer, must not block, and is
+cancelled at the timeout.  Allowed targets are checked for ``http`` and ``tcp`` only.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ GROUP = "onyxq.transports"
 
 
 Deliver: TypeAlias = Callable[[Delivery], Awaitable[Any]]
-"""What it returns, if that is a number, is kept as the status of the answer."""
+"""If it returns a number, that is stored as the status of the answer."""
 Place: TypeAlias = tuple[str, int]
 
 
 @frozen
 class Transport:
-    """One way to make callbacks."""
+    """One transport of callbacks."""
 
     deliver: Deliver
     place: Callable[[Callback], Place] | None = None
-    """Host and port to which a callback goes; raises `BadRequest`. None: that is not known."""
+    """Returns host and port of a callback; raises `BadRequest`. None: they are not known."""
 
 
 class Transports:
-    """All ways that there are on this peer, by name."""
+    """All transports of this peer, by name."""
 
     def __init__(self, allowed: Targets, others: Mapping[str, Deliver] | None = None) -> None:
         self._resolver = Resolver(allowed)
@@ -49,16 +48,16 @@ class Transports:
             self._all[name] = Transport(partial(module.deliver, self._resolver), module.place)
 
     def __getitem__(self, name: str) -> Transport:
-        """The transport of a name; raises `BadRequest`."""
+        """Return the transport of a name; raises `BadRequest`."""
         if name not in self._all:
             known = ", ".join(sorted(self._all))
-            raise BadRequest(f"there is no transport {name!r}; there are {known}", field="callback.transport")
+            raise BadRequest(f"there is no transport {name!r}; this peer has {known}", field="callback.transport")
         return self._all[name]
 
     async def check(self, callback: Callback) -> None:
-        """Raise `BadRequest` if a callback cannot be made, or must not go where it would.
+        """Raise `BadRequest` if a callback is invalid or its target is not allowed.
 
-        A name that stands for nothing now may do so later.
+        A host name that does not resolve now is accepted, because it may resolve later.
         """
         place = self[callback.transport].place
         if place is None:
@@ -67,7 +66,7 @@ class Transports:
         await self._resolver.check(host, port)
 
     def lane(self, callback: Callback) -> str:
-        """What callbacks have in common that wait for each other: where they go."""
+        """Return the lane of a callback: its receiver."""
         transport = self._all.get(callback.transport)
         if transport is None or transport.place is None:
             return callback.transport
@@ -79,17 +78,17 @@ class Transports:
 
 
 def installed() -> dict[str, Deliver]:
-    """The transports that distributions bring; raises `BadExtension`."""
+    """Return the transports of installed distributions; raises `BadExtension`."""
     return loaded(entry_points(group=GROUP))
 
 
 def loaded(points: Iterable[EntryPoint]) -> dict[str, Deliver]:
-    """The same of given entry points."""
+    """Return the transports of entry points; raises `BadExtension`."""
     found: dict[str, Deliver] = {}
     for point in sorted(points, key=lambda one: (one.name, one.value)):
         place = f"transport {point.name} = {point.value}"
         if point.name in ("http", "tcp") or point.name in found:
-            raise BadExtension(f"{place}: there is a transport of that name already")
+            raise BadExtension(f"{place}: there is another transport of this name")
         try:
             function = point.load()
         except Exception as error:

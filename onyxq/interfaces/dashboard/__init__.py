@@ -1,7 +1,7 @@
 """Pages for people, served by every peer: one module for each group of pages.
 
-A page reads through the node's methods and changes things through the operations of the HTTP interface
-(`onyxq.interfaces.dashboard.actions`), so both have the same roles and checks.
+A page reads through the methods of the node. It changes things through the operations of the HTTP interface
+(`onyxq.interfaces.dashboard.actions`), with the same roles and checks.
 """
 
 from __future__ import annotations

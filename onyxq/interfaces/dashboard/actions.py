@@ -48,7 +48,7 @@ class Action:
 
 
 def one(form: Form, name: str, default: str | None = None) -> str:
-    """The only value of a field; raises `BadRequest` if it is missing, empty or given twice."""
+    """Return the only value of a field; raises `BadRequest` if it is missing, empty or given twice."""
     values = [value for value in form.get(name, []) if value]
     if not values and default is not None:
         return default
@@ -61,7 +61,9 @@ def _chosen(form: Form) -> Members:
     """Return the chosen dead letters: the ticked ones, or all that a filter finds."""
     if one(form, "which", "ticked") == "ticked":
         if not form.get("id"):
-            raise BadRequest("no dead letter is ticked", field="id", hint="Go back and tick some, or choose all.")
+            raise BadRequest(
+                "no dead letter is ticked", field="id", hint="Go back and tick dead letters, or choose all."
+            )
         return {"ids": form["id"]}
     wanted = {name: one(form, name, "") for name in ("queue", "where")}
     return {name: value for name, value in wanted.items() if value} or {"all": True}
@@ -130,7 +132,7 @@ ACTIONS = (
 
 
 async def perform(action: Action, call: Call) -> Response:
-    """Do what the form says; raises what the operation raises."""
+    """Call the operation of a form; raises what the operation raises."""
     who = name_of(call)
     form: Form = {**call.body, "by": [one(call.body, "by", who)]}
     operation = action.operation
@@ -138,7 +140,7 @@ async def perform(action: Action, call: Call) -> Response:
     args, _ = read_arguments(operation, path, (), action.body(form))
     inner = attrs.evolve(call, args=args, body={}, raw=b"")
     answer = await operation.handle(inner)
-    _log.info("%s by %s: %s", action.name, who, _told(call.body))
+    _log.info("%s by %s: %s", action.name, who, _logged(call.body))
     return RedirectResponse(_arrived(action, form, answer), status_code=303, headers=dict(HEADERS))
 
 

@@ -16,7 +16,7 @@ from onyxq.interfaces.http.endpoint import Call
 MIDDLE, RADIUS = 180, 130
 """Middle and radius of the drawing, in its units."""
 GAP = 0.16
-"""Between an arrow's end and the peer that it points to, in radians, with few peers."""
+"""Gap between an arrow and its peers if there are few, in radians."""
 
 
 @frozen

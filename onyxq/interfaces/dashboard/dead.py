@@ -1,4 +1,4 @@
-"""Dead letters: tasks that failed for good, to be requeued or discarded, some or all."""
+"""The page of dead letters, which can be requeued or discarded."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ async def get_file(call: Call) -> Response:
     name = call.args.file
     data = _READ.get(name)
     if data is None:
-        raise NotFound("there is no such file", field="file")
+        raise NotFound(f"there is no file {name!r}", field="file")
     tag = f'"{__version__}-{len(data):x}"'
     headers = {"cache-control": "no-cache", "etag": tag, "x-content-type-options": "nosniff"}
     if call.headers.get("if-none-match") == tag:

@@ -26,7 +26,7 @@ POLICY = (
 HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
     "content-security-policy": POLICY,
-    "referrer-policy": "same-origin",  # with less, browsers would not name the origin of forms
+    "referrer-policy": "same-origin",  # With a stricter policy, browsers would not send the origin of forms.
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
@@ -78,20 +78,20 @@ def done(args: Any) -> str:
 
 DONE = {
     "pause": "The queue is paused.",
-    "resume": "The queue goes on.",
-    "queue": "The queue's settings are changed.",
-    "requeue": "{count} dead letters run again.",
+    "resume": "The queue is resumed.",
+    "queue": "The settings of the queue are changed.",
+    "requeue": "{count} dead letters are requeued.",
     "discard": "{count} dead letters are discarded.",
     "cancel": "The task is cancelled.",
     "periodic-pause": "The periodic task is paused.",
-    "periodic-resume": "The periodic task goes on.",
-    "periodic-remove": "The periodic task is removed; the tasks that it made stay.",
+    "periodic-resume": "The periodic task is resumed.",
+    "periodic-remove": "The periodic task is removed. The tasks that it enqueued stay.",
     "timer-cancel": "The timer is cancelled.",
     "seal": "The input is sealed.",
     "kill": "The job is killed.",
-    "gc": "The log is collected.",
-    "leave": "The peer was told to leave.",
-    "force": "The partition goes on without the nodes that are lost.",
+    "gc": "The log is trimmed.",
+    "leave": "The peer is leaving.",
+    "force": "The partition continues without the lost nodes.",
 }
 """Action -> its effect in words."""
 
@@ -124,7 +124,7 @@ def text_of(data: bytes | None) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return "bytes, in hexadecimal: " + data[: PAYLOAD_CHARS // 2].hex()
+        return "bytes, as hexadecimal digits: " + data[: PAYLOAD_CHARS // 2].hex()
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False) if len(text) <= PAYLOAD_CHARS else text
     except (ValueError, RecursionError):
@@ -134,7 +134,7 @@ def text_of(data: bytes | None) -> str:
 def cut(text: str) -> str:
     """Return the beginning of a text, with the number of omitted characters."""
     left = len(text) - PAYLOAD_CHARS
-    return text if left <= 0 else f"{text[:PAYLOAD_CHARS]}\n… {left} characters more"
+    return text if left <= 0 else f"{text[:PAYLOAD_CHARS]}\n… {left} more characters"
 
 
 def beginning(data: bytes | None) -> str:

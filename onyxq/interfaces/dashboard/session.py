@@ -35,16 +35,16 @@ def digest_in(endpoint: Endpoint, headers: Headers, access: Access, now_ms: int)
 
 
 def check_sender(endpoint: Endpoint, headers: Headers) -> None:
-    """Raise `Forbidden` if a page would change something and the request was not sent by a page of this peer."""
+    """Raise `Forbidden` if a request would change something and does not come from a page of this peer."""
     if not endpoint.page or endpoint.method == "GET":
         return
-    # Browsers name the origin of every POST, so a request without one is not of a browser's form.
+    # Browsers send the origin with every POST, so a request without one is not a form of a browser.
     origin = headers.get("origin", "")
     if origin.partition("://")[2] != headers.get("host"):
         raise Forbidden(
-            "this was not sent by a page of this peer",
+            "this request does not come from a page of this peer",
             field="Origin",
-            hint="Use the page's own button; programs use the HTTP interface under /v1.",
+            hint="Use the button on the page. Programs use the HTTP interface under /v1.",
         )
 
 
@@ -65,7 +65,7 @@ def refused(failure: Failure) -> Response:
         if by_script:
             return Response(status_code=401, headers={**HEADERS, "hx-redirect": there})
         return RedirectResponse(there, status_code=303, headers=dict(HEADERS))
-    answer = rendered("error.html", status=error.status, error=error, title="That did not work")
+    answer = rendered("error.html", status=error.status, error=error, title="Error")
     answer.headers.update(error_headers(error))
     return answer
 

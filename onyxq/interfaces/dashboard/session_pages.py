@@ -30,6 +30,6 @@ ENDPOINTS = (
         args=session.Login,
         role=None,
     ),
-    _does(session.LOGIN, "log_in", "Keep a token for the pages", session.post_login),
-    _does("/ui/logout", "log_out", "Forget the token", session.post_logout),
+    _does(session.LOGIN, "log_in", "Sign in to the pages with a token", session.post_login),
+    _does("/ui/logout", "log_out", "Sign out of the pages", session.post_logout),
 )

@@ -60,7 +60,7 @@ async def get_tasks(call: Call) -> Response:
 
 def _found(wanted: str) -> Response:
     if len(wanted) != 40 or any(sign not in "0123456789abcdefABCDEF" for sign in wanted):
-        raise BadRequest("an id has 40 hexadecimal digits", field="id")
+        raise BadRequest(f"an id is 40 hex digits, not {wanted[:60]!r}", field="id")
     return RedirectResponse(f"/ui/tasks/{wanted.lower()}", status_code=303, headers=dict(HEADERS))
 
 
@@ -88,16 +88,16 @@ async def get_story(call: Call) -> Response:
     task_id: bytes = call.args.id
     known = await call.ask("task_history", id=task_id)
     dump = await call.kit.past.dump(call.api.call)
-    told = await anyio.to_thread.run_sync(from_log, dump, task_id, 1 << 62)
+    events = await anyio.to_thread.run_sync(from_log, dump, task_id, 1 << 62)
     values = {
         "task": known["task"],
-        "story": merged([*from_store(task_id, known), *told]),
+        "story": merged([*from_store(task_id, known), *events]),
         "since": dump.start.position + 1,
         "reads_log": False,
     }
     if "hx-request" in call.headers:
         return rendered("story.html", **values)
-    return page(call, "story_page.html", title="Story of a task", here="/ui/tasks", **values)
+    return page(call, "story_page.html", title="History of a task", here="/ui/tasks", **values)
 
 
 ENDPOINTS = (

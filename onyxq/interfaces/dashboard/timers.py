@@ -1,4 +1,4 @@
-"""Timers in the order of their due times."""
+"""The page of timers, by due time."""
 
 from __future__ import annotations
 

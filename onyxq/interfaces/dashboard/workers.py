@@ -1,4 +1,4 @@
-"""Workers: who holds claims now."""
+"""The page of workers that hold claims or wait for tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onyxq.interfaces.http.endpoint import Call
 
 
 async def get_workers(call: Call) -> Response:
-    """All that hold a claim."""
+    """Return the page."""
     found = await call.ask("workers")
     return page(call, "workers.html", title="Workers", here="/ui/workers", found=found)
 

@@ -1,4 +1,4 @@
-// What pages do beside htmx: questions before what cannot be undone, ticks, the slider, and the overview's curves.
+// Scripts of the pages: questions before actions that cannot be undone, ticks, the slider, the curves of the overview.
 (function () {
   "use strict";
 
@@ -17,7 +17,7 @@
     });
   });
 
-  // Where the pages' names do not fit side by side, the present one is in sight.
+  // If the menu is wider than the window, scroll it to the current page.
   var current = document.querySelector("nav [aria-current]");
   if (current) {
     var menu = current.closest("nav");
@@ -29,7 +29,7 @@
     slide.addEventListener("input", function () { document.getElementById("slide-now").textContent = slide.value; });
   }
 
-  // A part that somebody works in is not replaced under his hands.
+  // Do not refresh a part of the page while one of its fields has the focus.
   document.addEventListener("htmx:beforeSwap", function (event) {
     var part = event.detail.target;
     if (part.id === "live" && part.contains(document.activeElement)) event.detail.shouldSwap = false;
@@ -41,7 +41,7 @@
   var charts = document.getElementById("charts");
   if (!charts || !window.uPlot) return;
   var last = null, plots = [], now_s = Date.now() / 1000;
-  // A minute without values before the first, so that it does not fill the picture.
+  // Start with an empty minute, so that the first value does not fill the chart.
   var rates = blank(5), latency = blank(3);
 
   function blank(rows) {
@@ -69,7 +69,7 @@
     ];
   }
 
-  // The value below which 95 of 100 lie, of buckets that grew between two samples; within a bucket evenly spread.
+  // The 95th percentile of the values that were added between two samples. Values are spread evenly in a bucket.
   function p95(now, before, bounds) {
     var grown = now.map(function (count, index) { return Math.max(0, count - before[index]); });
     var left = 0.95 * grown.reduce(function (sum, count) { return sum + count; }, 0);
@@ -102,7 +102,7 @@
   }
 
   function take(now) {
-    // Where the nodes that answer are others, or one began anew, sums cannot be compared.
+    // Sums can be compared only if the same nodes answer, and none was restarted.
     var same = last && String(last.nodes) === String(now.nodes) && EVENTS.every(function (name) { return now.events[name] >= last.events[name]; });
     var apart = last ? (now.at_ms - last.at_ms) / 1000 : 0;
     if (same && apart > 0) {
@@ -113,7 +113,7 @@
       EVENTS.forEach(function (name, index) { say("[data-rate=" + name + "]", row[index].toFixed(row[index] < 10 ? 1 : 0)); });
       say("[data-latency=waited]", seconds(waited));
       say("[data-latency=ran]", seconds(ran));
-      say("#rates-note", "All nodes together, since this page was opened." + (now.silent.length ? " Without " + now.silent.join(", ") + ", which do not answer." : ""));
+      say("#rates-note", "Sum of all nodes, since you opened this page." + (now.silent.length ? " Nodes that do not answer are left out: " + now.silent.join(", ") + "." : ""));
       plots[0].setData(rates);
       plots[1].setData(latency);
     }
@@ -127,7 +127,7 @@
       .then(take)
       .catch(function (error) {
         last = null;
-        say("#rates-note", error.message === "403" ? "Rates need the role read on every queue." : "The peer does not answer; asking again.");
+        say("#rates-note", error.message === "403" ? "To see rates, you need the role read on every queue." : "The peer does not answer. The page asks again.");
       });
   }
 

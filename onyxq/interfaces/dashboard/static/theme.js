@@ -1,4 +1,4 @@
-// The chosen theme, set before anything is drawn; without a choice it is the system's.
+// Set the chosen theme before the page is drawn. Without a choice, the theme of the system is used.
 (function () {
   "use strict";
   var themes = ["system", "light", "dark"];
@@ -21,7 +21,7 @@
     apply(chosen());
     button.addEventListener("click", function () {
       var next = themes[(themes.indexOf(chosen()) + 1) % themes.length];
-      try { localStorage.setItem("onyxq-theme", next); } catch (error) { /* it lasts as long as the page */ }
+      try { localStorage.setItem("onyxq-theme", next); } catch (error) { /* The choice is not stored: it ends with the page. */ }
       apply(next);
     });
   });
