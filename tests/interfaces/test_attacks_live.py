@@ -210,7 +210,9 @@ def test_a_name_that_changes_its_address_reaches_no_private_service(
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with listener() as private:
         port = private.getsockname()[1]
-        assert "callbacks to 127.0.0.1 are not allowed" in error_of_first_attempt(selective, f"http://turning.example:{port}/")
+        assert "callbacks to 127.0.0.1 are not allowed" in error_of_first_attempt(
+            selective, f"http://turning.example:{port}/"
+        )
         assert set_timer(selective, f"http://both.example:{port}/", token=TIMERS) == "callback.uri"
         with pytest.raises(BlockingIOError):
             private.accept()

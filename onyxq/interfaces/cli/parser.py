@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 from attrs import frozen
@@ -64,6 +65,15 @@ class Command:
     """Whether the command talks to a peer, and so has ``--connect`` and ``--token``."""
     row: tuple[Operation[Any, Any], Verb] | None = None
     """The operation from which the command is made, and the operation's form as a command."""
+
+
+def local_command(name: str, run: str, about: str, example: str, *options: Option, **details: Any) -> Command:
+    """Return a command; ``run``: module and function in this package, ``example``: arguments of an example."""
+    return Command(name, f"onyxq.interfaces.cli.{run}", about, f"onyxq {name} {example}".rstrip(), options, **details)
+
+
+peer_command = partial(local_command, talks=True)
+"""The same, for a command that talks to a peer."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -129,10 +139,7 @@ def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
         noun, _, verb = command.name.rpartition(" ")
         if noun and noun not in groups:
             group = verbs.add_parser(
-                noun,
-                help=nouns[noun],
-                description=_sentence(nouns[noun]),
-                epilog=f"example: {command.example}",
+                noun, help=nouns[noun], description=_sentence(nouns[noun]), epilog=f"example: {command.example}"
             )
             groups[noun] = group.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
         _add(groups[noun] if noun else verbs, verb, command)
@@ -141,10 +148,7 @@ def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
 
 def _add(verbs: Any, verb: str, command: Command) -> None:
     parser = verbs.add_parser(
-        verb,
-        help=command.about,
-        description=_sentence(command.about),
-        epilog=f"example: {command.example}",
+        verb, help=command.about, description=_sentence(command.about), epilog=f"example: {command.example}"
     )
     for flags, details in command.options:
         parser.add_argument(*flags, **details)

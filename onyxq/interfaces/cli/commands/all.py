@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from onyxq.interfaces.cli.commands.history import HISTORY_COMMANDS
 from onyxq.interfaces.cli.commands.operations import OPERATION_COMMANDS
 from onyxq.interfaces.cli.commands.own import OWN_COMMANDS
 from onyxq.interfaces.cli.commands.task import ARCHIVES, TASK_COMMANDS
-from onyxq.interfaces.cli.parser import TLS_SETTINGS, Command, Option, option, setting
+from onyxq.interfaces.cli.parser import TLS_SETTINGS, Command, local_command, option, peer_command, setting
 from onyxq.system.settings import SECRET, SETTINGS
 
 NOUNS = {
@@ -54,33 +52,23 @@ PARTITIONS = option(
 REPLICAS = option("--replicas", type=int, default=3, metavar="N", help="number of copies of every task (default 3)")
 
 
-def _history(name: str, about: str, example: str, *options: Option) -> Command:
-    module = "tail" if name in ("log tail", "log show") else "history"
-    run = f"onyxq.interfaces.cli.past.{module}:{name.replace(' ', '_')}"
-    return Command(name, run, about, f"onyxq {example}", options, talks=True)
-
-
-def _own(name: str, run: str, about: str, example: str, *options: Option, **details: Any) -> Command:
-    return Command(name, f"onyxq.interfaces.cli.{run}", about, f"onyxq {example}", options, **details)
-
-
 COMMANDS: tuple[Command, ...] = (
-    _own(
+    local_command(
         "demo",
         "demo:demo",
         "count words on a cluster that loses a peer meanwhile, and check the counts",
-        "demo --input /usr/share/doc --peers 3",
+        "--input /usr/share/doc --peers 3",
         option(
             "--input", metavar="DIR", help="directory of text files (default: the sources of Python's standard library)"
         ),
         option("--peers", type=int, default=3, metavar="N", help="number of peers (default 3)"),
         option("--keep", action="store_true", help="keep the data of the peers and print its directory"),
     ),
-    _own(
+    local_command(
         "simulate",
         "simulate:simulate",
         "run simulated clusters with faults, each from a seed, and check their properties",
-        "simulate --runs 100 --workload standard",
+        "--runs 100 --workload standard",
         option("--seed", type=int, metavar="N", help="first seed (default: a random one, which is printed)"),
         option("--runs", type=int, default=1, metavar="R", help="number of runs, with consecutive seeds (default 1)"),
         option("--workload", metavar="NAME", help="workload to run (default standard); --list shows all"),
@@ -94,11 +82,11 @@ COMMANDS: tuple[Command, ...] = (
             help="check that each planted bug is found; with --workload, only the bugs planted for it",
         ),
     ),
-    _own(
+    local_command(
         "dev",
         "daemons:dev",
         "run a whole cluster in one process until interrupted",
-        "dev --peers 3 --data ./dev-data",
+        "--peers 3 --data ./dev-data",
         option("--peers", type=int, default=1, metavar="N", help="number of peers (default 1)"),
         setting("data", help="directory of the data (default: one that is deleted when the command ends)"),
         setting("listen"),
@@ -111,11 +99,11 @@ COMMANDS: tuple[Command, ...] = (
         *map(setting, TLS_SETTINGS),
         *map(setting, (*SPARK_SETTINGS, *TIMER_SETTINGS, *LOG_SETTINGS)),
     ),
-    _own(
+    peer_command(
         "doctor",
         "doctor:doctor",
         "check ZooKeeper, clocks, versions, disk, ports and Java; exit code 1 if a check fails",
-        "doctor --zookeeper zk1:2181,zk2:2181,zk3:2181 --data /var/lib/onyxq",
+        "--zookeeper zk1:2181,zk2:2181,zk3:2181 --data /var/lib/onyxq",
         *map(
             setting,
             (
@@ -131,63 +119,61 @@ COMMANDS: tuple[Command, ...] = (
                 "spark",
             ),
         ),
-        talks=True,
     ),
-    _own(
+    local_command(
         "completion",
         "completion:completion",
         "print a script with which a shell completes commands",
-        "completion bash",
+        "bash",
         option("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh"),
     ),
-    _own(
+    local_command(
         "peer start",
         "daemons:peer_start",
         "run one peer; SIGTERM drains and stops it",
-        "peer start --zookeeper zk1:2181,zk2:2181 --data /var/lib/onyxq --zone a",
+        "--zookeeper zk1:2181,zk2:2181 --data /var/lib/onyxq --zone a",
         *map(setting, PEER_SETTINGS),
     ),
-    _own(
+    local_command(
         "cluster create",
         "clusters:create",
         "create a cluster on ZooKeeper",
-        "cluster create main --zookeeper 127.0.0.1:2181 --partitions 64 --replicas 3",
+        "main --zookeeper 127.0.0.1:2181 --partitions 64 --replicas 3",
         option("name", metavar="NAME"),
         ZOOKEEPER_NEEDED,
         PARTITIONS,
         REPLICAS,
         *(setting(name) for name in ("absent_after_ms", "yield_after_ms", "gc_records", "gc_bytes")),
     ),
-    _own(
+    local_command(
         "cluster protect",
         "clusters:protect",
         "give the znodes of a stopped cluster to the user of zookeeper_auth alone",
-        "cluster protect main --zookeeper 127.0.0.1:2181",
+        "main --zookeeper 127.0.0.1:2181",
         option("name", metavar="NAME"),
         ZOOKEEPER_NEEDED,
     ),
-    _own(
+    local_command(
         "cluster destroy",
         "clusters:destroy",
         "delete the log of a cluster from ZooKeeper; this cannot be undone",
-        "cluster destroy main --zookeeper 127.0.0.1:2181 --yes",
+        "main --zookeeper 127.0.0.1:2181 --yes",
         option("name", metavar="NAME"),
         ZOOKEEPER_NEEDED,
         option("--yes", action="store_true", help="confirm the deletion"),
     ),
-    _own(
+    peer_command(
         "cluster backup",
         "past.backups:backup",
         "write a backup of a running cluster to a file: tasks, settings, state of the log",
-        "cluster backup /backups/main-monday",
+        "/backups/main-monday",
         option("file", metavar="FILE"),
-        talks=True,
     ),
-    _own(
+    local_command(
         "cluster restore",
         "past.backups:restore",
         "make a new cluster from a backup: the log, and a data directory for each node",
-        "cluster restore /backups/main-monday --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq-restored",
+        "/backups/main-monday --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq-restored",
         option("file", metavar="FILE"),
         setting(
             "zookeeper", help="HOST:PORT,... of ZooKeeper; without it, the new cluster is for onyxq dev --data DIR"
@@ -195,11 +181,11 @@ COMMANDS: tuple[Command, ...] = (
         option("--name", metavar="NAME", help="name of the new cluster (default: the name in the backup)"),
         setting("data", help="new or empty directory for the data of the nodes (required)"),
     ),
-    _own(
+    local_command(
         "cluster recover",
         "past.recovery:recover",
         "begin a new log after ZooKeeper lost the old one; docs/runbooks.rst has the steps",
-        "cluster recover main --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq --from node-b.rec",
+        "main --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq --from node-b.rec",
         option("name", metavar="NAME"),
         setting(
             "zookeeper", help="HOST:PORT,... of ZooKeeper; leave it out only for a cluster of onyxq dev --data DIR"
@@ -234,11 +220,11 @@ COMMANDS: tuple[Command, ...] = (
         ),
         option("--yes", action="store_true", help="replace the log; without --yes, only show what was found"),
     ),
-    _own(
+    local_command(
         "zookeeper start",
         "daemons:zookeeper_start",
         "run ZooKeeper on loopback until interrupted, from the jars in pyspark",
-        "zookeeper start --servers 3 --port 2181",
+        "--servers 3 --port 2181",
         option("--servers", type=int, default=1, choices=(1, 3), help="1, or an ensemble of 3 (default 1)"),
         option(
             "--data", metavar="DIR", help="directory of the data (default: one that is deleted when the command ends)"
@@ -249,11 +235,11 @@ COMMANDS: tuple[Command, ...] = (
     *OPERATION_COMMANDS,
     *OWN_COMMANDS,
     *HISTORY_COMMANDS,
-    _own(
+    peer_command(
         "worker start",
         "worker:start",
         "run the tasks of an application until SIGTERM",
-        "worker start shop.tasks:app --queues mail,orders --concurrency 8",
+        "shop.tasks:app --queues mail,orders --concurrency 8",
         option("app", metavar="MODULE:APP", help="module and name of the App object"),
         option(
             "--queues", metavar="Q,...", help="comma-separated queues (default: the queues of the application's tasks)"
@@ -272,12 +258,12 @@ COMMANDS: tuple[Command, ...] = (
         ),
         *map(setting, LOG_SETTINGS),
         runs_others=True,
-        talks=True,
     ),
-    _history(
+    peer_command(
         "log tail",
+        "past.tail:log_tail",
         "describe the newest records of the log and the outcome of each entry",
-        "log tail --from 0 --json",
+        "--from 0 --json",
         option(
             "--from",
             dest="start",
@@ -289,13 +275,19 @@ COMMANDS: tuple[Command, ...] = (
         option("-f", "--follow", action="store_true", help="wait for new records until interrupted"),
         ARCHIVES,
     ),
-    _history(
-        "log show", "describe one record of the log", "log show 42", option("position", type=int, metavar="N"), ARCHIVES
+    peer_command(
+        "log show",
+        "past.tail:log_show",
+        "describe one record of the log",
+        "42",
+        option("position", type=int, metavar="N"),
+        ARCHIVES,
     ),
-    _history(
+    peer_command(
         "log dump",
+        "past.history:log_dump",
         "write the log to a file, from which it can be replayed",
-        "log dump main.onyxqlog",
+        "main.onyxqlog",
         option("file", metavar="FILE"),
         option(
             "--from-beginning",
@@ -304,11 +296,11 @@ COMMANDS: tuple[Command, ...] = (
         ),
         ARCHIVES,
     ),
-    _own(
+    local_command(
         "log replay",
         "past.history:log_replay",
         "replay a dump, check invariants, and print the digest of the replica",
-        "log replay main.onyxqlog --until 4711",
+        "main.onyxqlog --until 4711",
         option("file", metavar="FILE", help="a dump, or the directory of a whole archive"),
         option("--until", type=int, metavar="N", help="last position to replay"),
         option("--spark", metavar="MASTER", help="replay the files of an archive in parallel on Spark"),
@@ -320,21 +312,21 @@ COMMANDS: tuple[Command, ...] = (
             help="number of records between checks of the invariants (default 100)",
         ),
     ),
-    _history(
+    peer_command(
         "replica show",
+        "past.history:replica_show",
         "show the replica, now or at an earlier position",
-        "replica show --at 4711 --path partitions/3",
+        "--at 4711 --path partitions/3",
         option("--at", type=int, metavar="N", help="position (default: now)"),
         option("--path", metavar="A/B", help="show only this part of the tree"),
         option("--file", metavar="FILE", help="read a dump instead of asking a peer"),
         ARCHIVES,
     ),
-    _own(
+    peer_command(
         "config show",
         "settings:show",
         "show every setting and its source",
-        "config show --listen 0.0.0.0:7400",
+        "--listen 0.0.0.0:7400",
         *map(setting, PEER_SETTINGS),
-        talks=True,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onyxq.interfaces.cli.parser import Command, option
+from onyxq.interfaces.cli.parser import Command, local_command, option, peer_command
 
 MASTER = option(
     "--master",
@@ -14,81 +14,74 @@ MEMORY = option("--memory", default="2g", metavar="SIZE", help="heap of Spark on
 ARCHIVED = option("archive", metavar="DIR", nargs="+", help="archive of tasks that peers wrote; a path or a URI")
 
 HISTORY_COMMANDS: tuple[Command, ...] = (
-    Command(
+    peer_command(
         "archive log",
-        "onyxq.interfaces.cli.past.archive:archive_log",
+        "past.archive:archive_log",
         "write the records of the log and the outcome of each entry to Parquet files, by day",
-        "onyxq archive log /var/lib/onyxq-tasks --archive /var/lib/onyxq-archive",
-        (
-            option(
-                "directory",
-                metavar="DIR",
-                help="directory for the files; records that it has already are not written again",
-            ),
-            option(
-                "--archive",
-                action="append",
-                metavar="DIR",
-                help="read the records that peers archived in this directory, and ask no peer; may be repeated",
-            ),
-            option("--live", action="store_true", help="with --archive: also read the log of a peer"),
-            option("--follow", action="store_true", help="write new records until interrupted"),
-            option(
-                "--every",
-                default="10m",
-                metavar="TIME",
-                help="with --follow: time between two looks at the log (default 10m)",
-            ),
+        "/var/lib/onyxq-tasks --archive /var/lib/onyxq-archive",
+        option(
+            "directory",
+            metavar="DIR",
+            help="directory for the files; records that it has already are not written again",
         ),
-        talks=True,
+        option(
+            "--archive",
+            action="append",
+            metavar="DIR",
+            help="read the records that peers archived in this directory, and ask no peer; may be repeated",
+        ),
+        option("--live", action="store_true", help="with --archive: also read the log of a peer"),
+        option("--follow", action="store_true", help="write new records until interrupted"),
+        option(
+            "--every",
+            default="10m",
+            metavar="TIME",
+            help="with --follow: time between two looks at the log (default 10m)",
+        ),
     ),
-    Command(
+    local_command(
         "history check",
-        "onyxq.interfaces.cli.past.analysis:history_check",
+        "past.analysis:history_check",
         "check archived tasks for broken promises, on Spark; exit code 1 if one is found",
-        "onyxq history check /var/lib/onyxq-tasks",
-        (
-            ARCHIVED,
-            option(
-                "--apart",
-                default="5s",
-                metavar="TIME",
-                help="largest difference between the clocks of the machines (default 5s)",
-            ),
-            option(
-                "--records",
-                action="append",
-                metavar="DIR",
-                help="compare with records of the log, which `archive log` or a peer wrote here; may be repeated",
-            ),
-            option(
-                "--live",
-                action="append",
-                metavar="FILE",
-                help="output of a later `task list --all --json`: tasks in neither are reported as lost",
-            ),
-            option(
-                "--first",
-                type=int,
-                default=10,
-                metavar="N",
-                help="number of tasks to name for each broken rule (default 10)",
-            ),
-            MASTER,
-            MEMORY,
+        "/var/lib/onyxq-tasks",
+        ARCHIVED,
+        option(
+            "--apart",
+            default="5s",
+            metavar="TIME",
+            help="largest difference between the clocks of the machines (default 5s)",
         ),
+        option(
+            "--records",
+            action="append",
+            metavar="DIR",
+            help="compare with records of the log, which `archive log` or a peer wrote here; may be repeated",
+        ),
+        option(
+            "--live",
+            action="append",
+            metavar="FILE",
+            help="output of a later `task list --all --json`: tasks in neither are reported as lost",
+        ),
+        option(
+            "--first",
+            type=int,
+            default=10,
+            metavar="N",
+            help="number of tasks to name for each broken rule (default 10)",
+        ),
+        MASTER,
+        MEMORY,
     ),
-    Command(
+    local_command(
         "history stats",
-        "onyxq.interfaces.cli.past.analysis:history_stats",
+        "past.analysis:history_stats",
         "summarize waiting times, run times and retries by queue and hour, on Spark",
-        "onyxq history stats /var/lib/onyxq-tasks --plots /tmp/plots",
-        (
-            ARCHIVED,
-            option("--queue", metavar="QUEUE", help="only tasks of this queue"),
-            option("--plots", metavar="DIR", help="directory for plots of the figures, as PNG files"),
-            MASTER,
-            MEMORY,
-        ),
+        "/var/lib/onyxq-tasks --plots /tmp/plots",
+        ARCHIVED,
+        option("--queue", metavar="QUEUE", help="only tasks of this queue"),
+        option("--plots", metavar="DIR", help="directory for plots of the figures, as PNG files"),
+        MASTER,
+        MEMORY,
     ),
 )

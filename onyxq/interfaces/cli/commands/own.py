@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onyxq.interfaces.cli.commands.task import ID, QUEUE_FILTER, SOME_ID
-from onyxq.interfaces.cli.parser import Command, Option, option
+from onyxq.interfaces.cli.parser import Command, option, peer_command
 
 CHOSEN = (
     option("id", metavar="ID", nargs="*", help="ids of dead letters; without ids, the options choose them"),
@@ -34,39 +34,41 @@ CALLBACK = (
 TIMEOUT = option("--timeout", metavar="TIME", help="longest wait; then exit with code 6 (default: one day)")
 
 
-def _command(name: str, about: str, example: str, *options: Option) -> Command:
-    module = {"job": "jobs"}.get(noun := name.partition(" ")[0], noun)
-    run = f"onyxq.interfaces.cli.{module}:{name.replace(' ', '_')}"
-    return Command(name, run, about, f"onyxq {name} {example}", options, talks=True)
-
-
 OWN_COMMANDS: tuple[Command, ...] = (
-    _command("dead show", "show one dead letter and its claims", SOME_ID, ID),
-    _command(
+    peer_command("dead show", "dead:dead_show", "show one dead letter and its claims", SOME_ID, ID),
+    peer_command(
         "dead requeue",
+        "dead:dead_requeue",
         "run dead letters again, with all their retries",
         "--queue mail --where 'no such host'",
         *CHOSEN,
     ),
-    _command(
-        "dead discard", "discard dead letters: cancel them for good", "--queue mail --where 'no such user'", *CHOSEN
+    peer_command(
+        "dead discard",
+        "dead:dead_discard",
+        "discard dead letters: cancel them for good",
+        "--queue mail --where 'no such user'",
+        *CHOSEN,
     ),
-    _command(
+    peer_command(
         "timer add",
+        "timer:timer_add",
         "set a timer: make a callback at a later time",
         """--in 10m --uri https://shop.example/remind --data '{"order": 7}'""",
         option("--id", metavar="ID", help="id of the timer (default: a random one)"),
         *CALLBACK,
     ),
-    _command(
+    peer_command(
         "timer replace",
+        "timer:timer_replace",
         "replace a timer that has not fired",
         "order-7 --in 5m --uri https://shop.example",
         TIMER,
         *CALLBACK,
     ),
-    _command(
+    peer_command(
         "job submit",
+        "jobs:job_submit",
         "run a job on Spark; submitting it again under the same id changes nothing",
         "pipelines.py:job --id words --wait",
         option("target", metavar="FILE.py:NAME", help="file and name of the onyxq.Job; or MODULE:NAME"),
@@ -80,8 +82,9 @@ OWN_COMMANDS: tuple[Command, ...] = (
             help="do not check on this machine that the functions of the job can be imported",
         ),
     ),
-    _command(
+    peer_command(
         "job wait",
+        "jobs:job_wait",
         "wait until a job has ended; exit code 1 unless it completed",
         "words --timeout 10m",
         option("id", metavar="ID", help="id of the job"),

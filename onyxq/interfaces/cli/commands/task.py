@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onyxq.interfaces.cli.parser import Command, Option, option
+from onyxq.interfaces.cli.parser import Command, option, peer_command
 
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 SOME_ID = "0196f0c5a1b20007d4c3b2a19080706000000000"
@@ -32,17 +32,12 @@ PAGING = (
 )
 
 
-def _task(verb: str, about: str, example: str, *options: Option) -> Command:
-    return Command(
-        f"task {verb}", f"onyxq.interfaces.cli.tasks:task_{verb}", about, f"onyxq task {example}", options, talks=True
-    )
-
-
 TASK_COMMANDS: tuple[Command, ...] = (
-    _task(
-        "enqueue",
+    peer_command(
+        "task enqueue",
+        "tasks:task_enqueue",
         "add a task to a queue and print its id",
-        """enqueue mail --data '{"to": "a@example.org"}' --delay 10s""",
+        """mail --data '{"to": "a@example.org"}' --delay 10s""",
         option("queue", metavar="QUEUE"),
         DATA,
         FILE,
@@ -55,11 +50,7 @@ TASK_COMMANDS: tuple[Command, ...] = (
             help="when the task fails if no worker has started it: a time, or a duration from now",
         ),
         option("--ordering-key", metavar="K", help="tasks with the same key run one after the other, in order"),
-        option(
-            "--unique-key",
-            metavar="K",
-            help="if the queue has a task with this key, add none and print its id",
-        ),
+        option("--unique-key", metavar="K", help="if the queue has a task with this key, add none and print its id"),
         option("--after", action="append", metavar="ID", help="wait until this task is completed; may be repeated"),
         option(
             "--on-dependency-failed",
@@ -82,56 +73,63 @@ TASK_COMMANDS: tuple[Command, ...] = (
             help="number of nodes that must store the task before the command returns (default: a majority)",
         ),
     ),
-    _task("get", "show one task and its claims", f"get {SOME_ID}", ID, TASK_ARCHIVES),
-    _task("log", "show the updates that workers recorded about a task", f"log {SOME_ID}", ID, TASK_ARCHIVES),
-    _task(
-        "claim",
+    peer_command("task get", "tasks:task_get", "show one task and its claims", SOME_ID, ID, TASK_ARCHIVES),
+    peer_command(
+        "task log", "tasks:task_log", "show the updates that workers recorded about a task", SOME_ID, ID, TASK_ARCHIVES
+    ),
+    peer_command(
+        "task claim",
+        "tasks:task_claim",
         "claim ready tasks of queues under a lease",
-        "claim mail --max 10 --lease 30s --wait 5s --json",
+        "mail --max 10 --lease 30s --wait 5s --json",
         option("queue", metavar="QUEUE", nargs="+"),
         option("--max", type=int, default=1, metavar="N", help="claim at most N tasks (default 1)"),
         option("--lease", metavar="TIME", help="how long the claim is valid (default: as the queue says, 30s)"),
         option("--wait", metavar="TIME", default="0s", help="how long to wait for a ready task (default: no wait)"),
         option("--worker", metavar="NAME", help="name of the worker (default: host and process id)"),
     ),
-    _task(
-        "complete",
+    peer_command(
+        "task complete",
+        "tasks:task_complete",
         "complete a claimed task",
-        f"complete {SOME_ID} --token 4711",
+        f"{SOME_ID} --token 4711",
         ID,
         TOKEN_OF_CLAIM,
         option("--result", metavar="JSON", help="result of the task, as JSON"),
     ),
-    _task(
-        "fail",
+    peer_command(
+        "task fail",
+        "tasks:task_fail",
         "report that a claimed task failed; it is retried, or becomes a dead letter",
-        f"fail {SOME_ID} --token 4711 --error 'no such host' --retry-in 1m",
+        f"{SOME_ID} --token 4711 --error 'no such host' --retry-in 1m",
         ID,
         TOKEN_OF_CLAIM,
         option("--error", default="", metavar="TEXT", help="what went wrong"),
         option("--retry-in", metavar="TIME", help="pause before the retry (default: the backoff of the task)"),
     ),
-    _task(
-        "renew",
+    peer_command(
+        "task renew",
+        "tasks:task_renew",
         "renew a claim: its lease starts again",
-        f"renew {SOME_ID} --token 4711 --lease 1m",
+        f"{SOME_ID} --token 4711 --lease 1m",
         ID,
         TOKEN_OF_CLAIM,
         LEASE,
     ),
-    _task(
-        "cancel",
+    peer_command(
+        "task cancel",
+        "tasks:task_cancel",
         "cancel an unclaimed task; cancelling it again is not an error",
-        f"cancel {SOME_ID} --claimed",
+        f"{SOME_ID} --claimed",
         ID,
         option("--claimed", action="store_true", help="cancel the task even if it is claimed, and stop its worker"),
     ),
-    Command(
+    peer_command(
         "task explain",
-        "onyxq.interfaces.cli.past.history:task_explain",
+        "past.history:task_explain",
         "describe everything that happened to a task",
-        f"onyxq task explain {SOME_ID}",
-        (ID, ARCHIVES),
-        talks=True,
+        SOME_ID,
+        ID,
+        ARCHIVES,
     ),
 )

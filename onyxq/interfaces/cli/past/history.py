@@ -158,7 +158,11 @@ def replica_show(context: Context) -> None:
     shown: Tree = tree(found)
     for name in context.args.path.split("/") if context.args.path else ():
         if not isinstance(shown, dict) or name not in shown:
-            raise NotFound(f"the replica has no {name!r} of path {context.args.path}", field="path")
+            raise NotFound(
+                f"the replica has no {name!r} of path {context.args.path}",
+                field="path",
+                hint="Leave out --path to see the names.",
+            )
         shown = shown[name]
     digest = snapshot.digest(found)
     if context.out.as_json:
@@ -178,7 +182,9 @@ def _replica_of(context: Context) -> Replica:
             return ask(replica(), client.call)
         end = end_of(client)
         if args.at > end:
-            raise NotFound(f"position {args.at} does not exist yet: the log ends at {end}", field="at")
+            raise NotFound(
+                f"position {args.at} does not exist yet: the log ends at {end}", field="at", hint="Give a smaller one."
+            )
         return _at(context, pieces(context, client), None, args.at)
 
 
@@ -189,9 +195,7 @@ def _at(context: Context, known: list[Part], dump: Dump | None, position: int | 
     if dump is None:
         start = min((one.start for one in known if one.start is not None), default=START)
         raise NotFound(
-            f"position {position} is trimmed: the known log begins at {start}",
-            field="at",
-            hint=Trimmed.hint,
+            f"position {position} is trimmed: the known log begins at {start}", field="at", hint=Trimmed.hint
         )
     return replica_at(dump, position)
 
