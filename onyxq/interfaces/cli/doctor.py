@@ -196,7 +196,7 @@ def _answers(address: tuple[str, int]) -> bool:
 
 
 def zookeeper(context: Context) -> Iterator[Finding]:
-    """Each server that is named: whether it answers, its version and role."""
+    """Check each ZooKeeper server in the setting: whether it answers, its version and its role."""
     hosts = context.text("zookeeper")
     if not hosts:
         yield Finding("zookeeper", OK, "not set: the log is embedded, for one process only")
@@ -205,17 +205,24 @@ def zookeeper(context: Context) -> Iterator[Finding]:
     for address in hosts.partition("/")[0].split(","):
         split = _split(address.strip())
         if split is None:
-            yield Finding("zookeeper", FAILED, f"{address!r} is not HOST:PORT", "Correct --zookeeper.")
+            yield Finding(
+                "zookeeper", FAILED, f"{address!r} is not HOST:PORT", "Write --zookeeper as HOST:PORT,HOST:PORT."
+            )
             continue
         finding, role = _server(context, address.strip(), split)
         roles.append(role)
         yield finding
     if len(roles) > 1 and roles.count("follower") + roles.count("leader") <= len(roles) // 2:
-        yield Finding("zookeeper quorum", FAILED, "most of the servers serve nobody", "Claims wait until they do.")
+        yield Finding(
+            "zookeeper quorum",
+            FAILED,
+            "most servers do not serve clients",
+            "Start a majority of them: claims wait until then.",
+        )
 
 
 def _server(context: Context, address: str, split: tuple[str, int]) -> tuple[Finding, str]:
-    """What a server says to ``srvr``, the one command of its four letters that is allowed everywhere."""
+    """Return the finding and role of a server from ``srvr``, the only four-letter command enabled by default."""
     try:
         with _connected(context, split) as connection:
             connection.settimeout(CONNECT_TIMEOUT_S)
@@ -223,21 +230,23 @@ def _server(context: Context, address: str, split: tuple[str, int]) -> tuple[Fin
             said = b"".join(iter(lambda: connection.recv(4_096), b"")).decode("utf-8", "replace")
     except OSError as error:
         return Finding(
-            "zookeeper", FAILED, f"{address}: {error.strerror or error}", "Start it, or correct the name."
+            "zookeeper", FAILED, f"{address}: {error.strerror or error}", "Start the server, or correct its address."
         ), ""
     version, mode = re.search(r"version: (\d+)\.(\d+)", said), re.search(r"Mode: (\w+)", said)
     role = mode[1] if mode else ""
     if version is None:
-        what = said.strip()[:80] or "answers, and does not tell its version"
-        return Finding("zookeeper", WARNING, f"{address}: {what}", "Allow the command srvr, or look at its log."), role
+        what = said.strip()[:80] or "the server answers without its version"
+        return Finding(
+            "zookeeper", WARNING, f"{address}: {what}", "Enable the command srvr, or read its server log."
+        ), role
     found = f"{address}: version {version[1]}.{version[2]}, {role or 'not serving'}"
     if (int(version[1]), int(version[2])) < ZOOKEEPER_MIN:
-        return Finding("zookeeper", FAILED, found, "OnyxQ needs 3.6 or newer."), role
+        return Finding("zookeeper", FAILED, found, "Upgrade it: OnyxQ needs 3.6 or newer."), role
     return Finding("zookeeper", OK if role else FAILED, found), role
 
 
 def _connected(context: Context, address: tuple[str, int]) -> socket.socket:
-    """A connection with a server, encrypted if the settings say so; raises `OSError`."""
+    """Connect to a server, with TLS if the settings say so; raises `OSError`."""
     plain = socket.create_connection(address, CONNECT_TIMEOUT_S)
     if not context.text("zookeeper_ca"):
         return plain

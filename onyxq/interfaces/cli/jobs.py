@@ -163,10 +163,10 @@ def _print(context: Context, found: dict[str, Any]) -> None:
     context.out.fields({**fields, **_progress(shown.get("progress")), **_workflow(shown.get("job"))})
 
 
-def _progress(told: dict[str, Any] | None) -> dict[str, Any]:
+def _progress(report: dict[str, Any] | None) -> dict[str, Any]:
     """Return the report of the driver as fields; ``late``: segments that arrived too late for windows and joins."""
-    shown = {f"driver_{name}" if name in ("state", "error") else name: value for name, value in (told or {}).items()}
-    for name, ms in (("watermark", shown.pop("watermark_ms", None)), ("told", shown.pop("at_ms", None))):
+    shown = {f"driver_{name}" if name in ("state", "error") else name: value for name, value in (report or {}).items()}
+    for name, ms in (("watermark", shown.pop("watermark_ms", None)), ("reported", shown.pop("at_ms", None))):
         if ms is not None:
             shown[name] = moment(ms)
     return shown

@@ -79,7 +79,7 @@ def _called(client: Any, operation: Operation[Any, Any], args: Any) -> Any:
     return converted(operation.result, client.call(operation.name, plain(args)))
 
 
-# --- what was typed
+# --- arguments
 
 
 def _given(context: Context, operation: Operation[Any, Any], verb: Verb) -> Iterator[tuple[str, Any]]:
@@ -153,7 +153,7 @@ def parsed(member: Member, text: str) -> Any:
     return from_text(member, text)
 
 
-# --- what is printed
+# --- output
 
 
 def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> None:

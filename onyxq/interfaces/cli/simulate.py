@@ -93,7 +93,7 @@ def _list(context: Context) -> int:
 
 def _broken(context: Context, result: Result) -> None:
     first = result.what.splitlines()[0] if result.what else ""
-    told = first.removeprefix(f"{result.checker}: ")
+    what = first.removeprefix(f"{result.checker}: ")
     context.out.line(
         {
             "seed": result.seed,
@@ -102,7 +102,7 @@ def _broken(context: Context, result: Result) -> None:
             "what": result.what,
             "replay": result.replay,
         },
-        f"broken: {result.checker}: {told[:400]}; replay: {result.replay}",
+        f"broken: {result.checker}: {what[:400]}; replay: {result.replay}",
     )
 
 

@@ -206,7 +206,7 @@ def _made(made: Replica) -> dict[str, Any]:
 
 
 def _root(directories: list[str]) -> Path:
-    """The one directory of an embedded cluster; raises `BadRequest`."""
+    """Return the one directory of an embedded cluster; raises `BadRequest`."""
     if len(directories) != 1:
         raise BadRequest(
             f"without --zookeeper, exactly one --data is expected, not {len(directories)}",
@@ -217,7 +217,7 @@ def _root(directories: list[str]) -> Path:
 
 
 def _nodes_of(root: Path) -> list[Path]:
-    """Data directories of the nodes of an embedded cluster; raises `NotFound` and `BadRequest`."""
+    """Return the data directories of an embedded cluster; raises `NotFound` and `BadRequest`."""
     if (root / NODE_FILE).exists():
         if not (root / "log").is_dir():
             raise BadRequest(
