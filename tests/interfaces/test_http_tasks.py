@@ -439,11 +439,13 @@ async def test_a_stream_has_one_task_a_line() -> None:
 
 @on_trio
 async def test_a_stream_can_be_limited() -> None:
-    """limit is the number of lines."""
+    """The limit is the number of lines, whether a page could have them or not."""
     async with world() as (_, client):
         await enqueue(client, *[{"queue": "a"} for _ in range(1_500)])
-        answer = await client.get("/v1/tasks?limit=1200", headers=NDJSON)
-        assert len(answer.text.splitlines()) == 1_200
+        for limit in (5, 1_000, 1_200):
+            answer = await client.get(f"/v1/tasks?limit={limit}", headers=NDJSON)
+            assert len(answer.text.splitlines()) == limit
+        check_problem(await client.get("/v1/tasks?limit=0", headers=NDJSON), 400, code="bad_request", field="limit")
 
 
 @on_trio
