@@ -1,9 +1,9 @@
-"""Real peers for tests: one process each, on a real ZooKeeper, looked at through the API only.
+"""Real peers for tests: one process each, on a real ZooKeeper, observed through the API only.
 
-A `Cluster` starts peers, breaks them by process id (kill, freeze, SIGTERM) and asks them
-over HTTP what they know.  Everything that is waited for is a state that some peer tells,
-with a deadline; nobody sleeps for luck.  Processes end with the test, whatever happens:
-by id when it is over, and through the kernel's parent-death signal if it is killed.
+A `Cluster` starts peers, breaks them by process id (kill, freeze, SIGTERM), and asks them over
+HTTP. A test waits for a state that a peer reports, with a deadline, and never just sleeps.
+Processes end with the test: by id when it is over, and by the kernel's parent-death signal if it is
+killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
 
 SESSION_TIMEOUT_MS = 3_000
-"""Long enough for a busy machine of two cores, short enough to wait for."""
+"""Session timeout: long enough for a busy machine of two cores, short enough to wait for."""
 READY_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 60.0
 ASK_TIMEOUT_S = 10.0
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def bounded(seconds: float) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
-    """A test that waits for ever fails instead."""
+    """Let a test that waits for ever fail instead."""
 
     def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         @functools.wraps(test)
@@ -56,7 +56,7 @@ def bounded(seconds: float) -> Callable[[Callable[..., Awaitable[None]]], Callab
 
 
 class PeerProcess:
-    """One node: its data directory, and the process that runs on it now, if one does."""
+    """One node: its data directory, and its process, if there is one."""
 
     def __init__(self, name: str, *, data: Path, output: Path, arguments: Iterable[str]) -> None:
         self.name = name
@@ -78,7 +78,7 @@ class PeerProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there (a frozen one is)."""
+        """Whether its process exists (a frozen one does)."""
         return self.process is not None and self.process.poll() is None
 
     def spawn(self) -> None:
@@ -99,7 +99,7 @@ class PeerProcess:
             )
 
     async def ready(self) -> None:
-        """Return once it printed its ``ready`` line; fails if it ends, or takes too long."""
+        """Wait for its ``ready`` line; fail if it ends or takes too long."""
         assert self.process is not None
         line = b""
         with trio.move_on_after(READY_TIMEOUT_S):
@@ -117,26 +117,26 @@ class PeerProcess:
         )  # fmt: skip
 
     def kill(self) -> None:
-        """SIGKILL; returns when the process is gone."""
+        """Send SIGKILL; return when the process is gone."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
         self.frozen = False
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         assert self.process is not None and self.runs
         self.process.send_signal(signal.SIGSTOP)
         self.frozen = True
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         assert self.process is not None and self.runs
         self.process.send_signal(signal.SIGCONT)
         self.frozen = False
 
     async def terminate(self, *, seconds: float = STATE_TIMEOUT_S) -> None:
-        """SIGTERM; returns when it has drained and ended by itself, with code 0."""
+        """Send SIGTERM; return when it has drained and ended with code 0."""
         assert self.process is not None and self.runs
         self.process.terminate()
         with trio.move_on_after(seconds):
@@ -149,11 +149,11 @@ class PeerProcess:
         return self._stderr.read_text(errors="replace")
 
     def said(self) -> bytes:
-        """What the process has printed so far."""
+        """Return the output so far."""
         return self._said.read_bytes()
 
     def tail(self) -> str:
-        """The last lines it wrote to stderr."""
+        """Return its last lines on stderr."""
         if not self._stderr.exists():
             return "(never started)"
         lines = self._stderr.read_text(errors="replace").splitlines()
@@ -201,17 +201,17 @@ class Cluster:
         return self.peers[name]
 
     def more_options(self, *options: str) -> None:
-        """Start nodes that are added from now on with further options."""
+        """Give further options to nodes that are added later."""
         self._arguments += options
 
     def add(self, name: str, *, data: Path | None = None) -> PeerProcess:
-        """A node that does not run yet."""
+        """Add a node without a process."""
         peer = PeerProcess(name, data=data or self.root / name, output=self.root, arguments=self._arguments)
         self.peers[name] = peer
         return peer
 
     async def start(self, *names: str) -> None:
-        """Start nodes together, new ones or again; returns once each said that it serves."""
+        """Start nodes together, new or stopped ones; return once each has reported that it serves."""
         for name in names:
             (self.peers.get(name) or self.add(name)).spawn()
         for name in names:
@@ -219,11 +219,11 @@ class Cluster:
 
     @property
     def serving(self) -> list[PeerProcess]:
-        """Those that run and are not frozen."""
+        """Return the nodes that run and are not frozen."""
         return [peer for peer in self.peers.values() if peer.runs and not peer.frozen]
 
     def client(self, *names: str, timeout_ms: int = 30_000) -> AsyncClient:
-        """A client that knows the named peers first (default: all that serve)."""
+        """Return a client that knows the named peers first (default: all that serve)."""
         known = [self.peers[name] for name in names] or self.serving
         return AsyncClient([peer.address for peer in known], timeout_ms=timeout_ms)
 
@@ -232,17 +232,17 @@ class Cluster:
     async def send(
         self, peer: PeerProcess, method: str, path: str, body: Any = None, *, seconds: float = ASK_TIMEOUT_S
     ) -> httpx.Response:
-        """One request to one peer; raises `httpx.TransportError`."""
+        """Send one request to one peer; raises `httpx.TransportError`."""
         return await self._http.request(method, f"http://{peer.http}{path}", json=body, timeout=seconds)
 
     async def see(self, peer: PeerProcess, path: str) -> Any:
-        """What a peer answers to GET; raises `httpx.HTTPError`."""
+        """Return a peer's answer to GET; raises `httpx.HTTPError`."""
         answer = await self.send(peer, "GET", path)
         answer.raise_for_status()
         return answer.json()
 
     async def until(self, about: str, check: Callable[[], Awaitable[T]], *, seconds: float = STATE_TIMEOUT_S) -> T:
-        """What ``check`` gives once it is true; a failed request counts as false."""
+        """Wait until ``check`` returns a true value, and return it; a failed request counts as false."""
         found: T | None = None
         last: Exception | None = None
         with trio.move_on_after(seconds):
@@ -259,17 +259,20 @@ class Cluster:
         return found
 
     async def partitions(self, peer: PeerProcess) -> dict[int, dict[str, Any]]:
-        """Where every partition lives, as a peer sees it."""
+        """Return the placement of every partition, as a peer sees it."""
         return {found["partition"]: found for found in (await self.see(peer, "/v1/partitions"))["partitions"]}
 
     async def nodes_of_ring(self, peer: PeerProcess) -> set[str]:
-        """Nodes of the ring's members, as a peer sees it; empty while the ring is not closed."""
+        """Return the nodes of the ring's members, as a peer sees it; empty while the ring is not closed."""
         ring = await self.see(peer, "/v1/ring")
         return {member["node"] for member in ring["members"]} if ring["closed"] else set()
 
     async def whole(self, *names: str, seconds: float = STATE_TIMEOUT_S) -> None:
-        """Return once each named peer sees exactly these in a closed ring, and every partition
-        led by one of them, ready and settled."""
+        """Wait until the cluster is complete in the view of each named peer.
+
+        That is: exactly these nodes are in a closed ring, and every partition is led by one of them, ready and
+        settled.
+        """
         chosen = [self.peers[name] for name in names]
         nodes = {peer.node for peer in chosen}
 
@@ -287,7 +290,7 @@ class Cluster:
         await self.until(f"a closed ring of {', '.join(names)} with every partition served", look, seconds=seconds)
 
     async def replicated(self, peer: PeerProcess, *, seconds: float = STATE_TIMEOUT_S) -> None:
-        """Return once a peer sees no partition under-replicated."""
+        """Wait until a peer sees no under-replicated partition."""
 
         async def look() -> bool:
             found = await self.see(peer, "/v1/cluster")
@@ -296,23 +299,23 @@ class Cluster:
         await self.until("no partition under-replicated", look, seconds=seconds)
 
     async def led_by(self, peer: PeerProcess, *, seen_by: PeerProcess) -> list[int]:
-        """Partitions that a peer's node leads, as another one sees it."""
+        """Return the partitions that a peer's node leads, as another one sees it."""
         placed = await self.partitions(seen_by)
         return [number for number, found in sorted(placed.items()) if found["leader_node"] == peer.node]
 
     def tails(self) -> list[tuple[str, str]]:
-        """For each node, the end of what it wrote to stderr."""
+        """Return the end of each node's output on stderr."""
         return [(f"stderr of peer {peer.name} ({peer.node})", peer.tail()) for peer in self.peers.values()]
 
 
 def surroundings() -> dict[str, str]:
-    """Environment variables of a process that runs modules of this tree."""
+    """Return the environment of a process that runs modules of this tree."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ONYXQ_")}
     return kept | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """What a child runs before exec: be killed when the thread that started it ends."""
+    """Return the function that a child runs before exec, so that it is killed when its starting thread ends."""
 
     def prepare() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Collections of real peers' logs, and collectors that die on the way."""
+"""Log collections by real peers, and collectors that die during one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GC_TIMEOUT_S = 60.0
 
 
 async def gc(cluster: Cluster, peer: PeerProcess) -> dict[str, int]:
-    """One collection, asked of a peer, once it is over."""
+    """Request one collection from a peer, and wait until it is over."""
     answer = await cluster.send(peer, "POST", "/v1/gc", seconds=GC_TIMEOUT_S)
     assert answer.is_success, answer.text
     report: dict[str, int] = answer.json()
@@ -20,9 +20,9 @@ async def gc(cluster: Cluster, peer: PeerProcess) -> dict[str, int]:
 
 
 async def die_collecting(cluster: Cluster, victim: PeerProcess, step: str) -> None:
-    """Have a node that does not run collect and die at a step of it; returns once others have finished it.
+    """Start a node that dies at a step of a collection; return once others have finished the collection.
 
-    The steps are those of `tests.processes.dying_peer`; one *between* or *within* is passed once before.
+    The steps are those of `tests.processes.dying_peer`; a *between* or *within* step is passed once before.
     """
     survivors = [peer.name for peer in cluster.serving]
     victim.program = "tests.processes.dying_peer"
@@ -44,14 +44,14 @@ async def die_collecting(cluster: Cluster, victim: PeerProcess, step: str) -> No
 
 
 async def applied(cluster: Cluster, witness: PeerProcess) -> list[str]:
-    """The beginnings and ends of collections in the log, as far as a peer remembers it."""
+    """Return the starts and ends of collections in the log, as far as a peer remembers it."""
     records = (await cluster.see(witness, "/v1/log?limit=1000"))["records"]
     names = [entry["entry"] for record in records for entry in record["entries"] if entry["verdict"] == "applied"]
     return [name for name in names if name in ("gc", "finish_gc")]
 
 
 async def grown(cluster: Cluster, *, beyond: int, records: int) -> None:
-    """Return once the log has so many records beyond a position."""
+    """Wait until the log has a number of records after a position."""
     witness = cluster.serving[0]
 
     async def look() -> bool:

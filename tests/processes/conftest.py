@@ -1,4 +1,4 @@
-"""A real ZooKeeper for all tests of a run, peers of its own for each test; what they said, on failure."""
+"""A real ZooKeeper for all tests of a run, peers of its own for each test, and their output on failure."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ async def cluster(
 
 @pytest.fixture
 def yield_after_ms() -> int:
-    """Patience of leaders in trouble: a test that waits for it to end asks for less."""
+    """Time after which leaders in trouble yield; a test that waits for it sets a shorter one."""
     return 5_000
 
 
 @pytest.fixture
 def session_timeout_ms() -> int:
-    """How long a peer is missed: a test that does much before it is asks for more."""
+    """Session timeout of peers; a test that does much before it expires sets a longer one."""
     return SESSION_TIMEOUT_MS
 
 
@@ -62,7 +62,7 @@ def session_timeout_ms() -> int:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows the end of what its peers wrote."""
+    """Show the end of the peers' output for a failed test."""
     report = yield
     found = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and isinstance(found, Cluster):

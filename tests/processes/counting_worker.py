@@ -1,14 +1,15 @@
 """A worker process for `tests.processes.test_word_count_transactions`: every step is one transaction.
 
-Run as ``python -m tests.processes.counting_worker NAME SEED TEXTS HOST:PORT...``, until it is killed.
+Run as ``python -m tests.processes.counting_worker NAME SEED TEXTS HOST:PORT...``, until it is
+killed.
 
-* A *map* task is a text: its words are counted, and the transaction that completes it enqueues
-  the counts of each word partition as a task of that partition's queue.
-* A *reduce* step takes several tasks of one word partition, and the transaction that completes
-  them enqueues their sum as one task: of the same queue, or, once all texts are in it, of the
-  queue of results.
+* A *map* task is a text. Its words are counted, and the transaction that completes it enqueues the
+  counts of each word partition as a task of that partition's queue.
+* A *reduce* step takes several tasks of one word partition. The transaction that completes them
+  enqueues their sum as one task: in the same queue or, once all texts are included, in the queue of
+  results.
 
-So any step that is lost, done half or done twice makes the counts wrong.
+So a step that is lost, incomplete or repeated makes the counts wrong.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ LOOPS = 2
 
 
 def partition_of_word(word: str) -> int:
-    """The same in every process."""
+    """Return the partition of a word, the same in every process."""
     return zlib.crc32(word.encode()) % WORD_PARTITIONS
 
 
 def pack(texts: int, counts: dict[str, int]) -> bytes:
-    """The counts of so many texts as a task's payload."""
+    """Return the counts of a number of texts as a task's payload."""
     return json.dumps([texts, counts], sort_keys=True).encode()
 
 
@@ -62,7 +63,7 @@ async def map_step(client: AsyncClient, claim: Claim) -> None:
 
 
 async def some_of(client: AsyncClient, queue: str, name: str, rng: random.Random) -> list[Claim]:
-    """Claims of a queue, at least two if there are: one call takes what one peer leads."""
+    """Claim tasks of a queue, at least two if possible, because one call gets those of one peer."""
     claims = list(await client.claim([queue], max=MERGED_MAX, lease_ms=LEASE_MS, worker=name))
     if len(claims) == 1:
         wait_ms = rng.randrange(WAIT_MS)
@@ -71,7 +72,7 @@ async def some_of(client: AsyncClient, queue: str, name: str, rng: random.Random
 
 
 async def reduce_step(client: AsyncClient, number: int, claims: list[Claim], texts_in_all: int) -> None:
-    """Make one task of several; a single one that is not yet the whole is given back."""
+    """Combine several tasks into one; release a single one that is not complete yet."""
     texts, total = 0, Counter[str]()
     for claim in claims:
         part_texts, counts = unpack(claim.data)
@@ -86,7 +87,7 @@ async def reduce_step(client: AsyncClient, number: int, claims: list[Claim], tex
 
 
 async def work(client: AsyncClient, name: str, texts_in_all: int, rng: random.Random) -> None:
-    """Steps of both kinds for ever, of a random word partition each time."""
+    """Do steps of both kinds for ever, of a random word partition each time."""
     while True:
         try:
             for claim in await client.claim([MAP], max=2, lease_ms=LEASE_MS, wait_ms=WAIT_MS, worker=name):
@@ -95,7 +96,7 @@ async def work(client: AsyncClient, name: str, texts_in_all: int, rng: random.Ra
             if claims := await some_of(client, REDUCE.format(number), name, rng):
                 await reduce_step(client, number, claims, texts_in_all)
         except OnyxqError:
-            with trio.move_on_after(POLL_S):  # a claim that is lost comes back to somebody
+            with trio.move_on_after(POLL_S):  # a lost claim expires, and another worker gets the task
                 await trio.sleep_forever()
 
 

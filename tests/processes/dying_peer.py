@@ -1,7 +1,7 @@
-"""``onyxq`` as a program that kills itself, as ``kill -9`` would, at a step of collecting garbage or archiving.
+"""``onyxq`` as a program that kills itself, like ``kill -9``, at a step of a log collection or archiving.
 
-``DIE_AT`` names the step, ``DIE_COUNT`` how many times it is passed before.  Origins get
-several chunks and trims several batches, so that there is something in between.
+``DIE_AT`` names the step, and ``DIE_COUNT`` how many times it is passed before. Snapshots have
+several chunks, and trims several batches, so that there are steps in between.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ STEPS: dict[str, tuple[type, str]] = {
     "before trimming": (Collector, "_trim"),
     "between trims": (Origins, "_trim_batch"),
 }
-"""Step -> whose method it comes before."""
+"""Step -> the class and method before which it is."""
 
 ARCHIVE_STEPS: dict[str, tuple[type, str]] = {
     "before the archive": (Archive, "writer"),
     "within the archive": (HistoryFileWriter, "add"),
     "behind the archive": (Origins, "store"),
 }
-"""Those of a collector that keeps an archive; likewise."""
+"""Steps of a collector with an archive, in the same form."""
 
 TABLE_STEPS: dict[str, tuple[type, str]] = {
     "before the table": (RecordTable, "writer"),
@@ -43,11 +43,11 @@ TABLE_STEPS: dict[str, tuple[type, str]] = {
     "between its files": (RecordWriter, "finish"),
     "behind the table": (Origins, "store"),
 }
-"""Those of a collector that writes the table of records; likewise."""
+"""Steps of a collector that writes the table of records, in the same form."""
 
 
 def arm(step: str, count: int) -> None:
-    """Have this process die as it comes to the step for the time behind ``count``."""
+    """Let this process die when it reaches the step after ``count`` passes."""
     owner, name = (STEPS | ARCHIVE_STEPS | TABLE_STEPS)[step]
     passed: Callable[..., Any] = getattr(owner, name)
     left = count

@@ -1,4 +1,4 @@
-"""A disk that fails for one process, as a test says: see ``failing_disk.c``, which is compiled and preloaded."""
+"""A disk that fails for one process on request: see ``failing_disk.c``, which is compiled and preloaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 WRITES, META_WRITES, SYNCS = 1, 2, 3
-"""What fails: any write of the file, a write of one of its first two pages, a sync."""
+"""What fails: any write of the file, a write of one of its first two pages, or a sync."""
 ALWAYS = 1 << 40
 _NUMBERS = struct.Struct("=8q")
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -31,24 +31,24 @@ class FailingDisk:
 
     @classmethod
     def attached(cls) -> FailingDisk:
-        """The disk of this process, to which the library is preloaded."""
+        """Return the disk of this process, which has the library preloaded."""
         return cls(Path(os.environ["FAILING_DISK"]), Path(os.environ["LD_PRELOAD"]))
 
     def fail(self, kind: int, *, times: int = 1, error: int = errno.EIO) -> None:
-        """Have the next calls of a kind fail."""
+        """Let the next calls of a kind fail."""
         self._set(kind, times, error, 0, 0)
 
     def spoil(self, path: Path, page: int) -> None:
-        """Have a page of a file be unreadable: through a memory map it kills the process, else it is EIO."""
+        """Make a page of a file unreadable: a memory map then kills the process, a read gives EIO."""
         self._set(0, 0, 0, page * mmap.PAGESIZE, path.stat().st_ino)
 
     def heal(self) -> None:
-        """Have nothing fail any more."""
+        """Let nothing fail any more."""
         self._set(0, 0, 0, 0, 0)
 
     @property
     def hits(self) -> int:
-        """How often something has failed since the last change."""
+        """Return the number of failures since the last change."""
         return int(_NUMBERS.unpack(self._numbers[:])[5])
 
     def _set(self, *numbers: int) -> None:
@@ -56,7 +56,7 @@ class FailingDisk:
 
 
 def compile_library(directory: Path) -> Path:
-    """The shared library; skips without a C compiler, except under ``CI``, where it fails."""
+    """Return the compiled library; skip without a C compiler, except under ``CI``, where it fails."""
     library = directory / "failing_disk.so"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

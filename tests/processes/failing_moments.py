@@ -1,4 +1,4 @@
-"""Moments at which the disk of a peer fails: a seed draws what fails; each moment ends with whole copies."""
+"""Moments at which the disk of a peer fails in a random way; each ends with complete copies."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SEED = int(os.environ.get("ONYXQ_TEST_SEED", "5"))
 NAMES = ("a", "b", "c")
 ABSENT_AFTER_MS = 5_000
 TASKS = 100
-"""At most so many tasks are done between two moments."""
+"""Most tasks that are processed between two moments."""
 ENQUEUES_MAX = 100_000
 MET_S = 8.0
-"""Damage that nobody has met by then stays, and the process is killed."""
+"""Time after which damage that was not met stays, and the process is killed, in seconds."""
 STARTS_MAX = 3
 PAGE = 4096
 REFUSED = {"writes": WRITES, "meta writes": META_WRITES, "syncs": SYNCS}
@@ -35,13 +35,13 @@ CLEAR_ENDS = (5, -signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGKI
 
 
 class Moments:
-    """What happens to a cluster, drawn from a seed."""
+    """Random failures of a cluster's disks from a seed."""
 
     def __init__(self, cluster: Cluster, library: Path) -> None:
         self.cluster = cluster
         self.draw = random.Random(SEED)
         self.seen: Counter[str] = Counter()
-        """How often each thing happened, and how each process ended."""
+        """How often each failure happened, and how each process ended."""
         self.disks: dict[str, FailingDisk] = {}
         for name in NAMES:
             peer = cluster.add(name)
@@ -49,7 +49,7 @@ class Moments:
             peer.surroundings = {"ONYXQ_ABSENT_AFTER_MS": str(ABSENT_AFTER_MS), **self.disks[name].surroundings}
 
     async def one(self, history: History) -> None:
-        """Have one disk fail in one way while tasks are done; return once every copy is whole again."""
+        """Let one disk fail in one way during work; return once every copy is complete again."""
         peer = self.cluster[self.draw.choice(NAMES)]
         disk = self.disks[peer.name]
         tasks = len(history.completed) + self.draw.randrange(TASKS)
@@ -93,7 +93,7 @@ class Moments:
         await self._start(peer)
 
     async def _start(self, peer: PeerProcess) -> None:
-        """Start a process again, as a supervisor would: at most a few times until it stays."""
+        """Start a process again, as a supervisor would, at most a few times until it stays."""
         for attempt in range(STARTS_MAX):
             peer.node = ""
             peer.spawn()
@@ -108,7 +108,7 @@ class Moments:
         pytest.fail(f"peer {peer.name} does not start again: {peer.tail()}")
 
     def _end(self, peer: PeerProcess) -> int:
-        """The code with which a process ended, which must be a clear one."""
+        """Return the exit code of a process, which must be an intended one."""
         assert peer.process is not None
         code = peer.process.wait()
         assert code in CLEAR_ENDS, f"{peer.name} ended with {code}: {peer.tail()}"
@@ -140,7 +140,7 @@ def spoil(path: Path, what: str, draw: random.Random, disk: FailingDisk) -> None
 
 
 async def produce(history: History, client: AsyncClient) -> None:
-    """Enqueue tasks until there are very many, or it is cancelled; only what is acknowledged counts."""
+    """Enqueue tasks until there are very many or it is cancelled; only acknowledged ones count."""
     number = 0
     while number < ENQUEUES_MAX:
         number += 1

@@ -1,4 +1,4 @@
-"""A job on real Spark beside real peers, as its cluster tells of it, and the processes that run it."""
+"""A job on real Spark beside real peers: its state in the cluster, and its processes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from onyxq.spark.session import descendants
 from tests.processes.cluster import Cluster, PeerProcess
 
 STEP_S_MAX = 240.0
-"""For a start of Spark on a busy machine, with what is built at the first one."""
+"""Longest start of Spark on a busy machine, with the files that the first start builds, in seconds."""
 
 
 class Watch:
-    """A job as its cluster tells of it."""
+    """A job as its cluster reports it."""
 
     def __init__(self, cluster: Cluster, client: AsyncClient, job: str) -> None:
         self.cluster = cluster
@@ -29,7 +29,7 @@ class Watch:
         self.job = job
 
     async def until(self, about: str, check: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """The job once the check is true of it."""
+        """Return the job once the check is true."""
 
         async def look() -> dict[str, Any] | None:
             found = await self.check()
@@ -40,29 +40,29 @@ class Watch:
         return found
 
     async def check(self) -> dict[str, Any]:
-        """The job, which must not have failed."""
+        """Return the job, which must not have failed."""
         found = await self.client.job(self.job)
         if found["state"] == "failed":
             pytest.fail(f"the job failed: {found['error']}")
         return found
 
     def driver_in(self, found: dict[str, Any]) -> PeerProcess:
-        """The peer that drives a job that runs."""
+        """Return the peer that drives a running job."""
         return next(peer for peer in self.cluster.peers.values() if found["driver"].startswith(peer.node))
 
 
 def host_of(peer: PeerProcess) -> int:
-    """Process id of a peer's Spark host; raises `OSError` while there is none."""
+    """Return the process id of a peer's Spark host; raises `OSError` without one."""
     return int(json.loads((peer.data / "spark/host.pid").read_text())["pid"])
 
 
 def machine_of(host: int) -> int:
-    """Process id of a host's virtual machine."""
+    """Return the process id of a host's virtual machine."""
     return next(pid for pid in descendants(host) if Path(f"/proc/{pid}/comm").read_text() == "java\n")
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -70,7 +70,7 @@ def is_running(pid: int) -> bool:
 
 
 class Frozen:
-    """A peer with its Spark host and all that the host has started, stopped in the middle of whatever they did."""
+    """A peer, its Spark host and all the host's processes, stopped at any point."""
 
     def __init__(self, peer: PeerProcess) -> None:
         assert peer.process is not None
@@ -79,7 +79,7 @@ class Frozen:
         peer.freeze()
         while more := [pid for pid in descendants(peer.process.pid) if pid not in self.family]:
             for pid in more:
-                with suppress(ProcessLookupError):  # it has just ended by itself
+                with suppress(ProcessLookupError):  # it has just ended
                     os.kill(pid, signal.SIGSTOP)
             self.family += more
 

@@ -1,7 +1,7 @@
-"""A process that runs several peers of one cluster; for `tests.processes.test_many_peers`.
+"""A process that runs several peers of one cluster, for `tests.processes.test_many_peers`.
 
-It says ``waiting`` when everything is loaded, begins when it reads a line, and prints one
-JSON line for each peer that is in the ring and serves.
+It prints ``waiting`` when everything is loaded, begins when it reads a line, and prints one JSON
+line for each peer that is in the ring and serves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onyxq.log.zookeeper import ZookeeperBackend
 
 
 async def run(node: RunningNode, nursery: trio.Nursery) -> None:
-    """Run one node and say when it is ready."""
+    """Run one node and print when it is ready."""
     nursery.start_soon(node.run)
     await node.ready.wait()
     assert node.addresses is not None

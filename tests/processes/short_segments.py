@@ -1,4 +1,4 @@
-"""``onyxq`` as a program whose log goes on in a new segment after ``SEGMENT_RECORDS`` records instead of 2^30."""
+"""``onyxq`` as a program whose log starts a new segment after ``SEGMENT_RECORDS`` records instead of 2^30."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A program for tests: writes to a store, or to an embedded log, while what its standard input names fails.
+"""A program for tests: writes to a store or an embedded log while operations that its input names fail.
 
-Each line of the input is ``KIND TIMES``; for each the program makes one write and prints ``kept`` or ``refused``.
+Each line of the input is ``KIND TIMES``; for each the program makes one write and prints ``kept``
+or ``refused``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A backup of real peers in use comes back as a cluster in which everything stands as it did."""
+"""A backup of real peers in use is restored as a cluster with exactly the same state."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ pytestmark = [pytest.mark.anyio, pytest.mark.long]
 NAMES = ("a", "b", "c")
 AUTH = "digest:ops:a secret of ZooKeeper"
 PAGES_BEFORE = 8
-"""The leader is killed when this one is asked for."""
+"""The leader is killed when this page is requested."""
 CHAINS = 12
-"""Tasks that are completed in one step with enqueuing their successor, again and again."""
+"""Chains of tasks: each transaction completes a task and enqueues its successor."""
 HOPS = 30
-"""Of all chains together, before the backup and behind it."""
+"""Steps of all chains together, before the backup and after it."""
 
 
 async def command(*arguments: str, code: int = 0) -> Any:
-    """The document that a command prints with ``--json``."""
+    """Return the document that a command prints with ``--json``."""
 
     def body() -> tuple[int, str]:
         said = io.StringIO()
@@ -55,7 +55,7 @@ class Chains:
         self._moved = trio.Event()
 
     async def begin(self) -> None:
-        """The first task of each chain."""
+        """Enqueue the first task of each chain."""
         await self._client.enqueue_many("chain", [f"{number} 0".encode() for number in range(CHAINS)])
 
     async def work(self) -> None:
@@ -71,13 +71,13 @@ class Chains:
                     self._moved = trio.Event()
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Return once it is so behind a hop."""
+        """Wait until a number of steps is done."""
         while not reached():
             await self._moved.wait()
 
 
 async def tasks_of(cluster: Cluster, client: AsyncClient, queue: str) -> dict[bytes, Task]:
-    """All tasks of a queue by id, once every partition serves."""
+    """Return all tasks of a queue by id, once every partition serves."""
 
     async def read() -> list[Task]:
         return [task async for task in client.list_all(queue)]
@@ -86,7 +86,7 @@ async def tasks_of(cluster: Cluster, client: AsyncClient, queue: str) -> dict[by
 
 
 async def in_every_state(client: AsyncClient) -> dict[str, bytes]:
-    """A task in each state of queue ``work``, by a word for it."""
+    """Make a task in each state of queue ``work``; return them by a word for the state."""
     made = {"scheduled": await client.enqueue("work", b"later", delay_ms=3_600_000)}
     for word in ("claimed", "completed", "failed", "retried"):
         made[word] = await client.enqueue("work", word.encode(), priority=9, retries=5 if word == "retried" else 0)
@@ -113,9 +113,11 @@ async def in_every_state(client: AsyncClient) -> dict[str, bytes]:
 async def test_everything_stands_as_it_did(
     cluster: Cluster, zookeeper: ZookeeperServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tasks in every state, settings, periodic tasks; no transaction, of those that went on meanwhile, is there by
-    halves; a claim from before is completed after; tokens go on above those of before. What is restored under
-    credentials for ZooKeeper belongs to them."""
+    """A restored cluster has tasks in every state, settings and periodic tasks, and no partial transaction.
+
+    A claim from before the backup can be completed after it, and tokens continue above the old ones. A cluster
+    that is restored with a credential for ZooKeeper belongs to the credential.
+    """
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     file = tmp_path / "backup"
@@ -164,7 +166,7 @@ async def test_everything_stands_as_it_did(
 
 
 async def as_before(cluster: Cluster, client: AsyncClient, made: dict[str, bytes], before: dict[bytes, Task]) -> None:
-    """Every task of queue ``work`` reads as it did, and so do the settings."""
+    """Check that every task of queue ``work`` and the settings are unchanged."""
     after = await tasks_of(cluster, client, "work")
     assert after.keys() == before.keys()
     for word, task_id in made.items():
@@ -177,7 +179,7 @@ async def as_before(cluster: Cluster, client: AsyncClient, made: dict[str, bytes
 
 
 async def no_halves(cluster: Cluster, client: AsyncClient) -> None:
-    """Of each chain all tasks are completed but the last."""
+    """Check that all tasks of each chain are completed except the last."""
     found: dict[int, list[tuple[int, str]]] = {number: [] for number in range(CHAINS)}
     for task in (await tasks_of(cluster, client, "chain")).values():
         number, hop = map(int, task.data.split())
@@ -190,7 +192,7 @@ async def no_halves(cluster: Cluster, client: AsyncClient) -> None:
 
 @bounded(240)
 async def test_a_backup_outlives_a_leader(cluster: Cluster, tmp_path: Path) -> None:
-    """One that is killed after some pages: those that take over give the rest, and nothing is missing."""
+    """It is killed after some pages: the next leaders send the rest, and no row is missing."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     async with cluster.client() as client:

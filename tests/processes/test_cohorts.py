@@ -1,4 +1,4 @@
-"""Cohorts that lose and gain members: who serves on, who says that he cannot, what comes back."""
+"""Cohorts that lose and gain members: service, refusals, and returning nodes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LEASE_MS = 300_000
 DISK_BYTES = 48 * 1024 * 1024
 LARGE = bytes(100_000)
 REFUSAL_TIMEOUT_S = 60.0
-"""A peer looks for a majority for some seconds before it says that there is none."""
+"""Longest wait for a refusal: a peer looks for a majority for some seconds first."""
 MINORITY_CODES = {"unavailable", "not_leader", "unknown"}
-"""What a peer may say where no majority can be reached."""
+"""Error codes of a peer that cannot reach a majority."""
 
 
 async def enqueue_in(client: AsyncClient, queue: str, partitions: set[int], data: bytes = b"x") -> list[bytes]:
-    """One acknowledged task in each of these partitions."""
+    """Enqueue one acknowledged task in each of these partitions."""
     ids: dict[int, bytes] = {}
     while ids.keys() != partitions:
         made = (await client.make_ids(1))[0]
@@ -42,12 +42,12 @@ async def enqueue_in(client: AsyncClient, queue: str, partitions: set[int], data
 
 
 async def enqueue_one(client: AsyncClient, queue: str, task_id: bytes, data: bytes) -> None:
-    """One acknowledged task."""
+    """Enqueue one acknowledged task."""
     await client.enqueue(queue, data, id=task_id)
 
 
 async def claim_and_complete(client: AsyncClient, queue: str, count: int) -> list[bytes]:
-    """Ids of so many tasks that were claimed and completed."""
+    """Claim and complete a number of tasks; return their ids."""
     done: list[bytes] = []
     while len(done) < count:
         claims = await client.claim([queue], max=count - len(done), lease_ms=LEASE_MS, wait_ms=5_000, worker="w")
@@ -59,7 +59,7 @@ async def claim_and_complete(client: AsyncClient, queue: str, count: int) -> lis
 @pytest.mark.parametrize("session_timeout_ms", [8_000])
 @bounded(120)
 async def test_writes_go_on_while_a_cohort_member_is_frozen(cluster: Cluster) -> None:
-    """Two of three keep what they lead writable, before anybody noticed and after the eviction."""
+    """Two of three keep their partitions writable, before the freeze is noticed and after the eviction."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     frozen, other, third = (cluster[name] for name in NAMES)
@@ -86,7 +86,7 @@ async def test_writes_go_on_while_a_cohort_member_is_frozen(cluster: Cluster) ->
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, that can be filled."""
+    """Make a small file system, which a test can fill."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
     place = tmp_path / "disk"
@@ -108,7 +108,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_leader_with_a_full_disk_yields_and_others_serve(
     small_disk: Path, yield_after_ms: int, cluster: Cluster
 ) -> None:
-    """Every partition that it led takes writes elsewhere; with room again it takes part again."""
+    """Its partitions accept writes at other nodes; once it has room it takes part again."""
     cluster.add("a", data=small_disk / "data")
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
@@ -120,7 +120,7 @@ async def test_a_leader_with_a_full_disk_yields_and_others_serve(
         ballast = small_disk / "ballast"
         fill(ballast)
         while still:
-            # What the file has free pages for is still taken: soon it has none.
+            # Writes that fit free pages of the file still succeed: soon there are none.
             ids += await enqueue_in(client, "work", still, LARGE)
             placed = await cluster.partitions(other)
             still = {number for number in led if placed[number]["leader_node"] == full.node}
@@ -146,7 +146,7 @@ def fill(path: Path) -> None:
 
 @bounded(120)
 async def test_one_of_two_that_drains_leaves_the_other_serving_alone(cluster: Cluster) -> None:
-    """SIGTERM: the partitions settle on the one that stays before the other goes."""
+    """After SIGTERM the partitions settle on the remaining node before the other one leaves."""
     await cluster.start("a", "b")
     await cluster.whole("a", "b")
     stays, goes = cluster["a"], cluster["b"]
@@ -164,7 +164,7 @@ async def test_one_of_two_that_drains_leaves_the_other_serving_alone(cluster: Cl
 
 
 async def expect_refusal(cluster: Cluster, peer: PeerProcess, method: str, path: str, body: object) -> None:
-    """Ask for what needs a majority: 503, a reason, and when to try again."""
+    """Send requests that need a majority: each gets 503, a reason, and a time for a retry."""
     answer = await cluster.send(peer, method, path, body, seconds=REFUSAL_TIMEOUT_S)
     assert answer.status_code == 503, f"{method} {path}: {answer.status_code} {answer.text}"
     assert answer.json()["code"] in MINORITY_CODES
@@ -173,7 +173,7 @@ async def expect_refusal(cluster: Cluster, peer: PeerProcess, method: str, path:
 
 @bounded(240)
 async def test_one_of_two_without_the_other_says_so_until_it_is_back(cluster: Cluster) -> None:
-    """SIGKILL leaves one of two, which is no majority: it refuses, and still answers what it can."""
+    """SIGKILL leaves one of two, which is no majority: it refuses such requests and still answers others."""
     await cluster.start("a", "b")
     await cluster.whole("a", "b")
     left, killed = cluster["a"], cluster["b"]
@@ -216,7 +216,7 @@ async def test_one_of_two_without_the_other_says_so_until_it_is_back(cluster: Cl
 
 @bounded(180)
 async def test_one_node_grows_to_three_and_shrinks_back_to_one(cluster: Cluster) -> None:
-    """Every partition gets its copies and gives them back; every task can be read all the time."""
+    """Every partition gets its copies and gives them up; every task is readable all the time."""
     await cluster.start("a")
     await cluster.whole("a")
     async with cluster.client() as client:

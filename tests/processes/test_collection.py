@@ -1,4 +1,4 @@
-"""The log of real peers collected while they work: nothing is lost, stands still for long, or comes twice."""
+"""Log collections by real peers at work: nothing is lost, repeated, or paused for long."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.processes.workload import History, all_there, enqueue_over_tcp, work
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 COLLECTIONS = int(os.environ.get("ONYXQ_TEST_COLLECTIONS", "20"))
-"""The long run that a release gets has 200."""
+"""Number of collections; before a release it is 200."""
 STEPS_KILLED = tuple(STEPS) if COLLECTIONS >= 200 else ("between the chunks", "before trimming", "between trims")
 NAMES = ("a", "b", "c")
 RECORDS = 60
-"""Records that a log must have grown by to be trimmed in more than two batches."""
+"""Records by which a log must have grown to be trimmed in more than two batches."""
 
 
 async def load(cluster: Cluster, history: History, stop: trio.Event, names: Sequence[str]) -> None:
-    """A producer, and a worker at each of these peers, until ``stop``; then everything enqueued is worked off."""
+    """Run a producer, and a worker at each of these peers, until ``stop``; then complete everything enqueued."""
     async with cluster.client(*names) as producer, trio.open_nursery() as workers:
         for name in names:
             workers.start_soon(run_worker, cluster, history, name)
@@ -37,7 +37,7 @@ async def load(cluster: Cluster, history: History, stop: trio.Event, names: Sequ
 
 
 async def run_worker(cluster: Cluster, history: History, first: str) -> None:
-    """One worker that knows one peer to begin with; a frozen peer that leads does not answer."""
+    """Run one worker that knows one peer at first; a frozen peer that leads does not answer."""
     async with cluster.client(first) as client:
         while True:
             try:
@@ -48,7 +48,7 @@ async def run_worker(cluster: Cluster, history: History, first: str) -> None:
 
 @bounded(120 + COLLECTIONS * 3)
 async def test_collections_under_load_lose_and_repeat_nothing(cluster: Cluster) -> None:
-    """Asked of each peer in turn, one after the other; then one peer stays away for many, and comes back right."""
+    """Each peer collects in turn; then one peer is away for many collections, and returns correctly."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     history, stop = History("work"), trio.Event()
@@ -76,7 +76,7 @@ async def test_collections_under_load_lose_and_repeat_nothing(cluster: Cluster) 
 
 @bounded(120 + 60 * len(STEPS_KILLED))
 async def test_a_collector_killed_at_any_step_leaves_a_log_that_is_read_and_collected(cluster: Cluster) -> None:
-    """The ring's first peer finishes it; the killed node comes back; nothing acknowledged is lost."""
+    """The ring's first peer finishes the collection; the killed node returns; no acknowledged task is lost."""
     await cluster.start("a", "b")
     victim = cluster.add("c")
     history, stop = History("work"), trio.Event()
@@ -99,7 +99,7 @@ async def test_a_collector_killed_at_any_step_leaves_a_log_that_is_read_and_coll
 
 @bounded(180)
 async def test_a_cluster_collects_by_itself(cluster: Cluster) -> None:
-    """Once the log has grown by so many records, without anybody's asking; newcomers start behind."""
+    """It collects on its own once the log has grown by a number of records; new nodes start from the snapshot."""
     cluster.more_options("--gc-records", "60")
     await cluster.start("a", "b")
     history, stop = History("work"), trio.Event()
@@ -113,5 +113,5 @@ async def test_a_cluster_collects_by_itself(cluster: Cluster) -> None:
 
 
 async def collected_twice(cluster: Cluster) -> bool:
-    """Whether the log has two collections that are over."""
+    """Return whether the log has two finished collections."""
     return (await applied(cluster, cluster["a"])).count("finish_gc") >= 2

@@ -1,4 +1,4 @@
-"""A node's data directory that was copied: one of the two processes ends, and says why."""
+"""A copied data directory of a node: one of the two processes ends, with the reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_copy_that_is_started_beside_the_original_ends_one_of_them(clust
 
 @bounded(120)
 async def test_a_directory_whose_copy_has_run_since_is_refused(cluster: Cluster) -> None:
-    """The copy may hold what this directory lacks, so this one may not stand in for it."""
+    """The copy may have rows that this directory lacks, so this one must not represent it."""
     await cluster.start("a", "b")
     await cluster.whole("a", "b")
     original = cluster["a"]

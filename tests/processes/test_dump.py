@@ -1,4 +1,4 @@
-"""A log that was dumped from real peers under load replays to the very replicas that they report."""
+"""The replay of a dump of real peers under load gives the replicas that they report."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.anyio
 TASKS = int(os.environ.get("ONYXQ_TEST_TASKS", "2000"))
 NAMES = ("a", "b", "c")
 COMPARED_MIN = 5
-"""Positions behind the origin at which digests are recorded live."""
+"""Positions after the origin at which digests of live peers are recorded."""
 SHOWN = 4
-"""Of the digests that were recorded live, so many are compared through the command line."""
+"""Recorded digests that are compared through the command line."""
 
 
 async def command(*arguments: str, code: int = 0) -> Any:
-    """The document that a command prints with ``--json``."""
+    """Return the document that a command prints with ``--json``."""
 
     def body() -> tuple[int, str]:
         said = io.StringIO()
@@ -55,7 +55,7 @@ async def command(*arguments: str, code: int = 0) -> Any:
 
 
 async def record(cluster: Cluster, seen: dict[tuple[int, str], str]) -> None:
-    """Note (position, peer) -> digest of every peer, again and again until cancelled."""
+    """Record (position, peer) -> digest of every peer repeatedly until cancelled."""
     while True:
         for peer in cluster.serving:
             with contextlib.suppress(httpx.HTTPError):
@@ -70,8 +70,10 @@ async def record(cluster: Cluster, seen: dict[tuple[int, str], str]) -> None:
 async def test_a_dump_replays_to_what_every_live_peer_reports(
     cluster: Cluster, zookeeper: ZookeeperServer, tmp_path: Path
 ) -> None:
-    """Three peers on ZooKeeper under load, a collection and a kill -9 in between: each digest that was
-    recorded live, and each peer's last, is that of the replay at the same position."""
+    """The replay gives each recorded digest at its position, and each peer's last one.
+
+    Three peers on ZooKeeper are under load; a collection and a kill -9 happen meanwhile.
+    """
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     history = History("work")
@@ -118,12 +120,12 @@ async def test_a_dump_replays_to_what_every_live_peer_reports(
 
 
 def collect(zookeeper: str, cluster: str) -> api.GcReport:
-    """Collect through a peer that is found by its pulse."""
+    """Collect the log through a peer that is found by its pulse."""
     return api.gc(zookeeper=zookeeper, cluster=cluster)
 
 
 def digests_of(file: Path, wanted: set[int]) -> dict[int, str]:
-    """Digests at the wanted positions that a dump reaches, its invariants checked there."""
+    """Return digests at the wanted positions of a dump, after a check of its invariants."""
     dump = read(file)
     replicas = [dump.start, *(done.replica for done in replay(dump))]
     assert all(one.position < other.position for one, other in pairwise(replicas))
@@ -137,7 +139,7 @@ def digests_of(file: Path, wanted: set[int]) -> dict[int, str]:
 
 @bounded(120)
 async def test_peers_are_found_by_their_pulses(cluster: Cluster, zookeeper: ZookeeperServer) -> None:
-    """A subscription that knows only ZooKeeper; a cluster without a living peer is an error."""
+    """A subscription needs only ZooKeeper; a cluster without a living peer is an error."""
     await cluster.start("a")
 
     def first() -> api.Event:
@@ -152,7 +154,7 @@ async def test_peers_are_found_by_their_pulses(cluster: Cluster, zookeeper: Zook
 @pytest.mark.long
 @bounded(240)
 async def test_an_archive_has_no_hole_though_collectors_are_killed(cluster: Cluster, tmp_path: Path) -> None:
-    """One before, one within and one behind its archiving; archive and log together still hold every record."""
+    """One dies before, one during and one after archiving; archive and log together have every record."""
     archive = tmp_path / "archive"
     cluster.more_options("--archive", str(archive))
     await cluster.start("a", "b")
@@ -186,8 +188,10 @@ async def test_an_archive_has_no_hole_though_collectors_are_killed(cluster: Clus
 @pytest.mark.long
 @bounded(300)
 async def test_the_table_of_records_has_no_hole_though_collectors_are_killed(cluster: Cluster, tmp_path: Path) -> None:
-    """Before, within, between the files of and behind their table: it has every record once, with the
-    verdict that a replay of the whole log finds."""
+    """The table has every record once, with the verdict of a replay of the whole log.
+
+    Collectors are killed before, during and after its writing, and between its files.
+    """
     archive, table = tmp_path / "archive", tmp_path / "table"
     cluster.more_options("--archive", str(archive), "--record-archive", str(table))
     await cluster.start("a", "b")

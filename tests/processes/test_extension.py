@@ -1,4 +1,4 @@
-"""The example extension as a user has it: installed outside this tree, on peers of a real ZooKeeper."""
+"""The example extension as users have it: installed outside this tree, on peers of a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES_MAX = 150
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory where pip has installed the example, built from a copy of its own."""
+    """A directory in which pip has installed a copy of the example."""
     home = tmp_path_factory.mktemp("elsewhere")
     shutil.copytree(EXAMPLE, home / "lock")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -37,13 +37,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def path_of(*homes: Path) -> str:
-    """A search path of these directories and what this interpreter has, without the example's source."""
+    """Return a search path of these directories and the interpreter's own, without the example's source."""
     return os.pathsep.join([*map(str, homes), *filter(None, sys.path)])
 
 
 @pytest.mark.long
 def test_its_own_test_passes_where_it_is_installed(site: Path, tmp_path: Path) -> None:
-    """With pytest, in a directory of the user's, on a cluster in memory."""
+    """Its test runs with pytest, in a user's directory, on a cluster in memory."""
     shutil.copy(EXAMPLE / "test_lock.py", tmp_path)
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("ONYXQ_", "PYTEST"))}
     done = subprocess.run(
@@ -58,7 +58,7 @@ def test_its_own_test_passes_where_it_is_installed(site: Path, tmp_path: Path) -
 
 
 def test_it_is_as_short_as_it_says() -> None:
-    """The extension, its client and its test."""
+    """Extension, client and test have the size that the documentation says."""
     sources = [*(EXAMPLE / "onyxq_lock").glob("*.py"), EXAMPLE / "test_lock.py"]
     assert sum(len(source.read_text("utf-8").splitlines()) for source in sources) <= LINES_MAX
 
@@ -67,9 +67,9 @@ def test_it_is_as_short_as_it_says() -> None:
 @pytest.mark.anyio
 @bounded(240)
 async def test_a_lock_on_real_peers(cluster: Cluster, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A holder that dies, and the peer that has the duties killed: the lock goes on, with higher tokens.
+    """After the death of a holder and of the peer with the duties, the lock continues with higher tokens.
 
-    A peer without the extension is refused and ends by itself with a clear message.
+    A peer without the extension is refused and ends with a clear message.
     """
     monkeypatch.syspath_prepend(site)
     await cluster.start("a")
@@ -108,7 +108,7 @@ async def test_a_lock_on_real_peers(cluster: Cluster, site: Path, monkeypatch: p
 
 
 def hold_and_die(address: str) -> list[int]:
-    """One owner takes a lock and gives it back, another takes it and is heard of no more; the tokens."""
+    """Let one owner take and release a lock, and another take it and disappear; return the tokens."""
     from onyxq_lock import Lock  # type: ignore[import-not-found]
 
     with Client(address) as client:

@@ -1,4 +1,4 @@
-"""A disk that fails single writes, syncs and pages of real processes, to which ``failing_disk.c`` is preloaded."""
+"""Real processes on a disk that fails single writes, syncs and pages; ``failing_disk.c`` is preloaded."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SECONDS_MAX = 60
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is preloaded."""
+    """The library to preload."""
     return compile_library(tmp_path_factory.mktemp("failing_disk"))
 
 
 @pytest.fixture
 def disk(library: Path, tmp_path: Path) -> FailingDisk:
-    """A disk that does not fail yet."""
+    """A disk without failures yet."""
     return FailingDisk(tmp_path / "control", library)
 
 
 def run(kind: str, directory: Path, disk: FailingDisk, lines: list[tuple[int, int]]) -> list[str]:
-    """What `tests.processes.store_on_failing_disk` says of each write."""
+    """Return the output of `tests.processes.store_on_failing_disk` for each write."""
     trace = {"FAILING_DISK_TRACE": str(directory.parent / "trace")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.processes.store_on_failing_disk", kind, str(directory)],
@@ -54,7 +54,7 @@ FAILS = {"writes": WRITES, "writes of a meta page": META_WRITES, "syncs": SYNCS}
 @pytest.mark.parametrize("what", FAILS)
 @pytest.mark.parametrize("kind", ["store", "log"])
 def test_what_follows_a_failed_write_is_taken_and_kept(tmp_path: Path, disk: FailingDisk, kind: str, what: str) -> None:
-    """The write itself is refused, or taken at a second try; the file is sound at the end, and has what was taken."""
+    """The failed write is refused or succeeds at a second try; at the end the file has all stored values."""
     directory = tmp_path / "data"
     said = run(kind, directory, disk, [(0, 0), (FAILS[what], 1), (0, 0), (FAILS[what], 2), (0, 0), (0, 0)])
     assert len(said) == 6
@@ -73,17 +73,17 @@ def test_what_follows_a_failed_write_is_taken_and_kept(tmp_path: Path, disk: Fai
 
 
 def test_no_page_is_reused_before_the_meta_pages_are_durable(tmp_path: Path, disk: FailingDisk) -> None:
-    """Or a power cut could leave a meta page of a transaction whose pages were overwritten."""
+    """Otherwise a power cut could leave a meta page of a transaction whose pages were overwritten."""
     assert run("store", tmp_path / "data", disk, [(0, 0), (META_WRITES, 1), (0, 0)]) == ["kept", "refused", "kept"]
     calls = [line.split() for line in (tmp_path / "trace").read_text().splitlines()]
     kinds = ["sync" if what == "sync" else "meta" if int(at) < 8192 else "page" for what, at in calls]
     after = "".join(kind[0] for kind in kinds)
-    # Of the refused commit pages, a sync and LMDB's own attempt to undo; then both meta pages and a sync.
+    # The pages of the refused commit, a sync and LMDB's own attempt to undo; then both meta pages and a sync.
     assert "psmmms" in after, after
 
 
 def test_an_unreadable_page_ends_a_process_once(tmp_path: Path, disk: FailingDisk) -> None:
-    """The signal leaves its traceback; the next start refuses the file instead of being killed too."""
+    """The signal prints a traceback; the next start refuses the file instead of being killed too."""
     directory = tmp_path / "data"
     run("store", directory, disk, [(0, 0)] * 4)
     assert os.path.exists(directory / DATA)

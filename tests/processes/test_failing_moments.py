@@ -1,4 +1,4 @@
-"""Peers whose disks fail in single writes, syncs and pages at random moments, under load (see ``failing_disk.c``)."""
+"""Peers under load whose disks fail in writes, syncs and pages at random moments (``failing_disk.c``)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.processes.workload import History, states, work
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 MOMENTS = int(os.environ.get("ONYXQ_TEST_MOMENTS", "4"))
-"""How often a disk fails; a release gets 50."""
+"""How often a disk fails; before a release it is 50."""
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is preloaded."""
+    """The library to preload."""
     return compile_library(tmp_path_factory.mktemp("failing_disk"))
 
 
 @bounded(180 + 90 * MOMENTS)
 async def test_a_disk_that_fails_at_random_moments_costs_nothing_acknowledged(cluster: Cluster, library: Path) -> None:
-    """Each peer recovers, or ends with a clear line and starts again; no completed task is handed out again."""
+    """Each peer recovers, or ends with a clear line and starts again; no completed task is granted again."""
     moments = Moments(cluster, library)
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
@@ -60,7 +60,7 @@ async def test_a_disk_that_fails_at_random_moments_costs_nothing_acknowledged(cl
 
 @bounded(240)
 async def test_a_peer_whose_disk_refuses_writes_is_absent_until_it_takes_them(cluster: Cluster, library: Path) -> None:
-    """It leads nothing, its partitions count as under-replicated, and health and metrics say why."""
+    """It leads no partition, its partitions count as under-replicated, and health and metrics show why."""
     moments = Moments(cluster, library)
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)

@@ -1,4 +1,4 @@
-"""A disk that changed bytes while its node was stopped: nobody is given a wrong payload."""
+"""A disk changes bytes while its node is stopped: no worker gets a wrong payload."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLIPPED = 1_000
 
 @bounded(240)
 async def test_a_store_with_a_thousand_flipped_bytes_is_filled_from_the_others(cluster: Cluster) -> None:
-    """Its node comes back empty under its id; every copy is whole again and every task is what it was."""
+    """Its node returns empty under its id; every copy is completed, and every task is as before."""
     for name in (*NAMES, "d"):
         cluster.add(name, data=cluster.root / "c" if name == "d" else None)
     await cluster.start(*NAMES)
@@ -54,7 +54,7 @@ async def test_a_store_with_a_thousand_flipped_bytes_is_filled_from_the_others(c
 
 @bounded(240)
 async def test_rows_with_a_thousand_flipped_bytes_are_repaired_one_by_one(cluster: Cluster) -> None:
-    """The pages hang together, so the node stays the same; no worker gets a wrong payload meanwhile or later."""
+    """The pages are consistent, so the node stays the same; no worker ever gets a wrong payload."""
     for name in NAMES:
         cluster.add(name)
     await cluster.start(*NAMES)
@@ -78,7 +78,7 @@ async def test_rows_with_a_thousand_flipped_bytes_are_repaired_one_by_one(cluste
             try:
                 claims = await client.claim(["work"], max=100, wait_ms=2_000, lease_ms=600_000)
             except OnyxqError:
-                continue  # the partitions are just moving to the node that is back
+                continue  # the partitions are moving to the returned node now
             taken.update({claim.id: claim.data for claim in claims})
     assert taken == given
 
@@ -87,20 +87,20 @@ async def test_rows_with_a_thousand_flipped_bytes_are_repaired_one_by_one(cluste
         return found["onyxq_scrub_rounds_total"] > 0 and found["onyxq_damaged_rows"] == 0
 
     await cluster.until("the repair of all rows", repaired, seconds=60)
-    # Anti-entropy may have been first with some, which are not counted: none is left, as is seen below.
+    # Anti-entropy may have repaired some first, which are not counted; no damage is left, as checked below.
     assert (await metrics(cluster, damaged))['onyxq_repaired_total{what="rows"}'] > 0
     await damaged.terminate()
     assert unsound(damaged.data) == []
 
 
 def flip_in_rows(path: Path) -> int:
-    """Flip bytes of a closed store, in values of rows only: how many rows were hit."""
+    """Flip bytes of a closed store, only in values of rows; return how many rows were hit."""
     data = bytearray(path.read_bytes())
     chosen = random.Random(5)
     places = [
         found.start() + place
         for _, value in sorted(rows_of(path.parent).items())
-        # Pages that are free now may hold older copies of a row: they are hit too.
+        # Free pages may have older copies of a row, which are hit too.
         for found in re.finditer(re.escape(value), data)
         for place in range(len(value))
     ]
@@ -111,7 +111,7 @@ def flip_in_rows(path: Path) -> int:
 
 
 def rows_of(directory: Path) -> dict[bytes, bytes]:
-    """All rows of a closed store."""
+    """Return all rows of a closed store."""
     with lmdb.open(str(directory), max_dbs=20, lock=False, readonly=True) as env:
         table = env.open_db(b"rows", create=False)
         with env.begin(db=table) as txn:
@@ -119,12 +119,12 @@ def rows_of(directory: Path) -> dict[bytes, bytes]:
 
 
 def unsound(directory: Path) -> list[bytes]:
-    """Keys of the rows that do not match their checksum."""
+    """Return the keys of rows that do not match their checksum."""
     return [key for key, value in rows_of(directory).items() if not sealed(key, value)]
 
 
 async def metrics(cluster: Cluster, peer: PeerProcess) -> dict[str, float]:
-    """A peer's metrics by name and labels."""
+    """Return a peer's metrics by name and labels."""
     text = (await cluster.send(peer, "GET", "/metrics")).text
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}

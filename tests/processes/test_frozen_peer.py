@@ -1,4 +1,4 @@
-"""A peer that is frozen past its session and thawed: what it still believes harms nobody."""
+"""A peer that is frozen longer than its session and thawed: its old beliefs do no harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEASE_MS = 300_000
 
 @bounded(180)
 async def test_a_thawed_peer_is_evicted_and_accepts_no_old_claim(cluster: Cluster) -> None:
-    """Completions under old tokens wait in its sockets when it wakes up; it rejoins under a new id."""
+    """Completions under old tokens wait in its sockets when it continues; it rejoins under a new id."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     victim, other, third = (cluster[name] for name in NAMES)
@@ -72,7 +72,7 @@ async def test_a_thawed_peer_is_evicted_and_accepts_no_old_claim(cluster: Cluste
 
 
 async def ids_in(client: AsyncClient, partitions: set[int], count: int) -> list[bytes]:
-    """Fresh ids in some of these partitions, one run each."""
+    """Return new ids in some of these partitions, one run each."""
     found: list[bytes] = []
     while len(found) < count:
         (task_id,) = await client.make_ids(1)
@@ -82,7 +82,7 @@ async def ids_in(client: AsyncClient, partitions: set[int], count: int) -> list[
 
 
 async def claimed(client: AsyncClient, ids: Sequence[bytes], lease_ms: int, worker: str) -> list[ClaimBatch]:
-    """These tasks, claimed by one worker as soon as they can be; on a slow machine some of them again."""
+    """Claim these tasks by one worker as soon as possible; on a slow machine some are claimed again."""
     found: list[ClaimBatch] = []
     while {claim.id for batch in found for claim in batch} != set(ids):
         found.append(await client.claim(["work"], max=len(ids), lease_ms=lease_ms, wait_ms=2_000, worker=worker))
@@ -90,14 +90,14 @@ async def claimed(client: AsyncClient, ids: Sequence[bytes], lease_ms: int, work
 
 
 async def complete_at(peer: PeerProcess, task_id: bytes, token: int, answers: list[httpx.Response]) -> None:
-    """Complete a claim at this very peer, however long its answer takes."""
+    """Complete a claim at this peer only, however long its answer takes."""
     async with httpx.AsyncClient(timeout=STATE_TIMEOUT_S, trust_env=False) as http:
         body = {"claims": [{"id": task_id.hex(), "token": token}]}
         answers.append(await http.post(f"http://{peer.http}/v1/claims/complete", json=body))
 
 
 async def sockets_filled(peer: PeerProcess, count: int) -> None:
-    """Return once the kernel keeps bytes of so many requests for a peer that does not read."""
+    """Wait until the kernel keeps bytes of that many requests for a peer that does not read."""
     port = f":{int(peer.http.rpartition(':')[2]):04X}"
     waiting = 0
     while waiting < count:

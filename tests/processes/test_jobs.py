@@ -1,4 +1,4 @@
-"""Jobs on real Spark beside real peers: files, functions that raise, and what a peer says that cannot host it."""
+"""Jobs on real Spark beside real peers: files, failing functions, and peers that cannot host Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ job = Job(
 
 
 async def check_files(cluster: Cluster, root: Path) -> None:
-    """A job from files to files is submitted from the shell, with its functions, and waited for."""
+    """Submit a job from files to files on the command line, with its functions, and wait for it."""
     (root / "lines").mkdir()
     for number in range(3):
         (root / f"lines/{number}.txt").write_text("".join(f"line {number}-{line}\n" for line in range(100)))
@@ -62,7 +62,7 @@ async def check_files(cluster: Cluster, root: Path) -> None:
 async def test_files_are_made_of_files_and_a_function_that_raises_fails_its_job(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """One host runs both; the failure names task, segment and traceback, and what was read is claimable again."""
+    """One host runs both; the failure has task, segment and traceback, and its input can be claimed again."""
     cluster.more_options("--spark", "--allow-local-code", "--slots", "2")
     await cluster.start("a")
     await cluster.whole("a")

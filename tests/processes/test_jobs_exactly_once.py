@@ -1,8 +1,8 @@
-"""A job from queue to queue on a real Spark cluster, all of whose processes die: each segment counts once.
+"""A job from queue to queue on a real Spark cluster whose processes die: each segment counts once.
 
 Drivers (a peer's Spark host, or its virtual machine), their peers and the cluster's workers are
-killed in the middle of batches while input keeps coming, and a driver is frozen with its peer and
-thawed once its replacement has begun.
+killed during batches while input arrives. A driver is frozen with its peer, and thawed once its
+replacement runs.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tests.spark.standalone_world import Standalone, standalone
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 SEGMENTS = int(os.environ.get("ONYXQ_TEST_SEGMENTS", "1000"))
-"""The long run that a release gets has 200,000."""
+"""Segments; before a release there are 200,000."""
 FAULTS = {
     "driver": int(os.environ.get("ONYXQ_TEST_DRIVER_KILLS", "1")),
     "peer": int(os.environ.get("ONYXQ_TEST_PEER_KILLS", "1")),
     "worker": int(os.environ.get("ONYXQ_TEST_WORKER_KILLS", "1")),
     "frozen": int(os.environ.get("ONYXQ_TEST_FROZEN", "1")),
 }
-"""How often each happens; a release has 10, 3, 2 and 1."""
+"""How often each fault happens; before a release 10, 3, 2 and 1 times."""
 NAMES = ("a", "b", "c")
 STEPS = sum(FAULTS.values()) + 1
 SHARE = SEGMENTS // STEPS
@@ -48,17 +48,17 @@ WORDS = 20
 TOGETHER = max(100, SEGMENTS // 400)
 LOOK_S = 0.25
 WORKER_CORES, EXECUTOR_MEMORY = 3, "512m"
-"""Room for the executors of three sessions: those of drivers that were replaced stay for a while."""
+"""Room for the executors of three sessions, because those of replaced drivers stay for a while."""
 SEED = 8
 
 
 def segment(number: int) -> bytes:
-    """One of the inputs; no other one is like it."""
+    """Return one input, different from all others."""
     return json.dumps(f"word {number}").encode()
 
 
 def image(number: int) -> bytes:
-    """What the job makes of it."""
+    """Return the job's output for it."""
     return json.dumps(f"WORD {number}").encode()
 
 
@@ -76,7 +76,7 @@ def shouting() -> Job:
 
 
 def counting() -> Job:
-    """A job that keeps state, which it says in parts as it grows and whole at the end; beside the other one."""
+    """Return a job with state, which outputs parts of its result as it grows and the total at the end."""
     return Job(
         id="counting",
         workflow=[("words", "count"), ("count", "parts"), ("count", "totals")],
@@ -98,13 +98,13 @@ def counting() -> Job:
 
 
 def word(number: int) -> int:
-    """What the job counts of a segment."""
+    """Return the word of a segment that the job counts."""
     return number % WORDS
 
 
 @pytest.fixture
 def spark(zookeeper: object, tmp_path: Path) -> Iterator[Standalone]:
-    """A standalone master and two workers; where the tests have a ZooKeeper there is a Java."""
+    """Start a standalone master and two workers; tests with a ZooKeeper have Java."""
     folder = tmp_path / "standalone"
     folder.mkdir()
     with standalone(folder, cores=WORKER_CORES, memory="3g") as found:
@@ -112,7 +112,7 @@ def spark(zookeeper: object, tmp_path: Path) -> Iterator[Standalone]:
 
 
 class Fire:
-    """The job under way, and what is done to its processes."""
+    """The running job, and the faults of its processes."""
 
     def __init__(self, watch: Watch, spark: Standalone) -> None:
         self.watch = watch
@@ -121,13 +121,13 @@ class Fire:
         self.completed = 0
         self.claimed = 0
         self.struck = 0
-        """Faults that have begun."""
+        """Faults that have started."""
         self.began = time.monotonic()
         self._random = random.Random(SEED)
         self._looked = trio.Event()
 
     async def look(self) -> None:
-        """Keep an eye on how much is done, until all has been sent and done to it."""
+        """Track the progress until all input was sent and all faults have happened."""
         while self.sent < SEGMENTS or self.struck < STEPS - 1:
             with suppress(OnyxqError):
                 counts = (await self.watch.client.count("in")).get("in", {})
@@ -138,7 +138,7 @@ class Fire:
             await trio.sleep(LOOK_S)
 
     async def feed(self) -> None:
-        """Send input until there is no more, a share with each fault: some is waiting whenever one begins."""
+        """Send all input, a share with each fault, so that some is waiting at the start of each."""
         while self.sent < SEGMENTS:
             end = min(SEGMENTS, self.sent + TOGETHER, (self.struck + 1) * SHARE + SHARE // 2)
             if end == self.sent:
@@ -151,7 +151,7 @@ class Fire:
             self.sent = end
 
     async def burn(self) -> None:
-        """Do to it all that is to be done, in an order by chance, evenly spread over the segments."""
+        """Cause all faults in a random order, evenly spread over the segments."""
         kinds = [kind for kind, times in FAULTS.items() for _ in range(times)]
         self._random.shuffle(kinds)
         for place, kind in enumerate(kinds):
@@ -163,14 +163,14 @@ class Fire:
             self.struck += 1
             self._say(f"{kind}, batch {before['batch']} of version {before['version']}, load {os.getloadavg()[0]:.1f}")
             await getattr(self, f"_{kind}")(before)
-            # What was on its way by then may still have been committed, the batch behind it is of who came after.
+            # Batches in flight may still have been committed; the next batch is that of the new driver.
             await self.watch.until("it goes on", lambda job: job["ready"] and job["batch"] > before["batch"] + 1)  # noqa: B023
 
     def _say(self, text: str) -> None:
         print(f"{time.monotonic() - self.began:6.1f} s, {self.completed} of {self.sent} done: {text}", flush=True)
 
     async def _driver(self, before: dict[str, Any]) -> None:
-        """The host dies, or its virtual machine; the same peer starts another."""
+        """Kill the host or its virtual machine; the same peer starts another."""
         peer = self.watch.driver_in(before)
         host = host_of(peer)
         os.kill(self._random.choice((host, machine_of(host))), signal.SIGKILL)
@@ -183,7 +183,7 @@ class Fire:
         assert after["version"] == before["version"], "a host that dies costs its peer nothing"
 
     async def _peer(self, before: dict[str, Any]) -> None:
-        """The driver's peer dies, and its host with it; another one takes over."""
+        """Kill the driver's peer, whose host dies too; another one takes over."""
         peer = self.watch.driver_in(before)
         host = host_of(peer)
         peer.kill()
@@ -193,13 +193,16 @@ class Fire:
         await self._whole()
 
     async def _worker(self, before: dict[str, Any]) -> None:
-        """A worker dies with all executors on it, and another one comes."""
+        """Kill a worker with all its executors, and start another one."""
         self._random.choice(self.spark.workers).kill()
         self.spark.add_worker()
 
     async def _frozen(self, before: dict[str, Any]) -> None:
-        """The driver and its peer stand still; once another one has the job the driver goes on, which nobody tells it,
-        and its peer does when the other one's query runs."""
+        """Freeze driver and peer; once another one has the job, thaw the driver, and later its peer.
+
+        The driver learns of its replacement only from its peer, which continues when the new driver's query
+        runs.
+        """
         peer = self.watch.driver_in(before)
         host = host_of(peer)
         frozen = Frozen(peer)
@@ -228,7 +231,7 @@ class Fire:
 
 
 async def check_totals(client: AsyncClient) -> None:
-    """What was counted is what was sent: in parts together, and in the one total of each word."""
+    """Check that the counts are right, in parts together and in the total of each word."""
     wanted = Counter(map(word, range(SEGMENTS)))
     found: Counter[int] = Counter()
     async for task in client.list_all("parts"):
@@ -240,7 +243,7 @@ async def check_totals(client: AsyncClient) -> None:
 
 
 async def check_outcome(client: AsyncClient) -> None:
-    """The output is the input's image, each segment was completed once, and nothing is held any more."""
+    """Check that the output is right, each segment was completed once, and no claim is left."""
     outputs = Counter([task.data async for task in client.list_all("out")])
     wanted = Counter(map(image, range(SEGMENTS)))
     assert not outputs - wanted, f"too much: {list((outputs - wanted).items())[:5]}"
@@ -257,7 +260,7 @@ async def check_outcome(client: AsyncClient) -> None:
 
 
 async def nothing_prepared(cluster: Cluster) -> None:
-    """Return once no peer keeps anything that a driver prepared and nobody is going to commit."""
+    """Wait until no peer has pending rows of a driver that will never be committed."""
 
     async def look() -> bool:
         return all([await _prepared(cluster, peer) == 0 for peer in cluster.serving])
@@ -275,8 +278,10 @@ async def _prepared(cluster: Cluster, peer: PeerProcess) -> float:
 @pytest.mark.parametrize("session_timeout_ms", [10_000])
 @bounded(300 + SEGMENTS / 100 + STEPS * 120)
 async def test_each_segment_counts_once_whatever_dies(cluster: Cluster, spark: Standalone) -> None:
-    """Drivers, their peers and Spark's workers are killed, a driver is thawed behind its replacement:
-    the output is the input's image, and what is counted of it beside that is exact."""
+    """Each segment counts once although drivers, peers and workers are killed and a driver is thawed late.
+
+    The output is exact, and so is the count of a second job beside it.
+    """
     cluster.more_options("--spark", "--allow-local-code", "--slots", "2", "--spark-master", spark.url)
     cluster.more_options("--checkpoints", str(cluster.root / "checkpoints"))
     for name in NAMES:

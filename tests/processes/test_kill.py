@@ -1,4 +1,4 @@
-"""Peers that are killed: nothing acknowledged is lost, nothing completed is run again."""
+"""Killed peers: nothing acknowledged is lost, nothing completed runs again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.processes.workload import History, all_there, enqueue_over_http, enqu
 pytestmark = pytest.mark.anyio
 
 TASKS = int(os.environ.get("ONYXQ_TEST_TASKS", "4000"))
-"""The long run that a release gets has 20,000."""
+"""Number of tasks; before a release it is 20,000."""
 NAMES = ("a", "b", "c")
 
 
 async def most_leading(cluster: Cluster) -> PeerProcess:
-    """The peer that leads most partitions."""
+    """Return the peer that leads most partitions."""
     counts = {name: len(await cluster.led_by(peer, seen_by=peer)) for name, peer in cluster.peers.items()}
     name = max(sorted(counts), key=lambda name: counts[name])
     assert counts[name] > 0
@@ -28,7 +28,7 @@ async def most_leading(cluster: Cluster) -> PeerProcess:
 
 @bounded(120 + TASKS / 100)
 async def test_a_killed_leader_costs_no_task_and_catches_up(cluster: Cluster) -> None:
-    """SIGKILL in the middle of work over HTTP and TCP; later another one dies, and all is still there."""
+    """SIGKILL happens during work over HTTP and TCP; later another peer dies, and no task is missing."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     history = History("work")
@@ -70,6 +70,6 @@ async def test_a_killed_leader_costs_no_task_and_catches_up(cluster: Cluster) ->
 
 
 async def run_worker(cluster: Cluster, history: History, first: str) -> None:
-    """One worker that knows one peer to begin with."""
+    """Run one worker that knows one peer at first."""
     async with cluster.client(first) as client:
         await work(history, client, f"worker-{first}")

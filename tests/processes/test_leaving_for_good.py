@@ -1,4 +1,4 @@
-"""Operators at the command line: a node that goes for good, a partition that is not to be forced."""
+"""Operators at the command line: a node leaves for good, and a partition must not be forced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def onyxq(*words: str, peer: PeerProcess) -> subprocess.CompletedProcess[b
 
 @bounded(120)
 async def test_a_node_leaves_for_good_by_command(cluster: Cluster) -> None:
-    """The command says how far it is and returns when the peer has ended; the others have everything."""
+    """The command shows the progress and returns when the peer has ended; the others have everything."""
     names = ("a", "b", "c", "d")
     await cluster.start(*names)
     await cluster.whole(*names)

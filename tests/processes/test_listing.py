@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 @bounded(120)
 async def test_pages_leave_out_no_task_of_the_same_millisecond(cluster: Cluster) -> None:
-    """Ids of one millisecond are ordered by partition, whoever made them."""
+    """Ids of one millisecond are ordered by partition, for any client."""
     await cluster.start("a")
     await cluster.whole("a")
     now = (time.time_ns() // 1_000_000).to_bytes(6, "big")

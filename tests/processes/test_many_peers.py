@@ -1,7 +1,7 @@
-"""Twenty peers that start at the same time, and five that die at the same time, on a real ZooKeeper.
+"""Twenty peers start at the same time, and five die at the same time, on a real ZooKeeper.
 
-The test prints how long both take, by the times that ZooKeeper stamps on the log's records. How fast the machine is,
-it does not judge.
+The test prints how long both take, by ZooKeeper's times of the log's records. It does not judge the
+speed of the machine.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @define(eq=False)
 class Observer:
-    """Reads the log and steps every record; belongs to no ring."""
+    """Reads the log and steps every record, without being in a ring."""
 
     session: LogSession
     replica: Replica = EMPTY
     entries: list[tuple[int, str, str]] = field(factory=list)
-    """(record's time in ms, entry, about which peer) of every entry that was applied."""
+    """(record's time in ms, entry, its peer) of every applied entry."""
     members: list[tuple[int, frozenset[str]]] = field(factory=list)
-    """(record's time in ms, members of the closed ring) whenever nobody was joining."""
+    """(record's time in ms, members of the closed ring) whenever no peer was joining."""
     _changed: trio.Event = field(factory=trio.Event)
 
     async def follow(self) -> None:
-        """Read on until cancelled."""
+        """Read until cancelled."""
         while True:
             record = await self.session.read(self.replica.position + 1)
             assert isinstance(record, Record)
@@ -70,7 +70,7 @@ class Observer:
             self._changed = trio.Event()
 
     async def until(self, about: str, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds."""
+        """Wait until the condition holds."""
         with trio.move_on_after(PATIENCE_S):
             while not condition():
                 await self._changed.wait()
@@ -78,9 +78,9 @@ class Observer:
         pytest.fail(f"{about}: not within {PATIENCE_S:.0f} s; ring {self.replica.ring}")
 
     def closed_at(self, *, size: int, seen: int = 0) -> int | None:
-        """When the ring had exactly so many members and nobody was joining, for the first time.
+        """Return when the ring first had exactly that many members and no peer was joining.
 
-        Of the closed rings, the first ``seen`` do not count: while twenty join, one of fifteen may be among them.
+        The first ``seen`` closed rings do not count: while twenty peers join, one of fifteen may be among them.
         """
         return next((at_ms for at_ms, found in self.members[seen:] if len(found) == size), None)
 
@@ -107,7 +107,7 @@ class Group:
         )
 
     async def line(self) -> str:
-        """What it says next."""
+        """Return its next line."""
         assert self.process.stdout is not None
         with trio.move_on_after(PATIENCE_S):
             said = await trio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True)
@@ -116,18 +116,18 @@ class Group:
         pytest.fail(f"a process said nothing (code {self.process.poll()}): {self._output.read_text()[-4_000:]}")
 
     async def all_ready(self) -> None:
-        """Return once all its peers said that they serve."""
+        """Wait until all its peers have reported that they serve."""
         while len(self.peers) < EACH:
             self.peers.add(json.loads(await self.line())["peer"])
 
     def begin(self) -> None:
-        """Have its peers start."""
+        """Start its peers."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is gone."""
+        """Send SIGKILL; return when it is gone."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -137,7 +137,7 @@ class Group:
 
 @asynccontextmanager
 async def observed(zookeeper: ZookeeperServer, cluster: str) -> AsyncIterator[Observer]:
-    """An observer that follows a cluster's log."""
+    """Run an observer that follows a cluster's log."""
     session = await ZookeeperBackend(zookeeper.hosts, cluster, session_timeout_ms=30_000).session()
     try:
         async with trio.open_nursery() as nursery:
@@ -154,7 +154,7 @@ async def observed(zookeeper: ZookeeperServer, cluster: str) -> AsyncIterator[Ob
 async def test_twenty_join_at_once_and_the_ring_closes_around_five_that_die(
     zookeeper: ZookeeperServer, tmp_path: Path
 ) -> None:
-    """Each peer joins with its first and only attempt; five that are killed together leave, and no other does."""
+    """Each peer joins with its first and only attempt; the five killed peers leave, and no other does."""
     cluster = f"many-{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:
         groups = []
@@ -170,7 +170,7 @@ async def test_twenty_join_at_once_and_the_ring_closes_around_five_that_die(
 
 
 async def all_join(observer: Observer, groups: list[Group]) -> None:
-    """Start all peers together and wait for the whole ring."""
+    """Start all peers together and wait for the complete ring."""
     began_ms = time.time_ns() // 1_000_000
     for group in groups:
         group.begin()
@@ -191,7 +191,7 @@ async def all_join(observer: Observer, groups: list[Group]) -> None:
 
 
 async def kill(observer: Observer, group: Group, size: int) -> None:
-    """Kill a process with all its peers and wait until the ring is closed around them."""
+    """Kill a process with all its peers and wait until the ring is closed without them."""
     killed_ms, seen = time.time_ns() // 1_000_000, len(observer.members)
     group.kill()
     await observer.until(

@@ -1,4 +1,4 @@
-"""Ordering keys on real peers: exact order whatever dies, and a stuck key that holds up nobody else."""
+"""Ordering keys on real peers: exact order through deaths, and a blocked key that delays no other."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 KEYS = int(os.environ.get("ONYXQ_TEST_KEYS", "20"))
 KEY_TASKS = int(os.environ.get("ONYXQ_TEST_KEY_TASKS", "40"))
-"""The long run that a release gets has 100 keys of 200 tasks."""
+"""Tasks of a key; before a release there are 100 keys of 200 tasks."""
 BEHIND = int(os.environ.get("ONYXQ_TEST_BEHIND", "500"))
-"""Tasks behind one that fails for ever; a release has 5,000."""
+"""Tasks that wait for one that always fails; before a release there are 5,000."""
 NAMES = ("a", "b", "c")
 QUEUE = "ordered"
 KILL_EVERY_S = 10.0
 WORKERS_PER_PEER = 8
 LEASE_MS = 2_000
-"""Short: claims of workers that die come back within the test."""
+"""Short lease, so that claims of dead workers expire during the test."""
 FAILS, DIES, GIVES_BACK = 0.10, 0.02, 0.03
-"""How often a worker fails a task, dies with it, or gives it back."""
+"""How often a worker fails a task, dies with it, or releases it."""
 RETRY_MS = 50
 SEED = 7
 
 
 class Keys(History):
-    """What producers and workers were told of tasks with keys."""
+    """What producers and workers know of tasks with keys."""
 
     def __init__(self, queue: str) -> None:
         super().__init__(queue)
         self.ids: dict[str, list[bytes]] = {}
-        """Of each key, in the order in which they were acknowledged."""
+        """Key -> ids in the order in which they were acknowledged."""
         self.tried: set[bytes] = set()
-        """Tasks whose completion was sent, whatever was answered."""
+        """Tasks whose completion was sent, whatever the answer was."""
 
     def handed(self, claim: Claim) -> None:
-        """A worker has a task: every task before it in its key must be done, or said to be."""
+        """Record that a worker has a task: all earlier tasks of its key must be completed, or be reported so."""
         self.took([claim])
         key, _, number = claim.data.decode().partition(" ")
         before = [one for one in self.ids[key][: int(number)] if one not in self.tried]
@@ -57,7 +57,7 @@ class Keys(History):
 
 
 async def produce(history: Keys, client: AsyncClient, key: str) -> None:
-    """Half of a key's tasks together, then one after the other."""
+    """Enqueue half of a key's tasks together, then one after the other."""
     ids = history.ids[key] = []
     half = KEY_TASKS // 2
     payloads = [b"%s %d" % (key.encode(), number) for number in range(KEY_TASKS)]
@@ -69,7 +69,7 @@ async def produce(history: Keys, client: AsyncClient, key: str) -> None:
 
 
 async def work_badly(history: Keys, client: AsyncClient, worker: str, rng: random.Random) -> None:
-    """Claim one task at a time until cancelled; complete it, fail, give it back, or forget it."""
+    """Claim one task at a time until cancelled; complete, fail, release or forget it."""
     while True:
         try:
             claims = await client.claim([QUEUE], max=1, lease_ms=LEASE_MS, wait_ms=1_000, worker=worker)
@@ -82,7 +82,7 @@ async def work_badly(history: Keys, client: AsyncClient, worker: str, rng: rando
 
 
 async def end_somehow(history: Keys, client: AsyncClient, claim: Claim, chance: float) -> None:
-    """What one worker does with one task; raises `OnyxqError`."""
+    """End one task in a random way; raises `OnyxqError`."""
     if chance < FAILS:
         await client.fail(claim, "by chance")
     elif chance < FAILS + DIES:
@@ -96,7 +96,7 @@ async def end_somehow(history: Keys, client: AsyncClient, claim: Claim, chance: 
 
 
 async def kill_leaders(history: Keys, cluster: Cluster, total: int) -> int:
-    """Kill the peer that leads most, and start it again, every ten seconds until all is done; how often."""
+    """Kill and restart the peer that leads most every ten seconds until all is done; return how often."""
     kills = 0
     with trio.move_on_after(KILL_EVERY_S):
         await history.until_completed(total // 3)
@@ -111,7 +111,7 @@ async def kill_leaders(history: Keys, cluster: Cluster, total: int) -> int:
 
 
 async def most_leading(cluster: Cluster) -> PeerProcess:
-    """The peer that leads most partitions, once somebody leads any."""
+    """Return the peer that leads most partitions, once there is a leader."""
 
     async def look() -> PeerProcess | None:
         seen_by = cluster.serving[-1]
@@ -125,7 +125,7 @@ async def most_leading(cluster: Cluster) -> PeerProcess:
 
 
 async def all_of(client: AsyncClient, queue: str) -> dict[bytes, Task]:
-    """Every task of a queue; raises `OnyxqError`."""
+    """Return every task of a queue; raises `OnyxqError`."""
     found: dict[bytes, Task] = {}
     after: bytes | None = None
     more = True
@@ -138,7 +138,7 @@ async def all_of(client: AsyncClient, queue: str) -> dict[bytes, Task]:
 
 
 def check_order(key: str, tasks: list[Task]) -> None:
-    """Every grant of a task lies before every grant of the next one, and its last one completed it."""
+    """Check that every grant of a task comes before those of the next one, and its last one completed it."""
     before = -1
     for number, task in enumerate(tasks):
         assert task.data.decode() == f"{key} {number}"
@@ -152,7 +152,7 @@ def check_order(key: str, tasks: list[Task]) -> None:
 
 @bounded(180 + KEYS * KEY_TASKS / 20)
 async def test_keys_keep_their_order_while_workers_fail_and_leaders_die(cluster: Cluster) -> None:
-    """Workers fail, die and give back at random, a leader is killed every ten seconds; each is done once, in order."""
+    """Workers fail, die and release at random, leaders are killed; each task is done once, in order."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     history, total, rng = Keys(QUEUE), KEYS * KEY_TASKS, random.Random(SEED)
@@ -178,7 +178,7 @@ async def test_keys_keep_their_order_while_workers_fail_and_leaders_die(cluster:
 
 
 async def run_workers(cluster: Cluster, history: Keys, first: str, seed: int) -> None:
-    """Workers that know one peer to begin with, each with chances of its own."""
+    """Run workers that know one peer at first, each with its own random numbers."""
     rng = random.Random(seed)
     async with cluster.client(first) as client, trio.open_nursery() as nursery:
         for number in range(WORKERS_PER_PEER):
@@ -187,7 +187,7 @@ async def run_workers(cluster: Cluster, history: Keys, first: str, seed: int) ->
 
 @bounded(120 + BEHIND / 50)
 async def test_a_key_whose_head_always_fails_holds_up_no_other(cluster: Cluster) -> None:
-    """Thousands of tasks behind one that fails for ever are not touched; all other keys are done meanwhile."""
+    """Thousands of tasks that wait for a failing one are not granted; all other keys are completed meanwhile."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     history = Keys(QUEUE)
@@ -212,7 +212,7 @@ async def test_a_key_whose_head_always_fails_holds_up_no_other(cluster: Cluster)
 
 
 async def fail_the_head(history: Keys, client: AsyncClient, heads: Counter[bytes], head: bytes, worker: str) -> None:
-    """Complete what comes until cancelled, but fail whatever is of the poisoned key."""
+    """Complete tasks until cancelled, but fail those of the poisoned key."""
     while True:
         claims = await client.claim([QUEUE], max=4, lease_ms=10 * LEASE_MS, wait_ms=1_000, worker=worker)
         for claim in claims:
@@ -228,13 +228,13 @@ async def fail_the_head(history: Keys, client: AsyncClient, heads: Counter[bytes
 
 
 async def until_tried(history: Keys, heads: Counter[bytes], head: bytes, times: int) -> None:
-    """Return once the head was handed out so often."""
+    """Wait until the head was granted that often."""
     while heads[head] < times:
         await history.until_moved()
 
 
 async def cancel_soon(cluster: Cluster, client: AsyncClient, task_id: bytes) -> None:
-    """Cancel a task that workers let go of a moment ago."""
+    """Cancel a task that workers released a moment ago."""
 
     async def cancel() -> bool:
         await client.cancel(task_id)

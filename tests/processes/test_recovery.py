@@ -1,4 +1,4 @@
-"""A cluster of real peers whose ZooKeeper was set back to an older copy, or wiped, is recovered by one command."""
+"""A cluster of real peers whose ZooKeeper was restored from an older copy, or wiped, is recovered by one command."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAMES = ("a", "b", "c")
 ROUNDS = 20
-"""Of claims that are given back, so that tokens rise."""
+"""Rounds of claims and releases, so that tokens rise."""
 
 
 @pytest.fixture
 def server(zookeeper: ZookeeperServer, tmp_path: Path) -> ZookeeperServer:
-    """A ZooKeeper of the test's own, which is not started; ``zookeeper``: where there is none the test is skipped."""
+    """A ZooKeeper of the test's own, not started; ``zookeeper`` skips the test if there is none."""
     return ZookeeperServer(tmp_path / "zookeeper")
 
 
@@ -48,7 +48,7 @@ async def own(server: ZookeeperServer, tmp_path: Path) -> AsyncIterator[Cluster]
 
 
 async def command(*arguments: str, code: int = 0) -> Any:
-    """The document that a command prints with ``--json``, or what it says on stderr if it ends with ``code``."""
+    """Return the document that a command prints with ``--json``, or its stderr if it ends with ``code``."""
 
     def body() -> tuple[int, str, str]:
         said, wrong = io.StringIO(), io.StringIO()
@@ -61,20 +61,20 @@ async def command(*arguments: str, code: int = 0) -> Any:
 
 
 def recovery(cluster: Cluster, server: ZookeeperServer, *directories: str) -> list[str]:
-    """The command with the data directories of some peers."""
+    """Return the command with the data directories of some peers."""
     data = [word for name in directories for word in ("--data", str(cluster[name].data))]
     return ["cluster", "recover", cluster.name, "--zookeeper", server.hosts, *data]
 
 
 async def raise_tokens(client: AsyncClient) -> None:
-    """Claim and give back again and again."""
+    """Claim and release repeatedly."""
     for _ in range(ROUNDS):
         for claim in await client.claim(["work"], max=10, wait_ms=5_000):
             await client.release([claim])
 
 
 async def claim_all(client: AsyncClient, count: int, **how: Any) -> dict[bytes, Claim]:
-    """So many claims, by task."""
+    """Claim a number of tasks; return the claims by task."""
     found: dict[bytes, Claim] = {}
     while len(found) < count:
         found |= {claim.id: claim for claim in await client.claim(["work"], max=count, wait_ms=5_000, **how)}
@@ -85,7 +85,7 @@ async def claim_all(client: AsyncClient, count: int, **how: Any) -> dict[bytes, 
 async def test_a_zookeeper_that_was_set_back_is_recovered_from(
     own: Cluster, server: ZookeeperServer, tmp_path: Path
 ) -> None:
-    """Completions, settings and tasks are kept, claims are void, tokens rise; without --yes nothing is changed."""
+    """Completions, settings and tasks stay, claims are void, tokens rise; without --yes nothing changes."""
     async with own.client() as client:
         ids = await client.enqueue_many("work", [b"%d" % number for number in range(6)])
     own.end()
@@ -110,7 +110,8 @@ async def test_a_zookeeper_that_was_set_back_is_recovered_from(
     assert shown["log"]["state"] == "older" and shown["log"]["position"] < shown["position"]
     assert [row["node"] for row in shown["found"]] == [own[name].node for name in NAMES]
     assert max(row["log_from"] for row in shown["found"]) > 0, "copies begin with a snapshot"
-    assert shown["missing"] == [] and shown["claims_made_void"] in (5, 6)  # that of a completed task is freed lazily
+    # the claim of a completed task is released later
+    assert shown["missing"] == [] and shown["claims_made_void"] in (5, 6)
     again = await command(*recovery(own, server, *NAMES), "--yes")
     assert again["log"] == shown["log"], "the first run changed nothing"
     position = again["done"]["position"]
@@ -139,8 +140,10 @@ async def test_a_zookeeper_that_was_set_back_is_recovered_from(
 async def test_a_wiped_zookeeper_is_recovered_from_without_a_node_that_comes_later(
     own: Cluster, server: ZookeeperServer, tmp_path: Path
 ) -> None:
-    """One directory is given, one is exported, one is missing: it is named, and consent must name it, too. Its node
-    joins later and has what the others have."""
+    """A missing node is named and must be named in the consent; it joins later with the same state as the others.
+
+    One directory is given, one is exported, and one is missing.
+    """
     async with own.client() as client:
         ids = await client.enqueue_many("work", [b"%d" % number for number in range(6)])
         held = await claim_all(client, 6)
@@ -174,7 +177,7 @@ async def test_a_wiped_zookeeper_is_recovered_from_without_a_node_that_comes_lat
 async def test_a_peer_that_was_frozen_meanwhile_joins_the_new_log(
     own: Cluster, server: ZookeeperServer, tmp_path: Path
 ) -> None:
-    """It cannot go on with the old log: when it wakes, its session is gone, and it reads the new snapshot."""
+    """It cannot continue with the old log: its session is gone when it thaws, and it loads the new snapshot."""
     async with own.client() as client:
         ids = await client.enqueue_many("work", [b"%d" % number for number in range(4)])
         held = await claim_all(client, 4, lease_ms=600_000)

@@ -1,4 +1,4 @@
-"""All peers at once: the cluster comes back by itself, and its data stays where it is."""
+"""All peers at once: the cluster reforms on its own, and its data stays in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEASE_MS = 300_000
 
 
 async def cohorts(cluster: Cluster, peer: PeerProcess) -> dict[int, tuple[list[str], list[str]]]:
-    """Members and target of every partition."""
+    """Return members and target of every partition."""
     return {number: (found["members"], found["target"]) for number, found in (await cluster.partitions(peer)).items()}
 
 

@@ -1,4 +1,4 @@
-"""A ZooKeeper that is restored from an older copy, wiped or partly restored: no node goes on with it in silence."""
+"""A ZooKeeper that is restored from an older copy, wiped or partly restored: every node reports it."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Restorable:
             self.server.kill(number)
 
     def up(self) -> None:
-        """Start every server on the data that it finds."""
+        """Start every server on its data."""
         for number in self.servers:
             self.server.spawn(number)
 
     def data(self, number: int) -> Path:
-        """A server's directory."""
+        """Return a server's directory."""
         return self._root / "zookeeper" / f"server-{number + 1}" / "data"
 
     def copy(self, name: str) -> None:
-        """Keep the data of all servers, which are down."""
+        """Copy the data of all servers, which are down."""
         for number in self.servers:
             shutil.copytree(self.data(number), self._root / name / str(number))
 
     def restore(self, name: str, *numbers: int) -> None:
-        """Put a copy in the place of the data of some servers, or of all."""
+        """Replace the data of some servers, or of all, by a copy."""
         for number in numbers or self.servers:
             shutil.rmtree(self.data(number))
             shutil.copytree(self._root / name / str(number), self.data(number))
@@ -61,7 +61,7 @@ class Restorable:
 
 @pytest.fixture
 def servers() -> int:
-    """Of the test's ZooKeeper."""
+    """Number of servers of the test's ZooKeeper."""
     return 1
 
 
@@ -83,7 +83,7 @@ async def cluster(own: Restorable, tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 async def churn(cluster: Cluster, times: int, *peers: str) -> None:
-    """Enqueue a task and complete another, so that tokens rise and tasks are done; ``peers``: those that serve."""
+    """Enqueue a task and complete another, so that tokens rise; ``peers`` are those that serve."""
     async with cluster.client(*peers) as client:
         for number in range(times):
             await client.enqueue("q", b"%d" % number)
@@ -92,7 +92,7 @@ async def churn(cluster: Cluster, times: int, *peers: str) -> None:
 
 
 async def set_back(cluster: Cluster, own: Restorable) -> None:
-    """Copy ZooKeeper, use the cluster, and restore the copy under its running peers; the newest is kept too."""
+    """Copy ZooKeeper, use the cluster, and restore the copy under its running peers; keep the newest copy too."""
     await churn(cluster, 3)
     own.down()
     own.copy("older")
@@ -116,7 +116,7 @@ async def refused(cluster: Cluster, *peers: PeerProcess) -> None:
 
 
 async def says_so(cluster: Cluster, peer: PeerProcess) -> bool:
-    """Whether a running peer is unready because of it, and its metrics tell."""
+    """Return whether a running peer is unready because of it, and its metrics show it."""
     ready = await cluster.send(peer, "GET", "/readyz")
     metrics = await cluster.send(peer, "GET", "/metrics")
     told = ready.status_code == 503 and ready.json()["log_went_back"]
@@ -126,7 +126,7 @@ async def says_so(cluster: Cluster, peer: PeerProcess) -> bool:
 @pytest.mark.long
 @bounded(240)
 async def test_running_peers_say_that_the_log_went_back_and_grant_nothing(cluster: Cluster, own: Restorable) -> None:
-    """Enqueues go on. When the newest copy is brought back they go on by themselves, and nothing is lost."""
+    """Enqueues continue. When the newest copy is restored, peers continue on their own, and nothing is lost."""
     await cluster.start(*PEERS)
     await cluster.whole(*PEERS)
     await set_back(cluster, own)
@@ -148,7 +148,7 @@ async def test_running_peers_say_that_the_log_went_back_and_grant_nothing(cluste
 
 @bounded(240)
 async def test_a_peer_that_had_read_no_more_than_the_older_copy_hears_of_it(cluster: Cluster, own: Restorable) -> None:
-    """It stood still before the copy was made, so the log lacks nothing that it knows: the others tell it."""
+    """It was frozen before the copy was made, so the log lacks nothing that it knows: the others tell it."""
     await cluster.start(*PEERS)
     await cluster.whole(*PEERS)
     await churn(cluster, 3)
@@ -170,7 +170,7 @@ async def test_a_peer_that_had_read_no_more_than_the_older_copy_hears_of_it(clus
 @pytest.mark.long
 @bounded(240)
 async def test_peers_that_start_on_an_older_copy_are_refused(cluster: Cluster, own: Restorable) -> None:
-    """Each ends with the error; none is ready before."""
+    """Each ends with the error, and none becomes ready."""
     await cluster.start(*PEERS)
     await cluster.whole(*PEERS)
     await set_back(cluster, own)
@@ -204,7 +204,7 @@ class TestEnsemble:
 
     @pytest.fixture
     def servers(self) -> int:
-        """Of the test's ZooKeeper."""
+        """Number of servers of the test's ZooKeeper."""
         return 3
 
     @pytest.mark.long
@@ -212,7 +212,7 @@ class TestEnsemble:
     async def test_one_restored_member_of_an_ensemble_takes_the_log_from_the_others(
         self, cluster: Cluster, own: Restorable
     ) -> None:
-        """The other two outvote it, so the log did not go back, and peers serve on."""
+        """The other two outvote it, so the log did not go back, and peers continue."""
         await cluster.start(*PEERS)
         await cluster.whole(*PEERS)
         await set_back(cluster, own)
@@ -240,7 +240,7 @@ class TestEnsemble:
 @pytest.mark.long
 @bounded(120)
 async def test_an_embedded_log_that_is_older_than_the_store_is_refused(tmp_path: Path) -> None:
-    """As when only a part of a data directory is restored."""
+    """This happens if only a part of a data directory is restored."""
     peer = PeerProcess(
         "solo", data=tmp_path / "solo", output=tmp_path, arguments=["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     )

@@ -1,4 +1,4 @@
-"""Retention on real nodes: disks let go of what is purged, and a node that was stopped brings nothing back."""
+"""Retention on real nodes: purged rows leave every disk, and a stopped node does not restore them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PURGING = {"ONYXQ_PURGE_BUCKET_MS": "1000", "ONYXQ_PURGE_MARGIN_MS": "10000", "O
 
 
 async def rows(peer: PeerProcess) -> int:
-    """How many rows the disk of a node holds whose process has ended."""
+    """Return how many rows the disk of an ended node has."""
     store = LmdbStore.open(peer.data)
     try:
         return sum(1 for _ in store._tables.rows.ascend(b""))
@@ -27,7 +27,7 @@ async def rows(peer: PeerProcess) -> int:
 
 
 async def purged_everywhere(cluster: Cluster, peer: PeerProcess, ids: list[bytes]) -> None:
-    """Return once a peer says that none of these is there."""
+    """Wait until a peer has none of these."""
     async with cluster.client(peer.name) as client:
 
         async def look() -> bool:
@@ -44,7 +44,7 @@ async def purged_everywhere(cluster: Cluster, peer: PeerProcess, ids: list[bytes
 
 @bounded(240)
 async def test_finished_tasks_leave_every_disk_and_do_not_come_back(cluster: Cluster) -> None:
-    """One node is stopped while they are unfinished there, and comes back once they are purged."""
+    """One node is stopped while they are unfinished there, and returns once they are purged."""
     for name in NAMES:
         cluster.add(name).surroundings.update(PURGING)
     await cluster.start(*NAMES)

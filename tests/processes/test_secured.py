@@ -1,4 +1,4 @@
-"""A cluster with everything on: tokens, the peers' secret, TLS both ways, and znodes of its own."""
+"""A cluster with all security settings: tokens, the peers' secret, mutual TLS, and protected znodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def secured(home: Path) -> dict[str, str]:
 
 
 def refused(hosts: str, path: str) -> None:
-    """Whoever has no credential of ZooKeeper's gets nothing of the cluster."""
+    """Check that a client without ZooKeeper's credential can read nothing of the cluster."""
     client = KazooClient(hosts)
     try:
         client.start()
@@ -51,7 +51,7 @@ def refused(hosts: str, path: str) -> None:
 async def test_tasks_survive_a_peer_with_everything_secured(
     cluster: Cluster, zookeeper: ZookeeperServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers replicate to each other, take over from one that is killed, and are found in ZooKeeper."""
+    """Peers replicate to each other, take over from a killed one, and are found in ZooKeeper."""
     environment = secured(tmp_path)
     for name in NAMES:
         cluster.add(name).surroundings = environment

@@ -1,4 +1,4 @@
-"""Real peers whose log on a real ZooKeeper goes through segments while they work."""
+"""Real peers whose log on a real ZooKeeper goes through several segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GC_TIMEOUT_S = 30.0
 
 
 def with_short_segments(cluster: Cluster, name: str) -> PeerProcess:
-    """A node whose program closes a segment after few records."""
+    """Return a node whose program closes a segment after few records."""
     peer = cluster.add(name)
     peer.program = "tests.processes.short_segments"
     peer.surroundings = {"SEGMENT_RECORDS": str(SEGMENT_RECORDS)}
@@ -26,7 +26,7 @@ def with_short_segments(cluster: Cluster, name: str) -> PeerProcess:
 
 
 async def collect(cluster: Cluster, history: History, *peers: PeerProcess) -> None:
-    """Ask the peers in turn for collections, with work in between, until each has read on in the last segment."""
+    """Collect through the peers in turn, with work in between, until each reads in the last segment."""
     turn = 0
     while min([segment_of((await cluster.see(peer, "/v1/cluster"))["position"]) for peer in peers]) < SEGMENTS:
         await history.until_completed(len(history.completed) + 1)
@@ -36,14 +36,14 @@ async def collect(cluster: Cluster, history: History, *peers: PeerProcess) -> No
 
 
 async def enqueue(history: History, client: AsyncClient, stop: trio.Event) -> None:
-    """Keep the worker, and so the log, busy until ``stop``."""
+    """Keep the worker and the log busy until ``stop``."""
     while not stop.is_set():
         await enqueue_over_tcp(history, client, 20)
 
 
 @bounded(60)
 async def test_a_cluster_works_on_through_segments(cluster: Cluster) -> None:
-    """Nothing is lost or repeated across their ends, tokens go on rising, and a newcomer starts in the last one."""
+    """Nothing is lost or repeated across segments, tokens rise, and a new node starts in the last one."""
     peers = [with_short_segments(cluster, name) for name in ("a", "b")]
     with_short_segments(cluster, "c")
     await cluster.start("a", "b")

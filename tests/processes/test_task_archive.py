@@ -1,4 +1,4 @@
-"""The archive of real nodes: what was purged from every disk is found by command, without a cluster."""
+"""The archive of real nodes: a command finds tasks that were purged from every disk, without a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PURGING = {"ONYXQ_PURGE_BUCKET_MS": "1000", "ONYXQ_PURGE_MARGIN_MS": "10000"}
 
 
 async def onyxq(*words: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command that asks nobody."""
+    """Run a command that needs no peer."""
     command = [sys.executable, "-m", "onyxq", *words, "--json"]
     return await trio.run_process(
         command, capture_stdout=True, capture_stderr=True, check=False, env={"PYTHONPATH": ":".join(sys.path)}
@@ -32,7 +32,7 @@ async def onyxq(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 @bounded(240)
 async def test_purged_tasks_are_found_in_the_archive(cluster: Cluster, tmp_path: Path) -> None:
-    """All of them once, each as it was; two directories of three nodes are read as one."""
+    """All are found once and unchanged; two directories of three nodes are read as one."""
     directories = [tmp_path / "one", tmp_path / "two"]
     for name, directory in zip(NAMES, (*directories, directories[0]), strict=True):
         cluster.add(name).surroundings.update({**PURGING, "ONYXQ_TASK_ARCHIVE": str(directory)})

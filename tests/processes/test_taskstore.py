@@ -1,6 +1,7 @@
-"""The task store on real peers that are killed: the MapReduce is exact, and all answers are the model's.
+"""The task store on real peers that are killed: the MapReduce is exact, and all answers equal the model's.
 
-``ONYXQ_TEST_PROGRAMS`` says how many programs of five requests run over HTTP, in place of the usual few.
+``ONYXQ_TEST_PROGRAMS`` is the number of programs of five requests over HTTP, instead of the usual
+few.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EXAMPLE = ROOT / "examples" / "taskstore_mapreduce" / "word_count.py"
 PROGRAMS = int(os.environ.get("ONYXQ_TEST_PROGRAMS", "80"))
 CLIENTS = 4
 REQUESTS = 5
-"""Of one program."""
+"""Requests of one program."""
 GROUPS = ("map", "reduce/1")
 
 
@@ -42,7 +43,7 @@ GROUPS = ("map", "reduce/1")
 
 @bounded(300)
 async def test_a_mapreduce_is_exact_while_workers_and_peers_are_killed(cluster: Cluster) -> None:
-    """Six of its workers are killed at random, and two of three peers; the one that is left goes on alone."""
+    """Six of its workers and two of three peers are killed at random; the remaining one continues alone."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     connect = ",".join(peer.address for peer in cluster.peers.values())
@@ -77,7 +78,7 @@ async def test_a_mapreduce_is_exact_while_workers_and_peers_are_killed(cluster: 
 
 
 async def work_left(cluster: Cluster, peer: PeerProcess) -> int:
-    """Tasks of the job that a peer knows of."""
+    """Return the tasks of the job that a peer knows."""
     found = 0
     for group in await cluster.see(peer, "/taskstore/groups"):
         found += len(await cluster.see(peer, f"/taskstore/group/{group}?owned=1"))
@@ -88,7 +89,7 @@ async def work_left(cluster: Cluster, peer: PeerProcess) -> int:
 
 
 class Whole(httpx.AsyncByteStream):
-    """A body in one piece; httpx's own leaves a generator behind where its connection breaks, which is warned of."""
+    """A body in one piece; httpx's own leaves a generator open when its connection breaks, which is warned about."""
 
     def __init__(self, body: bytes) -> None:
         self._left = [body]
@@ -103,7 +104,7 @@ class Whole(httpx.AsyncByteStream):
 
 
 async def posted(cluster: Cluster, peer: PeerProcess, path: str, body: Any) -> httpx.Response:
-    """The answer of a peer that may die meanwhile; raises `httpx.TransportError`."""
+    """Return the answer of a peer that may die meanwhile; raises `httpx.TransportError`."""
     data = json.dumps(body).encode()
     request = httpx.Request(
         "POST",
@@ -116,23 +117,23 @@ async def posted(cluster: Cluster, peer: PeerProcess, path: str, body: Any) -> h
 
 
 class Programs:
-    """Requests at random of several clients at a time, and their answers."""
+    """Random requests of several clients at a time, and their answers."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
         self.requests = Requests(random.Random(seed), GROUPS)
         self.asked: dict[int, Any] = {}
-        """Mark -> the answer; None where it was lost."""
+        """Mark -> the answer; None if it was lost."""
 
     async def run(self, client: int, programs: int) -> None:
-        """Programs one after the other, each at another peer."""
+        """Run programs one after the other, each at another peer."""
         for _ in range(programs):
             peer = self.requests.random.choice(self.cluster.serving)
             for _ in range(REQUESTS):
                 await self.request(peer, client)
 
     async def request(self, peer: PeerProcess, client: int) -> None:
-        """An update or a claim, with a mark by which it is found in the log."""
+        """Send an update or a claim, with a mark by which it is found in the log."""
         mark, kind, args = self.requests.next()
         self.asked[mark] = None
         with contextlib.suppress(httpx.TransportError):
@@ -145,7 +146,7 @@ class Programs:
 
 
 def as_body(args: dict[str, Any]) -> dict[str, Any]:
-    """An update as HTTP has it."""
+    """Return an update in the form of HTTP."""
     return {
         "adds": [{"group": group, "data": data} for group, data, _ in args["adds"]],
         "updates": [{"id": number, "data": data, "timespec": at_ms} for number, data, at_ms in args["changes"]],
@@ -155,12 +156,12 @@ def as_body(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_claim(args: dict[str, Any]) -> dict[str, Any]:
-    """A claim likewise."""
+    """Return a claim in the form of HTTP."""
     return {"group": args["group"], "duration": args["duration_ms"]}
 
 
 def answered(answer: Any) -> Any:
-    """An answer as the model's are told."""
+    """Return an answer in the form of the model's."""
     error = answer["Error"]
     if error is not None:
         return [None, error["Changes"], error["Deletes"], error["Depends"], error["Owned"]]
@@ -172,7 +173,7 @@ def answered(answer: Any) -> Any:
 async def test_answers_over_http_are_the_models_while_peers_die_and_the_log_is_collected(
     cluster: Cluster, tmp_path: Path, zookeeper: Any
 ) -> None:
-    """Every answer is what the model gives at the request's place in the log, before and behind a snapshot."""
+    """Every answer equals the model's at the request's place in the log, before and after a snapshot."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     programs, truth = Programs(cluster, seed=3), Truth()

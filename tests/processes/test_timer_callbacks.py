@@ -1,8 +1,8 @@
-"""Callbacks of timers from real peers: a node is killed and another one added in the middle.
+"""Callbacks of timers from real peers: a node is killed and another one added meanwhile.
 
-Each timer is delivered, none before its time.  Each repeat has the same key, says why it comes, and is
-explained: the attempt before was cut off, or was answered a moment before the kill, so that a majority
-may not have stored the completion.  The clock of this machine is that of all.
+Each timer is delivered, and none is early. Each repeat has the same key and its reason, and is
+explained: the earlier attempt was interrupted, or was answered a moment before the kill, so that a
+majority may not have stored the completion. All clocks are that of this machine.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ from tests.processes.cluster import Cluster, bounded
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 TIMERS = int(os.environ.get("ONYXQ_TEST_TIMERS", "300"))
-"""A release has 10,000."""
+"""Number of timers; before a release it is 10,000."""
 SECONDS = int(os.environ.get("ONYXQ_TEST_SECONDS", str(max(4, TIMERS // 400))))
-"""Over which they fall due."""
+"""Time in which they are due, in seconds."""
 SET_PER_S = 40
-"""So many are set in a second even on a busy machine."""
+"""Timers that can be set in a second even on a busy machine."""
 FIRST = max(48, TIMERS // 20)
-"""Of which it is told how fast they can be set."""
+"""First timers, from which the speed of setting is computed."""
 LATEST_MS = 1_000 * (5 + SECONDS)
 SETTERS = 16
 ANSWER_S = 0.05
-"""How long the receiver takes, so that some attempts are under way at any moment."""
+"""Time of the receiver for an answer, so that some attempts are always running."""
 TIMEOUT_MS = 5_000
 STORED_MS = 1_000
-"""After this time a completion is stored by a majority, also on a busy machine."""
+"""Time after which a majority has stored a completion, also on a busy machine."""
 NAMES = ("a", "b", "c")
 
 
 @define
 class Attempt:
-    """One callback as it came."""
+    """One received callback."""
 
     timer: str
     key: str
     number: int
     at_ms: int
     repeats: str = ""
-    """Why it comes again, as it says."""
+    """The reason that it gives for a repeat."""
     cut_off: bool = False
-    """Its sender went away before the answer."""
+    """Whether its sender closed the connection before the answer."""
     answered_ms: int = 0
 
 
 @define
 class Receiver:
-    """A small server of HTTP that takes everything, after a moment."""
+    """A small HTTP server that accepts everything after a moment."""
 
     attempts: list[Attempt] = field(factory=list)
     timers: set[str] = field(factory=set)
     _changed: trio.Event = field(factory=trio.Event)
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """One connection, which has one request."""
+        """Serve one connection, which has one request."""
         head, attempt = b"", None
         try:
             while b"\r\n\r\n" not in head:
@@ -74,7 +74,7 @@ class Receiver:
                 head += some
             attempt = self._note(head)
             with trio.move_on_after(ANSWER_S):
-                attempt.cut_off = not await stream.receive_some()  # at once where the sender is gone
+                attempt.cut_off = not await stream.receive_some()  # at once if the sender is gone
             await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
             attempt.answered_ms = wall_ms()
         except trio.BrokenResourceError:
@@ -95,20 +95,20 @@ class Receiver:
         return attempt
 
     async def until(self, timers: int) -> None:
-        """Return once so many different timers have come."""
+        """Wait until that many different timers have come."""
         while len(self.timers) < timers:
             await self._changed.wait()
 
 
 def wall_ms() -> int:
-    """Now."""
+    """Return the time of this machine's clock."""
     return time.time_ns() // 1_000_000
 
 
 async def set_all(addresses: Sequence[str], uri: str) -> dict[str, int]:
-    """Timers that all peers were asked for; the time before which each must not come.
+    """Set timers through all peers; return the time before which each must not come.
 
-    How fast they can be set tells from the first ones when the first is to be due.
+    The first ones show how fast timers can be set, which decides when the first one is due.
     """
     begun_s, begin_ms = trio.current_time(), 0
     not_before: dict[str, int] = {}
@@ -136,7 +136,7 @@ async def set_all(addresses: Sequence[str], uri: str) -> dict[str, int]:
 
 @bounded(150 + TIMERS / SET_PER_S + 4 * SECONDS)
 async def test_every_timer_is_delivered_though_nodes_come_and_go(cluster: Cluster) -> None:
-    """Once, but for those that the killed node had begun; those come again under the same key."""
+    """Each comes once, except those that the killed node had started, which come again under the same key."""
     cluster.more_options("--timer-timeout-ms", str(TIMEOUT_MS))
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
@@ -179,7 +179,7 @@ CUT_OFF, NOT_STORED, UNEXPLAINED = "cut off", "answered, not stored before the k
 
 
 def repeated(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
-    """Each attempt that was followed by another one at the same timer, and that one."""
+    """Return each attempt that was followed by another one of the same timer, and that one."""
     last: dict[str, Attempt] = {}
     found = []
     for one in attempts:
@@ -190,14 +190,14 @@ def repeated(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
 
 
 def reason(attempt: Attempt, killed_ms: int) -> str:
-    """Why an attempt was followed by another one."""
+    """Return why an attempt was followed by another one."""
     if attempt.cut_off or not attempt.answered_ms:
         return CUT_OFF
     return NOT_STORED if killed_ms - STORED_MS <= attempt.answered_ms else UNEXPLAINED
 
 
 async def all_fired(cluster: Cluster) -> None:
-    """Return once nothing is left to deliver, and nothing has failed."""
+    """Wait until nothing is left to deliver, and nothing has failed."""
 
     async def look() -> bool:
         depth = (await cluster.see(cluster["b"], f"/v1/queues/{QUEUE}"))["depth"]

@@ -1,6 +1,6 @@
-"""Timers on real peers: none before its time by the leader's clock, none lost when a leader is killed.
+"""Timers on real peers: none is early by the leader's clock, none is lost when a leader is killed.
 
-The clock of this machine is that of all leaders. The load is the one that `bench.timers` measures.
+All leaders have the clock of this machine. The load is that of `bench.timers`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 TIMERS = int(os.environ.get("ONYXQ_TEST_TIMERS", "1000"))
 SECONDS = int(os.environ.get("ONYXQ_TEST_SECONDS", "6"))
-"""A release has 50,000 timers over 60 seconds."""
+"""Time in which timers are due; before a release there are 50,000 timers in 60 seconds."""
 NAMES = ("a", "b", "c")
 SET_PER_S = 500
-"""So many timers are set in a second even on a busy machine."""
+"""Timers that can be set in a second even on a busy machine."""
 WORKERS_PER_PEER = 4
 LATE_MS_MAX = 2_000
-"""Far above what an idle machine needs: this is about waking up, not about speed."""
+"""Longest delay, far above that of an idle machine, because this is not a test of speed."""
 SEED = 11
 
 
 async def set_timers(cluster: Cluster) -> Timers:
-    """Acknowledged timers of which none is due yet."""
+    """Set timers, none of which is due yet."""
     begin_ms = int(wall_ms() + 1_000 * (2 + TIMERS / SET_PER_S))
     timers = Timers.spread("timers", TIMERS, begin_ms=begin_ms, seconds=SECONDS, rng=random.Random(SEED))
     async with cluster.client() as client:
@@ -39,7 +39,7 @@ async def set_timers(cluster: Cluster) -> Timers:
 
 
 async def fired(cluster: Cluster, timers: Timers, victim: PeerProcess | None = None) -> None:
-    """Return once all timers fired, and a peer that leads was killed and started again in the middle."""
+    """Wait until all timers fired, with a leading peer killed and restarted meanwhile."""
     addresses = [peer.address for peer in cluster.serving]
     async with trio.open_nursery() as workers:
         for place in range(len(NAMES)):
@@ -67,7 +67,7 @@ async def test_timers_fire_in_time(cluster: Cluster) -> None:
 
 @bounded(120 + TIMERS / SET_PER_S + SECONDS)
 async def test_a_killed_leader_loses_no_timer(cluster: Cluster) -> None:
-    """What it would have fired its successors fire, late by no more than the session timeout and two seconds."""
+    """Its successors fire its timers, late by at most the session timeout and two seconds."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     timers = await set_timers(cluster)

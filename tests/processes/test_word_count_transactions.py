@@ -1,4 +1,4 @@
-"""Word count by map and reduce, one transaction per step, while workers and peers are killed: counts exact."""
+"""Word count by map and reduce, one transaction per step, with killed workers and peers: counts are exact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes.workload import states
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 KILLS = int(os.environ.get("ONYXQ_TEST_KILLS", "6"))
-"""A release has 50."""
+"""Number of kills; before a release it is 50."""
 SEED = int(os.environ.get("ONYXQ_TEST_SEED", "3"))
 NAMES = ("a", "b", "c")
 WORKERS = 3
@@ -31,7 +31,7 @@ TEXTS_PER_KILL = 12
 TEXT_WORDS = 40
 VOCABULARY = 60
 PAUSE_S_MAX = 1.5
-"""The longest time between two kills, beside what starting a peer again takes."""
+"""Longest time between two kills, without the restart of a peer."""
 
 
 class Workers:
@@ -44,7 +44,7 @@ class Workers:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, addresses: Sequence[str]) -> None:
-        """One more worker."""
+        """Start one more worker."""
         number = len(self._running)
         seed = str(self._rng.getrandbits(32))
         command = [sys.executable, "-m", "tests.processes.counting_worker", f"w{number}", seed, str(self._texts)]
@@ -62,7 +62,7 @@ class Workers:
             )
 
     def kill_one(self) -> None:
-        """SIGKILL for one of them."""
+        """Kill one of them with SIGKILL."""
         victim = self._running.pop(self._rng.randrange(len(self._running)))
         assert victim.poll() is None, f"a worker ended by itself, with {victim.returncode}"
         victim.send_signal(signal.SIGKILL)
@@ -77,7 +77,7 @@ class Workers:
 
 @contextlib.contextmanager
 def workers_of(directory: Path, texts: int, rng: random.Random) -> Iterator[Workers]:
-    """No workers yet; those that are started do not outlive the block."""
+    """Return workers, none at first, which end with the block."""
     workers = Workers(directory, texts, rng)
     try:
         yield workers
@@ -86,21 +86,21 @@ def workers_of(directory: Path, texts: int, rng: random.Random) -> Iterator[Work
 
 
 def make_texts(count: int, rng: random.Random) -> list[str]:
-    """Texts of words of which some are frequent."""
+    """Return texts of words, some of them frequent."""
     words = [f"word{number}" for number in range(VOCABULARY)]
     weights = [1 / (rank + 1) for rank in range(VOCABULARY)]
     return [" ".join(rng.choices(words, weights, k=TEXT_WORDS)) for _ in range(count)]
 
 
 async def results(client: AsyncClient) -> list[tuple[int, Counter[str]]]:
-    """What the result queue holds, which nobody claims from; raises `OnyxqError`."""
+    """Return the contents of the result queue, which no worker claims; raises `OnyxqError`."""
     page = await client.list(RESULT, limit=100)
     return [unpack(task.data) for task in page.tasks]
 
 
 @bounded(180 + 15 * KILLS)
 async def test_every_word_is_counted_once_whoever_is_killed(cluster: Cluster) -> None:
-    """Before each kill of a worker or peer there are new texts; at the end the sums are those of a plain count."""
+    """There are new texts before each kill of a worker or peer; at the end the sums are those of a plain count."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     rng = random.Random(SEED)
@@ -140,7 +140,7 @@ async def test_every_word_is_counted_once_whoever_is_killed(cluster: Cluster) ->
 
 
 async def nothing_is_left(cluster: Cluster, client: AsyncClient, texts: int) -> None:
-    """Each text's task is completed, and so is each part that was added up."""
+    """Check that each text's task is completed, and each part that was added up."""
     for queue in (MAP, *map(REDUCE.format, range(WORD_PARTITIONS))):
 
         async def read(queue: str = queue) -> dict[bytes, str]:

@@ -1,4 +1,4 @@
-"""One of three zones is lost, with its peers and its ZooKeeper server: full service, and nothing lost."""
+"""One of three zones is lost, with its peers and its ZooKeeper server: full service, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASKS = 60
 
 @pytest.fixture
 def ensemble(zookeeper: ZookeeperServer, tmp_path: Path) -> Iterator[ZookeeperServer]:
-    """Three servers of their own (``zookeeper`` skips where there is no Java)."""
+    """Three servers of their own (``zookeeper`` skips without Java)."""
     with ZookeeperServer(tmp_path / "ensemble", servers=3) as servers:
         yield servers
 
@@ -38,7 +38,7 @@ async def cluster(ensemble: ZookeeperServer, tmp_path: Path) -> AsyncIterator[Cl
 
 
 async def work_off(client: AsyncClient, count: int) -> set[bytes]:
-    """Claim and complete tasks until there were so many; what they held."""
+    """Claim and complete a number of tasks; return their payloads."""
     seen: set[bytes] = set()
     while len(seen) < count:
         claims = await client.claim(["q"], max=count, lease_ms=30_000, wait_ms=5_000)
@@ -49,7 +49,7 @@ async def work_off(client: AsyncClient, count: int) -> set[bytes]:
 
 @bounded(90)
 async def test_a_lost_zone_leaves_full_service(cluster: Cluster, ensemble: ZookeeperServer) -> None:
-    """The server that leads the ensemble goes, and the zone's peer: what was there is claimed, new tasks are taken."""
+    """The ensemble's leader and the zone's peer are lost: old tasks are claimed, new tasks are accepted."""
     await cluster.start(*ZONES)
     await cluster.whole(*ZONES)
     async with cluster.client("a", "b") as client:

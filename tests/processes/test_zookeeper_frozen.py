@@ -1,4 +1,4 @@
-"""ZooKeeper stops answering: facts go on, claims wait, and nobody loses one for it."""
+"""ZooKeeper stops answering: facts continue, claims wait, and no claim is lost."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.long]
 NAMES = ("a", "b", "c")
 FREEZE_S = 15.0
 NOTICED_S = 11.0
-"""Until then every peer must have noticed; usually it takes 3 s."""
+"""Time in which every peer must notice it; usually it takes 3 s."""
 LEASE_MS = 10_000
-"""Shorter than the freeze."""
+"""Lease, shorter than the freeze."""
 LONG_LEASE_MS = 120_000
 TASKS = 2_000
 
@@ -30,7 +30,7 @@ TASKS = 2_000
 async def test_facts_go_on_while_zookeeper_is_frozen_and_no_claim_is_lost(
     cluster: Cluster, zookeeper: ZookeeperServer
 ) -> None:
-    """15 s without the log, longer than every session and than the lease of the claim at hand."""
+    """The log is unavailable for 15 s, longer than every session and the lease of the present claim."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     history, held_history = History("work"), History("held")
@@ -58,7 +58,7 @@ async def test_facts_go_on_while_zookeeper_is_frozen_and_no_claim_is_lost(
         nursery.start_soon(work, history, client, "worker")
         await history.until_all_completed()
         print(f"all work done {trio.current_time() - began - FREEZE_S:.1f} s after the thaw")
-        renewing.cancel()  # or what is completed would be renewed
+        renewing.cancel()  # otherwise completed tasks would be renewed
         await complete(held_history, client, held)
         nursery.cancel_scope.cancel()
     assert (history.wrong, held_history.wrong) == ([], [])
@@ -71,7 +71,7 @@ async def test_facts_go_on_while_zookeeper_is_frozen_and_no_claim_is_lost(
 
 
 async def claimed(client: AsyncClient, queue: str, count: int) -> list[ClaimBatch]:
-    """Every task of a queue, claimed by one worker."""
+    """Claim every task of a queue by one worker."""
     found: list[ClaimBatch] = []
     lease_ms = LEASE_MS if queue == "held" else LONG_LEASE_MS
     while sum(map(len, found)) < count:
@@ -80,7 +80,7 @@ async def claimed(client: AsyncClient, queue: str, count: int) -> list[ClaimBatc
 
 
 async def renewed(client: AsyncClient, held: list[Claim], scope: trio.CancelScope) -> None:
-    """Renew as a worker does: ahead of time, and for as long as it takes while the log is away."""
+    """Renew as a worker does: early, and repeatedly while the log is unavailable."""
     with scope:
         while True:
             await client.renew(held, LEASE_MS, timeout_ms=60_000)
@@ -89,7 +89,7 @@ async def renewed(client: AsyncClient, held: list[Claim], scope: trio.CancelScop
 
 
 async def enqueue_on(history: History, client: AsyncClient, acked: list[float], until: float) -> None:
-    """Enqueue, noting when each was acknowledged."""
+    """Enqueue, and record when each was acknowledged."""
     while trio.current_time() < until:
         history.enqueued.update(await client.enqueue_many("work", [b"z"] * 5))
         acked.append(trio.current_time())
@@ -98,7 +98,7 @@ async def enqueue_on(history: History, client: AsyncClient, acked: list[float], 
 
 
 async def complete_on(history: History, client: AsyncClient, stock: list[ClaimBatch], until: float) -> None:
-    """Complete what was claimed before, one batch after the other, spread over the freeze."""
+    """Complete earlier claims in batches, spread over the freeze."""
     for place, batch in enumerate(stock):
         with trio.move_on_at(until - FREEZE_S * (1 - place / len(stock))):
             await trio.sleep_forever()
@@ -106,12 +106,12 @@ async def complete_on(history: History, client: AsyncClient, stock: list[ClaimBa
 
 
 async def expect_log_unavailable(cluster: Cluster, client: AsyncClient, held: list[Claim], until: float) -> None:
-    """Once the peers noticed, claims and renewals say that the log is away, over TCP and HTTP, to the end."""
+    """Check that claims and renewals report the unavailable log once it was noticed, over TCP and HTTP, to the end."""
     wanted = {"queues": ["held"], "max": 1, "lease_ms": LEASE_MS, "wait_ms": 0, "worker": "asker"}
     item = [held[0].id, 1, held[0].token, LEASE_MS]
     peer = cluster.serving[0]
     with trio.move_on_at(until - FREEZE_S + NOTICED_S):
-        # The client goes on to another peer at each refusal: every one must have noticed.
+        # The client tries another peer after each refusal: every one must have noticed.
         while not (
             all([await claim_refused(client, wanted) for _ in range(2 * len(NAMES))])
             and await renewal_refused(client, item)
@@ -133,7 +133,7 @@ async def expect_log_unavailable(cluster: Cluster, client: AsyncClient, held: li
 
 
 async def claim_refused(client: AsyncClient, wanted: dict[str, object]) -> bool:
-    """Whether a claim is answered with `log_unavailable`."""
+    """Return whether a claim is answered with `log_unavailable`."""
     try:
         await client.call("claim", wanted)
     except LogUnavailable:
@@ -144,7 +144,7 @@ async def claim_refused(client: AsyncClient, wanted: dict[str, object]) -> bool:
 
 
 async def renewal_refused(client: AsyncClient, item: list[object]) -> bool:
-    """Whether a renewal is answered with `log_unavailable`."""
+    """Return whether a renewal is answered with `log_unavailable`."""
     try:
         refused = (await client.call("renew", {"items": [item]}))["results"][0]
     except OnyxqError:

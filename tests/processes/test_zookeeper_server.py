@@ -1,4 +1,4 @@
-"""ZooKeeper servers are children that never outlive the process that started them."""
+"""ZooKeeper servers are child processes that never outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = ("-m", "onyxq", "zookeeper", "start", "--port", "0", "--data")
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs one server and has said so."""
+    """Run a process with one server, which has reported it."""
     made(tmp_path, port=0)
     with subprocess.Popen([sys.executable, *RUN, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -33,7 +33,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def made(data_dir: Path, *, port: int) -> ZookeeperServer:
-    """A server that is not started; skips without Java or pyspark, except under ``CI``."""
+    """Return a server that is not started; skip without Java or pyspark, except under ``CI``."""
     try:
         return ZookeeperServer(data_dir, port=port)
     except Incomplete as error:
@@ -43,7 +43,7 @@ def made(data_dir: Path, *, port: int) -> ZookeeperServer:
 
 
 def servers_in(data_dir: Path) -> list[int]:
-    """Process ids of the servers that run on a directory (a zombie has no command line)."""
+    """Return the process ids of the servers on a directory (a zombie has no command line)."""
     config = str(data_dir / "server-1" / "zoo.cfg").encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -56,7 +56,7 @@ def servers_in(data_dir: Path) -> list[int]:
 
 
 def assert_none_left(data_dir: Path) -> None:
-    """The kernel ends them asynchronously: allow it some time."""
+    """Check that none is left; the kernel ends them asynchronously, so allow some time."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while servers_in(data_dir) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -67,7 +67,7 @@ def assert_none_left(data_dir: Path) -> None:
 def test_a_signal_ends_the_servers_and_exits_cleanly(
     running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Both ways of asking; the hosts were printed."""
+    """This holds for both signals; the addresses were printed."""
     assert running.stdout is not None
     line = running.stdout.readline()
     assert line.startswith("ready 127.0.0.1:")
@@ -78,7 +78,7 @@ def test_a_signal_ends_the_servers_and_exits_cleanly(
 
 
 def test_killing_the_parent_leaves_no_orphan(running: subprocess.Popen[str], tmp_path: Path) -> None:
-    """SIGKILL gives it no chance to clean up; the kernel does."""
+    """After SIGKILL only the kernel can clean up."""
     assert running.stdout is not None
     assert running.stdout.readline().startswith("ready")
     assert len(servers_in(tmp_path)) == 1
@@ -97,7 +97,7 @@ def test_a_machine_without_java_is_told_how_to_get_it(monkeypatch: pytest.Monkey
 
 
 def test_java_home_comes_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As everywhere else."""
+    """This is the usual order."""
     program = tmp_path / "bin" / "java"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
@@ -115,7 +115,7 @@ def test_a_machine_without_pyspark_is_told_how_to_get_it(monkeypatch: pytest.Mon
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """Or the server that has it would be taken for ours."""
+    """Otherwise the server that has the port would be mistaken for ours."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -126,7 +126,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
 
 
 def test_a_server_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
-    """Here a file is where its data should go."""
+    """Here a file is in the place of its data directory."""
     server = made(tmp_path, port=0)
     data = tmp_path / "server-1" / "data"
     data.mkdir(parents=True)
@@ -141,12 +141,12 @@ def test_a_server_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
 
 
 class Probed(ZookeeperServer):
-    """Finds out, before each start of a server, whether the kernel would give its port away."""
+    """Checks, before each start of a server, whether another process could get its port."""
 
     given_away = False
 
     def spawn(self, server: int = 0) -> None:
-        """Ask for the port as a client's own end."""
+        """Request the port as a client's own end."""
         with socket.socket() as client:
             try:
                 client.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, struct.pack("HH", *2 * self.ports))
@@ -157,7 +157,7 @@ class Probed(ZookeeperServer):
 
 
 def test_the_port_is_nobody_elses_while_its_server_does_not_run(tmp_path: Path) -> None:
-    """Neither before it is up nor after it was killed: else a client would connect to itself, for good."""
+    """This holds before its start and after a kill: otherwise a client could connect to itself for ever."""
     made(tmp_path, port=0)
     with Probed(tmp_path) as server:
         server.kill()

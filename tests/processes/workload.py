@@ -1,7 +1,7 @@
-"""Producers and workers for tests, with a history of what was acknowledged to them.
+"""Producers and workers for tests, with a history of acknowledgements.
 
-The two promises under test: a task whose enqueue was acknowledged is never lost, and one
-whose completion was acknowledged is never handed out again.
+Two promises are tested: a task whose enqueue was acknowledged is never lost, and a task whose
+completion was acknowledged is never granted again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from onyxq.errors import BatchRefused, OnyxqError, Unavailable
 from tests.processes.cluster import POLL_S, Cluster
 
 LEASE_MS = 5_000
-"""Short: claims whose answer died with a peer come back within the test."""
+"""Short lease, so that claims whose answer died with a peer expire during the test."""
 BATCH_TASKS = 20
-"""Tasks of one enqueue: they share a partition, and the next enqueue takes another one."""
+"""Tasks of one enqueue, which share a partition; the next enqueue uses another one."""
 CLAIM_TASKS = 50
 SPREAD_TASKS = 5
-"""Tasks that go to one partition before the next one's turn."""
+"""Tasks for one partition before the next one's turn."""
 PAGE_TASKS = 1_000
 AGAIN = (429, 503, 504)
-"""Statuses of requests that may be sent again: too much at once, unavailable, timed out."""
+"""Statuses after which a request may be repeated: too many requests, unavailable, timed out."""
 
 
 class History:
-    """What producers and workers were told."""
+    """What producers and workers know from answers."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -41,13 +41,13 @@ class History:
         self.completed: dict[bytes, int] = {}
         """Acknowledged completions: the token of each task."""
         self.granted: dict[bytes, int] = {}
-        """Highest token each task was handed out with."""
+        """Task -> highest token under which it was granted."""
         self.wrong: list[str] = []
         """Promises that were broken."""
         self._moved = trio.Event()
 
     def took(self, claims: Sequence[Claim]) -> None:
-        """A worker was handed these."""
+        """Record that a worker got these tasks."""
         for claim in claims:
             done = self.completed.get(claim.id)
             if done is not None and claim.token > done:
@@ -57,7 +57,7 @@ class History:
             self.granted[claim.id] = max(claim.token, self.granted.get(claim.id, -1))
 
     def finished(self, claims: Sequence[Claim], refused: Sequence[Any] = ()) -> None:
-        """A worker was told that these, but for the refused parts, are completed."""
+        """Record that these tasks, except the refused parts, were reported as completed."""
         left_out = {task_id for part in refused for task_id in ids_of(part.first, part.count)}
         for claim in claims:
             if claim.id in left_out:
@@ -69,21 +69,21 @@ class History:
         self.moved()
 
     def moved(self) -> None:
-        """Wake whoever waits for progress."""
+        """Wake the callers that wait for progress."""
         self._moved.set()
         self._moved = trio.Event()
 
     async def until_moved(self) -> None:
-        """Return at the next progress."""
+        """Wait for the next progress."""
         await self._moved.wait()
 
     async def until_completed(self, count: int) -> None:
-        """Return once so many completions were acknowledged."""
+        """Wait until that many completions were acknowledged."""
         while len(self.completed) < count:
             await self._moved.wait()
 
     async def until_all_completed(self) -> None:
-        """Return once every acknowledged enqueue has an acknowledged completion."""
+        """Wait until every acknowledged enqueue has an acknowledged completion."""
         while self.enqueued - self.completed.keys():
             await self._moved.wait()
 
@@ -96,7 +96,7 @@ async def enqueue_over_tcp(history: History, client: AsyncClient, count: int) ->
 
 
 async def enqueue_over_http(history: History, cluster: Cluster, count: int) -> None:
-    """Store tasks in batches; a batch that was not acknowledged goes to another peer under the same ids."""
+    """Store tasks in batches; an unacknowledged batch is sent to another peer with the same ids."""
     for start in range(0, count, BATCH_TASKS):
         size = min(BATCH_TASKS, count - start)
         ids = (await _insist(cluster, "GET", f"/v1/ids?count={size}", None))["ids"]
@@ -111,7 +111,7 @@ async def enqueue_over_http(history: History, cluster: Cluster, count: int) -> N
 
 
 async def _insist(cluster: Cluster, method: str, path: str, body: Any) -> Any:
-    """The answer of the first peer that gives one: those that say *try again*, and broken connections, pass."""
+    """Return the first final answer of a peer; temporary errors and broken connections are skipped."""
     turn = 0
     while True:
         peers = cluster.serving
@@ -130,7 +130,7 @@ async def _insist(cluster: Cluster, method: str, path: str, body: Any) -> Any:
 
 
 async def spread(client: AsyncClient, queue: str, count: int) -> list[bytes]:
-    """Ids of so many acknowledged tasks, over all partitions."""
+    """Enqueue a number of acknowledged tasks over all partitions; return their ids."""
     ids: list[bytes] = []
     while len(ids) < count:
         ids += await client.enqueue_many(queue, [b"x"] * min(SPREAD_TASKS, count - len(ids)))
@@ -150,7 +150,7 @@ async def work(history: History, client: AsyncClient, worker: str) -> None:
 
 
 async def complete(history: History, client: AsyncClient, claims: Sequence[Claim]) -> None:
-    """Complete claims, and note what was acknowledged; raises `Unavailable` if nothing could be done."""
+    """Complete claims, and record the acknowledgements; raises `Unavailable` if nothing could be done."""
     history.took(claims)
     try:
         await client.complete(claims)
@@ -161,7 +161,7 @@ async def complete(history: History, client: AsyncClient, claims: Sequence[Claim
 
 
 async def states(client: AsyncClient, queue: str) -> dict[bytes, str]:
-    """State of every task of a queue, read page by page; raises `OnyxqError`."""
+    """Return the state of every task of a queue, read page by page; raises `OnyxqError`."""
     found: dict[bytes, str] = {}
     after: bytes | None = None
     more = True
@@ -174,7 +174,7 @@ async def states(client: AsyncClient, queue: str) -> dict[bytes, str]:
 
 
 async def described(client: AsyncClient, task_id: bytes) -> str:
-    """What is known of one task."""
+    """Return a description of one task."""
     try:
         return f"{await client.get(task_id)}"
     except OnyxqError as error:
@@ -182,7 +182,7 @@ async def described(client: AsyncClient, task_id: bytes) -> str:
 
 
 async def all_there(cluster: Cluster, client: AsyncClient, queue: str, expected: dict[bytes, str]) -> None:
-    """Fail unless exactly the expected tasks are there in the expected states, once reading works."""
+    """Fail unless exactly the expected tasks exist in the expected states, once reads succeed."""
 
     async def read() -> dict[bytes, str]:
         return await states(client, queue)

@@ -1,4 +1,4 @@
-"""Tasks with keys, dependencies and times of their own, put into a simulated cluster on the wire's own terms."""
+"""Tasks with keys, dependencies and times, enqueued into a simulated cluster by requests of the wire protocol."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Tasks:
         self._counter = 0
 
     def now_ms(self) -> int:
-        """The clock that all nodes have."""
+        """Return the time of the nodes' common clock."""
         return self.world.nodes[0].clock.wall_ms()
 
     def make_id(self, header: dict[str, Any], due_ms: int | None = None) -> TaskId:
-        """A fresh id where a task with this header belongs."""
+        """Return a new id in the right partition for a task with this header."""
         partitions = self.world.options.partitions
         key = header.get("ordering_key") or header.get("unique_key")
         partition = self._counter % partitions
@@ -52,7 +52,7 @@ class Tasks:
         task_id: TaskId | None = None,
         **said: Any,
     ) -> list[Any]:
-        """One task as a run of the request."""
+        """Return one task as a run of the request."""
         header = {"queue": "q", **said}
         if delay_ms is not None:
             at_ms = self.now_ms() + delay_ms
@@ -64,7 +64,7 @@ class Tasks:
         return [first, body] if at_ms is None else [first, body, at_ms]
 
     async def send(self, runs: Sequence[list[Any]]) -> list[Any]:
-        """Enqueue until every run has an answer that stays: acks, or the error."""
+        """Enqueue until every run has a final answer: acknowledgements, or the error."""
         acks: list[Any] = [None] * len(runs)
         left = list(range(len(runs)))
         for _ in range(100):
@@ -86,7 +86,7 @@ class Tasks:
         raise AssertionError(f"not enqueued: {acks}")
 
     async def put(self, data: bytes, **said: Any) -> TaskId:
-        """Enqueue one task; the id that stands. Raises the error."""
+        """Enqueue one task; return the id of the key's current task. Raises the error."""
         run = self.run(data, **said)
         (ack,) = await self.send([run])
         if isinstance(ack, dict):
@@ -94,15 +94,15 @@ class Tasks:
         return TaskId(ack[1]) if isinstance(ack, list) else TaskId(run[0])
 
     async def state(self, task_id: TaskId) -> str:
-        """A task's state."""
+        """Return a task's state."""
         return str((await self.client.client.call("get", {"id": task_id}))["state"])
 
     async def get(self, task_id: TaskId) -> dict[str, Any]:
-        """A task as the wire has it."""
+        """Return a task in the form of the wire."""
         return dict(await self.client.client.call("get", {"id": task_id}))
 
     async def take(self, *, wait_ms: int = 5_000, lease_ms: int = 10_000) -> Claim | None:
-        """One claim, or None."""
+        """Return one claim, or None."""
         claims = await self.client.claim("q", lease_ms=lease_ms, wait_ms=wait_ms)
         return claims[0] if claims else None
 

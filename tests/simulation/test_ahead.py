@@ -1,4 +1,4 @@
-"""Claims ahead: tasks are with workers a moment before they are due, and are begun when they are."""
+"""Claims ahead: workers get tasks a moment before they are due, and start them when they are due."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AHEAD_MS = 500
 
 
 def test_a_timer_is_claimed_ahead_and_begun_when_it_is_due() -> None:
-    """Not before that, on a cluster that hands it out before; what is ready runs meanwhile."""
+    """It starts on time on a cluster that grants it early; ready tasks run meanwhile."""
     begun: dict[bytes, float] = {}
 
     async def script(world: World) -> None:
@@ -45,7 +45,7 @@ def test_a_timer_is_claimed_ahead_and_begun_when_it_is_due() -> None:
 
 
 def test_what_is_not_due_yet_is_given_back_by_a_worker_that_stops() -> None:
-    """Uncounted; nobody has it before it is due."""
+    """The release is not counted, and no worker gets the task before it is due."""
 
     async def script(world: World) -> None:
         async def work(claim: Claim) -> None:
@@ -69,7 +69,7 @@ def test_what_is_not_due_yet_is_given_back_by_a_worker_that_stops() -> None:
 
 
 def test_whoever_claims_ahead_is_told_when_to_begin() -> None:
-    """And by then it is its own: it cannot be cancelled as unclaimed, nobody else gets it, and its lease is fresh."""
+    """At its due time it belongs to the worker: it cannot be cancelled as unclaimed, and its lease starts then."""
 
     async def script(world: World) -> None:
         async with world.client() as client, world.client() as other:
@@ -89,7 +89,7 @@ def test_whoever_claims_ahead_is_told_when_to_begin() -> None:
 
 
 def test_what_is_ready_comes_before_what_is_not_due() -> None:
-    """However low its priority; and half of the room is left."""
+    """This holds for any priority, and half of the room stays free."""
 
     async def script(world: World) -> None:
         async with world.client() as client:
@@ -114,7 +114,7 @@ def test_what_is_ready_comes_before_what_is_not_due() -> None:
 
 
 def test_a_claim_that_looks_less_far_ahead_is_answered_in_its_time() -> None:
-    """Asking now and then for what is offered, but not due soon enough for it, and beside that as often as others."""
+    """It asks at intervals about offered tasks that are due too late for it, and otherwise as often as others."""
     asked: list[float] = []
 
     async def script(world: World) -> None:
@@ -130,7 +130,7 @@ def test_a_claim_that_looks_less_far_ahead_is_answered_in_its_time() -> None:
         async with world.client() as client, world.client() as other:
             (task_id,) = await client.enqueue("q", [b"later"], delay_ms=2_000)
             due_s = trio.current_time() + (ms_of(task_id) - world.audit.true_ms()) / 1000
-            # Somebody else has heard of it.
+            # Another coordinator was notified of it.
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: other.claim("other", wait_ms=4_000, ahead_ms=AHEAD_MS))
                 await trio.sleep(due_s - 0.15 - trio.current_time())
@@ -146,7 +146,7 @@ def test_a_claim_that_looks_less_far_ahead_is_answered_in_its_time() -> None:
 
 @pytest.mark.parametrize("ahead_ms", [0, AHEAD_MS])
 def test_the_lowest_priority_is_ready_all_the_same(ahead_ms: int) -> None:
-    """What is not due comes behind it."""
+    """Tasks that are not due come after it."""
 
     async def script(world: World) -> None:
         async with world.client() as client:
@@ -159,7 +159,7 @@ def test_the_lowest_priority_is_ready_all_the_same(ahead_ms: int) -> None:
 
 
 def test_a_worker_claims_the_next_timer_ahead_too() -> None:
-    """Though it had enough of them when it began to wait for tasks."""
+    """It does so although it had enough of them when it began to wait."""
     ahead: list[bool] = []
 
     async def script(world: World) -> None:
@@ -180,7 +180,7 @@ def test_a_worker_claims_the_next_timer_ahead_too() -> None:
 
 @pytest.mark.parametrize("ahead_ms", [-1, 1_001, "5", True])
 def test_a_wrong_time_is_refused(ahead_ms: object) -> None:
-    """With the name of the field."""
+    """The error names the field."""
 
     async def script(world: World) -> None:
         async with world.client() as client:

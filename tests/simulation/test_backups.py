@@ -1,4 +1,4 @@
-"""Backups of simulated clusters: what is read of a partition, and what is restored, whatever breaks meanwhile."""
+"""Backups of simulated clusters: rows of a partition, and restored clusters, through all faults."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 
 
 def leader(world: World) -> SimulatedNode:
-    """The node that leads the only partition, as the log says."""
+    """Return the node that leads the only partition, by the log."""
     peer = world.audit.replica.partitions[0].leader
     return next(node for node in world.nodes if node.peer_id == peer)
 
 
 async def rows(node: SimulatedNode) -> tuple[set[bytes], int]:
-    """First ids of all rows that one node gives, and the position that it says they are of."""
+    """Return the first ids of all rows that one node sends, and the position that it names for them."""
     assert node.running is not None and node.running.service is not None
     found: set[bytes] = set()
     after: bytes | None = b""
@@ -34,7 +34,7 @@ async def rows(node: SimulatedNode) -> tuple[set[bytes], int]:
 
 
 def test_a_leader_that_does_not_know_yet_that_it_was_deposed_gives_nothing() -> None:
-    """It has what its successor wrote to it under a position that it has not read."""
+    """It has rows of its successor under a position that it has not read."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -68,5 +68,5 @@ def test_a_leader_that_does_not_know_yet_that_it_was_deposed_gives_nothing() -> 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [7, 12])
 def test_what_is_restored_has_all_that_stood(seed: int) -> None:
-    """Whatever breaks while backups are taken; a try that fails leaves nothing behind."""
+    """This holds for any faults during backups; a failed backup leaves nothing."""
     assert WORKLOADS["backups"].play(seed).applied > 30

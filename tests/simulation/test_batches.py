@@ -1,4 +1,4 @@
-"""Batches of jobs in simulated clusters: each input becomes one output, whoever drives, dies, lags or repeats."""
+"""Batches of jobs in simulated clusters: each input becomes one output, through deaths, delays and repeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEEDS = {"replaced_drivers": (1, 2), "batches_under_fire": (1, 4), "late_batches
 
 @pytest.mark.parametrize("name", sorted(BATCH_SCENES))
 def test_each_input_becomes_one_output(name: str) -> None:
-    """The checkers judge; and the scene does meet what it is about."""
+    """The checkers verify it, and the scene reaches the branches that it is for."""
     verdicts: Counter[str] = Counter()
     repeats = 0
     for seed in SEEDS[name]:

@@ -1,4 +1,4 @@
-"""Rows that rot on a disk are found, never delivered, and repaired from another holder."""
+"""Rows that are damaged on a disk are found, never delivered, and repaired from another node."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ONE = Options(partitions=1, clock_offset_ms=0)
 
 
 def leader_of(world: World) -> SimulatedNode:
-    """The node that leads the only partition, as the log says."""
+    """Return the node that leads the only partition, by the log."""
     leader = world.audit.replica.partitions[0].leader
     return next(node for node in world.nodes if node.peer_id == leader)
 
 
 def rot(node: SimulatedNode, kind: bytes, *, bit: int) -> list[bytes]:
-    """Flip a bit in every row of a kind; their keys."""
+    """Flip a bit in every row of a kind; return the keys."""
     keys = [key for key in node.disk.row_keys() if key[2:3] == kind]
     assert keys
     for key in keys:
@@ -42,7 +42,7 @@ def rot(node: SimulatedNode, kind: bytes, *, bit: int) -> list[bytes]:
 
 @pytest.mark.parametrize("bit", [3, 40, 200, 380])
 def test_a_damaged_task_is_granted_with_its_payload_once_it_is_repaired(bit: int) -> None:
-    """Whatever part of the row it hits: lengths, header, checksums, payload."""
+    """This holds for damage in any part of the row: lengths, header, checksums, payload."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -60,7 +60,7 @@ def test_a_damaged_task_is_granted_with_its_payload_once_it_is_repaired(bit: int
 
 
 def test_a_damaged_completion_is_read_from_the_others_and_repaired() -> None:
-    """Readers get the result, and soon the row is sound."""
+    """Readers get the result, and the row is soon repaired."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -77,7 +77,7 @@ def test_a_damaged_completion_is_read_from_the_others_and_repaired() -> None:
 
 
 def test_what_nobody_reads_is_found_by_scrubbing() -> None:
-    """Also on a follower, whose digests say that all is well."""
+    """This includes a follower, whose digests do not show the damage."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -110,7 +110,7 @@ def test_a_row_whose_checksum_rots_is_repaired_too() -> None:
 
 @pytest.mark.parametrize("seed", range(1, 3))
 def test_a_task_of_which_the_only_copy_that_is_up_is_damaged_is_not_said_to_be_absent(seed: int) -> None:
-    """Whoever leads next waits for the node that has it whole."""
+    """The next leader waits for the node with the undamaged row."""
 
     async def workload(world: World) -> None:
         led_by, peer = leader_of(world), world.audit.replica.partitions[0].leader
@@ -139,7 +139,7 @@ def test_a_task_of_which_the_only_copy_that_is_up_is_damaged_is_not_said_to_be_a
 
 @pytest.mark.parametrize("name", ["ready", "stretch", "counts", "leaves"])
 def test_a_damaged_index_is_rebuilt_while_another_node_leads(name: str) -> None:
-    """Every task is granted and completed once; the leader takes no part in grants until its index is whole."""
+    """Every task is granted and completed once; the leader grants nothing until its index is complete."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -202,7 +202,7 @@ class Holder:
         return [[*self._others[node]]]
 
     def reads_index(self, partition: int) -> bool:
-        """Nothing is led from here."""
+        """Return False, because no partition is led here."""
         return False
 
     async def give_up(self, partition: int) -> None:
@@ -217,7 +217,7 @@ class Holder:
 
 @pytest.mark.parametrize("stale", ["a", "b"])
 def test_a_row_is_repaired_with_the_value_that_counts(stale: str) -> None:
-    """One of the others missed what a later leader wrote, and has not been compared with it yet."""
+    """One of the other nodes missed a later leader's row and has not been compared yet."""
     old, new = (done(first_id(), 1, mark=Mark(epoch, 1)) for epoch in (1, 2))
     assert old.key == new.key
 
@@ -236,7 +236,7 @@ def test_a_row_is_repaired_with_the_value_that_counts(stale: str) -> None:
 
 
 def test_scrubbing_leaves_the_machine_to_a_node_that_still_reads_the_log() -> None:
-    """Nobody asks it for anything then, but it is not idle: all wait for it."""
+    """No client uses it then, but it is not idle: all wait for it."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -1,4 +1,4 @@
-"""Cancelling tasks that workers hold: whoever comes first counts, and the other is told so."""
+"""Cancels of tasks that workers hold: the first of cancel and completion counts, and the other is refused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from simulation.world.world import World, simulate
 
 
 async def held(client: RecordingClient, data: bytes = b"x") -> tuple[TaskId, Claim]:
-    """A task and the claim on it."""
+    """Return a task and the claim on it."""
     (task_id,) = await client.enqueue("q", [data], retries=0)
     (claim,) = await client.claim("q", wait_ms=20_000, lease_ms=60_000)
     return task_id, claim
 
 
 def test_a_claimed_task_is_cancelled_if_that_is_asked_for() -> None:
-    """Otherwise it is a conflict. Its claim is over, and shown as cancelled."""
+    """Otherwise the cancel is a conflict. The claim ends, and is shown as cancelled."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -39,8 +39,10 @@ def test_a_claimed_task_is_cancelled_if_that_is_asked_for() -> None:
 
 
 def test_a_cancel_that_is_repeated_is_done_already() -> None:
-    """Whoever was not answered asks again. One who is refused then believes that somebody else has the task: seed
-    623 of the standard workload found one that was cancelled by nobody but those who had been told that it was not."""
+    """A client without an answer repeats the cancel, and a refusal would tell it that another client has the task.
+
+    Seed 623 of the standard workload found a cancelled task whose only cancels had been refused.
+    """
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -58,7 +60,7 @@ def test_a_cancel_that_is_repeated_is_done_already() -> None:
 
 
 def test_the_holder_of_a_cancelled_task_is_told_whatever_it_asks_for() -> None:
-    """Nothing is taken from it any more, and the message says why."""
+    """All its requests are refused, and the message says why."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -83,7 +85,7 @@ def test_the_holder_of_a_cancelled_task_is_told_whatever_it_asks_for() -> None:
 
 
 def test_a_claimed_task_of_a_key_is_not_cancelled() -> None:
-    """The next of its key must not begin while its worker runs; one that waits can be."""
+    """The next task of its key must not start while its worker runs; a waiting task can be cancelled."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -99,7 +101,7 @@ def test_a_claimed_task_of_a_key_is_not_cancelled() -> None:
 
 
 def test_a_claimed_task_of_a_limited_queue_is_not_cancelled() -> None:
-    """Another one would be handed out beside its worker; kept by seed 190 of the standard workload, too."""
+    """Another task would run beside it; seed 190 of the standard workload tests this too."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -116,7 +118,7 @@ def test_a_claimed_task_of_a_limited_queue_is_not_cancelled() -> None:
 
 
 def test_a_task_that_waits_is_cancelled_in_the_same_way() -> None:
-    """Who asks for claimed tasks too need not know whether it is."""
+    """A client that includes claimed tasks need not know whether the task is claimed."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -129,7 +131,7 @@ def test_a_task_that_waits_is_cancelled_in_the_same_way() -> None:
 
 
 def test_a_cancel_comes_too_late_for_a_task_that_is_done() -> None:
-    """Completed by itself or by a transaction."""
+    """It was completed alone or by a transaction."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -147,7 +149,7 @@ def test_a_cancel_comes_too_late_for_a_task_that_is_done() -> None:
 
 
 def test_a_claimed_task_can_be_cancelled_while_the_log_is_away() -> None:
-    """It is a fact like a completion: the claim is freed later."""
+    """A cancel is a fact like a completion: the claim is released later."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -163,7 +165,7 @@ def test_a_claimed_task_can_be_cancelled_while_the_log_is_away() -> None:
 
 
 def test_a_deposed_leader_cancels_nothing() -> None:
-    """Its successor has taken the completion meanwhile."""
+    """Its successor has accepted the completion meanwhile."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -183,6 +185,6 @@ def test_a_deposed_leader_cancels_nothing() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(30, 34))
 def test_holders_and_cancels_meet(seed: int) -> None:
-    """Every call of a holder around the cancel of its task, and changes of the leader."""
+    """Every request of a holder happens around the cancel of its task, with changes of the leader."""
     played = WORKLOADS["told_to_stop"].play(seed)
     assert played.probes["a task was cancelled that a worker held"] > 5

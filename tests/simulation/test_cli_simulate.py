@@ -1,4 +1,4 @@
-"""``onyxq simulate``: what it prints and how it ends."""
+"""``onyxq simulate``: output and exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulation.world.faults import EPISODES
 
 
 def test_a_run_prints_its_seed_first_and_the_rates_last(capsys: pytest.CaptureFixture[str]) -> None:
-    """The seed is there before anything can go wrong."""
+    """The seed is printed before anything can fail."""
     assert run(["simulate", "--seed", "3", "--runs", "2", "--workload", "explorer", "--jobs", "1"]) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "seed 3"
@@ -23,7 +23,7 @@ def test_a_run_prints_its_seed_first_and_the_rates_last(capsys: pytest.CaptureFi
 
 
 def test_the_figures_are_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON lines: the seed, then what broke, then the figures."""
+    """The lines of JSON have the seed, then the broken property, then the figures."""
     assert run(["simulate", "--seed", "3", "--workload", "prompt", "--jobs", "1", "--json"]) == 0
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["seed"] == 3
@@ -31,13 +31,13 @@ def test_the_figures_are_one_json_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_an_unknown_workload_is_named_with_what_was_probably_meant(capsys: pytest.CaptureFixture[str]) -> None:
-    """A usage error tells the field."""
+    """The usage error names the field."""
     assert run(["simulate", "--workload", "lases"]) == 2
     assert "leases" in capsys.readouterr().err
 
 
 def test_bugs_are_planted_for_known_workloads_only(capsys: pytest.CaptureFixture[str]) -> None:
-    """Looking for none of them is no success."""
+    """A search for no bug at all would not be a success."""
     assert run(["simulate", "--planted", "--workload", "lases"]) == 2
     assert "leases" in capsys.readouterr().err
 
@@ -50,24 +50,24 @@ def test_numbers_out_of_range_are_refused(wrong: list[str], capsys: pytest.Captu
 
 
 def test_the_workloads_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """All of them, with what they are about."""
+    """All are listed, with a description."""
     assert run(["simulate", "--list"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown and one.about in shown for name, one in WORKLOADS.items())
 
 
 def test_faults_name_episodes_that_exist() -> None:
-    """A misspelt one would be found by some seed only."""
+    """Otherwise a misspelt one would be found only by some seed."""
     assert {name for faults in FAULTS.values() for name in faults.episodes} <= EPISODES.keys()
 
 
 def test_a_seed_does_the_same_each_time() -> None:
-    """Which is what makes its replay command worth printing."""
+    """So its replay command is useful."""
     assert evolve(play("late", 3), cpu_s=0) == evolve(play("late", 3), cpu_s=0)
 
 
 def test_what_broke_is_blamed_on_the_checker_that_says_so() -> None:
-    """Errors come in groups, out of the nurseries."""
+    """Errors come in groups from nurseries."""
     from simulation.checkers import Broken
 
     group = BaseExceptionGroup("", [BaseExceptionGroup("", [ValueError("x"), Broken("leases last: too early")])])
@@ -77,7 +77,7 @@ def test_what_broke_is_blamed_on_the_checker_that_says_so() -> None:
 
 
 def test_totals_add_up() -> None:
-    """Rates are of the sums."""
+    """Rates are computed from the sums."""
     totals = Totals()
     totals.add(Result("standard", 1, simulated_s=60, cpu_s=1, applied=100, probes={"a": 1}))
     totals.add(Result("standard", 2, "leases last", "x", cpu_s=1, probes={"a": 2}))

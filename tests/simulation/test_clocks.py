@@ -1,4 +1,4 @@
-"""Clocks that are wrong or jump: leases last, expiry goes on, tasks are due when their leader says so."""
+"""Clocks that are wrong or jump: leases last, expiry continues, and tasks are due by their leader's clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JUMPS_MS = (-3_600_000, -120_000, -4_000, 1_000, 3_000, 4_900, 5_100, 120_000, 3
 
 
 async def idle_expiry(world: World, *, lease_ms: int, jumps_ms: tuple[int, ...], every_s: float) -> float:
-    """Claim one task and forget it while the log's clock jumps; how long until somebody else gets it."""
+    """Claim one task and forget it while the log's clock jumps; return how long until another worker gets it."""
     async with world.client() as client:
         await client.enqueue("q", [b"x"], backoff_ms=0)
         assert len(await client.claim("q", lease_ms=lease_ms)) == 1
@@ -35,7 +35,7 @@ async def idle_expiry(world: World, *, lease_ms: int, jumps_ms: tuple[int, ...],
 
 @pytest.mark.parametrize("by_ms", JUMPS_MS)
 def test_a_jump_of_the_logs_clock_neither_ends_nor_freezes_a_lease(by_ms: int) -> None:
-    """By hours or by a second, forth or back: a forgotten claim expires soon after its lease, not before."""
+    """For jumps in either direction, by hours or a second, a forgotten claim expires soon after its lease."""
 
     async def workload(world: World) -> None:
         waited_s = await idle_expiry(world, lease_ms=10_000, jumps_ms=(by_ms,), every_s=3.0)
@@ -45,7 +45,7 @@ def test_a_jump_of_the_logs_clock_neither_ends_nor_freezes_a_lease(by_ms: int) -
 
 
 def test_an_outage_ages_no_lease_however_short() -> None:
-    """A claim for three seconds can be renewed a second and a half after a minute without the log."""
+    """A claim of three seconds can be renewed a second and a half after a minute without the log."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -64,7 +64,7 @@ def test_an_outage_ages_no_lease_however_short() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_log_whose_leaders_clocks_differ_ends_no_lease(seed: int) -> None:
-    """Leadership in the ensemble goes to and fro between servers four seconds apart."""
+    """Leadership in the ensemble alternates between servers whose clocks differ by four seconds."""
 
     async def workload(world: World) -> None:
         waited_s = await idle_expiry(world, lease_ms=20_000, jumps_ms=(4_000, -4_000) * 6, every_s=1.3)
@@ -76,7 +76,7 @@ def test_a_log_whose_leaders_clocks_differ_ends_no_lease(seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_leases_last_under_load_while_the_logs_clock_jumps(seed: int) -> None:
-    """Hours, minutes and seconds, while workers forget claims, renew them and are late."""
+    """It jumps by hours, minutes and seconds, while workers forget claims, renew them and are late."""
 
     async def workload(world: World) -> None:
         async def faults(world: World) -> None:
@@ -95,7 +95,7 @@ def test_leases_last_under_load_while_the_logs_clock_jumps(seed: int) -> None:
 
 @pytest.mark.parametrize("by_ms", [-600_000, -7_000, 7_000, 600_000])
 def test_a_peer_whose_clock_is_off_the_rings_leaves_and_says_why(by_ms: int) -> None:
-    """Within half a minute, for good, and nobody else with it; claims and tasks do not suffer."""
+    """It leaves within half a minute and for good, and no other peer does; claims and tasks are not affected."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -121,7 +121,7 @@ def test_a_peer_whose_clock_is_off_the_rings_leaves_and_says_why(by_ms: int) -> 
 
 @pytest.mark.parametrize("by_ms", [-4_000, 4_000])
 def test_a_peer_whose_clock_is_a_little_off_stays(by_ms: int) -> None:
-    """Up to five seconds are borne."""
+    """Up to five seconds are tolerated."""
 
     async def workload(world: World) -> None:
         world.nodes[1].clock.jump(by_ms)
@@ -153,7 +153,7 @@ def test_the_last_attempt_has_its_whole_lease_whatever_the_leaders_clock_shows()
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_records_that_land_long_after_they_were_made_make_no_clock_wrong(seed: int) -> None:
-    """After an outage of a minute everybody stays."""
+    """After an outage of a minute all peers stay."""
 
     async def workload(world: World) -> None:
         async def faults(world: World) -> None:
@@ -169,7 +169,7 @@ def test_records_that_land_long_after_they_were_made_make_no_clock_wrong(seed: i
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_claims_do_not_care_for_the_clocks_of_nodes(seed: int) -> None:
-    """They jump by seconds and minutes, and one node after the other leaves for its clock."""
+    """Clocks jump by seconds and minutes, and nodes leave one after the other because of them."""
 
     async def workload(world: World) -> None:
         async def faults(world: World) -> None:
@@ -189,7 +189,7 @@ CLIENTS_MS = (-600_000, -4_000, 4_000, 600_000)
 
 
 async def claimed_after_s(world: World, *, delay_ms: int = 0, at_ms: int | None = None) -> float:
-    """How long after its enqueue a task is claimed by somebody who waits for it."""
+    """Return how long after its enqueue a waiting claimer gets a task."""
     async with world.client() as producer, world.client() as worker:
         enqueued_s = trio.current_time()
         await producer.client.enqueue("q", b"x", delay_ms=delay_ms, at_ms=at_ms)
@@ -210,7 +210,7 @@ def test_a_task_is_due_at_once_whatever_the_clocks_of_client_and_leader_show(ahe
 
 @pytest.mark.parametrize("ahead_ms", CLIENTS_MS)
 def test_a_delay_is_a_delay_whatever_the_clocks_show(ahead_ms: int) -> None:
-    """It counts from now, by the leader's clock."""
+    """The delay counts from now, by the leader's clock."""
 
     async def workload(world: World) -> None:
         for _ in range(4):
@@ -221,7 +221,7 @@ def test_a_delay_is_a_delay_whatever_the_clocks_show(ahead_ms: int) -> None:
 
 @pytest.mark.parametrize("ahead_ms", CLIENTS_MS)
 def test_a_due_time_is_the_leaders_wall_clock_time(ahead_ms: int) -> None:
-    """The client's clock has no say in it; a time that has just passed is now."""
+    """The client's clock does not matter; a time that has just passed means now."""
 
     async def workload(world: World) -> None:
         now_ms = world.log_clock.wall_ms()
@@ -233,7 +233,7 @@ def test_a_due_time_is_the_leaders_wall_clock_time(ahead_ms: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_cluster_works_for_clients_whose_clocks_are_wrong(seed: int) -> None:
-    """Load from clients up to ten minutes off, either way."""
+    """There is load from clients whose clocks differ by up to ten minutes in either direction."""
 
     async def workload(world: World) -> None:
         await under_load(world, node_clock_jump)
@@ -253,5 +253,5 @@ def test_a_cluster_works_for_clients_whose_clocks_are_wrong(seed: int) -> None:
     ],
 )
 def test_what_clocks_once_broke_holds(seed: int) -> None:
-    """Seeds of the workload that failed."""
+    """These seeds of the workload failed once."""
     assert WORKLOADS["clocks"].play(seed).applied > 30

@@ -1,4 +1,4 @@
-"""The log collected under load: collectors that die at every step, readers behind a trim, newcomers."""
+"""Log collections under load: collectors that die at every step, slow readers, new nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulation.world.log import MemorySession
 from simulation.world.world import Options, SimulatedNode, World, simulate
 
 OFTEN = Options(gc_records=30, partitions=2)
-"""So that a run of minutes has many collections."""
+"""Options with many collections in a run of minutes."""
 STEPS = ("chunk", "pointer", "stored", "trim", "trimmed")
 
 
@@ -25,23 +25,23 @@ def _serves(node: SimulatedNode) -> bool:
 
 
 def owner(world: World, session: MemorySession) -> SimulatedNode | None:
-    """The machine whose present process has the session."""
+    """Return the machine whose present process has the session."""
     return next((node for node in world.nodes if node.log.session_now is session and node.running is not None), None)
 
 
 def collected(world: World) -> int:
-    """How often the origin was replaced."""
+    """Return how often the origin was replaced."""
     return world.backend.stored.version + 1 if world.backend.stored is not None else 0
 
 
 async def collections(world: World, count: int, *, within_s: float = 240.0) -> None:
-    """Return after so many further collections."""
+    """Wait for a number of further collections."""
     aim = collected(world) + count
     await world.until(lambda: collected(world) >= aim, f"{count} collections", within_s=within_s)
 
 
 def test_a_working_cluster_collects_by_itself() -> None:
-    """Again and again: the log holds little more than what came since the last time."""
+    """The log has little more than the records since the last collection."""
 
     async def workload(world: World) -> None:
         async def wait(world: World) -> None:
@@ -58,7 +58,7 @@ def test_a_working_cluster_collects_by_itself() -> None:
 
 @pytest.mark.long
 def test_whoever_comes_next_finishes_what_a_dead_collector_began() -> None:
-    """One is killed at each step in turn, at its second passing, and comes back."""
+    """A collector is killed at each step in turn, at its second passing, and returns."""
     passed: Counter[str] = Counter()
     killed: list[str] = []
 
@@ -88,7 +88,7 @@ def test_whoever_comes_next_finishes_what_a_dead_collector_began() -> None:
 
 
 def test_two_collectors_at_once_leave_one_origin() -> None:
-    """One stands still before the pointer until it is taken for dead and another has collected twice."""
+    """One pauses before the pointer until it counts as dead and another one has collected twice."""
     stalled = trio.Event()
     results: list[int] = []
 
@@ -108,7 +108,7 @@ def test_two_collectors_at_once_leave_one_origin() -> None:
             await stalled.wait()
             with trio.move_on_after(20):
                 await trio.sleep_forever()
-            # Somebody asks for a collection while the first one stands still.
+            # A client requests a collection while the first one pauses.
             other = next(node for node in world.nodes if node.peer_id not in ("", world.audit.replica.snapshot.peer))
             assert other.running is not None and other.running.service is not None
             report = await other.running.service.call("gc", {})
@@ -122,7 +122,7 @@ def test_two_collectors_at_once_leave_one_origin() -> None:
 
 
 def test_a_node_that_slept_through_many_collections_comes_back_right() -> None:
-    """Its process stood still with its replica: it goes on from the origin, as a new peer."""
+    """Its process and replica were frozen: it continues from the origin, as a new peer."""
 
     async def workload(world: World) -> None:
         async def sleep(world: World) -> None:
@@ -142,7 +142,7 @@ def test_a_node_that_slept_through_many_collections_comes_back_right() -> None:
 
 
 def test_a_slow_reader_in_the_ring_is_never_overtaken_by_a_trim() -> None:
-    """Its store has what it has read, and the log is kept from there on: history has no holes."""
+    """Its store has what it has read, and later records are kept: its history is complete."""
 
     async def workload(world: World) -> None:
         first = first_peer(world.audit.replica)  # it starts the collections
@@ -174,7 +174,7 @@ def test_a_slow_reader_in_the_ring_is_never_overtaken_by_a_trim() -> None:
 
 @pytest.mark.long
 def test_a_newcomer_reads_what_came_since_the_origin_however_long_the_history() -> None:
-    """Counted in records, after two collections and after nine."""
+    """It is counted in records, after two collections and after nine."""
     reads: list[int] = []
 
     async def workload(world: World) -> None:
@@ -196,7 +196,7 @@ def test_a_newcomer_reads_what_came_since_the_origin_however_long_the_history() 
 
 @pytest.mark.long
 def test_a_cluster_goes_through_segments_under_load() -> None:
-    """Positions jump at each; claims, fencing and history do not mind."""
+    """Positions jump at each segment; claims, fencing and history continue."""
 
     async def workload(world: World) -> None:
         world.backend.segment_records = 70
@@ -213,7 +213,7 @@ def test_a_cluster_goes_through_segments_under_load() -> None:
 
 
 def test_a_dead_peers_first_record_that_lands_late_makes_no_ghost() -> None:
-    """Behind two collections that found it gone: it is a repeat, and nobody waits for a newcomer that is none."""
+    """After two collections without it, the record is a repeat, and no peer waits for its join."""
 
     async def workload(world: World) -> None:
         node = world.nodes[2]
@@ -236,7 +236,7 @@ def test_a_dead_peers_first_record_that_lands_late_makes_no_ghost() -> None:
 
 
 def test_a_collector_whose_own_store_cannot_write_keeps_the_log_for_it() -> None:
-    """Its snapshot is taken, and the next collection trims the rest."""
+    """Its snapshot is used, and the next collection trims the rest."""
 
     async def workload(world: World) -> None:
         node = world.nodes[0]
@@ -259,7 +259,7 @@ def test_a_collector_whose_own_store_cannot_write_keeps_the_log_for_it() -> None
 
 
 def test_the_log_is_kept_for_a_live_node_that_does_not_answer_the_collector() -> None:
-    """Where its store is cannot be asked, and it lags: what it has still to read is not trimmed."""
+    """Its store's position is unknown, and it lags: records that it has not read are not trimmed."""
 
     async def workload(world: World) -> None:
         asked, away = world.nodes[0], world.nodes[2]

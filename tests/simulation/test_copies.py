@@ -1,4 +1,4 @@
-"""What was written under one leader and repeated under another ends up the same on every node."""
+"""Rows that are written by one leader and repeated by another become equal on every node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def others(world: World, node: SimulatedNode) -> list[SimulatedNode]:
 
 
 async def claim(client: RecordingClient, count: int, *, lease_ms: int = 60_000) -> list[Claim]:
-    """So many claims, which must come in time."""
+    """Return a number of claims, which must come in time."""
     claims = list(await client.claim("q", maximum=count, lease_ms=lease_ms, wait_ms=20_000))
     assert len(claims) == count
     return claims
@@ -36,9 +36,9 @@ Write = Callable[[RecordingClient, Claim], Awaitable[None]]
 async def stored_alone(
     world: World, write: Write, count: int = 1
 ) -> AsyncIterator[tuple[RecordingClient, list[Claim]]]:
-    """Claims for which a leader that is cut off wrote something nobody heard of; and a client of its successor.
+    """Return claims for which an unreachable leader wrote something, and a client of its successor.
 
-    Afterwards all nodes are there again.
+    No client knows of these rows. Afterwards all nodes are up again.
     """
     async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
         await client.enqueue("q", payloads(count))
@@ -55,7 +55,7 @@ async def stored_alone(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_completion_repeated_at_another_leader_is_one_fact(seed: int) -> None:
-    """The first leader stored it alone; the second says when it was, and all nodes come to say the same."""
+    """The first leader stored it alone; the second one sets the time, and all nodes become equal."""
 
     async def complete(client: RecordingClient, claim: Claim) -> None:
         await client.complete(claim, b"done", timeout_ms=500)
@@ -69,7 +69,7 @@ def test_a_completion_repeated_at_another_leader_is_one_fact(seed: int) -> None:
 
 
 def test_another_result_given_to_another_leader_is_the_one_that_stays() -> None:
-    """What was acknowledged wins over what was stored before, and nobody was told of."""
+    """The acknowledged result wins over the earlier, unknown one."""
 
     async def complete(client: RecordingClient, claim: Claim) -> None:
         await client.complete(claim, b"unheard", timeout_ms=500)
@@ -91,7 +91,7 @@ def test_another_result_given_to_another_leader_is_the_one_that_stays() -> None:
 
 
 def test_an_update_repeated_at_another_leader_is_one_fact() -> None:
-    """As a completion."""
+    """This is as for completions."""
 
     async def update(client: RecordingClient, claim: Claim) -> None:
         await client.update(claim, b"half", timeout_ms=500)
@@ -110,9 +110,9 @@ def test_an_update_repeated_at_another_leader_is_one_fact() -> None:
 async def granted_anew(
     world: World,
 ) -> AsyncIterator[tuple[RecordingClient, SimulatedNode, SimulatedNode, Claim, Claim]]:
-    """A task whose completion only a leader that is cut off has, and that its successor granted anew.
+    """Make a task whose completion only an unreachable leader has and that its successor granted again.
 
-    Gives a client of the successor, both leaders and both claims.
+    Return a client of the successor, both leaders and both claims.
     """
     async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
         await client.enqueue("q", [b"x"], backoff_ms=0)
@@ -127,7 +127,7 @@ async def granted_anew(
 
 
 def test_an_older_token_completes_nothing_although_its_completion_turns_up() -> None:
-    """Only the first leader had it when the second granted the task anew; the third finds it and must not say yes."""
+    """Only the first leader had it when the second granted the task again; the third finds it and must refuse it."""
 
     async def workload(world: World) -> None:
         async with granted_anew(world) as (client, first, second, early, late):
@@ -149,8 +149,11 @@ def test_an_older_token_completes_nothing_although_its_completion_turns_up() -> 
 
 
 def test_a_completion_that_was_refused_does_not_count_when_it_turns_up() -> None:
-    """Its worker was told that a newer claim has the task, and that one's lease ran out: the task is done anew, and
-    what depends on it waits for that. Seed 96 of the standard workload found a dependent that ran before."""
+    """The task runs again, and its dependents wait for that.
+
+    Its worker was refused because a newer claim had the task, and that claim's lease expired. Seed 96 of the
+    standard workload found a dependent that ran too early.
+    """
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -180,7 +183,7 @@ def test_a_completion_that_was_refused_does_not_count_when_it_turns_up() -> None
 
 
 def test_nobody_is_told_of_a_completion_that_the_log_has_made_void() -> None:
-    """The newer claim has ended; this leader has read that, and its disk is slow to take it."""
+    """The newer claim has ended; this leader has read that, and its slow disk is still storing it."""
 
     async def workload(world: World) -> None:
         async with granted_anew(world) as (client, old, new, early, late):
@@ -196,7 +199,7 @@ def test_nobody_is_told_of_a_completion_that_the_log_has_made_void() -> None:
             assert await node.operations.dependencies.outcomes([early.id], "nobody") == ["unfinished"]
             new.disk.delay_ms = lambda: 0
             with suppress(OnyxqError):
-                await client.release(late)  # as its holder sees it, it is over only now
+                await client.release(late)  # for its holder it ends only now
             (again,) = await claim(client, 1)
             await client.complete(again, b"again")
 
@@ -205,7 +208,7 @@ def test_nobody_is_told_of_a_completion_that_the_log_has_made_void() -> None:
 
 
 def test_what_may_have_been_granted_when_the_log_was_lost_is_not_completed_under_an_older_token() -> None:
-    """Its leader cannot know whether the grant landed; it did, so an acknowledgement would be void."""
+    """Its leader cannot know whether the grant is in the log; it is, so an acknowledgement would be void."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, world.client(nodes=[leader_of(world)]) as late:
@@ -215,7 +218,7 @@ def test_what_may_have_been_granted_when_the_log_was_lost_is_not_completed_under
             old, read_delay_s = leader_of(world), world.backend.read_delay_s
             world.backend.read_delay_s = lambda: 30.0
             await client.enqueue("others", [b"y"])
-            await client.claim("others", lease_ms=60_000)  # its record is the last that is read at once
+            await client.claim("others", lease_ms=60_000)  # its record is the last one read at once
             landed = world.backend.last
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_claim_in_vain, late)
@@ -240,7 +243,7 @@ async def _claim_in_vain(client: RecordingClient) -> None:
 
 
 def test_two_results_under_one_token_are_not_both_acknowledged() -> None:
-    """Of a worker that sends several at once one is told that it completed; that one's is read afterwards."""
+    """If a worker sends several at once, one is acknowledged, and that result is read afterwards."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -266,7 +269,7 @@ def test_two_results_under_one_token_are_not_both_acknowledged() -> None:
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0])
 def test_two_workers_are_not_both_told_that_they_completed_a_task(wait_s: float) -> None:
-    """The older completion turns up while the newer one is being written, and is repeated just then."""
+    """The older completion is found while the newer one is being written, and is repeated just then."""
 
     async def workload(world: World) -> None:
         async with granted_anew(world) as (client, old, new, early, late):

@@ -1,4 +1,4 @@
-"""Dead letters on a whole cluster: found, requeued, discarded; and what they do to their ordering key."""
+"""Dead letters on a whole cluster: lists, requeues, discards, and their ordering keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def kill(tasks: Tasks, error: str = "broken") -> TaskId:
 
 
 def test_dead_letters_are_listed_by_queue_and_error() -> None:
-    """In id order, with their errors, in pages."""
+    """The list is in id order, with errors, in pages."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -44,7 +44,7 @@ def test_dead_letters_are_listed_by_queue_and_error() -> None:
 
 
 def test_a_task_that_expired_and_is_requeued_expires_again() -> None:
-    """Its deadline is what it was: who asks for it meanwhile is not given it."""
+    """Its deadline is unchanged, so claimers do not get it meanwhile."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -65,7 +65,7 @@ def test_a_task_that_expired_and_is_requeued_expires_again() -> None:
 
 
 def test_a_requeued_dead_letter_has_all_its_retries_again() -> None:
-    """Attempts go on rising; the limit counts from the reopening."""
+    """Attempts continue to rise; the limit counts from the requeue."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -121,7 +121,7 @@ def test_discarded_dead_letters_are_cancelled() -> None:
 
 @pytest.mark.parametrize("way", ["goes on", "discard", "requeue"])
 def test_a_dead_letter_stops_its_ordering_key_if_the_queue_says_so(way: str) -> None:
-    """Until it is discarded or done after all; otherwise the next task follows."""
+    """The key continues once it is discarded or completed; without the setting it continues at once."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -147,7 +147,7 @@ def test_a_dead_letter_stops_its_ordering_key_if_the_queue_says_so(way: str) -> 
 
 
 def test_claims_of_every_life_of_a_task_show_their_end() -> None:
-    """That of the life before a requeue failed, whatever became of the task since; a discard ends no claim."""
+    """The claim before a requeue is shown as failed, whatever happened to the task since; a discard ends no claim."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -1,4 +1,4 @@
-"""Nodes that go for good: their copies are elsewhere before they leave, without a moment below full copies."""
+"""Nodes that leave for good: their copies are made elsewhere first, without a moment with too few copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def everywhere(client: RecordingClient) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_node_leaves_for_good_without_a_moment_below_full_copies(seed: int) -> None:
-    """Under load; when it is gone, and its disk with it, the others hold three copies of everything."""
+    """This is under load; when the node and its disk are gone, the others have three copies of everything."""
 
     async def workload(world: World) -> None:
         async def faults(world: World) -> None:
@@ -43,7 +43,7 @@ def test_a_node_leaves_for_good_without_a_moment_below_full_copies(seed: int) ->
 
 
 def test_the_old_copies_are_kept_until_slow_disks_have_the_new_ones() -> None:
-    """The others are a majority of the new cohort at once; that is not enough to let the old copy go."""
+    """The others are a majority of the new cohort at once; that is not enough to drop the old copy."""
 
     async def workload(world: World) -> None:
         gone, slow = world.nodes[0], world.nodes[3]
@@ -61,7 +61,7 @@ def test_the_old_copies_are_kept_until_slow_disks_have_the_new_ones() -> None:
 
 
 def test_progress_can_be_seen_while_copies_move() -> None:
-    """How many partitions are left, in the views of peers and cluster; then none."""
+    """The views of peers and cluster show how many partitions are left, and in the end none."""
 
     async def workload(world: World) -> None:
         gone, other = world.nodes[0], world.nodes[1]
@@ -84,7 +84,7 @@ def test_progress_can_be_seen_while_copies_move() -> None:
 
 
 def test_a_node_that_crashes_on_its_way_out_costs_nothing() -> None:
-    """It counts as absent then; started again it stays, until it is asked anew."""
+    """It counts as absent then; after a restart it stays until it is asked again."""
 
     async def workload(world: World) -> None:
         gone = world.nodes[0]
@@ -103,7 +103,7 @@ def test_a_node_that_crashes_on_its_way_out_costs_nothing() -> None:
 
 
 def test_a_lost_session_on_the_way_out_is_gone_on_with() -> None:
-    """The process starts another peer, which goes on moving the copies."""
+    """The process starts another peer, which continues to move the copies."""
 
     async def workload(world: World) -> None:
         gone = world.nodes[0]
@@ -119,7 +119,7 @@ def test_a_lost_session_on_the_way_out_is_gone_on_with() -> None:
 
 
 def test_a_new_node_is_filled_before_an_old_one_may_go() -> None:
-    """Three nodes, three copies: the answer warns; with a fourth that arrives later three copies are kept."""
+    """With three nodes and three copies the answer warns; with a fourth node three copies are kept."""
 
     async def workload(world: World) -> None:
         gone = world.nodes[0]
@@ -134,7 +134,7 @@ def test_a_new_node_is_filled_before_an_old_one_may_go() -> None:
 
 
 def test_the_last_node_cannot_leave_for_good() -> None:
-    """Data has to be somewhere."""
+    """Data must be on some node."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -161,14 +161,14 @@ def test_a_peer_that_does_not_answer_cannot_leave_for_good() -> None:
 
 
 def test_told_to_stop_it_stops_although_copies_are_still_moving() -> None:
-    """SIGTERM means what it always means: drain, leave, end."""
+    """SIGTERM always means: drain, leave, end."""
 
     async def workload(world: World) -> None:
         gone = world.nodes[0]
         async with world.client() as client:
             await everywhere(client)
             for other in world.nodes[1:]:
-                other.disk.delay_ms = lambda: 2_000  # nothing is copied soon
+                other.disk.delay_ms = lambda: 2_000  # nothing can be copied soon
             await retire(world, gone)
             await world.stop_node(gone)
             for other in world.nodes[1:]:

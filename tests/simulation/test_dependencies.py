@@ -1,4 +1,4 @@
-"""Dependencies on a whole cluster: tasks that run when others, anywhere, are done."""
+"""Dependencies on a whole cluster: tasks that run when others in any partition are done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.scheduled import STEADY, Tasks
 
 
 async def finish(tasks: Tasks, wanted: bytes, *, fail: bool = False) -> None:
-    """Take the one task that there is and end it."""
+    """Claim the only task and end it."""
     claim = await tasks.take(wait_ms=15_000)
     assert claim is not None and claim.data == wanted
     if fail:
@@ -23,7 +23,7 @@ async def finish(tasks: Tasks, wanted: bytes, *, fail: bool = False) -> None:
 
 
 def test_a_task_waits_for_all_that_it_depends_on() -> None:
-    """In any partition; soon after the last is done it is ready."""
+    """They may be in any partition; soon after the last is done, the task is ready."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -43,7 +43,7 @@ def test_a_task_waits_for_all_that_it_depends_on() -> None:
 
 
 def test_a_completion_counts_for_others_once_a_majority_has_what_its_leader_found() -> None:
-    """A leader that has just taken over may alone have it, and be gone a moment later."""
+    """Otherwise only a new leader may have it, and may be lost a moment later."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -64,7 +64,7 @@ def test_a_completion_counts_for_others_once_a_majority_has_what_its_leader_foun
 
 
 def test_a_task_whose_dependencies_are_done_already_is_ready_at_once() -> None:
-    """Nothing to wait for is found when it is enqueued."""
+    """The check at its enqueue finds nothing to wait for."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -156,7 +156,7 @@ def test_a_failed_dependency_ends_what_depends_on_it_as_its_policy_says(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_waiting_tasks_are_found_again_by_the_next_leaders(seed: int) -> None:
-    """Nodes are killed in turn while a chain is worked off."""
+    """Nodes are killed in turn while a chain is processed."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -179,7 +179,7 @@ def test_waiting_tasks_are_found_again_by_the_next_leaders(seed: int) -> None:
 
 
 def test_a_task_comes_behind_those_of_its_key_that_it_depends_on() -> None:
-    """Whatever its own due time is: before them it could not run, and nothing of the key could run before it."""
+    """This holds for any due time: before them it could not run, nor could any other task of the key."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -196,7 +196,7 @@ def test_a_task_comes_behind_those_of_its_key_that_it_depends_on() -> None:
 
 
 def test_a_transaction_orders_tasks_that_depend_on_others_of_their_key() -> None:
-    """Those in it as well as those that were there before."""
+    """This includes tasks of the transaction and earlier ones."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -11,7 +11,7 @@ from simulation.world.world import World, simulate
 
 @pytest.mark.parametrize("call", ["complete", "renew", "fail", "release", "update"])
 def test_it_says_that_it_cannot_tell(call: str) -> None:
-    """The token lies beyond what it has read; whoever holds it must not be told to stop."""
+    """The token is newer than what it has read; its holder must not be made to stop."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -24,7 +24,7 @@ def test_it_says_that_it_cannot_tell(call: str) -> None:
                 rest = {"renew": (60_000,), "fail": ("no",), "update": (b"half",)}.get(call, ())
                 with pytest.raises(OnyxqError) as refused:
                     await getattr(misled.client, call)(claim, *rest, timeout_ms=1_500)
-                assert isinstance(refused.value, (Unavailable, TimedOut))  # neither says that nothing was done
+                assert isinstance(refused.value, (Unavailable, TimedOut))  # neither error says that nothing was done
                 await served.complete(claim)
             world.network.heal()
             world.reconnect_log(old)

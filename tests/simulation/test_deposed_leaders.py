@@ -20,19 +20,22 @@ from simulation.world.world import World, simulate
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("isolated", [True, False])
 def test_it_is_asked_to_complete_while_its_successor_grants(seed: int, isolated: bool) -> None:
-    """Cut off from all but clients it has no majority; cut off from the log only, its cohort has promised
-    another epoch and refuses its writes. So nothing it says yes to is lost."""
+    """Every acknowledged completion survives.
+
+    Without contact to all but clients, it has no majority. Without contact to the log only, its cohort has
+    promised another epoch and refuses its writes.
+    """
     simulate(partial(misled_clients, isolated=isolated), seed=seed, options=ONE)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_off_from_the_log_while_a_follower_restarts(seed: int) -> None:
-    """A promise of an epoch outlives the process that gave it: the old leader finds no majority with it."""
+    """A promise survives its process: the old leader finds no majority with that follower."""
     simulate(promise_kept, seed=seed, options=ONE)
 
 
 def test_once_it_has_heard_of_it_a_majority_is_read_instead() -> None:
-    """It cannot read the log, but a node that refused its write said so: what its own store has is old."""
+    """It cannot read the log, but a node that refused its write reported the epoch: its own store is outdated."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -54,7 +57,7 @@ def test_once_it_has_heard_of_it_a_majority_is_read_instead() -> None:
 
 
 def test_what_it_granted_before_it_was_deposed_holds_nothing_when_it_leads_again() -> None:
-    """A grant is void under any epoch but the one it was made in, also where its writer leads once more."""
+    """A grant is void under any epoch except its own, even if its writer leads again."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -75,8 +78,10 @@ def test_what_it_granted_before_it_was_deposed_holds_nothing_when_it_leads_again
 
 
 def test_a_renewal_that_its_successor_makes_void_is_made_anew() -> None:
-    """The claim stands, but not for longer: whoever renews hears "yes" only once it does. Seed 516 of the
-    standard workload found a worker that believed otherwise."""
+    """A renewal is acknowledged only once it is valid; the claim itself stays valid.
+
+    Seed 516 of the standard workload found a worker with a wrong belief about it.
+    """
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -104,7 +109,7 @@ def test_a_renewal_that_its_successor_makes_void_is_made_anew() -> None:
 
 
 async def give_way(world: World) -> None:
-    """Have the leader yield; returns once the next one serves."""
+    """Let the leader yield; return once the next one serves."""
     placed = world.audit.replica.partitions[0]
     node = leader_of(world)
     assert node.running is not None and node.running.node is not None
@@ -115,7 +120,7 @@ async def give_way(world: World) -> None:
 
 
 def test_a_node_takes_no_rows_of_an_epoch_that_it_has_not_promised() -> None:
-    """It answers `Behind` to writes and to copies, stores nothing, and its promise stays as it was."""
+    """It answers `Behind` to writes and to copies, stores nothing, and its promise is unchanged."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

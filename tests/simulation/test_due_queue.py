@@ -1,4 +1,4 @@
-"""What falls due: offered at its time, however much there is, and whenever it was written."""
+"""Delayed tasks: offered at their time, for any number of them, and whenever they were written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAR_MS = 60_000
 
 
 class Offered:
-    """A store on simulated time with what is due in it, and which pieces were offered when."""
+    """A store on simulated time with delayed tasks, and a record of its offers."""
 
     def __init__(self, **options: Any) -> None:
         self.store = MemoryStore(now_ms=self.wall_ms)
@@ -39,28 +39,28 @@ class Offered:
         return START_MS + int(trio.current_time() * 1000)
 
     def offer(self, pieces: Sequence[Piece]) -> None:
-        """What the granter would take."""
+        """Take pieces as the granter does."""
         for piece in pieces:
             self.again += piece.first in self.at_ms
             self.at_ms.setdefault(piece.first, self.wall_ms())
 
     def offer_soon(self, pieces: Sequence[Piece]) -> None:
-        """What may be claimed ahead."""
+        """Take pieces that may be claimed ahead."""
         for piece in pieces:
             self.soon_ms.setdefault(piece.first, self.wall_ms())
 
     def id_due(self, in_ms: int) -> bytes:
-        """A fresh id that is due so much after the start."""
+        """Return a new id that is due that long after the start."""
         self._made += 1
         return make_id(START_MS + in_ms, PARTITION, self._made, 0)
 
     async def put(self, *ids: bytes) -> None:
-        """Tasks under these ids; whoever leads hears of them."""
+        """Store tasks under these ids, and notify the leader."""
         written = await self.store.write(Batch(rows=tuple(tasks(one, 1) for one in ids)))
         self.due_queue.add([piece for piece in written.pieces if piece.due_ms > self.wall_ms()])
 
     def late_ms(self, ids: Sequence[bytes]) -> list[int]:
-        """How late each was offered."""
+        """Return how late each was offered."""
         return [self.at_ms[one] - int.from_bytes(one[:6], "big") for one in ids]
 
 
@@ -75,7 +75,7 @@ def on_simulated_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]
 
 
 async def seen_to(world: Offered, until_ms: int) -> None:
-    """Let time pass with the loop at work."""
+    """Let time pass while the loop runs."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.due_queue.run)
         await trio.sleep(until_ms / 1000 - trio.current_time())
@@ -84,7 +84,7 @@ async def seen_to(world: Offered, until_ms: int) -> None:
 
 @on_simulated_time
 async def test_each_is_offered_at_its_time() -> None:
-    """Those that were there when the leader began, and those that come later, near and far."""
+    """This holds for tasks from before the leader began and for later ones, near and far."""
     world, rng = Offered(), random.Random(1)
     before = [world.id_due(rng.randrange(1, FAR_MS)) for _ in range(300)]
     await world.put(*before)
@@ -107,7 +107,7 @@ async def test_each_is_offered_at_its_time() -> None:
 
 @on_simulated_time
 async def test_what_comes_alone_is_offered_right_when_it_is_due() -> None:
-    """Nothing else was offered for a while before."""
+    """Nothing else was offered shortly before."""
     world = Offered()
     ids = [world.id_due(1_000 + (2 * TOGETHER_MS + 1) * place) for place in range(50)]
     await world.put(*ids)
@@ -118,7 +118,7 @@ async def test_what_comes_alone_is_offered_right_when_it_is_due() -> None:
 
 @on_simulated_time
 async def test_what_falls_due_thick_and_fast_is_offered_together() -> None:
-    """At moments that nodes share, however their timers lie."""
+    """They are offered at moments that nodes share, for any due times."""
     worlds = [Offered(), Offered()]
     ids = [[world.id_due(1_000 + 5 * node + place) for place in range(1_000)] for node, world in enumerate(worlds)]
     async with trio.open_nursery() as nursery:
@@ -129,7 +129,7 @@ async def test_what_falls_due_thick_and_fast_is_offered_together() -> None:
     for node, world in enumerate(worlds):
         late = world.late_ms(ids[node])
         assert 0 <= min(late) <= max(late) <= TOGETHER_MS
-    # But for the first one, which came alone.
+    # Except the first one, which came alone.
     first, second = (set(sorted(world.at_ms.values())[1:]) for world in worlds)
     assert len(first) <= 1_000 // TOGETHER_MS + 2
     assert len(first & second) >= 0.9 * len(first)  # the clock's milliseconds are rounded
@@ -137,7 +137,7 @@ async def test_what_falls_due_thick_and_fast_is_offered_together() -> None:
 
 @on_simulated_time
 async def test_each_is_offered_ahead_long_enough_before_it_is_due() -> None:
-    """Those of a round together, what comes later at once, and what is due already not at all."""
+    """Those of a round are offered together, later ones at once, and those already due not at all."""
     world, rng = Offered(), random.Random(2)
     ids = [world.id_due(rng.randrange(2_000, 9_000)) for _ in range(200)]
     await world.put(*ids)
@@ -157,7 +157,7 @@ async def test_each_is_offered_ahead_long_enough_before_it_is_due() -> None:
 
 @on_simulated_time
 async def test_a_crowd_is_offered_in_time() -> None:
-    """More than is read at once, many of them in the same millisecond."""
+    """There are more than one read returns, many of them in the same millisecond."""
     world = Offered()
     ids = [world.id_due(5_000 + place // 50) for place in range(10 * LOOK_PIECES_MAX)]
     await world.put(*ids)
@@ -171,7 +171,7 @@ async def test_a_crowd_is_offered_in_time() -> None:
 
 @on_simulated_time
 async def test_none_of_those_due_in_one_millisecond_is_late_where_reading_ends_between_them() -> None:
-    """What is read at once ends in the middle of a millisecond: the others of it are read next."""
+    """A read ends in the middle of a millisecond: its other tasks are read next."""
     world = Offered()
     ids = [world.id_due(5_000 + place // 3) for place in range(3 * LOOK_PIECES_MAX)]
     await world.put(*ids)
@@ -183,7 +183,7 @@ async def test_none_of_those_due_in_one_millisecond_is_late_where_reading_ends_b
 
 @on_simulated_time
 async def test_memory_is_bounded() -> None:
-    """With room for a few only all are offered, at the latest when they are promoted."""
+    """With room for a few only, all are offered, at the latest when they are promoted."""
     world = Offered(pieces_max=10)
     world.due_queue.lead(PARTITION)
     ids = [world.id_due(100 + 7 * place) for place in range(500)]
@@ -197,7 +197,7 @@ async def test_memory_is_bounded() -> None:
 
 @on_simulated_time
 async def test_what_is_overdue_is_promoted_at_once() -> None:
-    """After a long stop all of it goes to the ready index without delay, however much it is."""
+    """After a long stop all of it goes to the ready index without delay, for any number of tasks."""
     world = Offered()
     ids = [world.id_due(1 + place % 100) for place in range(PROMOTE_PIECES_MAX + 5)]
     await world.put(*ids)
@@ -210,7 +210,7 @@ async def test_what_is_overdue_is_promoted_at_once() -> None:
 
 @on_simulated_time
 async def test_what_is_left_is_promoted() -> None:
-    """What is done by then costs no promotion; the rest is ready in the store soon after its time."""
+    """Completed tasks need no promotion; the others are ready in the store soon after their time."""
     world = Offered()
     world.due_queue.lead(PARTITION)
     ids = [world.id_due(1_000), world.id_due(1_001)]
@@ -224,7 +224,7 @@ async def test_what_is_left_is_promoted() -> None:
 
 @on_simulated_time
 async def test_a_deposed_leader_reads_nothing() -> None:
-    """Until it leads again."""
+    """It reads nothing until it leads again."""
     world = Offered()
     ids = [world.id_due(1_000), world.id_due(6_000)]
     await world.put(*ids)

@@ -1,4 +1,4 @@
-"""Every kind of fault, alone, under load: nothing is lost and the cluster recovers by itself."""
+"""Every kind of fault alone, under load: nothing is lost and the cluster recovers on its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = (1, 2)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", sorted(EPISODES))
 def test_a_working_cluster_gets_over(name: str, seed: int) -> None:
-    """Two episodes of one kind; then all is served and worked off in time, and every checker agrees."""
+    """There are two episodes of one kind; then everything is served and completed in time, and every checker passes."""
 
     async def workload(world: World) -> None:
         async def faults(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Extensions on real peers, in simulation: their duties, their failures, and what clients ask of them."""
+"""Extensions on real peers, in simulation: duties, failures, and requests of clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from simulation.world.world import Options, SimulatedNode, World, simulate
 
 @frozen
 class Note:
-    """A word, with how often it is to be noted."""
+    """A word, and how often it must be stored."""
 
     word: str
     times: int = 1
@@ -38,7 +38,7 @@ class Seal:
 
 
 def note(replica: Replica, args: Note, stamp: Stamp) -> tuple[Replica, str]:
-    """Adds the word."""
+    """Add the word."""
     if args.word == "bug":
         raise ValueError(args.word)
     if not 0 < args.times < 100:
@@ -48,7 +48,7 @@ def note(replica: Replica, args: Note, stamp: Stamp) -> tuple[Replica, str]:
 
 
 def seal(replica: Replica, args: Seal, stamp: Stamp) -> tuple[Replica, str]:
-    """Marks the word."""
+    """Mark the word."""
     notes = state_of(replica, "notes")
     if args.word not in notes:
         return replica, "no such word"
@@ -56,7 +56,7 @@ def seal(replica: Replica, args: Seal, stamp: Stamp) -> tuple[Replica, str]:
 
 
 def sealing(replica: Replica, me: str) -> list[str]:
-    """The first peer seals every word that begins with an x."""
+    """Return the duty of the first peer to seal every word that begins with an x."""
     notes = state_of(replica, "notes")
     open_ones = [word for word in sorted(notes) if word.startswith("x") and notes[word][0] != "sealed"]
     return open_ones if first_peer(replica) == me else []
@@ -66,12 +66,12 @@ Run = Callable[[str, Context], Awaitable[None]]
 
 
 async def seal_it(word: str, context: Context) -> None:
-    """The duty: seal the word."""
+    """Seal the word, as the duty requires."""
     assert await context.submit(Seal(word)) == APPLIED
 
 
 def notes(run: Run = seal_it) -> Entries:
-    """OnyxQ with the extension."""
+    """Return OnyxQ's entries with the extension."""
     adding = SimpleNamespace(VERSION=1, Args=Note, apply=note, SUBMIT=True, __doc__="Notes a word.")
     marking = SimpleNamespace(VERSION=1, Args=Seal, apply=seal, duties=sealing, run=run, __doc__="Seals a word.")
     return Entries([*ENTRIES.values(), entry_of("notes.add", adding), entry_of("notes.seal", marking)])
@@ -83,25 +83,25 @@ def running(workload: Callable[[World], Awaitable[None]], entries: Entries, *, s
 
 
 def state(world: World) -> Any:
-    """What the extension keeps."""
+    """Return the extension's state."""
     return state_of(world.audit.replica, "notes")
 
 
 def first(world: World) -> SimulatedNode:
-    """The node of the ring's first peer."""
+    """Return the node of the ring's first peer."""
     peer = first_peer(world.audit.replica)
     return next(node for node in world.nodes if node.peer_id == peer)
 
 
 async def refused(call: Callable[[], Awaitable[Any]]) -> OnyxqError:
-    """The error that a call ends with."""
+    """Return the error of a call."""
     with pytest.raises(OnyxqError) as error:
         await call()
     return error.value
 
 
 def test_a_client_submits_and_reads_back_through_any_peer() -> None:
-    """The state is not older than the position seen; bytes and tuples come as msgpack has them."""
+    """The state is not older than the seen position; bytes and tuples have their msgpack form."""
 
     async def workload(world: World) -> None:
         for node in world.nodes:
@@ -118,7 +118,7 @@ def test_a_client_submits_and_reads_back_through_any_peer() -> None:
 
 
 def test_bad_requests_name_what_is_wrong() -> None:
-    """Nothing of them reaches the log."""
+    """They do not reach the log."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -153,7 +153,7 @@ def test_bad_requests_name_what_is_wrong() -> None:
 
 
 def test_an_extension_is_installed_peer_by_peer() -> None:
-    """It cannot be used before the last peer has it, and then without any restart."""
+    """It cannot be used before the last peer has it, and then works without any restart."""
 
     async def workload(world: World) -> None:
         old, *others = world.nodes
@@ -184,7 +184,7 @@ def test_an_extension_is_installed_peer_by_peer() -> None:
 
 
 def test_a_duty_moves_with_what_it_follows_from() -> None:
-    """The first peer has it; when that dies the next one, until it is done."""
+    """The first peer has it; when that dies the next one has it, until it is done."""
     ran: list[tuple[str, str]] = []
     stopped: list[str] = []
 
@@ -216,7 +216,7 @@ def test_a_duty_moves_with_what_it_follows_from() -> None:
 
 
 def test_a_duty_that_fails_is_tried_again_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """With growing pauses, ten times in a row; its peer goes on."""
+    """It is retried with growing pauses, ten times in a row; its peer continues."""
     failed: list[float] = []
 
     async def run(word: str, context: Context) -> None:
@@ -238,7 +238,7 @@ def test_a_duty_that_fails_is_tried_again_and_harms_nobody(caplog: pytest.LogCap
 
 
 def test_a_duty_waits_while_the_log_is_away() -> None:
-    """However long that takes: it is one failure at most."""
+    """For any duration, this counts as one failure at most."""
     tries: list[str] = []
 
     async def run(word: str, context: Context) -> None:
@@ -260,7 +260,7 @@ def test_a_duty_waits_while_the_log_is_away() -> None:
 
 
 def test_a_duty_that_fails_while_it_is_cancelled_harms_nobody() -> None:
-    """Whatever it raises on its way out."""
+    """This holds for any error that it raises while it ends."""
 
     async def run(word: str, context: Context) -> None:
         try:
@@ -283,7 +283,7 @@ def test_a_duty_that_fails_while_it_is_cancelled_harms_nobody() -> None:
 
 
 def test_a_duty_submits_entries_of_its_own_extension_only() -> None:
-    """Those of OnyxQ are not its business."""
+    """It must not submit entries of OnyxQ."""
     from log_entries import gc
 
     errors: list[OnyxqError] = []
@@ -304,7 +304,7 @@ def test_a_duty_submits_entries_of_its_own_extension_only() -> None:
 
 
 def test_a_state_outlives_a_collection_and_a_restart_of_all() -> None:
-    """It is in the origin from which peers start."""
+    """It is in the snapshot from which peers start."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -321,7 +321,7 @@ def test_a_state_outlives_a_collection_and_a_restart_of_all() -> None:
 
 
 def test_a_bug_in_an_entry_ends_every_peer_with_its_name() -> None:
-    """None takes it in differently, none starts again by itself; a corrected version goes on behind it."""
+    """None applies it differently, and none starts again; a corrected version continues after it."""
 
     def careful(replica: Replica, args: Note, stamp: Stamp) -> tuple[Replica, str]:
         return (replica, "no such word") if args.word == "bug" else note(replica, args, stamp)

@@ -19,7 +19,7 @@ def test_nothing_acknowledged_is_lost_on_failing_disks(seed: int) -> None:
 
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_task_whose_write_was_refused_at_first_is_handed_out(*, lands: bool) -> None:
-    """Also if it was on the leader's disk nevertheless, so that the repeated write changes nothing."""
+    """This holds even if it was on the leader's disk, so that the repeated write changes nothing."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -33,7 +33,7 @@ def test_a_task_whose_write_was_refused_at_first_is_handed_out(*, lands: bool) -
 
 
 def test_a_leader_that_missed_a_write_still_counts_itself() -> None:
-    """It has all that was acknowledged; without it nothing would settle in a small cluster."""
+    """It has everything acknowledged; without it nothing would settle in a small cluster."""
 
     async def workload(world: World) -> None:
         leader = leader_of(world)

@@ -1,4 +1,4 @@
-"""Clients that send far more than the disks take: some are refused in time, and the others are served."""
+"""Clients that send far more than the disks accept: some are refused in time, and the others are served."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SLOW_MS = 400
 
 
 def slow(world: World, delay_ms: int) -> None:
-    """Every write to a disk takes so long."""
+    """Slow down every write to a disk."""
     for node in world.nodes:
         node.disk.delay_ms = lambda: delay_ms
 
 
 async def flood(world: World, outcomes: Counter[str], *, timeout_ms: int) -> None:
-    """Writers of large tasks that try again at once, whatever they are told."""
+    """Run writers of large tasks that retry at once after any answer."""
     until = trio.current_time() + FLOOD_S
     async with world.client() as recording, trio.open_nursery() as nursery:
 
@@ -44,7 +44,7 @@ async def flood(world: World, outcomes: Counter[str], *, timeout_ms: int) -> Non
 
 @pytest.mark.long
 def test_a_flood_is_refused_in_time_and_others_are_served() -> None:
-    """Of those that are not refused hardly one in twenty is late; a bystander's small task is little slower."""
+    """Of the accepted ones hardly one in twenty is late; another client's small task is hardly slower."""
     outcomes: Counter[str] = Counter()
     waits: list[float] = []
 
@@ -70,7 +70,7 @@ def test_a_flood_is_refused_in_time_and_others_are_served() -> None:
 
 
 def test_clients_that_wait_as_they_are_told_are_all_served() -> None:
-    """Each task is stored once the flood is over, and none was given up."""
+    """Each task is stored once the flood is over, and none was abandoned."""
     stored: list[int] = []
 
     async def workload(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Partitions that lost the majority of their nodes go on when an operator says so, and only then."""
+"""Partitions that lost the majority of their nodes continue only if an operator forces them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREE = Options(nodes=3, partitions=4, clock_offset_ms=0, absent_after_ms=600_00
 
 
 async def force(node: SimulatedNode, partition: int) -> dict[str, Any]:
-    """An operator forces a partition at a node."""
+    """Force a partition at a node, as an operator does."""
     assert node.running is not None and node.running.service is not None
     return dict(await node.running.service.call("partition.force", {"partition": partition, "by": "test"}))
 
@@ -28,7 +28,7 @@ async def everywhere(client: RecordingClient, count: int = 40) -> None:
 
 
 async def alone(world: World) -> SimulatedNode:
-    """Kill all nodes but one; it, once the ring says so."""
+    """Kill all nodes except one; return it once the ring shows that."""
     left, *others = world.nodes
     for other in others:
         await world.crash_node(other)
@@ -37,7 +37,7 @@ async def alone(world: World) -> SimulatedNode:
 
 
 def test_a_forced_partition_serves_what_the_node_left_has() -> None:
-    """All nodes but one die. Each partition is forced; nothing was lost, as all had arrived everywhere."""
+    """All nodes except one die, and each partition is forced; nothing is lost, because all rows had arrived."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -63,14 +63,15 @@ def test_a_forced_partition_serves_what_the_node_left_has() -> None:
 
 
 def test_what_comes_back_with_the_given_up_nodes_is_taken_in() -> None:
-    """Tasks that the node left never had are offered by the others when they are back with their disks."""
+    """Tasks that the remaining node never had are sent by the others when they return with their disks."""
 
     async def workload(world: World) -> None:
         left = world.nodes[0]
         async with world.client() as client:
             await world.crash_node(left)
             await world.until(lambda: left.node_id == "" and len(world.audit.replica.ring.members) == 2, "two left")
-            # On the two others only. Checkers are not told of them: forcing gives up what was acknowledged.
+            # They are on the two others only. Checkers do not know them, because forcing gives up acknowledged
+            # tasks.
             ids = [await client.client.enqueue("q", b"%d" % number) for number in range(20)]
             assert {partition_of(task_id) for task_id in ids} == {0, 1, 2, 3}
             for node in world.nodes[1:]:

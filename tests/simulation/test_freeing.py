@@ -1,4 +1,4 @@
-"""Claims on completed tasks are let go at the log's leisure, those of a partition together."""
+"""Claims on completed tasks are released a little later, those of a partition together."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ TASKS = 30
 
 
 def releases(world: World) -> int:
-    """How many entries of the log let claims go."""
+    """Return how many entries of the log release claims."""
     found = [decode_record(record.data) for record in world.audit.records]
     return sum(raw.name == "release_claims" for content in found if content is not None for raw in content.entries)
 
 
 async def freed(world: World) -> None:
-    """Return once no claim is in flight."""
+    """Wait until no claim is in flight."""
     await world.until(lambda: all(not replica.claims for _, replica in world.replicas()), "all claims let go")
 
 
 async def complete_one_by_one(world: World) -> None:
-    """Tasks claimed in one call, each completed, twice, in calls of its own."""
+    """Claim tasks in one call, and complete each twice in calls of its own."""
     async with world.client() as client:
         await client.enqueue("q", [b"%d" % number for number in range(TASKS)])
         claims = await client.client.claim("q", max=TASKS, wait_ms=5_000)
@@ -35,13 +35,13 @@ async def complete_one_by_one(world: World) -> None:
 
 
 def test_what_is_completed_in_many_calls_is_let_go_in_few_entries() -> None:
-    """However often each completion is repeated."""
+    """This holds for any number of repeats."""
     world = simulate(complete_one_by_one, seed=1, options=ONE)
     assert 0 < releases(world) <= TASKS / 3
 
 
 def test_a_limited_queue_has_its_room_back_without_delay() -> None:
-    """Of a queue with a limit nothing waits for company: the next task may be given out then only."""
+    """Releases of a limited queue are not delayed, because the next task waits for them."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -35,7 +35,7 @@ class Node:
         )
 
     def offer(self, piece: Piece) -> None:
-        """A piece is ready (again)."""
+        """Add a piece that is ready (again)."""
         self.taken.discard(piece.first)
         self.heads.add([piece])
 
@@ -49,7 +49,7 @@ class Node:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_best_task_of_all_partitions_comes_first(seed: int) -> None:
-    """Whatever comes, goes and comes back meanwhile."""
+    """This holds for any tasks that come, go and return meanwhile."""
     draw = random.Random(seed)
 
     async def main() -> None:
@@ -85,7 +85,7 @@ def test_the_best_task_of_all_partitions_comes_first(seed: int) -> None:
 
 
 def test_a_head_lists_no_more_than_is_in_memory() -> None:
-    """What follows may be better than what other nodes have: the head says that there is more."""
+    """Later tasks may be better than those of other nodes: the head says that there are more."""
 
     async def main() -> None:
         node = Node()

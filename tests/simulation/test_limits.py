@@ -17,12 +17,12 @@ from tests.simulation.scheduled import STEADY, Tasks
 
 
 async def settings(tasks: Tasks, **said: Any) -> None:
-    """Set what the queue does."""
+    """Set settings of the queue."""
     await tasks.client.client.call("queue.set", {"queue": "q", **said, "by": "me", "why": "test"})
 
 
 def test_a_paused_queue_grants_nothing_and_resumes_at_once() -> None:
-    """Claims that wait are answered as soon as it resumes."""
+    """Waiting claims are answered as soon as it resumes."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -49,7 +49,7 @@ def test_a_paused_queue_grants_nothing_and_resumes_at_once() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_more_tasks_are_claimed_at_a_time_than_the_queue_allows(seed: int) -> None:
-    """Whatever partitions they are in and whoever asks; each that ends makes room for another at once."""
+    """This holds for all partitions and claimers; each end makes room for another task at once."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -82,7 +82,7 @@ def test_no_more_tasks_are_claimed_at_a_time_than_the_queue_allows(seed: int) ->
 
 @pytest.mark.parametrize("rate", [0.5, 4])
 def test_no_more_tasks_are_granted_in_a_time_than_the_queue_allows(rate: float) -> None:
-    """One second's worth at once, then as the rate allows, and not much less."""
+    """A second's worth is granted at once, then tasks follow at the rate, and not much slower."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -111,7 +111,7 @@ def test_no_more_tasks_are_granted_in_a_time_than_the_queue_allows(rate: float) 
 
 
 def test_tasks_of_a_key_follow_each_other_no_faster_than_the_queue_allows() -> None:
-    """Other keys are not held up."""
+    """Other keys are not delayed."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -134,7 +134,7 @@ def test_tasks_of_a_key_follow_each_other_no_faster_than_the_queue_allows() -> N
 
 
 def test_a_task_that_nobody_ran_in_time_fails_with_the_reason() -> None:
-    """One that was granted in time does not, however long it takes."""
+    """A task that was granted in time does not fail, however long it takes."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -182,7 +182,7 @@ def test_a_task_that_was_asked_for_in_time_does_not_fail_while_the_log_is_slow()
 
 
 def test_a_time_too_far_in_the_past_is_refused_and_a_little_late_runs_at_once() -> None:
-    """By the queue's grace, ten seconds unless it says otherwise."""
+    """The limit is the queue's grace, by default ten seconds."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -201,7 +201,7 @@ def test_a_time_too_far_in_the_past_is_refused_and_a_little_late_runs_at_once() 
 
 
 def test_tasks_are_retried_as_their_queue_says_where_they_say_nothing() -> None:
-    """Retries, back-off and lease are settings of the queue; null retries go on for ever."""
+    """Retries, back-off and lease are settings of the queue; null retries have no limit."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -226,7 +226,7 @@ def test_tasks_are_retried_as_their_queue_says_where_they_say_nothing() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_limits_hold_whatever_befalls_leaders(seed: int) -> None:
-    """At no position of the log are more tasks claimed; afterwards all of them get done."""
+    """No position of the log has more claimed tasks; at the end all are completed."""
 
     async def workload(world: World) -> None:
         most = 0
@@ -274,7 +274,7 @@ def test_limits_hold_whatever_befalls_leaders(seed: int) -> None:
 
 
 def test_the_time_of_a_retry_is_drawn_once_and_kept() -> None:
-    """The next leader keeps it; the chance in it makes tasks that failed together come apart."""
+    """The next leader keeps it; its randomness spreads tasks that failed together."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -1,4 +1,4 @@
-"""The check of what clients were told: it takes what one simple task can say, and nothing else."""
+"""The check of clients' answers: it accepts exactly the possible answers about one task."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NEVER = float("inf")
 
 
 def call(kind: str, token: int, begun_s: float, ended_s: float, outcome: str = OK, **details: object) -> Operation:
-    """A call that was answered; claims and renewals are for a second."""
+    """Return an answered call; claims and renewals are for a second."""
     lease_ms = 1_000 if kind in (CLAIM, RENEW) else 0
     code = "stale_token" if outcome == REFUSED else ""
     return Operation(kind, "c", token, begun_s, ended_s, outcome, code, lease_ms)
 
 
 def lost(kind: str, token: int, begun_s: float) -> Operation:
-    """A call whose answer never came."""
+    """Return a call whose answer never came."""
     return call(kind, token, begun_s, NEVER, UNKNOWN)
 
 
@@ -81,7 +81,7 @@ def test_what_it_cannot_say_is_found(name: str) -> None:
 
 @pytest.mark.parametrize(("refused_s", "broken"), [(0.5, True), (1.5, False)])
 def test_a_claim_that_is_certainly_valid_is_never_refused(refused_s: float, broken: bool) -> None:
-    """One that may have expired may be."""
+    """A claim that may have expired may be refused."""
     history = History()
     history.operations[TaskId(bytes(20))] = [
         call(CLAIM, 1, 0, 0.1),

@@ -1,4 +1,4 @@
-"""Lists of tasks by state: complete and in order, however little one look goes through."""
+"""Lists of tasks by state: complete and in order, for any page size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulation.world.world import Options, World, simulate
 
 
 async def fill(client: RecordingClient) -> None:
-    """Tasks in every state, in runs and alone, of two queues."""
+    """Make tasks in every state, in runs and alone, of two queues."""
     raw = client.client
     for queue in ("a", "b"):
         for _ in range(4):
@@ -29,7 +29,7 @@ async def fill(client: RecordingClient) -> None:
 
 @pytest.mark.parametrize("looks", [1, 40, task_lists.LOOKS_MAX])
 def test_lists_by_state_are_the_parts_of_the_list_of_all(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
-    """Each page ends soon, and the next goes on behind it."""
+    """Each page ends soon, and the next continues after it."""
     monkeypatch.setattr(task_lists, "LOOKS_MAX", looks)
     monkeypatch.setattr(task_lists, "PATIENCE_S", 0.0)
 
@@ -70,7 +70,7 @@ def test_a_look_that_finds_nothing_says_how_far_it_came(monkeypatch: pytest.Monk
 
 
 def test_a_task_is_listed_as_ready_as_soon_as_it_is_due() -> None:
-    """Whatever the counts, which follow a moment later, say of it."""
+    """The counts follow a moment later."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

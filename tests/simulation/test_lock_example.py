@@ -28,7 +28,7 @@ FAULTS_S = 60.0
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> Entries:
-    """OnyxQ with the lock."""
+    """Return OnyxQ's entries with the lock."""
     monkeypatch.syspath_prepend(EXAMPLE)
     parts = ("acquire", "release", "expire")
     modules = [(name, importlib.import_module(f"onyxq_lock.{name}")) for name in parts]
@@ -36,7 +36,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> Entries:
 
 
 async def use_the_lock(world: World, owner: str, stop: trio.Event) -> None:
-    """Take the lock, hold it for a while, give it back or die with it; again and again."""
+    """Take the lock, hold it for a while, and release it or die; repeat."""
     async with world.client() as client:
         while not stop.is_set():
             try:
@@ -52,7 +52,7 @@ async def use_the_lock(world: World, owner: str, stop: trio.Event) -> None:
 
 
 async def break_things(world: World) -> None:
-    """Peers crash, lose their sessions, and come back; the log goes away."""
+    """Let peers crash, lose their sessions and return; make the log unavailable."""
     until_s = trio.current_time() + FAULTS_S
     while trio.current_time() < until_s:
         node = world.random.choice(world.nodes)
@@ -69,7 +69,7 @@ async def break_things(world: World) -> None:
 
 
 def check_history(world: World, entries: Entries) -> tuple[int, int]:
-    """Go through the log again: how often the lock changed hands, and how often a dead holder's was freed."""
+    """Read the log again; return how often the lock changed hands, and how often a dead holder's was released."""
     replica: Replica = EMPTY
     last, hands, expired = -1, 0, 0
     for record in world.audit.records:
@@ -87,7 +87,7 @@ def check_history(world: World, entries: Entries) -> tuple[int, int]:
 
 
 def test_the_lock_holds_while_peers_come_and_go(entries: Entries) -> None:
-    """In the order of the log; in the end it is free, as nobody renews it any more."""
+    """This holds in the order of the log; at the end it is free, because it is not renewed."""
     total: Any = [0, 0]
 
     async def workload(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Counts and lists ask the leaders of all partitions: each partition is in the answer once, or there is none."""
+"""Counts and lists ask the leaders of all partitions: each partition is in the answer once, or there is no answer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TASKS = 40
 
 
 def inner(node: SimulatedNode) -> Node:
-    """What runs on a machine."""
+    """Return the node on a machine."""
     assert node.running is not None and node.running.node is not None
     return node.running.node
 
 
 def epochs(world: World, numbers: Sequence[int]) -> dict[int, int]:
-    """Of some partitions, as the log says."""
+    """Return the epochs of some partitions in the log."""
     return {number: world.audit.replica.partitions[number].epoch for number in numbers}
 
 
 async def leading(world: World) -> tuple[SimulatedNode, AllLeaders]:
-    """The leader of partition 0, once it has read that it leads this and all others that it does."""
+    """Return the leader of partition 0, once it has read about all partitions that it leads."""
     node = leader_of(world)
     leaders = AllLeaders(inner(node))
     places = sorted(world.audit.replica.partitions.items())
@@ -49,13 +49,13 @@ async def fill(world: World) -> None:
 
 
 async def total(node: SimulatedNode) -> int:
-    """What a node counts; raises `Unavailable`."""
+    """Return a node's count; raises `Unavailable`."""
     assert node.running is not None and node.running.service is not None
     return int((await node.running.service.call("count", {"queue": "q"}))["counts"]["q"]["total"])
 
 
 async def give_up(world: World, node: SimulatedNode, number: int) -> None:
-    """Have a leader give a partition up; return when another one serves it."""
+    """Let a leader give a partition up; return when another one serves it."""
     before = world.audit.replica.partitions[number]
     inner(node).outbox_now().submit([yield_partition.Args(number, before.epoch)])
     await world.until(
@@ -64,7 +64,7 @@ async def give_up(world: World, node: SimulatedNode, number: int) -> None:
 
 
 def test_whoever_has_not_read_of_a_move_says_that_it_cannot_tell() -> None:
-    """Neither does it answer with what it led, nor is it believed; those that have read of it count all."""
+    """It does not answer with its old partitions, nor is it believed; nodes that have read the move count all."""
 
     async def workload(world: World) -> None:
         await fill(world)
@@ -85,7 +85,7 @@ def test_whoever_has_not_read_of_a_move_says_that_it_cannot_tell() -> None:
 
 
 def test_what_is_lost_during_a_look_is_left_out_of_it() -> None:
-    """The look is repeated for what is left, and the answer says of what it is."""
+    """The request is repeated for the other partitions, and the answer names its partitions."""
 
     async def workload(world: World) -> None:
         node, leaders = await leading(world)
@@ -107,7 +107,7 @@ def test_what_is_lost_during_a_look_is_left_out_of_it() -> None:
 
 
 def test_a_node_answers_only_for_what_it_leads_under_the_epoch_that_is_named() -> None:
-    """And says of which partitions it has promised a later one."""
+    """It also names the partitions for which it promised a later epoch."""
 
     async def workload(world: World) -> None:
         _, leaders = await leading(world)
@@ -128,7 +128,7 @@ def test_a_node_answers_only_for_what_it_leads_under_the_epoch_that_is_named() -
 
 
 def test_without_a_majority_of_a_partition_s_nodes_nobody_can_tell() -> None:
-    """A successor may have been given more by now. Who is cut off names the partitions."""
+    """A successor may have more tasks by now. The unreachable node names the partitions."""
 
     async def workload(world: World) -> None:
         await fill(world)
@@ -144,7 +144,7 @@ def test_without_a_majority_of_a_partition_s_nodes_nobody_can_tell() -> None:
 
 
 def test_what_was_answered_before_disks_had_it_is_not_left_out() -> None:
-    """While disks take nothing that cannot be told."""
+    """While disks accept nothing, the answer is an error."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -168,7 +168,7 @@ def test_what_was_answered_before_disks_had_it_is_not_left_out() -> None:
 
 
 def test_a_node_that_does_not_know_the_cluster_yet_counts_nothing() -> None:
-    """None is not the same as nothing."""
+    """No answer is different from zero."""
 
     async def workload(world: World) -> None:
         await fill(world)
@@ -188,7 +188,7 @@ def test_a_node_that_does_not_know_the_cluster_yet_counts_nothing() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "seed"), [("looked_at", 2), ("behind_the_times", 1), ("behind_the_times", 2)])
 def test_the_scenes_break_nothing(name: str, seed: int) -> None:
-    """Found by them: partitions that moved were missing, or there twice."""
+    """They found partitions that moved and were missing or counted twice."""
     scene = LOOK_SCENES[name]
     world = simulate(scene.script, seed=seed, options=scene.options(Random(f"{name} {seed}")))
     assert world.history.enqueued

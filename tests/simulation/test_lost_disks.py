@@ -1,4 +1,4 @@
-"""A node that loses its store comes back under its own id: its copies count only once they are made again."""
+"""A node that loses its store returns under its own id: its copies count only once they are made again."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from simulation.world.world import World, simulate
 @pytest.mark.parametrize("seed", range(1, 3))
 @pytest.mark.parametrize("name", LOST_DISK_SCENES)
 def test_nothing_acknowledged_is_lost_with_a_disk(name: str, seed: int) -> None:
-    """Whatever the emptied node is asked, and whoever else is up."""
+    """This holds for any requests to the emptied node, and for any other live nodes."""
     scene = LOST_DISK_SCENES[name]
     simulate(scene.script, seed=seed, options=scene.options(Random(seed)))
 
 
 @pytest.mark.parametrize("seed", range(1, 3))
 def test_two_emptied_nodes_of_three_are_no_majority(seed: int) -> None:
-    """The third waits too: a task may have been on the two alone."""
+    """The third node waits too, because a task may have been on the two alone."""
     waited = []
 
     async def workload(world: World) -> None:

@@ -1,4 +1,4 @@
-"""A node drops copies of partitions that are elsewhere, but none that a leader counts on."""
+"""A node drops copies of partitions that have moved, but none on which a leader relies."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from simulation.world.world import Options, SimulatedNode, World, simulate
 
 SPARE = Options(nodes=4, partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 LOOKED_S = LOOK_EVERY_S + 1.0
-"""In which a node that can ask the leader drops what it need not have."""
+"""Time in which a node that can ask the leader drops unneeded copies."""
 
 
 def node_of(machine: SimulatedNode) -> Node:
-    """What runs on a machine."""
+    """Return the node on a machine."""
     assert machine.running is not None and machine.running.node is not None
     return machine.running.node
 
 
 async def reach(machine: SimulatedNode, epoch: int) -> None:
-    """Have a node promise an epoch, as a leader does that has read more of the log."""
+    """Let a node promise an epoch, like a leader that has read more of the log."""
     await node_of(machine).cohort.reach(0, epoch)
 
 
 @asynccontextmanager
 async def left_over(world: World) -> AsyncIterator[tuple[SimulatedNode, int]]:
-    """The node that is to hold no copy, which has one still, and the partition's epoch."""
+    """Return the node that must drop its copy and still has it, and the partition's epoch."""
     placed = world.audit.replica.partitions[0]
     (spare,) = [node for node in world.nodes if node.node_id not in placed.target]
     async with world.client() as client:
@@ -48,7 +48,7 @@ async def left_over(world: World) -> AsyncIterator[tuple[SimulatedNode, int]]:
 
 
 def test_a_copy_that_is_elsewhere_goes() -> None:
-    """The leader has all of it, so nobody needs it."""
+    """The leader has all rows, so the copy is not needed."""
 
     async def workload(world: World) -> None:
         async with left_over(world) as (spare, _):
@@ -58,7 +58,7 @@ def test_a_copy_that_is_elsewhere_goes() -> None:
 
 
 def test_a_copy_stays_while_the_log_has_not_told_of_an_epoch_that_is_promised() -> None:
-    """Whoever asked for the promise may count on the copy; once the log says that nobody does, it goes."""
+    """The leader that asked for the promise may rely on the copy until the log shows that no leader does."""
 
     async def workload(world: World) -> None:
         async with left_over(world) as (spare, epoch):
@@ -73,7 +73,7 @@ def test_a_copy_stays_while_the_log_has_not_told_of_an_epoch_that_is_promised() 
 
 
 def test_a_promise_is_given_behind_a_drop_that_is_under_way() -> None:
-    """Whoever asked for it looks at what is here next: it must not find what is about to go."""
+    """The leader that asked for it reads the copy next: it must not find rows that are about to be deleted."""
 
     async def workload(world: World) -> None:
         async with left_over(world) as (spare, epoch):
@@ -101,13 +101,16 @@ def test_a_promise_is_given_behind_a_drop_that_is_under_way() -> None:
 
 @pytest.mark.parametrize("seed", (1, 2))
 def test_a_node_that_reads_the_log_late_keeps_what_it_is_given(seed: int) -> None:
-    """Seed 285 of the standard workload found an acknowledged task on one of three disks: a node had read of the
-    epoch before only, in which it had no part, and dropped what the next one's leader had just sent."""
+    """Rows from a new leader are not dropped because of an older epoch in the log.
+
+    Seed 285 of the standard workload found an acknowledged task on one of three disks. A node had only read of
+    the epoch before, in which it had no copy, and dropped the rows that the next leader had just sent.
+    """
     WORKLOADS["unread"].play(seed)
 
 
 @pytest.mark.long
 def test_the_seed_that_found_it_breaks_nothing() -> None:
-    """Played as it was found: in a process of its own."""
+    """It is played in a process of its own, as when it was found."""
     (result,) = run_many("standard", [285], jobs=1)
     assert not result.checker, result.what

@@ -1,4 +1,4 @@
-"""Ordering keys on a whole cluster: one task of a key at a time, in the order of due times and enqueueing."""
+"""Ordering keys on a whole cluster: one task of a key at a time, in order of due time and enqueue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.scheduled import STEADY, Tasks
 
 
 def test_tasks_of_a_key_are_granted_one_at_a_time_in_order() -> None:
-    """The second is not to be had before the first is done; another key's task is."""
+    """The second task cannot be claimed before the first is done; a task of another key can."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -39,7 +39,7 @@ def test_tasks_of_a_key_are_granted_one_at_a_time_in_order() -> None:
 
 
 def test_order_is_that_of_due_times_and_then_of_enqueueing() -> None:
-    """A scheduled task takes its place by its time; those that are due at once keep their order."""
+    """A delayed task has the place of its due time; immediate tasks keep their order."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -62,7 +62,7 @@ def test_order_is_that_of_due_times_and_then_of_enqueueing() -> None:
 
 
 def test_a_request_with_many_tasks_of_a_key_keeps_their_order() -> None:
-    """Also where ids say otherwise."""
+    """This holds even if ids have another order."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -82,7 +82,7 @@ def test_a_request_with_many_tasks_of_a_key_keeps_their_order() -> None:
 
 
 def test_the_head_of_a_key_is_ready_and_the_others_wait() -> None:
-    """So get, list and count say; a failed head waits for its retry, and its key with it."""
+    """Get, list and count show this; a failed head waits for its retry, and its key with it."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -108,7 +108,7 @@ def test_the_head_of_a_key_is_ready_and_the_others_wait() -> None:
 
 
 def test_a_task_that_comes_first_in_its_key_before_it_is_due_is_had_when_it_is() -> None:
-    """Also under a leader that did not take it, to whom nothing else falls due."""
+    """This holds under a leader that did not enqueue it and has no other task that is due."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -131,7 +131,7 @@ def test_a_task_that_comes_first_in_its_key_before_it_is_due_is_had_when_it_is()
 
 
 def test_a_cancelled_head_makes_way() -> None:
-    """And so does one behind it."""
+    """The same holds for a task after the head."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -148,7 +148,7 @@ def test_a_cancelled_head_makes_way() -> None:
 
 
 def test_a_task_of_a_key_in_the_wrong_partition_is_refused() -> None:
-    """The field is named; so it is where a run of several tasks names a key."""
+    """The error names the field; the same holds for a run of several tasks with a key."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -173,7 +173,7 @@ def test_a_task_of_a_key_in_the_wrong_partition_is_refused() -> None:
 
 @pytest.mark.long
 def test_a_stuck_key_delays_nobody() -> None:
-    """With 5,000 tasks behind a task that always fails, other keys' tasks come at once."""
+    """While 5,000 tasks wait for one that always fails, tasks of other keys come at once."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -202,7 +202,7 @@ def test_a_stuck_key_delays_nobody() -> None:
 
 
 class Orderly:
-    """Producers and workers on ordering keys, and what the store says of it afterwards."""
+    """Producers and workers on ordering keys, and a check of the stored results."""
 
     def __init__(self, world: World, *, keys: int, each: int) -> None:
         self.world = world
@@ -223,7 +223,7 @@ class Orderly:
                 await trio.sleep(self.world.random.uniform(0, 1))
 
     async def work(self) -> None:
-        """Claim, and complete, fail, give back or forget."""
+        """Claim, and complete, fail, release or forget."""
         random = self.world.random
         async with self.world.client() as client:
             while True:
@@ -241,7 +241,7 @@ class Orderly:
                     await trio.sleep(0.1)
 
     async def finished(self) -> None:
-        """Return once everything is completed."""
+        """Wait until everything is completed."""
         async with self.world.client() as client:
             while True:
                 try:
@@ -254,7 +254,7 @@ class Orderly:
                 await trio.sleep(1)
 
     async def check(self) -> None:
-        """No task of a key was granted before the one before it was done with, each was completed once."""
+        """Check that no task of a key was granted before the previous one was done, and each was completed once."""
         async with self.world.client() as client:
             tasks = Tasks(self.world, client)
             for key, ids in self.put.items():
@@ -270,7 +270,7 @@ class Orderly:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_order_is_exact_whatever_befalls_leaders(seed: int) -> None:
-    """Nodes crash and restart, sessions end, messages are lost; a task is only granted once all before it are done."""
+    """Nodes crash and restart, sessions end, messages are lost; a task is granted only after earlier ones."""
 
     async def workload(world: World) -> None:
         orderly = Orderly(world, keys=6, each=8)
@@ -291,7 +291,7 @@ def test_order_is_exact_whatever_befalls_leaders(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_completion_that_one_node_has_does_not_let_the_next_task_go(seed: int) -> None:
-    """Its leader is cut off while it writes it: whoever leads next may run the task again."""
+    """Its leader loses contact while it writes it, so the next leader may run the task again."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -316,7 +316,7 @@ def test_a_completion_that_one_node_has_does_not_let_the_next_task_go(seed: int)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(complete)
                 nursery.start_soon(take)
-            # The cut-off node does not come back before others went on without it.
+            # The unreachable node returns only after others continued without it.
             await world.crash_node(leader)
             done = set()
             while len(done) < 2:

@@ -1,4 +1,4 @@
-"""What ordering keys and graphs of one request are made of, by themselves."""
+"""The parts of ordering keys and of graphs in one request, tested alone."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PER_SECOND = INTERVAL_MS // 1_000
 
 
 def task(counter: int, order_ms: int) -> tuple[TaskId, bytes]:
-    """A task of the key and its row's body."""
+    """Return a task of the key and its row's body."""
     header = {"order": [order_ms, 1, counter], "ordering_key": "k", "queue": "q"}
     return make_id(1_000, 0, 7, counter * 1_024), pack_task(header, [b"x"])
 
 
 def piece(task_id: TaskId) -> Piece:
-    """The piece of a task."""
+    """Return the piece of a task."""
     return Piece("q", 0, 1_000, task_id, 1, 0, task_id, 0, DIGEST)
 
 
 def test_a_task_that_comes_before_a_claimed_one_waits_for_it() -> None:
-    """A new first task of a key is not to be had while another one is with a worker."""
+    """A new first task of a key cannot be claimed while a worker has another one."""
     (later, later_body), (sooner, sooner_body) = task(1, 20), task(2, 10)
     busy = {later}
 
@@ -50,7 +50,7 @@ def test_a_task_that_comes_before_a_claimed_one_waits_for_it() -> None:
 
 
 def test_the_pace_of_a_key_holds_however_many_keys_have_one() -> None:
-    """Keys whose time has come are forgotten to save memory; those that must wait still wait."""
+    """Keys whose interval is over are forgotten to save memory; the others still wait."""
     keys = OrderingKeys(MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000), set[TaskId]().__contains__)
     pieces = [piece(task(1, 0)[0])._replace(key=key_digest("q", str(number))) for number in range(2 * TIMES_MAX + 2)]
     early, late = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
@@ -63,7 +63,7 @@ def test_the_pace_of_a_key_holds_however_many_keys_have_one() -> None:
 
 
 def test_runs_of_a_request_go_once_what_they_depend_on_is_stored() -> None:
-    """Whatever their order; runs that depend on nothing of it go first."""
+    """This holds for any order; runs without dependencies in the request go first."""
     ids = [make_id(1, 0, 1, 1_024 * number) for number in range(5)]
     elsewhere = make_id(1, 0, 2, 0)
     depends = [[ids[1], ids[2]], [ids[3]], [ids[3]], [elsewhere], []]

@@ -1,4 +1,4 @@
-"""Fault by fault: what goes on, what waits and says so, and how soon all is well again."""
+"""Single faults: which requests continue, which wait with a reason, and how soon the cluster recovers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SKEWLESS = Options(clock_offset_ms=0)
 
 
 def leader_of(world: World, partition: int = 0) -> SimulatedNode:
-    """The node that leads a partition, as the log says."""
+    """Return the node that leads a partition, by the log."""
     leader = world.audit.replica.partitions[partition].leader
     return next(node for node in world.nodes if node.peer_id == leader)
 
 
 def led_by_others(world: World, node_id: str) -> bool:
-    """Whether every partition is ready under a leader on another node."""
+    """Return whether every partition is ready under a leader on another node."""
     replica = world.audit.replica
     return all(
         part.ready and part.leader in replica.peers and replica.peers[part.leader].node != node_id
@@ -29,7 +29,7 @@ def led_by_others(world: World, node_id: str) -> bool:
 
 @pytest.mark.parametrize("sessions_lost", [False, True])
 def test_facts_go_on_and_claims_wait_while_the_log_is_away(sessions_lost: bool) -> None:
-    """Enqueue, update and complete are taken for a minute without the log; claims say why they are not."""
+    """Enqueue, update and complete succeed during a minute without the log; claims give the reason why they fail."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -60,7 +60,7 @@ def test_facts_go_on_and_claims_wait_while_the_log_is_away(sessions_lost: bool) 
 
 
 def test_an_outage_of_the_log_lapses_no_lease() -> None:
-    """Two minutes without the log are no time for leases: the claim can be renewed afterwards."""
+    """Two minutes without the log do not count for leases: the claim can be renewed afterwards."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -77,7 +77,7 @@ def test_an_outage_of_the_log_lapses_no_lease() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_leaders_partitions_are_led_again_within_the_session_timeout_and_a_second(seed: int) -> None:
-    """Nobody waits longer for a leader than its session takes to end, plus one second."""
+    """No client waits for a leader longer than its session takes to end, plus one second."""
 
     async def workload(world: World) -> None:
         node = leader_of(world)
@@ -90,7 +90,7 @@ def test_a_killed_leaders_partitions_are_led_again_within_the_session_timeout_an
 
 
 def test_a_stopped_node_hands_its_partitions_over_before_it_goes() -> None:
-    """A drained node leaves at once, and nothing is led by nobody in between for long."""
+    """A drained node leaves at once, and no partition is without a leader for long."""
 
     async def workload(world: World) -> None:
         node = leader_of(world)
@@ -104,7 +104,7 @@ def test_a_stopped_node_hands_its_partitions_over_before_it_goes() -> None:
 
 
 def test_a_leader_cut_off_from_its_cohort_gives_way() -> None:
-    """It still reaches the log, so its session lives: it yields by itself."""
+    """It still reaches the log, so its session is valid: it yields on its own."""
 
     async def workload(world: World) -> None:
         node = leader_of(world)
@@ -131,7 +131,7 @@ def test_a_leader_cut_off_from_its_cohort_gives_way() -> None:
 
 
 def test_a_leader_with_a_full_disk_gives_way() -> None:
-    """Writes go on at another node."""
+    """Writes continue at another node."""
 
     async def workload(world: World) -> None:
         node = leader_of(world)
@@ -157,7 +157,7 @@ def test_a_leader_with_a_full_disk_gives_way() -> None:
 
 
 def test_without_a_majority_a_partition_says_so_and_others_serve() -> None:
-    """Two of five nodes die: partitions of theirs stop, enqueues go to the others."""
+    """Two of five nodes die: partitions of theirs stop, and enqueues go to the others."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -177,7 +177,7 @@ def test_without_a_majority_a_partition_says_so_and_others_serve() -> None:
             stuck = await client.client.make_ids(200)
             there = [task_id for task_id in stuck if int.from_bytes(task_id[6:8], "big") in lost]
             if there:
-                # Who waits for less than the peer tries hears only that time was up.
+                # A client that waits less than the peer tries gets only a timeout.
                 with pytest.raises((Unavailable, TimedOut)):
                     await client.client.enqueue_many("q", [b"x"], ids=there[:1], timeout_ms=3_000)
             for node in dead:
@@ -188,7 +188,7 @@ def test_without_a_majority_a_partition_says_so_and_others_serve() -> None:
 
 
 def test_copies_of_a_node_that_stays_away_are_made_elsewhere() -> None:
-    """After its patience the cluster has three copies of everything again, and a second loss costs nothing."""
+    """After its timeout the cluster has three copies of everything again, and a second loss costs nothing."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -214,7 +214,7 @@ def test_copies_of_a_node_that_stays_away_are_made_elsewhere() -> None:
 
 
 def test_a_node_that_was_away_during_a_collection_starts_from_the_origin() -> None:
-    """The log it missed is trimmed; it goes on from the snapshot and serves again."""
+    """The records that it missed are trimmed; it continues from the snapshot and serves again."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -235,7 +235,7 @@ def test_a_node_that_was_away_during_a_collection_starts_from_the_origin() -> No
 
 
 def test_a_task_acknowledged_just_before_every_node_died_is_there_afterwards() -> None:
-    """Acknowledged means durable on a majority, with nobody left to remember."""
+    """Acknowledged means durable on a majority, even if no process survives."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

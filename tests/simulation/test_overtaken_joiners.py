@@ -1,4 +1,4 @@
-"""Joiners that are put out before they read of themselves, and find nothing of themselves behind a trim."""
+"""Joiners that are removed before they read of themselves, and whose records are trimmed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulation.world.world import World, simulate
 
 @pytest.mark.parametrize("forgotten", [False, True], ids=["its number is known", "its number is forgotten"])
 def test_a_joiner_put_out_behind_a_trim_ends_and_its_node_joins_anew(forgotten: bool) -> None:
-    """Its request lies behind the origin, and it is not in the ring there: it does not wait on for it."""
+    """Its request is before the snapshot, in whose ring it is not: it does not keep waiting."""
     ended: list[str] = []
 
     async def workload(world: World) -> None:

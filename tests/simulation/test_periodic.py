@@ -1,4 +1,4 @@
-"""Periodic tasks on a simulated cluster: whoever dies when, each time is run once and none is lost."""
+"""Periodic tasks on a simulated cluster: each time runs once and none is lost, whichever node dies."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 def first_node(world: World) -> SimulatedNode | None:
-    """The node whose peer fires, if it runs."""
+    """Return the node whose peer fires, if it runs."""
     first = first_peer(world.audit.replica)
     return next((node for node in world.nodes if first and node.peer_id == first), None)
 
 
 def tick(world: World) -> Periodic:
-    """The periodic task as the log has it."""
+    """Return the periodic task in the log."""
     return world.audit.replica.periodic["tick"]
 
 
 async def set_up(call: Call, **more: Any) -> None:
-    """A task every five seconds."""
+    """Set up a task for every five seconds."""
     given = {"name": "tick", "queue": "q", "schedule": "every 5s", "data": b"x", "missed": "all"}
     await call("periodic.set", {**given, **more})
 
 
 async def fired_times(call: Call) -> list[int]:
-    """When the tasks of the queue were due, each as often as there is one."""
+    """Return when the tasks of the queue were due, with repetitions."""
     found: list[int] = []
     after = None
     while True:
@@ -49,12 +49,12 @@ async def fired_times(call: Call) -> list[int]:
 
 
 def gapless(times: Sequence[int]) -> bool:
-    """Whether every time between the first and the last is there, and none twice."""
+    """Return whether every time between the first and the last is there exactly once."""
     return list(times) == list(range(times[0], times[-1] + 1, EVERY_MS))
 
 
 def test_a_periodic_task_runs_at_its_times() -> None:
-    """None early by the clock of who fires, and soon."""
+    """None is early by the leader's clock, and each is soon."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -73,7 +73,7 @@ def test_a_periodic_task_runs_at_its_times() -> None:
 
 
 class Killer:
-    """Kills whoever fires, at one of the points between which the two steps lie."""
+    """Kills the node that fires, at one of the points around the two steps."""
 
     def __init__(self, world: World, point: str) -> None:
         self.world = world
@@ -81,7 +81,7 @@ class Killer:
         self.killed = 0
 
     async def run(self, times: int) -> None:
-        """Do so ``times`` times; the machine comes back each time."""
+        """Do so ``times`` times; the machine returns each time."""
         while self.killed < times:
             node = first_node(self.world)
             if node is None or node.running is None or node.running.node is None or node.error is not None:
@@ -127,7 +127,7 @@ POINTS = ("before the enqueueing", "while it enqueues", "behind the enqueueing",
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_crash_of_who_fires_doubles_and_loses_nothing(point: str, seed: int) -> None:
-    """Its successor does both steps again: ids and the log see to it that they count once."""
+    """Its successor repeats both steps: ids and the log make them count once."""
 
     async def workload(world: World) -> None:
         await world.settle()
@@ -145,7 +145,7 @@ def test_a_crash_of_who_fires_doubles_and_loses_nothing(point: str, seed: int) -
 
 @pytest.mark.parametrize(("missed", "runs"), [("skip", 1), ("once", 1), ("all", 24)])
 def test_times_that_pass_while_the_log_is_away_are_made_up_for_as_it_was_said(missed: str, runs: int) -> None:
-    """Two minutes without anybody who may fire."""
+    """For two minutes no node may fire."""
 
     async def workload(world: World) -> None:
         await world.settle()
@@ -168,7 +168,7 @@ def test_times_that_pass_while_the_log_is_away_are_made_up_for_as_it_was_said(mi
 
 
 def test_clocks_that_differ_fire_no_time_twice() -> None:
-    """The successor of one whose clock is ahead waits until its own shows the next time."""
+    """The successor of a leader with a fast clock waits until its own clock shows the next time."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -188,7 +188,7 @@ def test_clocks_that_differ_fire_no_time_twice() -> None:
 
 
 def test_a_pause_lasts_until_it_is_resumed_and_what_passed_meanwhile_is_no_miss() -> None:
-    """With `all` too."""
+    """This holds with `all` too."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -214,7 +214,7 @@ def test_a_pause_lasts_until_it_is_resumed_and_what_passed_meanwhile_is_no_miss(
 
 
 def test_what_cannot_be_set_up_is_refused_with_the_field_named() -> None:
-    """And nothing is kept."""
+    """Nothing is stored."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -243,7 +243,7 @@ def test_what_cannot_be_set_up_is_refused_with_the_field_named() -> None:
 
 
 def test_two_hundred_that_are_due_together_are_fired_together() -> None:
-    """In few records, and each once."""
+    """They need few records, and each is fired once."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -1,4 +1,4 @@
-"""Planted bugs: every seam exists, and a handful of bugs is found here; ``onyxq simulate --planted`` looks for all."""
+"""Planted bugs: every seam exists, and a few bugs are found here; ``onyxq simulate --planted`` searches for all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAJORITY = "onyxq.core.replica:majority"
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
 def test_a_bug_has_a_seam_that_is_used_and_a_fault_that_fits(planted: Planted) -> None:
-    """A rename, or another parameter, is reported under the name of the bug, without a run."""
+    """A rename, or another parameter, is reported with the name of the bug, without a run."""
     for path, fault in planted.faults:
         check(path, fault)
     assert planted.workload in WORKLOADS and planted.breaks
 
 
 def test_names_are_unique_and_there_are_enough() -> None:
-    """The table is read by name."""
+    """Names identify the bugs in the table."""
     assert len({planted.name for planted in PLANTED}) == len(PLANTED) >= 20
 
 
@@ -35,32 +35,32 @@ def test_names_are_unique_and_there_are_enough() -> None:
     "path", ["onyxq.core.nothing:majority", "onyxq.core.replica:most", "onyxq.core.replica:Replica.majority"]
 )
 def test_a_seam_that_does_not_exist_is_reported(path: str) -> None:
-    """The bug must name another one, instead of being believed to be planted."""
+    """Otherwise the bug would seem to be planted."""
     with pytest.raises(NotPlanted, match=f"{path}: no such seam"):
         check(path, returning(True))
 
 
 def test_an_inherited_method_is_no_seam_of_the_heir() -> None:
-    """The fault would go to one heir only, or to all: name the class that defines the method."""
+    """The fault would apply to one subclass only, or to all: name the class that defines the method."""
     with pytest.raises(NotPlanted, match="no such seam"):
         check("onyxq.store.store:Store.moved", returning(None))
 
 
 def test_a_name_that_nothing_uses_is_reported() -> None:
-    """A constant is used where it was imported: there is its seam."""
+    """A constant is used where it was imported: its seam is there."""
     with pytest.raises(NotPlanted, match="nothing uses this name"):
         check("onyxq.history.recovery.new_replica:SEGMENTS_AHEAD", instead(0))
 
 
 @pytest.mark.parametrize("fault", [instead(lambda cohort: True), instead(lambda cohort, have, *, wanted: True)])
 def test_a_fault_that_takes_other_arguments_is_reported(fault: Fault) -> None:
-    """Its error in the middle of a run would pass for a bug that was found."""
+    """Otherwise its error during a run would count as a bug that was found."""
     with pytest.raises(NotPlanted, match="the fault does not take the arguments"):
         check(MAJORITY, fault)
 
 
 def test_a_definition_is_replaced_in_every_module_that_imported_it_and_put_back() -> None:
-    """The modules have a name of their own for the function; planted bugs themselves see the original."""
+    """Modules have names of their own for the function; modules of planted bugs see the original."""
     original = replica.majority
     with faulty([(MAJORITY, returning("always"))]):
         assert replica.majority([], ()) == force_partition.majority([], ()) == "always"
@@ -68,7 +68,7 @@ def test_a_definition_is_replaced_in_every_module_that_imported_it_and_put_back(
 
 
 def test_an_imported_name_is_replaced_in_its_module_only() -> None:
-    """So a bug can be the fault of one caller."""
+    """So a bug can be limited to one caller."""
     original = replica.majority
     with faulty([("log_entries.force_partition:majority", returning("here"))]):
         assert force_partition.majority([], ()) == "here"
@@ -77,7 +77,7 @@ def test_an_imported_name_is_replaced_in_its_module_only() -> None:
 
 
 def test_everything_is_put_back_if_a_later_seam_is_missing() -> None:
-    """No half of a bug stays in the process."""
+    """No part of a bug stays in the process."""
     original = replica.majority
     with pytest.raises(NotPlanted), faulty([(MAJORITY, returning(True)), ("onyxq.core.replica:most", returning(1))]):
         pass
@@ -85,7 +85,7 @@ def test_everything_is_put_back_if_a_later_seam_is_missing() -> None:
 
 
 def test_a_property_stays_a_property_and_a_wrapper_gets_its_function() -> None:
-    """Faults of properties are written like those of methods."""
+    """Faults of properties have the form of faults of methods."""
     vote = Vote(leader="a", members=["a"], target=["a"])
     with faulty([("onyxq.leader.cohort.replication:Vote.won", lambda original: lambda vote: [original(vote)])]):
         assert vote.won == [False]
@@ -101,6 +101,6 @@ def test_a_coroutine_function_that_returns_at_once_stays_one() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("planted", QUICK, ids=lambda planted: planted.name)
 def test_a_planted_bug_is_found(planted: Planted) -> None:
-    """By one of a few short runs; usually by the first."""
+    """A few short runs find it, usually the first one."""
     verdict = look_for(planted, range(1, planted.quick + 1))
     assert verdict.found, f"{planted.quick} seeds of {planted.workload} do not find it any more"

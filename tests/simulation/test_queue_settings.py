@@ -1,4 +1,4 @@
-"""Queues' settings by way of any node: read back as they were set, and refused with the setting named."""
+"""Queue settings through any node: equal when read, and refused with the setting's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEADY = Options(clock_offset_ms=0)
 
 
 def test_settings_are_read_back_as_they_were_set() -> None:
-    """With the queue's depth; rates are tasks a second; null is the default again, but for retries no limit."""
+    """They are read with the queue's depth; rates are tasks per second; null is the default or "no limit"."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -72,7 +72,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 def test_what_cannot_be_set_is_refused_with_its_name() -> None:
-    """Nothing of the request is kept, whatever else is in it."""
+    """No setting of the request is stored."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -89,7 +89,7 @@ def test_what_cannot_be_set_is_refused_with_its_name() -> None:
 
 
 def test_a_queue_that_is_held_back_shows_how_long_its_tasks_wait() -> None:
-    """Paused, or at its limit, what is ready goes on ageing; what is not ready does not count."""
+    """If it is paused or at its limit, ready tasks still age; tasks that are not ready do not count."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -119,7 +119,7 @@ def test_a_queue_that_is_held_back_shows_how_long_its_tasks_wait() -> None:
 
 
 def test_a_queue_is_as_old_as_its_oldest_ready_task_wherever_that_is() -> None:
-    """Younger tasks in other partitions do not hide it, whichever node is asked."""
+    """Younger tasks in other partitions do not hide it, at any node."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

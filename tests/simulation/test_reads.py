@@ -1,4 +1,4 @@
-"""Reads never go back behind what their reader has seen."""
+"""A read is never older than what its reader has already seen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 
 
 def leader(world: World) -> SimulatedNode:
-    """The node that leads the only partition, as the log says."""
+    """Return the node that leads the only partition, by the log."""
     peer = world.audit.replica.partitions[0].leader
     return next(node for node in world.nodes if node.peer_id == peer)
 
@@ -28,7 +28,7 @@ async def get(node: SimulatedNode, **args: Any) -> dict[str, Any]:
 
 
 async def work(client: RecordingClient, updates: int) -> tuple[bytes, int]:
-    """Enqueue and claim a task, and send some updates: its id and token."""
+    """Enqueue and claim a task, and send some updates; return its id and token."""
     await client.enqueue("q", [b"x"])
     (claim,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
     for number in range(updates):
@@ -38,7 +38,7 @@ async def work(client: RecordingClient, updates: int) -> tuple[bytes, int]:
 
 
 def test_a_deposed_leader_does_not_answer_with_less_than_was_seen() -> None:
-    """It is cut off, and takes itself for the leader still: it says that it cannot tell."""
+    """It has no contact and takes itself for the leader: it reports that it cannot answer."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -54,7 +54,7 @@ def test_a_deposed_leader_does_not_answer_with_less_than_was_seen() -> None:
                 (claim,) = await served.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
                 await served.update(claim, b"0")
                 assert (await get(leader(world), id=claim.id, seen_token=claim.token, seen_seq=0))["updates"] == 1
-            assert (await get(old, id=claim.id))["claims"] == []  # what it knows
+            assert (await get(old, id=claim.id))["claims"] == []  # its own state
             with pytest.raises(Unavailable):
                 await get(old, id=claim.id, seen_token=claim.token)
             world.network.heal()
@@ -67,7 +67,7 @@ def test_a_deposed_leader_does_not_answer_with_less_than_was_seen() -> None:
 
 
 def test_a_node_behind_in_the_log_asks_the_others() -> None:
-    """Whoever the reader asks, what it saw elsewhere is there."""
+    """Any node returns what the reader saw elsewhere."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -80,7 +80,7 @@ def test_a_node_behind_in_the_log_asks_the_others() -> None:
 
 
 def test_what_nobody_has_is_waited_for_and_then_refused() -> None:
-    """A token from the future, an update that was never sent."""
+    """These are a token from the future and an update that was never sent."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -97,7 +97,7 @@ def test_what_nobody_has_is_waited_for_and_then_refused() -> None:
 
 
 def test_updates_seen_under_an_earlier_claim_are_counted_for_that_claim() -> None:
-    """A later claim without updates is not taken for an older state."""
+    """A later claim without updates does not count as an older state."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -1,4 +1,4 @@
-"""A lost log is begun anew only if it is lost, and the cluster that is recovered has all that was acknowledged."""
+"""A log is recovered only if it is lost, and the recovered cluster has everything acknowledged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def backend_with(world: World, upto: int) -> MemoryBackend:
-    """A log that holds the first records of a world."""
+    """Return a log with the first records of a world."""
     backend = MemoryBackend(clock=SimulatedClock(), segment_records=1)
     for record in world.records[:upto]:
         backend.records[record.position] = record
@@ -56,7 +56,7 @@ def backend_with(world: World, upto: int) -> MemoryBackend:
 
 
 def newest(world: World, upto: int) -> Newest:
-    """What a node knows that has read so many records."""
+    """Return what a node knows that has read a number of records."""
     one = found(world, "node-p1", upto)
     return Newest(one, world.replicas[upto], {}, world.replicas[upto].position, {}, 0)
 
@@ -74,7 +74,7 @@ async def test_a_log_is_compared_with_what_nodes_have_read(records: int, read: i
 
 @in_trio
 async def test_a_log_that_went_another_way_is_told_from_one_that_continues() -> None:
-    """It is of the same cluster, and longer than what was read."""
+    """It belongs to the same cluster, and is longer than what was read."""
     world, other = three(), created("p1", "p2")
     other.join("p9")
     session = await backend_with(other, len(other.records)).session()
@@ -83,7 +83,7 @@ async def test_a_log_that_went_another_way_is_told_from_one_that_continues() -> 
 
 @in_trio
 async def test_a_log_whose_snapshot_is_beyond_what_was_read_is_called_later() -> None:
-    """Nothing shows that it is another one; of another cluster it can be told."""
+    """Nothing shows that it is another log; the log of another cluster is recognised."""
     world = three()
     world.submit("p1", gc.Args())
     last = len(world.records)
@@ -98,7 +98,7 @@ async def test_a_log_whose_snapshot_is_beyond_what_was_read_is_called_later() ->
 
 @in_trio
 async def test_the_log_of_another_cluster_is_called_so() -> None:
-    """It is one that was created under the same name meanwhile."""
+    """It is a cluster that was created under the same name meanwhile."""
     world = three()
     other = World()
     data = world.records[0].data.replace(b"c1", b"c2")
@@ -110,7 +110,7 @@ async def test_the_log_of_another_cluster_is_called_so() -> None:
 
 @in_trio
 async def test_nothing_is_begun_while_a_peer_has_a_session() -> None:
-    """It is named; once its session has ended the way is free."""
+    """The peer is named; once its session has ended, the recovery can begin."""
     backend = backend_with(three(), 3)
     peer, tool = await backend.session(), await backend.session()
     await peer.set_pulse("p1", b"10.0.0.1:7400")
@@ -122,7 +122,7 @@ async def test_nothing_is_begun_while_a_peer_has_a_session() -> None:
 
 @in_trio
 async def test_a_reader_of_the_old_log_goes_on_from_the_new_snapshot() -> None:
-    """Also one that had read more of it than anybody who was asked; what it writes under its old number is void."""
+    """This includes a reader that had read more than any asked node; its records with old numbers are void."""
     world = three()
     backend = backend_with(world, 6)
     made = await begin_anew(backend, newest(world, 4), replace=True, now_ms=lambda: 0)
@@ -139,7 +139,7 @@ async def test_a_reader_of_the_old_log_goes_on_from_the_new_snapshot() -> None:
 
 @in_trio
 async def test_a_recovery_that_was_interrupted_is_repeated() -> None:
-    """Its records without a snapshot are nobody's log."""
+    """Records without a snapshot belong to no log."""
     world = three()
     backend = backend_with(world, 3)
 
@@ -159,6 +159,6 @@ async def test_a_recovery_that_was_interrupted_is_repeated() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_cluster_that_is_recovered_has_all_that_was_acknowledged(seed: int) -> None:
-    """And runs nothing again that was acknowledged as done, whatever the end was like."""
+    """Acknowledged completions do not run again, however the old log ended."""
     scene = RECOVERY_SCENES["recovery"]
     simulate(scene.script, seed=seed, options=scene.options(random.Random(seed)))

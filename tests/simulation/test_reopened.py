@@ -1,4 +1,4 @@
-"""What lapsed, deposed or was overtaken does not come back: around dead letters, renewals, data of unique keys."""
+"""Expired claims, deposed leaders and void rows have no later effect on dead letters, renewals and unique keys."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from simulation.world.world import Options, SimulatedNode, World, simulate
 
 
 async def taken(client: RecordingClient, **said: int) -> Claim:
-    """The only task, as soon as it can be had."""
+    """Claim the only task, as soon as possible."""
     (claim,) = await client.claim("q", wait_ms=20_000, **said)
     return claim
 
 
 def test_a_claim_of_an_earlier_life_completes_nothing() -> None:
-    """Its lease ran out, the task failed for good and was requeued: the completion would not count."""
+    """Its lease expired, the task failed for good and was requeued: the completion would not count."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -41,7 +41,7 @@ def test_a_claim_of_an_earlier_life_completes_nothing() -> None:
 
 
 def test_a_failure_of_an_earlier_life_is_repeated_only_until_the_task_is_requeued() -> None:
-    """Whoever was not answered may ask again; but then the next life must not seem to have ended by it."""
+    """A client without an answer may repeat it, but not after a requeue, which the failure must not end."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -69,7 +69,7 @@ def _dead(world: World, partition: int) -> list[TaskId]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_claim_that_is_being_renewed_does_not_die(seed: int) -> None:
-    """Renewed in the last moment, or lapsed and given up: never both."""
+    """It is renewed at the last moment, or expired and failed: never both."""
     options = Options(partitions=2, clock_offset_ms=0, append_delay_ms=(50, 300), read_delay_ms=(0, 50))
 
     async def workload(world: World) -> None:
@@ -94,7 +94,7 @@ async def _renew_late(world: World, client: RecordingClient, claim: Claim) -> No
 
 
 def test_a_unique_task_keeps_the_data_of_its_first_grant() -> None:
-    """A replacement that only a deposed leader has turns up later, and loses."""
+    """A replacement that only a deposed leader has is found later, and loses."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -116,7 +116,7 @@ def test_a_unique_task_keeps_the_data_of_its_first_grant() -> None:
 
 @pytest.mark.parametrize("way", ["cancel", "discard"])
 def test_a_task_that_was_opened_again_can_be_finished_without_a_claim(way: str) -> None:
-    """Also if the leader heard of the opening from another node's store, before it read of it in the log."""
+    """This holds if the leader knows the requeue only from another node's store, before it reads the log."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -138,7 +138,7 @@ def test_a_task_that_was_opened_again_can_be_finished_without_a_claim(way: str) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_dead_letter_is_requeued_or_discarded_and_not_both(seed: int) -> None:
-    """Whoever comes second is told so; the checkers see to what the first was promised."""
+    """The second request is refused; the checkers verify the promise of the first."""
     options = Options(partitions=1, clock_offset_ms=0, append_delay_ms=(5, 60), read_delay_ms=(0, 60))
 
     async def workload(world: World) -> None:
@@ -168,8 +168,10 @@ async def _try(world: World, bury: Callable[[TaskId], Awaitable[None]], task_id:
 
 @pytest.mark.parametrize("then", ["requeue", "discard"])
 def test_a_requeue_that_could_not_be_sent_is_not_under_way(then: str) -> None:
-    """Whoever asks again once the leader has the log back is served, and the key goes on; kept by seed 263 of the
-    standard workload, too."""
+    """A repeat is served once the leader has the log again, and the key continues.
+
+    Seed 263 of the standard workload tests this too.
+    """
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -193,7 +195,7 @@ def test_a_requeue_that_could_not_be_sent_is_not_under_way(then: str) -> None:
 
 
 def test_a_requeue_that_nobody_waits_for_is_under_way_until_it_is_decided() -> None:
-    """Then the task is as others: it runs, and nothing keeps it once it is finished."""
+    """Then the task is like others: it runs, and is purged once it is finished."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -217,7 +219,7 @@ def test_a_requeue_that_nobody_waits_for_is_under_way_until_it_is_decided() -> N
 
 
 async def without_log(world: World, node: SimulatedNode) -> None:
-    """The node loses the log, and has noticed."""
+    """Let the node lose the log, and notice it."""
     session = node.log.session_now
     assert session is not None
     world.disconnect_log(node)

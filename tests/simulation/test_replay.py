@@ -1,4 +1,4 @@
-"""Replaying a dump with the simulation's checkers."""
+"""Replay of a dump with the simulation's checkers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simulation.world.world import Options, World, simulate
 
 @pytest.fixture(scope="module")
 def ended() -> World:
-    """A small cluster that worked for a while."""
+    """Return a small cluster that worked for a while."""
 
     async def workload(world: World) -> None:
         load = Load(world)
@@ -34,26 +34,26 @@ def ended() -> World:
 
 
 def dumped(world: World, origin: Replica | None = None) -> Dump:
-    """Its log, from the beginning or behind an origin."""
+    """Return its log, from the beginning or after a snapshot."""
     start = -1 if origin is None else origin.position
     return Dump("main", origin, [record for record in world.audit.records if record.position > start])
 
 
 def test_a_sound_log_replays_to_the_replica_of_its_cluster(ended: World) -> None:
-    """Every step is judged on the way."""
+    """Every step is checked."""
     last = list(replay(dumped(ended)))[-1].replica
     assert last == ended.audit.replica
 
 
 def test_a_log_behind_an_origin_is_judged_from_there(ended: World) -> None:
-    """Claims that were held before are known."""
+    """Earlier claims are known."""
     half = ended.audit.records[len(ended.audit.records) // 2].position
     origin = [step.replica for step in plain(dumped(ended), half)][-1]
     assert list(replay(dumped(ended, origin)))[-1].replica == ended.audit.replica
 
 
 def test_a_checker_that_is_not_satisfied_stops_the_replay(ended: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here one that is never satisfied."""
+    """Here it is a checker that always fails."""
     from simulation.checkers.counted_once import CountedOnce
 
     def step(self: CountedOnce, *_: object) -> None:
@@ -67,7 +67,7 @@ def test_a_checker_that_is_not_satisfied_stops_the_replay(ended: World, monkeypa
 def test_the_command_prints_position_and_digest(
     ended: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As each live peer would say them."""
+    """They are those that each live peer reports."""
     write(tmp_path / "log.dump", dumped(ended))
     assert main([str(tmp_path / "log.dump")]) == 0
     said = capsys.readouterr().out

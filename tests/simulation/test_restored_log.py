@@ -1,4 +1,4 @@
-"""A node that had read no more than an older copy learns from the others that the copy is not the log."""
+"""A node that has read no more than an older copy learns from the others that the copy is not the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulation.world.world import Options, World, simulate
 
 
 def test_a_snapshot_of_an_overtaken_log_does_not_hide_what_the_others_have_read() -> None:
-    """A newcomer collects the older copy, so that neither the node's last record nor theirs is in it any more."""
+    """A new node collects the older copy, so it has neither the node's last record nor theirs any more."""
 
     async def script(world: World) -> None:
         plan = evolve(

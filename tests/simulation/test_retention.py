@@ -1,4 +1,4 @@
-"""Retention on a whole cluster: finished tasks are purged on every node, and nothing brings them back."""
+"""Retention on a whole cluster: finished tasks are purged on every node, and never come back."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tests.simulation.scheduled import STEADY, Tasks
 
 SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)
 PASSED_S = 60.0
-"""In which whatever may be purged is."""
+"""Time in which everything that may be purged is purged."""
 
 
 def rows(world: World, queue: str | None = None) -> list[int]:
-    """How many rows each node's disk holds."""
+    """Return how many rows each node's disk has."""
     return [sum(1 for _ in node.disk.tables.rows.ascend(b"")) for node in world.nodes]
 
 
 async def retention(tasks: Tasks, ms: int, queue: str = "q") -> None:
-    """Finished tasks of the queue are kept so long."""
+    """Set how long finished tasks of the queue are kept."""
     await tasks.client.client.call("queue.set", {"queue": queue, "retention_ms": ms})
 
 
 def test_finished_tasks_are_purged_on_every_node_once_their_retention_has_passed() -> None:
-    """Their rows, what was derived from them, and what the log said of them."""
+    """Their rows, index entries and history are deleted."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -54,7 +54,7 @@ def test_finished_tasks_are_purged_on_every_node_once_their_retention_has_passed
 
 
 def test_a_purged_id_is_not_taken_again() -> None:
-    """Whoever sends a task again after it was purged hears so; it does not run twice."""
+    """A client that repeats an enqueue after the purge gets an error; the task does not run twice."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -73,7 +73,7 @@ def test_a_purged_id_is_not_taken_again() -> None:
 
 
 def test_what_is_unfinished_or_young_stays_below_the_watermark() -> None:
-    """Of tasks made together those that may go do; the others are found, finished, and go later."""
+    """Of tasks made together, finished ones are purged; the others are found, finished, and purged later."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -103,7 +103,7 @@ def test_what_is_unfinished_or_young_stays_below_the_watermark() -> None:
 
 
 def test_a_node_that_was_away_brings_nothing_back() -> None:
-    """It has the rows, unfinished even; the others have purged them."""
+    """It has the rows, some unfinished; the others have purged them."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -132,7 +132,7 @@ def test_a_node_that_was_away_brings_nothing_back() -> None:
 
 
 def test_a_failed_task_stays_as_long_as_something_waits_for_it() -> None:
-    """A purged dependency counts as completed, so who waits for one that failed must hear of it first."""
+    """A purged dependency counts as completed, so dependents must learn of a failure first."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -146,7 +146,7 @@ def test_a_failed_task_stays_as_long_as_something_waits_for_it() -> None:
                 node for node in world.nodes if node.peer_id == world.audit.replica.partitions[dependents].leader
             ]
             assert leader.running is not None and leader.running.node is not None
-            # The leader of what waits hears nothing, neither as a hint nor by asking.
+            # The leader of the waiting tasks learns of it neither by a hint nor by its own check.
             deaf = leader.running.node.operations.dependencies
             deaf.hint = lambda ids: None  # type: ignore[method-assign]
             deaf._resolve = _nothing  # type: ignore[method-assign]
@@ -166,11 +166,11 @@ def test_a_failed_task_stays_as_long_as_something_waits_for_it() -> None:
 
 
 async def _nothing(*_: object) -> None:
-    """In place of what is not to happen."""
+    """Do nothing."""
 
 
 def test_a_dependency_that_was_purged_counts_as_completed() -> None:
-    """Whoever is enqueued behind one runs."""
+    """A task that depends on it runs."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -210,7 +210,7 @@ def test_a_unique_key_is_free_once_its_task_is_purged() -> None:
 
 
 def test_a_dead_letter_that_stops_its_key_is_not_purged() -> None:
-    """Its key would go on although nobody said so; once it is given up both go."""
+    """Otherwise its key would continue without a decision; after a discard both are purged."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -234,7 +234,7 @@ def test_a_dead_letter_that_stops_its_key_is_not_purged() -> None:
 
 
 def test_a_requeued_dead_letter_lives_on_below_the_watermark() -> None:
-    """Its id is old; its new life is kept, and retention counts from the end of that."""
+    """Its id is old, but it is kept; retention counts from its new end."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -283,7 +283,7 @@ def test_tasks_wait_for_an_archive_that_they_are_to_go_to() -> None:
 
 
 def test_a_transaction_with_a_task_of_a_purged_time_is_refused_whole() -> None:
-    """Nothing of it happens; with a fresh id it does."""
+    """It has no effect; with a new id it succeeds."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -316,7 +316,7 @@ def test_a_transaction_with_a_task_of_a_purged_time_is_refused_whole() -> None:
 
 
 def test_times_of_periodic_tasks_that_have_not_fired_yet_are_not_purged() -> None:
-    """Whatever else of that time is: their runs get ids of when they should have fired."""
+    """Their runs get ids of the times at which they should have fired."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -338,7 +338,7 @@ def test_times_of_periodic_tasks_that_have_not_fired_yet_are_not_purged() -> Non
 
 
 def test_a_partition_that_nobody_leads_keeps_failed_tasks_of_others_only() -> None:
-    """Whether something there waits for them cannot be told; completed ones go."""
+    """Tasks there may wait for failed ones; completed ones are purged."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -369,7 +369,7 @@ def test_a_partition_that_nobody_leads_keeps_failed_tasks_of_others_only() -> No
 
 
 def test_a_task_that_comes_under_an_old_id_just_before_a_purge_is_not_lost() -> None:
-    """It is refused from the moment the leader looks, or it is seen by that look and kept."""
+    """It is refused once the leader's check has begun, or the check finds and keeps it."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, trio.open_nursery() as nursery:

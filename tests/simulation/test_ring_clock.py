@@ -1,4 +1,4 @@
-"""A node's time follows its machine's clock only where the ring agrees, and is in no hurry to go back."""
+"""A node's time follows its machine's clock only if the ring agrees, and goes back slowly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulation.world.clock import SimulatedClock, mock_clock
 
 
 def with_clock(body: Callable[[SimulatedClock, RingClock], None]) -> None:
-    """Run ``body`` with a machine's clock and what its node makes of it, believed once."""
+    """Run ``body`` with a machine's clock and the time that its node derives from it, believed once."""
 
     async def main() -> None:
         own = SimulatedClock()
@@ -24,7 +24,7 @@ def with_clock(body: Callable[[SimulatedClock, RingClock], None]) -> None:
 
 
 def test_of_two_clocks_that_disagree_none_is_believed_anew() -> None:
-    """The one that jumped by an hour goes on as it was, until both show the same again."""
+    """The one that jumped by an hour keeps its earlier course, until both agree again."""
 
     def body(own: SimulatedClock, clock: RingClock) -> None:
         now_ms = clock.wall_ms()
@@ -51,7 +51,7 @@ def test_small_steps_are_followed_forward_and_waited_for_back() -> None:
 
 
 def test_a_jump_is_not_followed_until_the_ring_agrees() -> None:
-    """Nor when a record made before it is read after it, nor for one that landed late."""
+    """This holds for a record that was made before the jump and for a late one."""
 
     def body(own: SimulatedClock, clock: RingClock) -> None:
         now_ms = clock.wall_ms()
@@ -68,7 +68,7 @@ def test_a_jump_is_not_followed_until_the_ring_agrees() -> None:
 
 
 def test_going_back_far_is_told() -> None:
-    """Where the ring agrees with a clock that was set back."""
+    """This is so if the ring agrees with a clock that was set back."""
 
     def body(own: SimulatedClock, clock: RingClock) -> None:
         now_ms = clock.wall_ms()
@@ -81,7 +81,7 @@ def test_going_back_far_is_told() -> None:
 
 
 def test_a_clock_that_is_wrong_from_the_start_is_corrected_by_the_rings() -> None:
-    """As soon as the first record tells by how much."""
+    """It is corrected once the first record shows the difference."""
 
     async def main() -> None:
         own = SimulatedClock(offset_ms=600_000)

@@ -1,4 +1,4 @@
-"""What the checkers of claims, keys, limits and plans say, from histories made by hand."""
+"""The checkers of claims, keys, limits and periodic tasks, on histories made by hand."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ SECOND_MS = 1_000
 
 
 def task_id(number: int) -> TaskId:
-    """Tasks of partition 0."""
+    """Return ids of tasks of partition 0."""
     return make_id(1_000_000 + number, 0, 7, number * 1024)
 
 
 def stepped(position: int, *entries: object, clock_ms: int = 0, **replica: object) -> Step:
-    """A record whose entries all apply."""
+    """Return a record whose entries all apply."""
     partitions = pmap({0: Partition((), (), "", 1)})
     after = evolve(EMPTY, position=position, clock_ms=clock_ms, partitions=partitions, **replica)
     return Step(after, tuple(Outcome(place, "", args, APPLIED, 1) for place, args in enumerate(entries)))
 
 
 def limits(**numbers: int) -> set_queue.Args:
-    """Limits of the queue."""
+    """Return limits of the queue."""
     return set_queue.Args("q", pmap(numbers), pmap(), pmap(), (), "", "")
 
 
 def grant(*numbers: int) -> grant_limited_claims.Args:
-    """A grant of the queue's tasks."""
+    """Return a grant of the queue's tasks."""
     runs = tuple(Run(task_id(number), 1) for number in numbers)
     return grant_limited_claims.Args(0, 1, "q", (grant_claims.Grant("w", 1_000, runs),))
 
@@ -75,13 +75,13 @@ def grant(*numbers: int) -> grant_limited_claims.Args:
 
 
 def expiry(token: int, *numbers: int) -> expire_claims.Args:
-    """What was claimed under the token is taken back, where it is over."""
+    """Return an expiry of the claims under the token."""
     runs = tuple(Run(task_id(number), 1) for number in numbers)
     return expire_claims.Args(0, 1, (expire_claims.Expiry(token, 1, runs),))
 
 
 def test_an_expiry_takes_what_is_over_and_leaves_what_was_renewed() -> None:
-    """It may name both: who wrote it did not know of the renewal yet."""
+    """It may name both, because its writer did not know of the renewal yet."""
     checker = OneClaim(History())
     checker.step(EMPTY, stepped(1, grant(1, 2), log_time_ms=5_000))
     renewed = renew_claims.Args(0, 1, (renew_claims.Renewal(1, 2_000, (Run(task_id(2), 1),)),))
@@ -93,7 +93,7 @@ def test_an_expiry_takes_what_is_over_and_leaves_what_was_renewed() -> None:
 
 
 def test_claims_of_before_an_origin_expire_behind_it() -> None:
-    """Once they are over, and no earlier."""
+    """They expire once they are over, and no earlier."""
     claimed = {stretch_of(task_id(number)): ((offset_of(task_id(number)), 1, 1, "w", 6_000),) for number in (1, 2)}
     start = evolve(EMPTY, claims=pmap({0: pmap(claimed)}))
     (checker,) = (one for one in checkers_from(start) if isinstance(one, OneClaim))
@@ -104,7 +104,7 @@ def test_claims_of_before_an_origin_expire_behind_it() -> None:
 
 
 def test_a_grant_of_what_expired_too_early_is_seen() -> None:
-    """By the log's time and the lease; half a second more is the worker's."""
+    """The check uses log time and the lease; another half second belongs to the worker."""
     checker = OneClaim(History())
     checker.step(EMPTY, stepped(1, grant(1), log_time_ms=5_000))
     checker.step(EMPTY, stepped(2, expiry(1, 1), log_time_ms=6_500))
@@ -116,13 +116,13 @@ def test_a_grant_of_what_expired_too_early_is_seen() -> None:
 
 
 def limits_course() -> Course:
-    """A log that is judged by the checker of limits, and by the one that tells it which claims ended."""
+    """A log that is checked by the checker of limits, and by the one that reports ended claims."""
     claims = OneClaim(History())
     return Course(checkers=(claims, LimitsKept(History(), claims=claims)))
 
 
 def test_one_task_too_many_at_a_time_is_seen() -> None:
-    """What was released counts no more."""
+    """Released tasks no longer count."""
     course = limits_course()
     course.judge(stepped(1, limits(concurrency=2)))
     course.judge(stepped(2, grant(1, 2)))
@@ -134,7 +134,7 @@ def test_one_task_too_many_at_a_time_is_seen() -> None:
 
 
 def test_tasks_granted_too_soon_are_seen() -> None:
-    """By the log's clock; one second's worth is there at first."""
+    """The check uses the log's clock; at first a second's worth is allowed."""
     course = limits_course()
     course.judge(stepped(1, limits(rate=2_000)))
     course.judge(stepped(2, grant(1, 2), clock_ms=5_000))
@@ -144,7 +144,7 @@ def test_tasks_granted_too_soon_are_seen() -> None:
 
 
 def test_a_grant_without_regard_to_limits_is_seen_once_all_nodes_know_them() -> None:
-    """Before that it was on its way."""
+    """Before that it may have been in flight."""
     checker = LimitsKept(History(), claims=OneClaim(History()))
     checker.step(EMPTY, stepped(1, limits(concurrency=2)))
     plain = grant_claims.Args(0, 1, grant(1).grants)
@@ -157,7 +157,7 @@ def test_a_grant_without_regard_to_limits_is_seen_once_all_nodes_know_them() -> 
 
 
 def test_a_grant_of_a_paused_queue_is_seen() -> None:
-    """In the log at once; of other grants once all nodes know."""
+    """In the log it is found at once; for other grants once all nodes know the pause."""
     checker = PausesHold(History())
     paused = set_queue.Args("q", pmap(), pmap(), pmap({"paused": True}), (), "", "")
     checker.step(EMPTY, stepped(1, paused))
@@ -190,7 +190,7 @@ def keyed(history: History, *orders: tuple[int, int]) -> KeysInOrder:
 
 
 def test_a_task_that_overtakes_another_of_its_key_is_seen() -> None:
-    """Unless that one was not acknowledged yet, or was opened again."""
+    """It is allowed if the other task was not acknowledged yet, or was requeued."""
     checker = keyed(History(), (10, 1), (20, 2))
     grants = checker.ledger.grants
     grants[task_id(1)], grants[task_id(2)] = [Event(8, 8.0, 1)], [Event(5, 5.0, 1)]
@@ -204,7 +204,7 @@ def test_a_task_that_overtakes_another_of_its_key_is_seen() -> None:
 
 
 def test_rows_that_do_not_follow_the_enqueueing_are_seen() -> None:
-    """Both due at once: whoever was acknowledged before the other was sent comes first."""
+    """Both are immediate: if one was acknowledged before the other was sent, it comes first."""
     checker = keyed(History(), (30, 1), (20, 9))
     grants = checker.ledger.grants
     grants[task_id(1)], grants[task_id(2)] = [Event(12, 12.0, 1)], [Event(10, 10.0, 1)]
@@ -213,7 +213,7 @@ def test_rows_that_do_not_follow_the_enqueueing_are_seen() -> None:
 
 
 def test_two_tasks_of_a_key_with_workers_at_a_time_are_seen() -> None:
-    """As workers believe by their own clocks."""
+    """This is by the workers' own clocks."""
     history = History()
     checker = keyed(history, (10, 1), (20, 2))
     for number in (1, 2):
@@ -229,7 +229,7 @@ def test_two_tasks_of_a_key_with_workers_at_a_time_are_seen() -> None:
 
 
 def planned(next_ms: int) -> tuple[set_periodic.Args, dict[str, object]]:
-    """A periodic task of every five seconds, as an entry and in the replica."""
+    """Return a periodic task for every five seconds, as an entry and in the replica."""
     args = set_periodic.Args("tick", "q", "every 5s", "UTC", b"", "bytes", 0, "all", False, next_ms)
     made = Periodic("tick", "q", "every 5s", "UTC", b"", "bytes", 0, "all", False, next_ms, 0)
     return args, {"periodic": pmap({"tick": made})}
@@ -245,7 +245,7 @@ def planned(next_ms: int) -> tuple[set_periodic.Args, dict[str, object]]:
     ],
 )
 def test_each_planned_time_is_passed_once(fired: tuple[int, int, int], problem: str) -> None:
-    """In order, and with as many runs as times."""
+    """Times pass in order, with as many runs as times."""
     checker = PeriodicOnce(History(), Ledger(History(), float, lambda one: {}))
     args, replica = planned(5_000)
     checker.step(EMPTY, stepped(1, args, **replica))
@@ -263,12 +263,12 @@ def test_each_planned_time_is_passed_once(fired: tuple[int, int, int], problem: 
 
 
 def call(kind: str, token: int, at_s: float, outcome: str = OK) -> Operation:
-    """A call that took no time."""
+    """Return a call that took no time."""
     return Operation(kind, "c", token, at_s, at_s, outcome, lease_ms=10 * SECOND_MS)
 
 
 def test_a_requeued_task_may_be_claimed_and_a_discarded_one_may_not() -> None:
-    """Whoever holds a task cannot have it requeued."""
+    """A worker that holds a task cannot have it requeued."""
     died = [call(CLAIM, 1, 1), call(FAIL, 1, 2)]
     assert explains([*died, call(REQUEUE, -1, 3), call(CLAIM, 5, 4), call(COMPLETE, 5, 5)])
     assert not explains([*died, call(DISCARD, -1, 3), call(CLAIM, 5, 4)])

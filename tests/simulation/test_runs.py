@@ -1,4 +1,4 @@
-"""Processes that play seeds: what counts as hung, and what does not."""
+"""Processes that play seeds: which runs count as hung."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from simulation.runs import Child
 BOUND_S = 5.0
 """Several times what a run of ``late`` takes."""
 WAITS = "print('{}', flush=True)\nimport sys\nsys.stdin.read()\n"
-"""In the place of `simulation.runs`: is ready, and then waits for an end of its input that never comes."""
+"""Replaces `simulation.runs`: it is ready, and then waits for an end of its input that never comes."""
 
 
 def stat(pid: int) -> list[str]:
-    """What ``/proc`` says of a process, from its state on."""
+    """Return the fields of ``/proc`` about a process, from its state on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def play(child: Child, seed: int, results: list[Result]) -> None:
-    """For a thread."""
+    """Play a seed, in a thread."""
     results.append(child.play(seed))
 
 
 def stopped_in_a_run(child: Child) -> tuple[threading.Thread, list[Result]]:
-    """Have it play until a signal has stopped it in the middle of a run; who waits for it, and what he will be told."""
+    """Let it play until a signal stops it during a run; return the waiting thread and its future result."""
     pid = child._process.pid
     for seed in range(1, 100):
         used, results = stat(pid)[11], list[Result]()
@@ -50,7 +50,7 @@ def stopped_in_a_run(child: Child) -> tuple[threading.Thread, list[Result]]:
 
 @pytest.mark.long
 def test_a_run_that_is_stopped_for_longer_than_its_bound_goes_on() -> None:
-    """An operator who needs the machine stops simulations for a while; no property breaks by that."""
+    """An operator may stop simulations for a while; no property breaks by that."""
     child = Child("late", run_cpu_s=BOUND_S)
     pid = child._process.pid
     try:
@@ -67,7 +67,7 @@ def test_a_run_that_is_stopped_for_longer_than_its_bound_goes_on() -> None:
 
 
 def test_a_run_that_takes_too_much_processor_time_says_where_it_was() -> None:
-    """Which is what a run that spins is looked at for; the process is gone."""
+    """This shows where a run spins; the process is killed."""
     child = Child("standard", run_cpu_s=0.05)
     try:
         result = child.play(1)
@@ -81,7 +81,7 @@ def test_a_run_that_takes_too_much_processor_time_says_where_it_was() -> None:
 
 
 def test_a_run_that_waits_for_something_real_is_ended(tmp_path: Path) -> None:
-    """It takes no processor time, so it would never come to its end."""
+    """It uses no processor time, so it would never end."""
     (tmp_path / "simulation").mkdir()
     (tmp_path / "simulation" / "runs.py").write_text(WAITS)
     child = Child("standard", root=tmp_path, asleep_looks=2)
@@ -93,7 +93,7 @@ def test_a_run_that_waits_for_something_real_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies_tells_its_last_words(tmp_path: Path) -> None:
-    """Nothing of the cluster broke; it is told all the same."""
+    """No property of the cluster broke, but the end is still reported."""
     (tmp_path / "simulation").mkdir()
     (tmp_path / "simulation" / "runs.py").write_text("raise SystemExit('no memory')\n")
     child = Child("standard", root=tmp_path)

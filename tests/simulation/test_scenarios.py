@@ -60,7 +60,7 @@ def test_a_mistake_is_named_with_file_and_line(line: str, said: str) -> None:
 
 
 def test_a_broken_property_names_the_line_that_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenarios are checked like the search: here nobody watches anybody, and the dead stay."""
+    """Scenarios are checked like the search: here no peer watches another, and dead peers stay."""
     monkeypatch.setattr("simulation.search.peer.watches", lambda replica, me: ())
     with pytest.raises(ScenarioError, match=r"^x.txt:6: calm: liveness: members are"):
         play("x.txt", HEAD + "join a\njoin b\nsettle\nkill b # dies\ncalm\n")

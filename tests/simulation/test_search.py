@@ -1,4 +1,4 @@
-"""The search through interleavings of the pure cluster: what it finds, how it reports, what it reaches."""
+"""The search through interleavings of the pure cluster: its findings, reports and reached branches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = Options(partitions=1, replicas=1)
 
 
 def played(*lines: str) -> Cluster:
-    """A cluster in which these actions were carried out, with all checks on."""
+    """Return a cluster after these actions, with all checks on."""
     cluster = new_cluster(OPTIONS)
     for line in lines:
         word, *args = line.split()
@@ -42,7 +42,7 @@ def test_no_interleaving_breaks_a_property() -> None:
 
 
 def test_the_rare_branches_of_the_ring_are_reached() -> None:
-    """What the probes of joins name happens within a few dozen short runs; the long search asks for all of them."""
+    """A few dozen short runs reach the probes of joins; the long search requires all of them."""
     probes = Probes(OF_SEARCHES)
     for run in searched(100, 30, 500):
         probes.add(run.probes)
@@ -64,20 +64,20 @@ def test_other_seeds_make_other_clusters() -> None:
 
 
 def test_what_the_search_did_can_be_replayed_from_its_actions() -> None:
-    """A run is its list of actions: nothing else is drawn on the way."""
+    """A run is its list of actions: nothing else is random."""
     run = Search(5).run(600)
     assert run.broken is None
     assert replay(run.plan.options, run.actions) is None
 
 
 def _patched_remove(now: Ring, peer: str, position: int) -> Ring:
-    """Closing the ring without moving the watch."""
+    """Close the ring without moving the watch."""
     bridged = evolve(now, pairs=now.pairs.discard(peer), members=now.members.discard(peer))
     return ring.fill(bridged, position)
 
 
 def test_a_broken_ring_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a watch that is not moved when a peer leaves, few actions are left, as a scenario that breaks again."""
+    """If a watch is not moved when a peer leaves, few actions remain, as a scenario that breaks again."""
     monkeypatch.setattr(ring, "remove", _patched_remove)
     run = broken_run(1, 10, 1_000)
     assert run.broken is not None
@@ -91,7 +91,7 @@ def test_a_broken_ring_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("found", "problem"), [(step.GAP, "land a"), (step.REPEAT, "land-twice a")])
 def test_records_that_count_out_of_turn_are_found(monkeypatch: pytest.MonkeyPatch, found: str, problem: str) -> None:
-    """A step that accepts repeats, or gaps, breaks "records count once" at the first of them."""
+    """A step that accepts repeats or gaps breaks "records count once" at the first of them."""
     real: Callable[..., str] = step._problem
     monkeypatch.setattr(step, "_problem", lambda *args: "" if real(*args) == found else real(*args))
     lines = ["start a", "turn a", "turn a", "slots a 5", "send a", "slots a 6", "send a"]
@@ -100,7 +100,7 @@ def test_records_that_count_out_of_turn_are_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_entry_that_raises_is_a_broken_property(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever comes out of `step` other than a replica is reported, with the action that did it."""
+    """Any result of `step` other than a replica is reported, with the action that caused it."""
 
     def fails(*args: Any) -> None:
         raise ZeroDivisionError
@@ -111,7 +111,7 @@ def test_an_entry_that_raises_is_a_broken_property(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_trim_without_an_origin_is_found() -> None:
-    """A reader that finds neither its record nor an origin says so."""
+    """A reader that finds neither its record nor a snapshot reports it."""
     cluster = played("start a", "turn a", "turn a", "start b")
     cluster.log.trimmed = cluster.log.end
     cluster.peers["b"].place = 0
@@ -120,7 +120,7 @@ def test_a_trim_without_an_origin_is_found() -> None:
 
 
 def test_a_cluster_that_does_not_recover_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers that report nobody never close the ring around the dead."""
+    """If peers report no dead ones, the ring is never closed without them."""
     monkeypatch.setattr("simulation.search.peer.watches", lambda replica, me: ())
     actions = [("start", "a"), ("turn", "a"), ("turn", "a"), ("start", "b"), ("turn", "b")]
     actions += [("turn", "a"), ("turn", "b"), ("kill", "b")]
@@ -129,7 +129,7 @@ def test_a_cluster_that_does_not_recover_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_reader_that_stepped_for_itself_must_come_out_equal() -> None:
-    """Peers share replicas; one that is made to step alone is compared."""
+    """Peers share replicas; one that must step alone is compared."""
     cluster = played("start a", "turn a", "turn a", "start b", "alone b 2", "slots a 3", "turn a")
     peer = cluster.peers["b"]
     peer.replica = evolve(peer.replica, clock_ms=peer.replica.clock_ms + 1)
@@ -155,7 +155,7 @@ def test_every_action_says_what_it_does() -> None:
 
 
 def test_an_action_that_makes_no_sense_does_nothing() -> None:
-    """So that any part of a trace can be left out."""
+    """So any part of a trace can be left out."""
     cluster = played("start a", "turn a", "turn a")
     for word in ACTIONS:
         args = ["nobody" if one.annotation == "str" else 1 for one in parameters(word) if one.default is one.empty]
@@ -166,7 +166,7 @@ def test_an_action_that_makes_no_sense_does_nothing() -> None:
 
 @pytest.mark.parametrize(("minutes", "check"), [(1, ""), (12, "records count once")])
 def test_a_late_copy_of_a_join_is_a_repeat_for_ten_minutes(minutes: int, check: str) -> None:
-    """Collections remember the numbers of peers that left for so long; the search finds what comes after."""
+    """Collections remember the numbers of removed peers for that long; the search finds a later one."""
     actions: list[tuple[int | str, ...]] = [
         ("start", "c"), ("turn", "c"), ("turn", "c"), ("start", "d"), ("send", "d"), ("lose", "d"), ("land", "d"),
         ("crash", "d"), ("start", "d"), ("send", "d2"), ("land", "d2"), ("turn", "c"), ("gc", "c"), ("turn", "c"),

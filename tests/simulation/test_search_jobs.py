@@ -1,4 +1,4 @@
-"""The search with jobs: what it promises holds, under each scheduler, and it comes by the rare branches."""
+"""The search with jobs: their promises hold under each scheduler, and rare branches are reached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_twenty_jobs_keep_their_promises_under_churn(kind: int) -> None:
 
 
 def test_the_rare_branches_are_reached() -> None:
-    """Nearly all within a few runs; a hundred must come by all of them."""
+    """Nearly all are reached within a few runs; a hundred runs must reach all."""
     probes = Probes(OF_SEARCHES)
     for seed in range(1, 7):
         probes.add(JobSearch(seed).run(3_000).probes)
@@ -38,7 +38,7 @@ def test_the_same_seed_makes_the_same_run() -> None:
 
 
 def test_it_is_a_workload() -> None:
-    """Which tells what it reached."""
+    """It reports what it reached."""
     found = WORKLOADS["jobs"]
     assert "scheduler" in found.about
     assert set(found.play(3).probes) >= set(PROBES)

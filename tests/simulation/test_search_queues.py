@@ -1,4 +1,4 @@
-"""The search notices what goes wrong with limits, transactions and periodic tasks, and soon."""
+"""The search soon finds faults of limits, transactions and periodic tasks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.long
 
 
 def settled_in_part(before: Replica, name: str, partition: int) -> Replica:
-    """The transaction goes, and what it held stays held."""
+    """Settle the transaction, but keep its tasks held."""
     return evolve(before, transactions=before.transactions.discard(name))
 
 
 def fired_again(found: Any, **changes: Any) -> Any:
-    """The next time stays what it was."""
+    """Leave the next time unchanged."""
     return evolve(found, **{name: value for name, value in changes.items() if name != "next_ms"})
 
 
@@ -38,7 +38,7 @@ PLANTED: dict[str, tuple[str, Fault]] = {
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    """Within a few short runs."""
+    """A few short runs find it."""
     with faulty([PLANTED[bug]]):
         broken = broken_run(1, 12, 1_500).broken
     assert broken is not None and broken.check in ("claims", "invariants hold", "liveness", "no errors")

@@ -1,4 +1,4 @@
-"""Tasks are archived before they are purged, whoever leads: what a live cluster said of them is found for good."""
+"""Tasks are archived before they are purged, under any leader; the archive has the live cluster's answers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.simulation.scheduled import STEADY
 
 SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)
 PASSED_S = 90.0
-"""In which whatever may be purged is."""
+"""Time in which everything that may be purged is purged."""
 
 
 async def ask(client: AsyncClient, method: str, **args: Any) -> Any:
-    """One call by its name on the wire."""
+    """Make one call by its name on the wire."""
     return await client.call(method, args)
 
 
 async def finished(client: AsyncClient) -> list[TaskId]:
-    """Tasks that ended in every way."""
+    """Make tasks that ended in every way."""
     await client.set_queue("q", retention_ms=5_000, archive=True)
     ids = await client.enqueue_many("q", [b"task %d" % number for number in range(24)], retries=1, backoff_ms=0)
     ids += [await _unique(client)]
@@ -52,14 +52,14 @@ async def finished(client: AsyncClient) -> list[TaskId]:
 
 
 async def _unique(client: AsyncClient) -> TaskId:
-    """A task whose data was replaced."""
+    """Make a task whose data was replaced."""
     for data in (b"older", b"newer"):
         task_id = await client.enqueue("q", data, unique_key="k", delay_ms=500)
     return task_id
 
 
 async def purged(client: AsyncClient, ids: list[TaskId]) -> bool:
-    """Whether all of these are."""
+    """Return whether all of these are purged."""
     for task_id in ids:
         try:
             await ask(client, "get", id=task_id)
@@ -96,7 +96,7 @@ def test_what_is_purged_is_found_in_the_archive_as_it_was(seed: int, tmp_path: P
 
 
 def test_tasks_stay_while_the_archive_cannot_be_written(tmp_path: Path) -> None:
-    """Why is shown; they go, and are found, once it can."""
+    """The reason is shown; they are purged, and found in the archive, once it can be written."""
     directory = tmp_path / "archive"
     directory.write_text("a file")
 

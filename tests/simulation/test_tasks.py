@@ -1,4 +1,4 @@
-"""What clients rely on, on a whole cluster of three nodes: order, retries, leases, updates."""
+"""Promises to clients, on a whole cluster of three nodes: order, retries, leases, updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE = Options(partitions=1, clock_offset_ms=0)
 
 
 async def take(client: RecordingClient, *, lease_ms: int = 10_000, wait_ms: int = 20_000) -> Claim:
-    """One claim, which must come in time."""
+    """Return one claim, which must come in time."""
     claims = await client.claim("q", lease_ms=lease_ms, wait_ms=wait_ms)
     assert len(claims) == 1
     return claims[0]
@@ -54,7 +54,7 @@ def test_higher_priority_comes_first_then_the_older_task() -> None:
 
 
 def test_a_waiting_claim_is_answered_at_once_when_a_task_comes() -> None:
-    """A long poll does not wait for the next look."""
+    """A long poll does not wait for the next check."""
 
     async def workload(world: World) -> None:
         async with world.client() as worker, world.client() as producer:
@@ -87,7 +87,7 @@ def test_an_empty_queue_is_answered_when_the_waiting_is_over() -> None:
 
 
 def test_a_delayed_task_is_granted_when_it_is_due() -> None:
-    """Not before by the leader's clock, and soon after."""
+    """It is not granted early by the leader's clock, and soon after its due time."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -118,7 +118,7 @@ def test_a_forgotten_claim_expires_by_log_time_and_counts_as_an_attempt() -> Non
 
 
 def test_a_dead_workers_claims_on_many_partitions_come_back_together() -> None:
-    """A node expires what it leads in one record, not one partition after the other."""
+    """A node expires claims of its partitions in one record, not one partition after the other."""
     partitions, tasks = 32, 96
 
     async def workload(world: World) -> None:
@@ -206,7 +206,7 @@ def test_a_worker_may_have_a_failed_task_tried_again_at_once() -> None:
 
 
 def test_a_released_task_is_granted_again_at_once_uncounted() -> None:
-    """Giving back is no attempt."""
+    """A release is not an attempt."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -248,7 +248,7 @@ def test_updates_are_kept_in_order_per_claim() -> None:
 
 
 def test_a_cancelled_task_is_never_granted_and_a_claimed_one_not_cancelled() -> None:
-    """Cancel is for what nobody works on."""
+    """A cancel is for unclaimed tasks."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -267,7 +267,7 @@ def test_a_cancelled_task_is_never_granted_and_a_claimed_one_not_cancelled() -> 
 
 
 def test_tasks_enqueued_at_one_instant_keep_their_own_payloads_when_claims_lapse() -> None:
-    """Rows with neighbouring ids share a claim; when it expires each task still is its own row's."""
+    """Rows with adjacent ids share a claim; when it expires each task still has its own row."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -317,7 +317,7 @@ def test_a_claim_given_up_by_its_client_is_released() -> None:
 
 
 def test_no_error_is_met_by_a_client_while_one_node_restarts() -> None:
-    """Draining hands everything over: clients only wait a little."""
+    """Draining moves everything: clients only wait a little."""
 
     async def workload(world: World) -> None:
         load = Load(world, Mix(fail=0, release=0, forget=0, late=0))

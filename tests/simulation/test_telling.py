@@ -1,4 +1,4 @@
-"""Which coordinators are told that a task can be had: those who can take it, and the nearest first."""
+"""Which coordinators are notified of a ready task: those that can take it, the local one first."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ WAIT_S = 30.0
 
 
 class Leader:
-    """All that telling asks of a partition's leader."""
+    """All that notifying needs of a partition's leader."""
 
     def __init__(self, partition: int = PARTITION) -> None:
         self.partition = partition
 
     def has_majority(self) -> bool:
-        """Its nodes answer."""
+        """Return True, because its nodes answer."""
         return True
 
 
 class Host:
-    """No queue has limits."""
+    """A host without limited queues."""
 
     replica: Replica = EMPTY
 
 
 class Node:
-    """One node's heads over a store, and who was told of which head, and when."""
+    """One node's heads over a store, and which coordinator was notified of which head, and when."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(now_ms=lambda: NOW_MS)
@@ -64,11 +64,11 @@ class Node:
         return NOW_MS + int((trio.current_time() - self._begun_s) * 1000)
 
     def free(self, piece: Piece) -> int:
-        """What nobody claimed."""
+        """Return the unclaimed tasks."""
         return 0 if piece.first in self.taken else piece.bits
 
     async def add(self, count: int) -> list[bytes]:
-        """So many tasks of their own become ready at once."""
+        """Add a number of single tasks that become ready at once."""
         ids: list[bytes] = [
             make_id(NOW_MS - 1_000 + number, PARTITION, self._made + number, 0) for number in range(count)
         ]
@@ -78,7 +78,7 @@ class Node:
         return ids
 
     def add_ahead(self, *due_in_ms: int, priority: int = 0, key: bytes = b"") -> list[Piece]:
-        """Tasks fall due in so many milliseconds."""
+        """Add tasks that are due in a number of milliseconds."""
         pieces = []
         for in_ms in due_in_ms:
             self._made += 1
@@ -88,7 +88,7 @@ class Node:
         return pieces
 
     async def warm(self) -> None:
-        """Have all that is in the store read once: how many tasks there are is known exactly from then on."""
+        """Read all of the store once: the number of tasks is known exactly from then on."""
         self.taken.update(await self.add(1))
         assert self.heads.head(QUEUE) is None
 
@@ -110,7 +110,7 @@ def on_simulated_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]
 
 @on_simulated_time
 async def test_no_more_are_told_than_can_take_the_tasks() -> None:
-    """One that wants enough for all of them; the next hears of what is left a moment later."""
+    """One coordinator wants all of them; the next is notified of the rest a moment later."""
     node = Node()
     await node.warm()
     async with trio.open_nursery() as nursery:
@@ -128,7 +128,7 @@ async def test_no_more_are_told_than_can_take_the_tasks() -> None:
 
 @on_simulated_time
 async def test_as_many_are_told_as_it_takes() -> None:
-    """Each wants one task, and there are three."""
+    """Each coordinator wants one task, and there are three."""
     node = Node()
     await node.warm()
     async with trio.open_nursery() as nursery:
@@ -146,7 +146,7 @@ async def test_as_many_are_told_as_it_takes() -> None:
 
 @on_simulated_time
 async def test_the_nodes_own_workers_come_first() -> None:
-    """What they take nobody else is told of, and no message is sent for it."""
+    """No other coordinator is notified of their tasks, and no message is sent for them."""
     node = Node()
     await node.warm()
     async with trio.open_nursery() as nursery:
@@ -165,7 +165,7 @@ async def test_the_nodes_own_workers_come_first() -> None:
 
 @on_simulated_time
 async def test_others_are_told_at_once_where_no_worker_of_the_node_waits() -> None:
-    """The node's own coordinator asks, but nobody waits with it now."""
+    """The node's own coordinator asks, but no worker waits with it now."""
     node = Node()
     await node.warm()
     async with trio.open_nursery() as nursery:
@@ -185,7 +185,7 @@ async def test_others_are_told_at_once_where_no_worker_of_the_node_waits() -> No
 
 @on_simulated_time
 async def test_what_falls_due_in_a_moment_is_a_head_for_those_who_claim_ahead() -> None:
-    """Where nothing is ready, however high its priority; no longer once it is taken, or due."""
+    """This holds if nothing is ready, for any priority, until it is claimed or due."""
     node = Node()
     await node.warm()
     later, sooner = node.add_ahead(200, 100, priority=9)
@@ -204,7 +204,7 @@ async def test_what_falls_due_in_a_moment_is_a_head_for_those_who_claim_ahead() 
 
 @on_simulated_time
 async def test_it_stays_a_head_of_a_queue_that_had_no_tasks_before() -> None:
-    """When whoever was told of it claims it."""
+    """It stays one when the notified coordinator claims it."""
     node = Node()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: node.heads.wait_head(QUEUE, None, WAIT_S, ahead=True))
@@ -215,7 +215,7 @@ async def test_it_stays_a_head_of_a_queue_that_had_no_tasks_before() -> None:
 
 @on_simulated_time
 async def test_what_another_task_may_overtake_is_not_had_ahead() -> None:
-    """One of its key may be enqueued that is due before it."""
+    """Another task of its key may be enqueued that is due earlier."""
     node = Node()
     await node.warm()
     node.add_ahead(100, key=b"k" * 16)
@@ -224,7 +224,7 @@ async def test_what_another_task_may_overtake_is_not_had_ahead() -> None:
 
 @on_simulated_time
 async def test_only_those_who_claim_ahead_are_told_of_it() -> None:
-    """The others hear of it when it is ready, or of what is ready before."""
+    """The others are notified of it when it is ready, or of tasks that are ready earlier."""
     node = Node()
     await node.warm()
     told: dict[str, Head | None] = {}
@@ -251,7 +251,7 @@ async def test_only_those_who_claim_ahead_are_told_of_it() -> None:
 
 @on_simulated_time
 async def test_nobody_misses_a_change_that_comes_while_others_look() -> None:
-    """In whatever order those run who were woken: here each time another one."""
+    """The woken coordinators run in any order, here each time another one first."""
     for _ in range(60):
         node = Node()
         await node.warm()

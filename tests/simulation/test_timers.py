@@ -1,4 +1,4 @@
-"""Timers on a whole cluster: what is set, replaced and cancelled under faults is what fires."""
+"""Timers on a whole cluster: exactly the last set, replaced or cancelled state fires, with faults."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ PAUSE_S = 0.3
 
 @define
 class Owner:
-    """Whoever changes one timer, one request after the other, and knows what must stand."""
+    """A client that changes one timer, one request after the other, and knows the expected state."""
 
     world: World
     client: RecordingClient
     timer: str
     stands: int | None = None
-    """The number in the data of what stands now, None if nothing does."""
+    """The number in the current data, None without a timer."""
     number: int = 0
     known: bool = False
     """Whether it was ever set: from then on it is found, possibly as cancelled."""
 
     async def _ask(self, method: str, args: dict[str, Any]) -> Any:
-        """The answer that stays; the same request is repeated until there is one."""
+        """Return the final answer; the same request is repeated until there is one."""
         for _ in range(TRIES):
             try:
                 return await self.client.client.call(method, args)
@@ -51,7 +51,7 @@ class Owner:
         raise AssertionError(f"{method} of {self.timer}: no answer that stays")
 
     async def set(self, *, replace: bool, timeout: int = LATER_MS) -> None:
-        """Set or replace; the answer must be what follows from what stands."""
+        """Set or replace; check the answer against the expected state."""
         self.number += 1
         data = {"number": self.number}
         said = {"timeout": timeout, "data": data, "callback": CALLBACK, "request": f"{self.timer}/{self.number}"}
@@ -73,12 +73,12 @@ class Owner:
         self.stands = None
 
     async def state(self) -> tuple[str, int]:
-        """State and number of what is there."""
+        """Return state and number of the timer."""
         found = await self._ask("timer.get", {"id": self.timer})
         return found["state"], found["data"]["number"]
 
     async def look(self) -> None:
-        """What is read is what stands."""
+        """Check that the read state is the expected one."""
         if self.stands is None:
             try:
                 assert (await self.state())[0] == "cancelled"
@@ -88,7 +88,7 @@ class Owner:
             assert await self.state() == ("scheduled", self.stands)
 
     async def live(self) -> None:
-        """A random program, and in the end a timer that falls due, or none."""
+        """Run a random program with a due timer, or none, at the end."""
         random = self.world.random
         for _ in range(STEPS):
             what = random.randrange(5)
@@ -105,12 +105,12 @@ class Owner:
 
 @define
 class Fired:
-    """What a worker got of the timers."""
+    """The timers that a worker got."""
 
     data: dict[str, list[int]] = field(factory=dict)
 
     async def work(self, world: World) -> None:
-        """Take what falls due until cancelled, and complete it."""
+        """Claim due timers until cancelled, and complete them."""
         async with world.client() as client:
             while True:
                 try:
@@ -123,7 +123,7 @@ class Fired:
 
 
 async def crash(world: World) -> None:
-    """Kill one node after the other, and bring each back."""
+    """Kill one node after the other, and restart each."""
     while True:
         await trio.sleep(1 + 2 * world.random.random())
         node = world.random.choice(world.nodes)
@@ -134,8 +134,10 @@ async def crash(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_what_was_set_last_fires_and_nothing_else(seed: int) -> None:
-    """Though leaders are killed: every answer follows from the ones before, and each timer that is left fires as it
-    was set last."""
+    """Every answer follows from the earlier ones, and each remaining timer fires as it was last set.
+
+    Leaders are killed meanwhile.
+    """
 
     async def workload(world: World) -> None:
         fired, owners = Fired(), []
@@ -161,7 +163,7 @@ def test_what_was_set_last_fires_and_nothing_else(seed: int) -> None:
 
 
 def test_a_repeated_request_sets_nothing_twice() -> None:
-    """Neither a new timer nor a replacement; another request is judged by what stands."""
+    """This holds for a new timer and a replacement; another request depends on the current state."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -184,7 +186,7 @@ def test_a_repeated_request_sets_nothing_twice() -> None:
 
 
 def test_a_cancel_that_a_replacement_overtakes_cancels_the_replacement() -> None:
-    """Whoever cancels looks for the task that stands first; by the time the cancel arrives it is another one."""
+    """A cancel first finds the current task, and when it arrives another one may be current."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -207,7 +209,7 @@ def test_a_cancel_that_a_replacement_overtakes_cancels_the_replacement() -> None
 
 
 def test_a_cancel_sees_the_replacement_that_nobody_waits_for_any_more() -> None:
-    """Its caller went away while it was on its way to slow disks: what was cancelled after that does not fire."""
+    """Its client left while it was being written to slow disks: a timer that is cancelled afterwards does not fire."""
 
     async def workload(world: World) -> None:
         led_by = leader_of(world)
@@ -228,7 +230,7 @@ def test_a_cancel_sees_the_replacement_that_nobody_waits_for_any_more() -> None:
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_timer_whose_delivery_is_being_recorded_has_fired(replace: bool) -> None:
-    """On slow disks, a request for its id waits for that. Then the id is free, and there is nothing to replace."""
+    """On slow disks, a request for its id waits for that. Then the id is free, and nothing can be replaced."""
 
     async def workload(world: World) -> None:
         led_by = leader_of(world)

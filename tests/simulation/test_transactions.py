@@ -1,4 +1,4 @@
-"""Transactions on a whole cluster: all or nothing, seen at once, and what is refused says why."""
+"""Transactions on a whole cluster: all or nothing, visible at once, and refusals with a reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOUR = Options(partitions=4, clock_offset_ms=0)
 
 
 async def inputs(client: RecordingClient, count: int, *, lease_ms: int = 30_000) -> list[Claim]:
-    """Claimed tasks of different partitions."""
+    """Return claimed tasks of different partitions."""
     for number in range(count):
         await client.enqueue("in", [b"input %d" % number], backoff_ms=0)
     claims: list[Claim] = []
@@ -34,7 +34,7 @@ async def inputs(client: RecordingClient, count: int, *, lease_ms: int = 30_000)
 
 
 def pending(world: World) -> int:
-    """Pending transactions on all nodes."""
+    """Return pending transactions on all nodes."""
     nodes = [node.running.node for node in world.nodes if node.running is not None and node.running.node is not None]
     return sum(
         len(node.store.pending_transactions(number)) for node in nodes for number in range(world.options.partitions)
@@ -42,7 +42,7 @@ def pending(world: World) -> int:
 
 
 def test_everything_can_be_seen_once_it_is_answered() -> None:
-    """Completions, updates and new tasks of several partitions, by any client."""
+    """Completions, updates and new tasks of several partitions are visible to any client."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, world.client() as reader:
@@ -69,7 +69,7 @@ def test_everything_can_be_seen_once_it_is_answered() -> None:
 
 
 def test_what_expires_while_its_completion_is_prepared_can_be_had_again() -> None:
-    """Whoever waits for it does not get it meanwhile; then the transaction is refused, and the task had."""
+    """A waiting claimer does not get it meanwhile; then the transaction is refused, and the task can be claimed."""
 
     async def workload(world: World) -> None:
         lapsing, leader = trio.Event(), leader_of(world)
@@ -106,7 +106,7 @@ def test_what_expires_while_its_completion_is_prepared_can_be_had_again() -> Non
 
 
 def test_a_refused_one_names_every_claim_that_does_not_stand_and_changes_nothing() -> None:
-    """Two of four claims are gone: both are named, nothing is completed, updated or enqueued."""
+    """Two of four claims are gone: both are named, and nothing is completed, updated or enqueued."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -132,7 +132,7 @@ def test_a_refused_one_names_every_claim_that_does_not_stand_and_changes_nothing
 
 
 def test_a_repeat_of_a_name_gets_the_first_answer_from_any_node() -> None:
-    """Also where the claims are long gone; with other contents the name is at fault."""
+    """This holds long after the claims ended; with other contents the name is refused."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -154,7 +154,7 @@ def test_a_repeat_of_a_name_gets_the_first_answer_from_any_node() -> None:
 
 
 def test_new_tasks_are_not_seen_before_the_commit() -> None:
-    """While the commit waits for the log, nobody is given them; a claim that waits gets them right after it."""
+    """While the commit waits for the log, they cannot be claimed; a waiting claim gets them right after it."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, world.client() as waiter:
@@ -201,7 +201,7 @@ def test_a_completed_task_never_runs_again_whatever_its_lease_was() -> None:
 
 
 def test_a_dead_coordinators_pending_facts_are_dropped_when_log_time_has_passed_their_deadline() -> None:
-    """Nothing of them is ever seen; the cluster sees to it that log time passes even where nothing else happens."""
+    """They never become visible; the cluster lets log time pass even if nothing else happens."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -231,7 +231,7 @@ def test_a_dead_coordinators_pending_facts_are_dropped_when_log_time_has_passed_
 
 
 def test_a_task_may_depend_on_another_of_its_transaction_that_comes_before_it() -> None:
-    """In another partition too; it runs when that one is done. The other way round is refused."""
+    """The other task may be in another partition; this one runs after it. The reverse order is refused."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -257,7 +257,7 @@ def test_a_task_may_depend_on_another_of_its_transaction_that_comes_before_it() 
 
 
 def test_a_circle_of_tasks_of_several_partitions_is_refused_whole() -> None:
-    """Before anything is prepared, whatever else is in the transaction; also one of a single task."""
+    """It is refused before anything is prepared, whatever else is in the transaction; so is a circle of one task."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -281,7 +281,7 @@ def test_a_circle_of_tasks_of_several_partitions_is_refused_whole() -> None:
 
 
 def test_a_dependent_of_a_task_that_a_transaction_completes_runs_at_once() -> None:
-    """Not only when its leader looks again."""
+    """It does not wait for the next check of its leader."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -296,7 +296,7 @@ def test_a_dependent_of_a_task_that_a_transaction_completes_runs_at_once() -> No
 
 
 def test_what_is_completed_stays_so_even_where_all_that_was_pending_is_lost() -> None:
-    """A majority of disks is gone: the log still knows what was completed, and says loudly that something is lost."""
+    """A majority of disks is lost: the log still knows the completions, and an error reports the loss."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -329,7 +329,7 @@ def test_what_is_completed_stays_so_even_where_all_that_was_pending_is_lost() ->
 
 
 def test_completions_of_a_partition_that_moved_away_meanwhile_are_refused() -> None:
-    """Whoever led it when they were begun goes on living, and says that it leads no more."""
+    """The earlier leader still lives, and reports that it no longer leads."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -391,7 +391,7 @@ def test_limits_and_bad_input_name_the_field() -> None:
 
 
 def test_a_thousand_tasks_and_four_mebibytes_go_in_one_transaction() -> None:
-    """The limits themselves are fine."""
+    """Requests at the limits succeed."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -425,7 +425,7 @@ def test_many_transactions_at_once_share_records() -> None:
 
 
 def test_a_transaction_that_is_abandoned_sends_nothing() -> None:
-    """An exception in the block, or an empty block."""
+    """This is so after an exception in the block, and for an empty block."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -443,7 +443,7 @@ def test_a_transaction_that_is_abandoned_sends_nothing() -> None:
 
 
 def test_without_faults_every_move_happens() -> None:
-    """Inputs become outputs; nothing pending is left."""
+    """Inputs become outputs, and no pending rows are left."""
 
     async def workload(world: World) -> None:
         async def nothing(world: World) -> None:

@@ -1,7 +1,7 @@
 """Crash points: a process dies some milliseconds into a transaction, a few more each time.
 
-The world's checkers judge: every transaction that the log committed is there as a whole, of
-all others there is nothing, and clients were told nothing else.
+The world's checkers verify that every transaction in the log is complete, others have no effect,
+and clients got no other answer.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ SLOW = Options(
     disk_delay_ms=(3, 5),
     network_delay_ms=2,
 )
-"""One thing after the other, each a few milliseconds: a transaction takes about 50."""
+"""Each step takes a few milliseconds: a transaction takes about 50."""
 POINTS_MS = range(0, 66, 5)
 
 Choose = Callable[[World, Sequence[Claim], SimulatedNode], list[SimulatedNode]]
 
 
 def leader(world: World, partition: int) -> SimulatedNode:
-    """The node that leads a partition."""
+    """Return the node that leads a partition."""
     peer = world.audit.replica.partitions[partition].leader
     return next(node for node in world.nodes if node.peer_id == peer)
 
 
 def coordinator(world: World, claims: Sequence[Claim], node: SimulatedNode) -> list[SimulatedNode]:
-    """Who was asked."""
+    """Return the asked node."""
     return [node]
 
 
 def first_leader(world: World, claims: Sequence[Claim], node: SimulatedNode) -> list[SimulatedNode]:
-    """Who leads a part."""
+    """Return the leader of a part."""
     return [leader(world, partition_of(claims[0].id))]
 
 
 def all_leaders(world: World, claims: Sequence[Claim], node: SimulatedNode) -> list[SimulatedNode]:
-    """Everybody who leads a part."""
+    """Return all leaders of parts."""
     return list({found.name: found for claim in claims for found in [leader(world, partition_of(claim.id))]}.values())
 
 
 def everybody(world: World, claims: Sequence[Claim], node: SimulatedNode) -> list[SimulatedNode]:
-    """The power is cut."""
+    """Return all nodes, as in a power cut."""
     return list(world.nodes)
 
 
 async def claimed(client: RecordingClient, count: int) -> list[Claim]:
-    """Claims that outlast the test, of all partitions in turn."""
+    """Return claims that outlast the test, of all partitions in turn."""
     for number in range(count):
         await client.enqueue("in", [b"input %d" % number], retries=None, backoff_ms=0)
     claims: list[Claim] = []
@@ -72,7 +72,7 @@ async def claimed(client: RecordingClient, count: int) -> list[Claim]:
 
 
 async def try_to_move(client: RecordingClient, claims: Sequence[Claim], said: bytes) -> None:
-    """One transaction over two inputs and three outputs."""
+    """Run one transaction over two inputs and three outputs."""
     try:
         await client.transact(
             complete=[(claim, said) for claim in claims],
@@ -86,7 +86,7 @@ async def try_to_move(client: RecordingClient, claims: Sequence[Claim], said: by
 @pytest.mark.long
 @pytest.mark.parametrize("choose", [coordinator, first_leader, all_leaders, everybody])
 def test_a_crash_at_any_point_leaves_all_or_nothing(choose: Choose) -> None:
-    """Whoever dies, and whenever; and afterwards nothing pending is left anywhere."""
+    """This holds for any node and time; afterwards no pending rows are left."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -121,19 +121,19 @@ def _pending(world: World) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(TRANSACTION_SCENES))
 def test_scenes_break_nothing(name: str) -> None:
-    """Two seeds of each; more are played by ``onyxq simulate --workload``."""
+    """Two seeds of each are played; ``onyxq simulate --workload`` plays more."""
     for seed in (1, 2):
         WORKLOADS[name].play(seed)
 
 
 @pytest.mark.parametrize("seed", (3, 5, 9))
 def test_what_came_back_beside_a_transaction_is_had_again(seed: int) -> None:
-    """Seed 33043 of the standard workload, too, had one expire that nobody was given afterwards."""
+    """Seed 33043 of the standard workload also had a claim that expired and a task that was not granted again."""
     WORKLOADS["given_back_meanwhile"].play(seed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_moves_count_once_whatever_happens(seed: int) -> None:
-    """Storms of faults over maps and reduces by transactions."""
+    """There are many faults during maps and reduces by transactions."""
     WORKLOADS["transactions"].play(seed)

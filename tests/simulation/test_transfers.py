@@ -1,4 +1,4 @@
-"""Bringing a node up to date: at a limited pace, behind clients, a page at a time, and for all to see."""
+"""Bringing a node up to date: at a limited speed, after clients, page by page, and visibly."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SENT = 'onyxq_sync_bytes_total{direction="sent"}'
 
 
 async def call(node: SimulatedNode, method: str) -> dict[str, Any]:
-    """A method of a node's API."""
+    """Call a method of a node's API."""
     assert node.running is not None and node.running.service is not None
     return dict(await node.running.service.call(method, {}))
 
 
 async def behind(world: World) -> SimulatedNode:
-    """A node that lacks 8 MB, in the ring again just now."""
+    """Return a node that lacks 8 MB and has just joined the ring again."""
     away = world.nodes[2]
     await world.crash_node(away)
     await world.until(lambda: len(world.audit.replica.ring.members) == 2, "a ring of two")
@@ -42,12 +42,12 @@ async def behind(world: World) -> SimulatedNode:
 
 
 def rows(node: SimulatedNode) -> int:
-    """Rows on a node's disk."""
+    """Return the rows on a node's disk."""
     return len(node.disk.row_keys())
 
 
 def limited(workload: Callable[[World], Any], *, seed: int, options: Options = OPTIONS, limit: int = LIMIT) -> None:
-    """Run a workload on nodes that send and take so many bytes a second."""
+    """Run a workload on nodes that send and receive that many bytes a second."""
 
     async def started(world: World) -> None:
         for node in world.nodes:
@@ -60,7 +60,7 @@ def limited(workload: Callable[[World], Any], *, seed: int, options: Options = O
 
 
 def test_the_limit_holds_and_progress_is_shown() -> None:
-    """8 MB at 1 MiB/s; meanwhile any node tells how much has arrived, what is left and how long it takes."""
+    """It is 8 MB at 1 MiB/s; meanwhile any node shows how much has arrived, what is left and the remaining time."""
 
     async def workload(world: World) -> None:
         away = await behind(world)
@@ -82,7 +82,7 @@ def test_the_limit_holds_and_progress_is_shown() -> None:
 
 
 def test_a_node_that_missed_a_write_is_shown_until_it_has_it() -> None:
-    """It is in the ring, and was whole before; only the leader cannot reach it."""
+    """It is in the ring and was complete before; only the leader cannot reach it."""
 
     async def workload(world: World) -> None:
         led_by = leader_of(world)
@@ -110,7 +110,7 @@ def test_a_node_that_missed_a_write_is_shown_until_it_has_it() -> None:
 
 
 def test_a_takeover_waits_for_no_copies() -> None:
-    """The node that lacks 8 MB has to be asked, since another died: partitions serve long before it is whole."""
+    """The node that lacks 8 MB must be asked, because another died: partitions serve long before it is complete."""
 
     async def workload(world: World) -> None:
         away = await behind(world)
@@ -127,7 +127,7 @@ def test_a_takeover_waits_for_no_copies() -> None:
 
 
 def test_metrics_tell_what_is_sent_and_left() -> None:
-    """Rows and bytes so far, and what a node lacks."""
+    """They show rows and bytes so far, and what a node lacks."""
 
     async def workload(world: World) -> None:
         away = await behind(world)
@@ -146,7 +146,7 @@ def test_metrics_tell_what_is_sent_and_left() -> None:
 
 
 def test_pages_pause_while_clients_are_served() -> None:
-    """Four times as long as each took, one page at a time; and not at all when nobody is served."""
+    """The pause is a multiple of each page's time, with one page at a time; without clients there is none."""
 
     async def main() -> None:
         pacer = Pacer()
@@ -180,6 +180,9 @@ def test_pages_pause_while_clients_are_served() -> None:
 
 @pytest.mark.parametrize("seed", (1, 2))
 def test_a_copy_that_is_made_has_what_is_under_way(seed: int) -> None:
-    """Seed 539 of the standard workload found an acknowledged task on one of three disks: its leader, whose disk was
-    slow, had compared the new copy before a write that it took in the epoch before was on its own disk."""
+    """A new copy has all acknowledged writes of earlier epochs.
+
+    Seed 539 of the standard workload found an acknowledged task on one of three disks. Its leader, whose disk
+    was slow, had compared the new copy before a write of the earlier epoch was on its own disk.
+    """
     WORKLOADS["under_way"].play(seed)

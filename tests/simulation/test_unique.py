@@ -1,4 +1,4 @@
-"""Unique keys on a whole cluster: one task stands for a key, and repeats are told which."""
+"""Unique keys on a whole cluster: a key has one current task, and repeats return it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.scheduled import STEADY, Tasks
 
 
 def test_a_repeat_before_the_first_grant_replaces_the_data() -> None:
-    """The task that stands keeps its id and is handed out with the newest data."""
+    """The current task keeps its id and is granted with the newest data."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -30,7 +30,7 @@ def test_a_repeat_before_the_first_grant_replaces_the_data() -> None:
 
 
 def test_a_repeat_after_the_first_grant_changes_nothing() -> None:
-    """Not while it is claimed, not when it is retried, not once it is done."""
+    """This holds while it is claimed, before a retry, and once it is done."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -51,7 +51,7 @@ def test_a_repeat_after_the_first_grant_changes_nothing() -> None:
 
 
 def test_repeats_in_one_request_and_at_the_same_time_make_one_task() -> None:
-    """Whoever comes first stands, and all hear the same id."""
+    """The first task is the current one, and all requests get its id."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, world.client() as other:

@@ -1,4 +1,4 @@
-"""What a claimer hears while some partitions have no leader that serves (design: claims, faults)."""
+"""Answers to claimers while some partitions have no serving leader (design: claims, faults)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulation.world.world import Options, World, simulate
 
 
 def test_an_empty_answer_is_not_given_while_partitions_have_no_leader() -> None:
-    """With two of three nodes gone tasks may lie where nobody leads: claims say so, and find them later."""
+    """With two of three nodes gone, claims report partitions without a leader, and find their tasks later."""
 
     async def workload(world: World) -> None:
         async with world.client(nodes=world.nodes[2:]) as client:
@@ -32,7 +32,7 @@ def test_an_empty_answer_is_not_given_while_partitions_have_no_leader() -> None:
 
 
 def test_a_leader_that_reaches_the_log_only_gives_way_although_nobody_writes() -> None:
-    """Its idle partitions are led elsewhere, and their ready tasks granted; meanwhile nobody hears "empty"."""
+    """Its idle partitions get other leaders, and their tasks are granted; no claim gets an empty answer."""
 
     async def workload(world: World) -> None:
         cut_off = world.nodes[0]
@@ -57,7 +57,7 @@ def test_a_leader_that_reaches_the_log_only_gives_way_although_nobody_writes() -
 
 
 def test_giving_back_and_failing_may_be_repeated() -> None:
-    """Whose answer was lost asks again: what it asked for was done."""
+    """A client without an answer repeats the request and learns that it was done."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -77,7 +77,7 @@ def test_giving_back_and_failing_may_be_repeated() -> None:
 
 
 def test_counts_are_not_given_while_partitions_have_no_leader() -> None:
-    """A count that leaves out what nobody serves would be taken for the whole."""
+    """A count without these partitions would be mistaken for the total."""
 
     async def workload(world: World) -> None:
         async with world.client(nodes=world.nodes[2:]) as client:

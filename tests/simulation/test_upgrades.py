@@ -1,4 +1,4 @@
-"""A cluster of real peers upgraded one by one, in simulation; a peer that is older is told so and ends."""
+"""A cluster of real peers upgraded one by one, in simulation; an older peer gets an error and ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.entries.versions import NEW, OLD, Paint
 
 
 async def paint(node: SimulatedNode, colour: str) -> str:
-    """Have a node's peer paint three coats; the verdict."""
+    """Let a node's peer paint three coats; return the verdict."""
     assert node.running is not None and node.running.node is not None
     _, verdicts = await node.running.node.verdicts([Paint(colour, 3)])
     return verdicts[0]
@@ -25,7 +25,7 @@ async def upgrade(world: World, node: SimulatedNode) -> None:
 
 
 def test_a_cluster_is_upgraded_peer_by_peer_while_it_works() -> None:
-    """Version 2 counts from when the last peer knows it; a peer with version 1 then ends with a clear error."""
+    """Version 2 is enabled once the last peer knows it; a peer with version 1 then ends with a clear error."""
 
     async def workload(world: World) -> None:
         for node in world.nodes:
@@ -56,7 +56,7 @@ def test_a_cluster_is_upgraded_peer_by_peer_while_it_works() -> None:
 
 
 def test_an_older_peer_that_comes_during_the_upgrade_joins_or_ends() -> None:
-    """Whichever comes first in the log: its request to join, and nothing is raised; or the rise, and it is refused."""
+    """The first entry in the log decides: its request to join, and no version rises; or the rise, and it is refused."""
     refused: list[bool] = []
 
     async def workload(world: World) -> None:

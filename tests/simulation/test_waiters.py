@@ -1,4 +1,4 @@
-"""Whoever waits for the log while its node is behind a trim: nobody hangs, nobody is told what is not known."""
+"""Callers that wait for the log while their node is before a trim: none hangs or gets an unknown result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEER = "p"
 
 
 class Heard:
-    """What submitters were told, by slot count."""
+    """Answers to submitters, by slot count."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.verdicts: dict[int, tuple[int, Sequence[str] | None]] = {}
@@ -37,19 +37,19 @@ class Heard:
 
 
 async def sent(backend: MemoryBackend, count: int) -> None:
-    """Return once so many records are in the log."""
+    """Wait until the log has a number of records."""
     while backend.following < count:
         await backend.wait_grown()
 
 
 def numbers(backend: MemoryBackend) -> list[int]:
-    """Outbox numbers in the log."""
+    """Return the outbox numbers in the log."""
     found = [decode_record(record.data) for record in backend.records.values()]
     return [content.number for content in found if content is not None]
 
 
 def outbox_on(session: LogSession) -> Outbox:
-    """An outbox that has sent nothing."""
+    """Return an outbox that has sent nothing."""
     return Outbox(
         session,
         peer=PEER,
@@ -61,7 +61,7 @@ def outbox_on(session: LogSession) -> Outbox:
 
 
 def test_verdicts_among_skipped_records_are_unknown_and_later_ones_are_heard() -> None:
-    """The origin says up to which number records are applied, not with which verdicts."""
+    """The snapshot has the last applied outbox number, not the verdicts."""
 
     async def scenario() -> None:
         backend = MemoryBackend(SimulatedClock())
@@ -86,7 +86,7 @@ def test_verdicts_among_skipped_records_are_unknown_and_later_ones_are_heard() -
 
 
 def test_verdicts_of_records_that_landed_behind_an_origin_that_forgot_their_writer_are_unknown() -> None:
-    """It has no number of a peer that left long ago, but a position; what landed above it is still to be read."""
+    """It has no number of a peer that left long ago, but a position; later records are still to be read."""
 
     async def scenario() -> None:
         backend = MemoryBackend(SimulatedClock())
@@ -106,7 +106,7 @@ def test_verdicts_of_records_that_landed_behind_an_origin_that_forgot_their_writ
 
 
 def test_a_record_in_doubt_that_the_origin_holds_is_not_sent_again() -> None:
-    """It would be a repeat; what waited behind it goes out under the next number."""
+    """It would be a repeat; the waiting records are sent under the next number."""
 
     async def scenario() -> None:
         backend = MemoryBackend(SimulatedClock())

@@ -1,6 +1,7 @@
-"""Writes that nobody waits for any more: leaders see them through, and answer for them when they are asked again.
+"""Writes whose client no longer waits: leaders decide them, and answer repeated requests about them.
 
-A client's time is up, or its connection breaks, while what it asked for is on its way to the nodes' disks.
+A client's time is up, or its connection breaks, while its request is being written to the nodes'
+disks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.simulation.scheduled import Tasks
 
 
 async def withdrawn(world: World, what: Callable[[], Awaitable[Any]]) -> None:
-    """Wait for ``what`` for less time than the leader's disk takes."""
+    """Wait for ``what`` less long than the leader's disk takes."""
     disk = leader_of(world).disk
     usual, disk.delay_ms = disk.delay_ms, lambda: 1_500
     with trio.move_on_after(0.5) as scope:
@@ -34,7 +35,7 @@ async def withdrawn(world: World, what: Callable[[], Awaitable[Any]]) -> None:
 @pytest.mark.parametrize("claimed", [False, True])
 @pytest.mark.parametrize("later_s", [0, 10])
 def test_a_cancel(claimed: bool, later_s: float) -> None:
-    """Its repeat is told that it is done, once it is; nobody can have the task."""
+    """A repeat succeeds once it is done; no worker can get the task."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, world.client() as other:
@@ -53,7 +54,7 @@ def test_a_cancel(claimed: bool, later_s: float) -> None:
 
 
 def test_completions_in_several_partitions() -> None:
-    """Whoever asks about one of these tasks next is answered."""
+    """The next request about one of these tasks is answered."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, world.client() as other:
@@ -71,7 +72,7 @@ def test_completions_in_several_partitions() -> None:
 
 
 def test_a_completion_that_no_majority_has_yet() -> None:
-    """The next task of its key waits until one has: another leader might have the first run again."""
+    """The next task of its key waits for a majority: another leader might run the first one again."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -97,7 +98,7 @@ def test_a_completion_that_no_majority_has_yet() -> None:
 
 
 def test_an_enqueue_under_a_unique_key() -> None:
-    """The next one of that key finds it; one task stands."""
+    """The next enqueue of the key finds it; there is one current task."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, world.client() as other:
@@ -111,7 +112,7 @@ def test_an_enqueue_under_a_unique_key() -> None:
 
 
 def test_an_enqueue_under_a_unique_key_that_other_nodes_do_not_answer() -> None:
-    """It has failed when the leader's own disk has answered too: until then it may be taken for absent."""
+    """It has failed when the leader's own disk has answered too: until then it may seem absent."""
 
     async def workload(world: World) -> None:
         async with world.client() as client, world.client() as other:
@@ -145,7 +146,7 @@ def test_an_enqueue_under_a_unique_key_that_other_nodes_do_not_answer() -> None:
 
 
 def test_an_update() -> None:
-    """Its repeat is told that it is stored, not that another one comes next."""
+    """A repeat gets the answer that it is stored, not that another one comes next."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -160,7 +161,7 @@ def test_an_update() -> None:
 
 
 def test_an_enqueue_under_an_ordering_key() -> None:
-    """Its repeat is the same task, with the same place in its key."""
+    """A repeat is the same task, with the same place in its key."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -180,5 +181,5 @@ def test_an_enqueue_under_an_ordering_key() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", (1, 2))
 def test_all_of_it_again_and_again(seed: int) -> None:
-    """While connections break and disks take their time."""
+    """This is repeated while connections break and disks are slow."""
     WORKLOADS["impatient"].play(seed)

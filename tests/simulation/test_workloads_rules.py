@@ -1,4 +1,4 @@
-"""The standard workload and the scenes come by what they are for: keys, limits, deadlines, dead letters, and so on."""
+"""The standard workload and the scenes reach their subjects: keys, limits, deadlines, dead letters and others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = ("ordering_key", "unique_key", "depends", "expires_ms")
 
 @pytest.mark.long
 def test_a_short_load_has_a_share_of_everything() -> None:
-    """Each kind of task runs, each queue is used; what fails is seen to, and nothing is left."""
+    """Each kind of task runs, each queue is used; failures are handled, and nothing is left."""
 
     async def rest(world: World) -> None:
         await world.until(lambda: len(world.history.enqueued) > 200, "enough was enqueued", within_s=300)
@@ -38,7 +38,7 @@ def test_a_short_load_has_a_share_of_everything() -> None:
 
 @pytest.mark.parametrize("seed", (0, 4, 5, 7))
 def test_what_was_asked_for_last_is_worked_off_too(seed: int) -> None:
-    """Nothing is left, and then the log takes the requeue of a dead letter."""
+    """Nothing is left, and then the log applies the requeue of a dead letter."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -47,13 +47,13 @@ def test_what_was_asked_for_last_is_worked_off_too(seed: int) -> None:
             await client.fail(claim, "did not work")
         await under_load(world, NO_FAULTS.befall, Mix(producers=0, rules=RulesMix()))
 
-    # A record takes longer than the load's look at what is left.
+    # A record takes longer than the load's check of what is left.
     world = simulate(workload, seed=seed, options=Options(partitions=1, append_delay_ms=(600, 900)))
     assert {task.state for task in world.audit.ledger.read.values()} <= {"completed", "cancelled"}
 
 
 def test_shares_are_what_the_mix_says() -> None:
-    """No kind is drawn that has no share."""
+    """A kind without a share is never drawn."""
     generator = random.Random(1)
     some = RulesMix(ordered=0.5, unique=0, depends=0, expires=0, stops=0.5, limited=0)
     drawn = [draw(some, generator, "q", now_ms=0, recent=()) for _ in range(50)]
@@ -64,7 +64,7 @@ def test_shares_are_what_the_mix_says() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("scene", sorted(RULE_SCENES))
 def test_a_scene_breaks_nothing(scene: str) -> None:
-    """One seed of each; ``onyxq simulate --workload NAME`` plays others."""
+    """One seed of each is played; ``onyxq simulate --workload NAME`` plays others."""
     found = play(scene, 1)
     assert not found.checker, found.what
     assert found.applied
@@ -73,6 +73,6 @@ def test_a_scene_breaks_nothing(scene: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", (4, 6, 9, 17))
 def test_attempts_count_of_a_task_that_was_overtaken_in_its_key(seed: int) -> None:
-    """Seed 21147 of the standard workload, too, had a dead letter come back before the task that somebody had."""
+    """Seed 21147 of the standard workload also had a dead letter requeued before a claimed task of its key."""
     found = play("overtaken_in_a_key", seed)
     assert not found.checker, found.what

@@ -1,4 +1,4 @@
-"""Writes on fewer nodes than a majority, or not on disks yet: what is answered, and what can be lost."""
+"""Writes on fewer nodes than a majority, or not on disk yet: answers, and possible losses."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from simulation.world.world import Options, SimulatedNode, World, simulate
 OPTIONS = Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
 SLOW_MS = 1_500
 ON_ITS_WAY_S = 0.07
-"""From a node's answer to the client's hearing of it; and the nodes' windows do not begin together."""
+"""Time from a node's answer to the client; the nodes' windows do not begin together."""
 
 
 def run(world: World, number: int, partition: int, **header: Any) -> list[Any]:
-    """A run of one task, as ``enqueue`` takes it."""
+    """Return a run of one task, as ``enqueue`` takes it."""
     first = make_id(world.nodes[0].clock.wall_ms(), partition, 7, number * 1024)
     return [first, pack_task(dict(sorted({"queue": "q", **header}.items())), [b"task %d" % number])]
 
 
 async def enqueue(client: RecordingClient, *runs: list[Any], w: int | None = None) -> dict[str, Any]:
-    """The answer of ``enqueue``; checkers are not told: some of it may be lost by intent."""
+    """Return the answer of ``enqueue``; checkers are not informed, because some of it may be lost on purpose."""
     answer: dict[str, Any] = await client.client.call("enqueue", {"runs": list(runs), "w": w})
     return answer
 
 
 def leader(world: World, partition: int) -> SimulatedNode:
-    """The node that leads a partition."""
+    """Return the node that leads a partition."""
     peer = world.audit.replica.partitions[partition].leader
     return next(node for node in world.nodes if node.peer_id == peer)
 
 
 def slow_but(world: World, fast: SimulatedNode) -> None:
-    """Every disk but one takes long."""
+    """Slow down every disk except one."""
     for node in world.nodes:
         node.disk.delay_ms = (lambda: 1) if node is fast else (lambda: SLOW_MS)
 
@@ -52,7 +52,7 @@ def slow_but(world: World, fast: SimulatedNode) -> None:
 
 
 def test_an_unkeyed_enqueue_may_ask_for_fewer_copies_than_a_majority() -> None:
-    """It is answered when the leader has it; the answer says how many do and what is not promised; others follow."""
+    """It is answered when the leader has it; the answer has the number of copies and what is not promised."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -73,7 +73,7 @@ def test_an_unkeyed_enqueue_may_ask_for_fewer_copies_than_a_majority() -> None:
 
 
 def test_three_copies_may_be_asked_for() -> None:
-    """More than a majority: the answer waits for them a moment."""
+    """That is more than a majority: the answer waits for them a moment."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -84,7 +84,7 @@ def test_three_copies_may_be_asked_for() -> None:
 
 
 def test_one_copy_that_was_asked_for_is_the_leaders() -> None:
-    """What other nodes alone have, the leader knows nothing of yet: it could neither show it nor give it to anybody."""
+    """The leader does not know a task that only other nodes have, and could neither show nor grant it."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -96,7 +96,7 @@ def test_one_copy_that_was_asked_for_is_the_leaders() -> None:
 
 
 def test_fewer_copies_than_a_majority_are_as_many_as_were_asked_for() -> None:
-    """One node of five has it, where two were asked for."""
+    """One node of five has it, and two were requested."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -109,7 +109,7 @@ def test_fewer_copies_than_a_majority_are_as_many_as_were_asked_for() -> None:
 
 
 def test_while_a_copy_moves_a_write_needs_a_majority_of_the_old_nodes_and_of_the_new() -> None:
-    """The one that leaves does not count among the new ones: with it gone, the write would be on one node."""
+    """The leaving node does not count among the new ones: after it the write would be on one node."""
 
     async def workload(world: World) -> None:
         led_by = leader(world, 0)
@@ -151,7 +151,7 @@ def test_a_keyed_task_is_on_a_majority_whatever_is_asked_for(key: str) -> None:
 
 
 def test_an_update_may_ask_for_fewer_copies_than_a_majority() -> None:
-    """As an enqueue; and the next one follows it."""
+    """This is as for an enqueue, and the next update follows it."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -177,7 +177,7 @@ def test_an_update_may_ask_for_fewer_copies_than_a_majority() -> None:
 
 
 def slow_follower(world: World, partition: int) -> SimulatedNode:
-    """A node that keeps a copy of a partition, and whose disk takes long from now on."""
+    """Return a node with a copy of a partition, whose disk is slow from now on."""
     follower = next(node for node in world.nodes if node is not leader(world, partition))
     follower.disk.delay_ms = lambda: 20_000
     return follower
@@ -206,7 +206,7 @@ def test_copies_that_cannot_be_reached_in_time_are_an_error_that_counts_those_th
 
 @pytest.mark.parametrize("how", ["one", "several", "keyed"])
 def test_a_client_raises_the_ids_and_the_number_of_copies(how: str) -> None:
-    """Having tried until its time was up; with the ids the call may be repeated."""
+    """It tries until its time is up; with the ids the call may be repeated."""
 
     async def workload(world: World) -> None:
         async with world.client() as recording:
@@ -251,7 +251,7 @@ def test_an_update_that_too_few_nodes_have_is_unknown() -> None:
 
 @pytest.mark.parametrize("w", [4, 9])
 def test_more_copies_than_the_cluster_keeps_are_refused(w: int) -> None:
-    """By name, and before anything is stored."""
+    """The error names it, and nothing is stored."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -267,7 +267,7 @@ def test_more_copies_than_the_cluster_keeps_are_refused(w: int) -> None:
 
 
 def test_copies_for_which_there_are_no_nodes_are_refused_at_once_and_the_task_stays() -> None:
-    """Two nodes of a cluster that keeps three copies: no time makes a third one."""
+    """With two nodes and three copies, waiting would not help."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -298,7 +298,7 @@ def test_w_is_checked() -> None:
 
 
 async def crash_all_while_enqueueing(world: World, *, durability: str) -> tuple[dict[TaskId, float], set[TaskId]]:
-    """Enqueue from several lanes, stop all machines at once: when each was acknowledged, and what is there then."""
+    """Enqueue from several lanes and stop all machines at once; return acknowledgement times and the stored tasks."""
     acknowledged: dict[TaskId, float] = {}
     async with world.client() as client:
         if durability != "strict":
@@ -320,7 +320,7 @@ async def crash_all_while_enqueueing(world: World, *, durability: str) -> tuple[
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_strict_queue_loses_nothing_when_all_machines_stop(seed: int) -> None:
-    """What was acknowledged is on the disks of a majority."""
+    """Acknowledged tasks are on the disks of a majority."""
     found = []
 
     async def workload(world: World) -> None:
@@ -332,7 +332,7 @@ def test_a_strict_queue_loses_nothing_when_all_machines_stop(seed: int) -> None:
 
 
 def test_an_opportunistic_queue_loses_at_most_its_window_when_all_machines_stop() -> None:
-    """Whatever is lost was acknowledged within the window, although the disks stood still for longer."""
+    """Lost tasks were acknowledged within the window, although the disks paused for longer."""
     lost: list[int] = []
 
     async def workload(world: World) -> None:
@@ -365,7 +365,7 @@ def test_what_an_opportunistic_queue_answered_for_is_read_at_once() -> None:
 
 
 def test_what_was_answered_for_can_be_cancelled_and_depended_on_at_once() -> None:
-    """Whoever was told that a task is there may speak of it."""
+    """A client that knows a task may use its id."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -385,7 +385,7 @@ def test_what_was_answered_for_can_be_cancelled_and_depended_on_at_once() -> Non
 
 
 def test_a_leader_that_dies_leaves_what_others_answered_for() -> None:
-    """The next leader finds what a majority had in memory."""
+    """The next leader finds the rows that a majority had in memory."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

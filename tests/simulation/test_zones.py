@@ -1,4 +1,4 @@
-"""Copies lie in as many zones as there are, so a lost zone costs nothing."""
+"""Copies are in as many zones as possible, so a lost zone costs nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPTIONS = Options(nodes=6, zones=3, partitions=12, absent_after_ms=8_000)
 
 
 def doubled(world: World) -> dict[int, list[str]]:
-    """Zones of the partitions with two copies in one zone."""
+    """Return zones of the partitions with two copies in one zone."""
     replica = world.audit.replica
     zones = {number: [replica.nodes[node].zone for node in part.members] for number, part in replica.partitions.items()}
     return {number: found for number, found in sorted(zones.items()) if len(set(found)) < 3}
@@ -22,7 +22,7 @@ def doubled(world: World) -> dict[int, list[str]]:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_every_partition_has_copies_in_three_zones(seed: int) -> None:
-    """From the start, and again after nodes were killed, replaced and came back."""
+    """This holds from the start, and again after nodes were killed, replaced and returned."""
 
     async def workload(world: World) -> None:
         assert not doubled(world)
@@ -33,7 +33,7 @@ def test_every_partition_has_copies_in_three_zones(seed: int) -> None:
 
 
 def test_a_lost_zone_costs_nothing() -> None:
-    """All its nodes die: tasks of before are claimed and completed, new ones are taken."""
+    """All its nodes die: earlier tasks are claimed and completed, new ones are accepted."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -1,4 +1,4 @@
-"""Archives that tests make up, and a check of them in plain Python to compare with."""
+"""Archives made by tests, and a check of them in plain Python for comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def id_of(number: int, *, ms: int = MS) -> str:
 
 
 def task(number: int, token: int | None, **more: Any) -> Row:
-    """A completed task, finished a second after its time unless said otherwise."""
+    """Return a completed task, finished a second after its time by default."""
     values = {
         "id": id_of(number),
         "state": "completed",
@@ -46,7 +46,7 @@ def task(number: int, token: int | None, **more: Any) -> Row:
 
 
 def claim(number: int, token: int, granted: int, ended: int | None, **more: Any) -> Row:
-    """A claim; times are milliseconds behind `MS`."""
+    """Return a claim; times are milliseconds after `MS`."""
     values = {
         "id": id_of(number),
         "token": token,
@@ -72,7 +72,7 @@ def write(
     *,
     part: int = 0,
 ) -> Path:
-    """Write an archive as peers lay it out; ``part`` tells files of the same bucket apart."""
+    """Write an archive in the layout of peers; ``part`` distinguishes files of the same bucket."""
     (directory / TASKS).mkdir(parents=True, exist_ok=True)
     for table, rows in ((TASKS, tasks), (CLAIMS, claims), (UPDATES, updates)):
         places: dict[Place, list[Row]] = {}
@@ -97,7 +97,7 @@ Found = set[tuple[str, str, int | None]]
 
 
 def naive(tasks: Sequence[Row], claims: Sequence[Row], updates: Sequence[Row], *, apart_ms: int = APART_MS) -> Found:
-    """What breaks which rule; of files that are old enough."""
+    """Return the violations of each rule in files that are old enough."""
     found: Found = set()
     last: dict[str, Row] = {}
     for row in tasks:
@@ -134,7 +134,7 @@ def _distinct_claims(rows: list[Row], found: Found) -> list[Row]:
 
 
 def _overlaps(before: list[tuple[Row, int | None]], one: Row, apart_ms: int) -> bool:
-    """Whether a claim granted before, with its end, stood when this one was granted."""
+    """Return whether an earlier claim was still valid when this one was granted."""
     if any(other.get("until") is not None and other["until"] > one["token"] for other, _ in before):
         return True
     ends = [end for other, end in before if other.get("until") is None]
@@ -190,7 +190,7 @@ def _of_keys(tasks: dict[str, Row], claims: dict[str, list[Row]], known: Found, 
 
 
 def _passed(before: list[tuple[Row, Row]], task: Row, apart_ms: int) -> bool:
-    """Whether one that comes after a task was granted before it."""
+    """Return whether a later task of the key was granted before it."""
     placed = [(its["turn"], other["granted"], its["id"]) for other, its in before if its.get("turn") is not None]
     if not placed or task.get("turn") is None or task.get("requeued") is not None:
         return False

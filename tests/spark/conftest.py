@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a run, started as jobs' hosts start theirs: starting one takes seconds."""
+"""One Spark session for all tests of a run, started as jobs' hosts start theirs, because a start takes seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def java() -> None:
 
 @pytest.fixture(scope="session")
 def machine(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The session of the run's only virtual machine, on two threads."""
+    """The session of the run's only virtual machine, with two threads."""
     work = tmp_path_factory.mktemp("spark")
     session = open_session(Settings(work=work, slots=2))
     yield session

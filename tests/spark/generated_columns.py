@@ -1,4 +1,4 @@
-"""Schemas as a user says them, and values that fit their columns, made by Hypothesis."""
+"""Schemas in the form of users, and values that fit their columns, made by Hypothesis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.jobs.generated_values import OFFSETS, TEXTS, values
 
 @frozen
 class Type:
-    """A type of columns: as Spark's SQL says it, as Arrow says it, and its values."""
+    """A type of columns: in Spark's SQL, in Arrow, and its values."""
 
     sql: str
     arrow: Any
@@ -95,7 +95,7 @@ class Rows:
 
 @st.composite
 def rows(draw: st.DrawFn, *, nested: bool, least: int = 0, astray: bool = True) -> Rows:
-    """Rows that fit a schema; with ``astray`` now and then a value of any type is in them."""
+    """Return rows that fit a schema; with ``astray``, some have a value of any type."""
     columns = draw(st.lists(types(nested=nested), min_size=1, max_size=4))
     named = {f"c{place}": one for place, one in enumerate(columns)}
     one_row = st.fixed_dictionaries({name: st.none() | one.values for name, one in named.items()})
@@ -111,7 +111,7 @@ def rows(draw: st.DrawFn, *, nested: bool, least: int = 0, astray: bool = True) 
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether a value came back; an int may be a whole float, and a field that is None may be left out."""
+    """Return whether a value is equal after reading; an int may be a whole float, and a None field may be missing."""
     if isinstance(one, dict) and isinstance(other, dict):
         return all(alike(one.get(key), other.get(key)) for key in [*one, *other])
     if isinstance(one, list) and isinstance(other, list):

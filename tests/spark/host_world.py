@@ -1,4 +1,4 @@
-"""A host process as its peer has it: orders in, events out."""
+"""A host process as its peer uses it: orders go in, events come out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onyxq.jobs.model import Job
 from onyxq.spark.session import descendants
 
 PATIENCE_S = 120.0
-"""For anything that a host does, on a machine that has other things to do."""
+"""Longest wait for a host, on a busy machine."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,7 +42,7 @@ class HostProcess:
         self._events.put(None)
 
     def event(self, *kinds: str, job: str | None = None) -> dict[str, Any]:
-        """The next event of one of these kinds (of a job, if named); what comes before it is in ``seen``."""
+        """Return the next event of these kinds (of a job, if named); earlier events are in ``seen``."""
         while True:
             found = self._events.get(timeout=PATIENCE_S)
             assert found is not None, f"the host ended; it said {self.seen[-3:]}"
@@ -51,7 +51,7 @@ class HostProcess:
                 return found
 
     def quiet(self, for_s: float) -> bool:
-        """Whether it comes to say nothing for so long; it must not end."""
+        """Return whether it sends nothing for that long; it must not end."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
@@ -61,7 +61,7 @@ class HostProcess:
         return False
 
     def start(self, job: Job, *, version: int = 1) -> None:
-        """Order a job that has committed nothing yet."""
+        """Order the start of a job without commits."""
         body = base64.b64encode(encode(job)).decode()
         self.order("start", job.id, version, body=body, slots=1, batch=-1, offsets="", sealed=[])
 
@@ -72,20 +72,21 @@ class HostProcess:
         self.process.stdin.flush()
 
     def family(self) -> list[int]:
-        """Process ids of all that it has started."""
+        """Return the process ids of all that it has started."""
         return descendants(self.process.pid)
 
     def close(self) -> int:
-        """End it as the end of its peer does; its exit code."""
+        """End it as when its peer ends; return its exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(PATIENCE_S)
 
 
 def on_small_disk(folder: Path, size: str) -> list[str]:
-    """What a command is to begin with that is to see a disk of its own at a folder, of that size, and full.
+    """Return the start of a command that then sees a full disk of that size at a folder.
 
-    A file ``full`` takes all there is. Nobody else sees the disk, and it goes with the command's processes.
+    A file ``full`` uses all of it. No other process sees the disk, and it is removed with the command's
+    processes.
     """
     whole = f"mount -t tmpfs -o size={size} tmpfs '{folder}' || exit 9; head -c 1G /dev/zero > '{folder}/full' 2>&-"
     mapped = [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -96,7 +97,7 @@ def on_small_disk(folder: Path, size: str) -> list[str]:
 def host_process(
     work: Path, *, environment: Mapping[str, str] | None = None, inside: Sequence[str] = (), **asked: Any
 ) -> Iterator[HostProcess]:
-    """A host; killed behind the test if it has not ended. ``inside``: a command that runs it."""
+    """Run a host; kill it after the test if it has not ended. ``inside``: a command that runs it."""
     plan = json.dumps({"work": str(work), "slots": 2, "archive": False, "modules": [str(ROOT)], **asked})
     with (
         open(work / "host.log", "ab") as log,
@@ -126,7 +127,7 @@ def host_process(
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -134,7 +135,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(pids: list[int], within_s: float) -> bool:
-    """Whether all of them end in time."""
+    """Return whether all of them end in time."""
     deadline = time.monotonic() + within_s
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)

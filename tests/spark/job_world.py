@@ -1,4 +1,4 @@
-"""A job's query run by hand in the test's session: no peer, no host; the checkpoint alone decides."""
+"""A job's query in the test's session, without peer and host: only the checkpoint decides what is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = "tests.spark.tasks"
 
 
 def run(spark: Any, job: Job, folder: Path, *, version: int = 1, batch: int = -1, recorded: bytes = b"") -> Path:
-    """Run a job of bounded inputs to its end, from where its checkpoint under ``folder`` is; returns that."""
+    """Run a job of bounded inputs to its end, from its checkpoint under ``folder``; return the checkpoint."""
     checkpoints = Checkpoints(str(folder / "checkpoints"))
     at = checkpoints.fit(job, version=version, batch=batch, recorded=recorded)
     body = encode(job)
@@ -28,7 +28,7 @@ def run(spark: Any, job: Job, folder: Path, *, version: int = 1, batch: int = -1
 
 
 def lines_job(folder: Path, *functions: Function, **more: Any) -> Job:
-    """A job from text files under ``folder / "in"`` through functions, one by one, to JSON under ``folder / "out"``."""
+    """Return a job from text files under ``folder / "in"`` through functions to JSON under ``folder / "out"``."""
     names = ["in", *(function.name for function in functions), "out"]
     (folder / "in").mkdir(exist_ok=True)
     return Job(
@@ -44,7 +44,7 @@ def lines_job(folder: Path, *functions: Function, **more: Any) -> Job:
 
 
 def written(folder: Path, kind: str = "json") -> list[Any]:
-    """All segments in a folder of files, in no order; what is hidden is not there."""
+    """Return all segments in a folder of files, without order and without hidden files."""
     found: list[Any] = []
     for file in sorted(folder.glob(f"*.{kind}")):
         if kind == "parquet":

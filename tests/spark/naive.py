@@ -1,4 +1,4 @@
-"""A job's stateless tasks run the plain way, one segment through one task at a time; and random jobs to run."""
+"""A plain interpreter of a job's stateless tasks, segment by segment and task by task; and random jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Leaving = tuple[tuple[str, str], Any]
 
 
 def leaving(job: Job, name: str, segment: Any) -> list[Leaving]:
-    """What leaves the region of an entry for a segment of it: edges to cuts and outputs, and values."""
+    """Return the output of an entry's region for a segment: edges to cuts and outputs, and values."""
     task, found = job.task(name), []
     if isinstance(task, Function):
         try:

@@ -1,4 +1,4 @@
-"""Queries between queues of a cluster in the test's process, driven by the test under a job's version."""
+"""Queries between queues of a cluster in the test's process, under a job's version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEGMENTS = "lineage binary, out string, payload binary"
 
 @define
 class Pipe:
-    """A query from one queue to another, and what it is started with each time."""
+    """A query from one queue to another, with the options of each start."""
 
     spark: Any
     cluster: JobsCluster
@@ -37,15 +37,15 @@ class Pipe:
     between: Callable[[Any], None] | None = None
     """Called by executors for every Arrow batch."""
     second: str = ""
-    """Another queue that it reads, if it is to."""
+    """Another queue that it reads, if any."""
 
     def options(self) -> dict[str, str]:
-        """What source and sink are told of the job."""
+        """Return the options of source and sink."""
         said = {"connect": self.cluster.connect, "job": self.job.id, "version": str(self.job.version)}
         return said | {"checkpoint": str(self.checkpoint)}
 
     def start(self, *, slots: int = 2, max_rows: int = 1_000, lease_ms: int = 60_000, forever: bool = False) -> Any:
-        """Start the query, of what there is now or for ever."""
+        """Start the query, for the present tasks or for ever."""
         register(self.spark)
         self.spark.dataSource.register(Outputs)
         reading = self.options() | {"slots": str(slots), "max_rows": str(max_rows), "lease_ms": str(lease_ms)}
@@ -59,13 +59,13 @@ class Pipe:
         return writer.trigger(**({"processingTime": "100 milliseconds"} if forever else {"availableNow": True})).start()
 
     def run(self, **options: Any) -> list[Any]:
-        """Run it until it has done what there is; its progress."""
+        """Run it until the present tasks are processed; return its progress."""
         query = self.start(**options)
         assert query.awaitTermination(END_S), "the query did not end in time"
         return list(query.recentProgress)
 
     def fail(self, **options: Any) -> str:
-        """Run it until it fails, as it must; the error in words."""
+        """Run it until it fails; return the error's text."""
         query = self.start(**options)
         try:
             assert query.awaitTermination(END_S), "the query did not end in time"
@@ -74,14 +74,14 @@ class Pipe:
         raise AssertionError("the query did not fail")
 
     def uncommitted(self) -> int:
-        """The number of the last batch, of which Spark's log no longer says that it was committed."""
+        """Remove the last commit from Spark's log; return the number of the batch."""
         last = max(int(path.name) for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit())
         for name in (str(last), f".{last}.crc"):
             (self.checkpoint / "commits" / name).unlink(missing_ok=True)
         return last
 
     def anew(self, checkpoint: Path) -> Pipe:
-        """The same under the job's present version, in a folder made of what the log knows."""
+        """Return the same query under the job's present version, in a folder made from the log's record."""
         job = self.cluster.job(self.job.id)
         described = model.Job(id=job.id, workflow=[], catalog=[])
         base = Checkpoints(str(checkpoint))
@@ -90,7 +90,7 @@ class Pipe:
 
 
 def upper(between: Callable[[Any], None] | None) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Makes segments for ``out`` of tasks: their payloads in capitals."""
+    """Return segments for ``out``: the tasks' payloads in capitals."""
 
     def work(batches: Iterator[Any]) -> Iterator[Any]:
         import msgpack
@@ -107,14 +107,14 @@ def upper(between: Callable[[Any], None] | None) -> Callable[[Iterator[Any]], It
 
 
 def filled(client: Client, queue: str, count: int, *, start: int = 0) -> Counter[bytes]:
-    """Enqueue tasks; what they are to become."""
+    """Enqueue tasks; return the expected outputs."""
     payloads = [b"task %d of %s" % (place, queue.encode()) for place in range(start, start + count)]
     client.enqueue_many(queue, payloads, retries=None, backoff_ms=0)
     return Counter(payload.upper() for payload in payloads)
 
 
 def drained(client: Client, queue: str) -> tuple[Counter[bytes], int]:
-    """The payloads of all that is ready in a queue, and in how many runs it was granted."""
+    """Return the payloads of all ready tasks of a queue, and the number of runs in which they were granted."""
     found: list[bytes] = []
     runs = 0
     while batch := client.claim(queue, max=1_000, lease_ms=600_000, worker="test"):
@@ -124,6 +124,6 @@ def drained(client: Client, queue: str) -> tuple[Counter[bytes], int]:
 
 
 def state_counts(client: Client, queue: str, states: Sequence[str]) -> list[int]:
-    """How many tasks of a queue are in each state."""
+    """Return how many tasks of a queue are in each state."""
     counts = client.count(queue)[queue]
     return [counts[state] for state in states]

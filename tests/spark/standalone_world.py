@@ -20,11 +20,11 @@ _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _WORKER = re.compile(r"Successfully registered with master")
 _ENDS = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 _OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""As our own hosts start; executors get them from their worker."""
+"""Options of our own hosts; executors get them from their worker."""
 
 
 class Daemon:
-    """A process of Spark's own cluster, known to be up by a line of its log."""
+    """A process of Spark's own cluster, which is up once its log has a certain line."""
 
     def __init__(self, folder: Path, name: str, *arguments: str) -> None:
         self._log = folder / f"{name}.log"
@@ -61,7 +61,7 @@ class Daemon:
         return descendants(self.process.pid)
 
     def kill(self) -> None:
-        """Kill it and all that it started, like a machine that is switched off."""
+        """Kill it and all that it started, like a machine without power."""
         for pid in [*self.family(), self.process.pid]:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the jobs of tests call, by name: workers import it."""
+"""Functions of the tests' jobs, which workers import by name."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def even(segment: Any) -> Any:
 
 
 def no_fives(segment: Any) -> Any:
-    """Raises for what five divides."""
+    """Raise an error for multiples of five."""
     if segment % 5 == 0:
         raise ValueError(f"{segment} is divided by five")
     return segment + 1
 
 
 def is_odd(segment: Any) -> bool:
-    """Of numbers; no exception is."""
+    """Return whether a number is odd; an exception is not."""
     return isinstance(segment, int) and segment % 2 == 1
 
 
@@ -51,29 +51,29 @@ def above(segment: Any, limit: int = 0) -> bool:
 
 
 def is_value_error(error: Any) -> bool:
-    """Whether an exception is one of values."""
+    """Return whether an exception is a `ValueError`."""
     return isinstance(error, ValueError)
 
 
 def as_number(segment: Any, error: Exception) -> Any:
-    """What goes on in place of a segment that was refused."""
+    """Return the segment that replaces a refused one."""
     return -segment
 
 
 def unpackable(segment: Any) -> Any:
-    """A value of a type that no segment holds."""
+    """Return a value of a type that segments cannot have."""
     return {"a": [0, 1j]}
 
 
 def fail(segment: Any) -> Any:
-    """Raises for the line that says so."""
+    """Raise an error for a line that says so."""
     if "fail" in segment["value"]:
         raise RuntimeError("told to fail")
     return segment
 
 
 def fail_once(segment: Any, flag: str = "") -> Any:
-    """Raises the first time, whoever asks."""
+    """Raise an error at the first call of all processes."""
     try:
         os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -124,7 +124,7 @@ def unhexed(segment: Any) -> Any:
 
 
 def typed(segment: Any, elsewhere: bool = False) -> Any:
-    """Values of types that JSON lacks; the key is equal wherever it is made."""
+    """Return values of types that JSON lacks; the key is equal in every process."""
     when = datetime.datetime(2027, 1, 15, 8, 0, tzinfo=datetime.UTC)
     price = decimal.Decimal("1.50" if elsewhere else "1.5") + segment["n"]
     zone = datetime.timezone(datetime.timedelta(hours=2))
@@ -137,12 +137,12 @@ def field(segment: Any, name: str = "") -> Any:
 
 
 def is_even_row(segment: Any) -> bool:
-    """Of rows with a number."""
+    """Return whether the number of a row is even."""
     return bool(segment["n"] % 2 == 0)
 
 
 def busy(segment: Any, folder: str = "", ms: int = 20) -> Any:
-    """The segment, after a while that is noted in a file of the process."""
+    """Return the segment after a while, which is recorded in a file of the process."""
     began = time.monotonic_ns()
     while time.monotonic_ns() < began + ms * 1_000_000:
         time.sleep(0.001)
@@ -157,7 +157,7 @@ def nothing() -> int:
 
 
 def sum_or_fail(state: int, segment: Any) -> int:
-    """The sum of ``n``; the first time that a segment is negative it fails, its user names the flag for that."""
+    """Return the sum of ``n``; fail at the first negative one. The user's name is the name of the flag file."""
     flag = Path(segment["user"])
     if segment["n"] < 0 and not flag.exists():
         flag.touch()
@@ -166,7 +166,7 @@ def sum_or_fail(state: int, segment: Any) -> int:
 
 
 def hold_first(segment: Any, started: str = "", until: str = "") -> Any:
-    """Of all segments the first to come says in a file which process has it, and waits for another file."""
+    """Let the first segment write the process id to a file and wait for another file."""
     try:
         with open(started + ".new", "x") as file:
             file.write(str(os.getpid()))
@@ -187,5 +187,5 @@ def pool(segment: Any) -> Any:
 
 
 def where(segment: Any) -> Any:
-    """The segment, and whether an executor of a cluster has it."""
+    """Return the segment, and whether an executor of a cluster has it."""
     return {**segment, "executor": "SPARK_EXECUTOR_DIRS" in os.environ}

@@ -23,7 +23,7 @@ LINES = 5
 
 
 def at_once(folder: Path) -> int:
-    """The most calls that were under way at one time."""
+    """Return the largest number of simultaneous calls."""
     noted = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines()]
     moments = sorted([(int(end), -1) for _, end in noted] + [(int(began), 1) for began, _ in noted])
     running = most = 0
@@ -90,7 +90,7 @@ def joined(folder: Path, **more: Any) -> Job:
 def test_no_more_calls_run_at_once(
     spark: Any, folder: Path, own: dict[str, Any], more: dict[str, Any], most: int
 ) -> None:
-    """In a session with two slots, both of which are used where nothing says otherwise."""
+    """The session has two slots, and both are used by default."""
     run(spark, flat(folder, own, **more), folder)
     assert len(written(folder / "out")) == FILES * LINES
     assert at_once(folder / "notes") == most
@@ -98,7 +98,7 @@ def test_no_more_calls_run_at_once(
 
 @pytest.mark.long
 def test_a_job_with_a_join_is_bounded_in_all_its_stages(spark: Any, folder: Path) -> None:
-    """Where its sides are read, and where its groups are."""
+    """The bound holds while its sides are read, and in its groups."""
     run(spark, joined(folder, max_slots=1), folder)
     assert len(written(folder / "out")) == LINES * FILES**2
     assert at_once(folder / "notes") == 1
@@ -106,7 +106,7 @@ def test_a_job_with_a_join_is_bounded_in_all_its_stages(spark: Any, folder: Path
 
 @pytest.mark.long
 def test_rows_without_files_are_told_apart_in_one_task(spark: Any, tmp_path: Path) -> None:
-    """One task may work on several parts of a source; each row keeps a lineage of its own."""
+    """One task may process several parts of a source; each row has a lineage of its own."""
     job = flat(tmp_path, {})
     (stage,) = stages(job)
     work = functools.partial(fused.run, fused.Place(encode(job), job.id, 1), stage.sides[0][0], rows.COLUMNS)
@@ -137,7 +137,7 @@ def parallel(folder: Path, shared: dict[str, Any], **more: Any) -> Job:
 
 
 def test_stages_that_run_side_by_side_share_a_bound(tmp_path: Path) -> None:
-    """Each has its part, and the last one, which runs alone, has all."""
+    """Each stage has a share, and the last one, which runs alone, has all."""
     assert bounds(parallel(tmp_path, {}, max_slots=5), 8) == {"a": 2, "b": 2, OUTPUTS: 5}
     assert bounds(parallel(tmp_path, {"max_slots": 4}), 8) == {"a": 2, "b": 2}
     assert bounds(parallel(tmp_path, {}, max_slots=5, own_host=True), 5) == {}
@@ -156,7 +156,7 @@ def test_stages_that_run_side_by_side_share_a_bound(tmp_path: Path) -> None:
 def test_a_bound_that_cannot_be_kept_is_refused(
     tmp_path: Path, shared: dict[str, Any], more: dict[str, Any], field: str, said: str
 ) -> None:
-    """By name, before the job is submitted."""
+    """The error names it before the job is submitted."""
     found = list(problems(parallel(tmp_path, shared, **more)))
     assert [name for name, _ in found] == [field] and said in found[0][1]
     assert not list(problems(parallel(tmp_path, {}, max_slots=2)))

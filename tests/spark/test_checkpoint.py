@@ -1,4 +1,4 @@
-"""Checkpoints that fit the log: what is kept, copied, made anew, and refused."""
+"""Checkpoints that match the log: which are kept, copied, created and refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLAIMS = [["00" * 20, 7, 3]]
 
 
 def planned(folder: Path, batches: int, *, committed: int, files: int = 0) -> None:
-    """A checkpoint as Spark leaves it: so many batches planned, so many of them done."""
+    """Make a checkpoint of Spark with a number of planned and of completed batches."""
     for name in ("offsets", "commits", "sources/0", "state/0/0"):
         (folder / name).mkdir(parents=True)
     (folder / "metadata").write_text(json.dumps({"id": "some"}))
@@ -46,18 +46,18 @@ def planned(folder: Path, batches: int, *, committed: int, files: int = 0) -> No
 
 
 def names(folder: Path, kind: str) -> list[str]:
-    """The batches of which there is a file."""
+    """Return the batches that have a file."""
     return sorted(file.name for file in (folder / kind).iterdir())
 
 
 def test_a_job_without_batches_begins_in_an_empty_folder(tmp_path: Path) -> None:
-    """That is not there yet, and is the job's and version's own."""
+    """The folder does not exist yet, and belongs to the job's version only."""
     assert Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=-1, recorded=b"") == f"{tmp_path}/j/4"
     assert not (tmp_path / "j" / "4").exists()
 
 
 def test_what_was_planned_beyond_the_log_is_dropped(tmp_path: Path) -> None:
-    """With its checksums; state beyond it stays, as nothing refers to it."""
+    """Its checksums are deleted too; state beyond it stays, because nothing refers to it."""
     planned(tmp_path / "j" / "4", 3, committed=2)
     Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=0, recorded=b"x")
     assert names(tmp_path / "j" / "4", "offsets") == [".0.crc", "0"]
@@ -66,7 +66,7 @@ def test_what_was_planned_beyond_the_log_is_dropped(tmp_path: Path) -> None:
 
 
 def test_folders_of_earlier_versions_stay_while_state_may_name_them(tmp_path: Path) -> None:
-    """Spark writes down where a schema is by its whole path, and copies of that name the folder before."""
+    """Spark stores the whole path of a schema, and copies name the earlier folder."""
     planned(tmp_path / "j" / "4", 2, committed=2)
     for version in (5, 6):
         Checkpoints(str(tmp_path)).fit(STATEFUL, version=version, batch=1, recorded=b"x")
@@ -78,7 +78,7 @@ def test_folders_of_earlier_versions_stay_while_state_may_name_them(tmp_path: Pa
 def test_state_of_a_first_batch_that_spark_has_not_done_is_dropped(
     tmp_path: Path, batch: int, record: bytes, version: int
 ) -> None:
-    """Spark refuses a first batch beside state: by this driver or the one before, whether or not the log has it."""
+    """Spark refuses a first batch if there is state, from this driver or the one before, logged or not."""
     planned(tmp_path / "j" / "4", 1, committed=0)
     Checkpoints(str(tmp_path)).fit(STATEFUL, version=version, batch=batch, recorded=record)
     mine = tmp_path / "j" / str(version)
@@ -87,7 +87,7 @@ def test_state_of_a_first_batch_that_spark_has_not_done_is_dropped(
 
 
 def test_a_batch_that_the_log_has_and_spark_does_not_is_kept_for_spark_to_repeat(tmp_path: Path) -> None:
-    """The driver died between the log's commit and Spark's note of it."""
+    """The driver died between the log's commit and Spark's record of it."""
     planned(tmp_path / "j" / "4", 3, committed=2)
     Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=2, recorded=b"x")
     assert names(tmp_path / "j" / "4", "offsets")[-1] == "2"
@@ -95,7 +95,7 @@ def test_a_batch_that_the_log_has_and_spark_does_not_is_kept_for_spark_to_repeat
 
 
 def test_the_next_version_copies_the_one_before_that_has_the_batch(tmp_path: Path) -> None:
-    """Not one that never came so far; the copy is its own, and of the others the newest is kept."""
+    """It does not copy one that lacks the batch; the copy is its own, and the newest of the others is kept."""
     planned(tmp_path / "j" / "4", 3, committed=3)
     planned(tmp_path / "j" / "7", 1, committed=0)
     at = Checkpoints(str(tmp_path)).fit(JOB, version=9, batch=1, recorded=b"x")
@@ -106,7 +106,7 @@ def test_the_next_version_copies_the_one_before_that_has_the_batch(tmp_path: Pat
 
 
 def test_a_job_without_state_begins_behind_what_the_log_recorded(tmp_path: Path) -> None:
-    """Its number and its offsets, and before it the one that Spark looks at too; the batch counts as done."""
+    """It has the number and offsets, and the batch before that Spark needs; the batch counts as done."""
     planned(tmp_path / "old", 6, committed=5, files=3)
     record = recorded(str(tmp_path / "old"), 5, "mark")
     at = Path(Checkpoints(str(tmp_path / "new")).fit(JOB, version=2, batch=5, recorded=record))
@@ -127,7 +127,7 @@ def test_a_job_that_resumes_another_begins_behind_its_batch(tmp_path: Path) -> N
 
 
 def test_state_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
-    """Rather than counted from nothing; so is a record that the log could not hold."""
+    """This is an error instead of a new start; so is a record that the log could not store."""
     planned(tmp_path / "old", 1, committed=1)
     record = recorded(str(tmp_path / "old"), 0)
     with pytest.raises(Incomplete, match="checkpoint was kept by another peer"):
@@ -140,7 +140,7 @@ def test_state_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
 
 
 def test_of_a_long_log_of_files_the_newest_summary_and_what_follows_is_recorded(tmp_path: Path) -> None:
-    """What Spark summed up before is of no use."""
+    """Earlier summaries of Spark are not needed."""
     planned(tmp_path / "old", 1, committed=1, files=12)
     for number in (4, 9):
         (tmp_path / "old" / "sources" / "0" / str(number)).rename(
@@ -153,7 +153,7 @@ def test_of_a_long_log_of_files_the_newest_summary_and_what_follows_is_recorded(
 
 
 def test_a_repeat_has_the_same_record(tmp_path: Path) -> None:
-    """Though its file source noted more for a batch that was planned behind it and dropped."""
+    """This holds although its file source had recorded more for a later batch that was dropped."""
     planned(tmp_path / "old", 1, committed=1, files=2)
     (tmp_path / "old" / "offsets" / "0").write_text('v1\n{}\n{"logOffset":1}')
     record = recorded(str(tmp_path / "old"), 0)
@@ -173,7 +173,7 @@ def test_a_job_may_have_a_place_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_source_that_gave_nothing_to_a_batch_has_no_news(tmp_path: Path) -> None:
-    """Its offset, and with it the claims of an earlier batch, is the one before; other sources' are told."""
+    """Its offset and the claims of an earlier batch are left out; offsets of other sources are recorded."""
     planned(tmp_path / "j", 2, committed=0)
     for batch, (one, other) in enumerate([(1, 1), (1, 2)]):
         said = [json.dumps({"onyxq": 1, "n": number, "claims": CLAIMS}) for number in (one, other)]
@@ -185,7 +185,7 @@ def test_a_source_that_gave_nothing_to_a_batch_has_no_news(tmp_path: Path) -> No
 
 
 def test_a_record_is_small_for_queues(tmp_path: Path) -> None:
-    """Whatever the batch claimed."""
+    """This holds for any number of claims."""
     planned(tmp_path / "old", 1, committed=1)
     assert len(recorded(str(tmp_path / "old"), 0)) < 200
     assert msgpack.unpackb(recorded(str(tmp_path / "old"), 0))["mark"] == ""

@@ -1,4 +1,4 @@
-"""Jobs with columns: what a job writes another one reads as it was, and nothing is lost without a word."""
+"""Jobs with columns: another job reads exactly what a job wrote, and nothing is lost silently."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parquet_of(folder: Path, **options: str) -> Output:
 
 
 def test_columns_are_those_of_all_rows_of_a_batch(spark: Any, tmp_path: Path) -> None:
-    """Ten rows have one field and 290 have two, in several files; each file of the output has both columns."""
+    """Ten rows have one field and 290 have two, in several files; each output file has both columns."""
     everything = [{"a": n} if n < 10 else {"a": n, "b": n} for n in range(300)]
     lines(tmp_path / "in", everything[:10], everything[10:20], everything[20:])
     run(spark, job_of(tmp_path, parquet_of(tmp_path)), tmp_path)
@@ -62,7 +62,7 @@ def test_columns_are_those_of_all_rows_of_a_batch(spark: Any, tmp_path: Path) ->
 
 
 def test_columns_stay_from_batch_to_batch(spark: Any, tmp_path: Path) -> None:
-    """A later batch that lacks one has it with None; one that brings another fails the job by name."""
+    """A later batch without one has None there; a batch with a new one fails the job by name."""
     job = job_of(tmp_path, parquet_of(tmp_path))
     lines(tmp_path / "in", [{"a": 1, "b": "x"}, {"a": 2.5}])
     run(spark, job, tmp_path)
@@ -77,7 +77,7 @@ def test_columns_stay_from_batch_to_batch(spark: Any, tmp_path: Path) -> None:
 
 
 def test_two_types_of_one_field_in_two_files_fail_the_job(spark: Any, tmp_path: Path) -> None:
-    """Each file for itself would have one."""
+    """Each file alone would have one type."""
     lines(tmp_path / "in", [{"n": 1}], [{"n": "one"}])
     said = failed(spark, job_of(tmp_path, parquet_of(tmp_path)), tmp_path)
     assert "output out: n: is a" in said and "in one segment and" in said
@@ -86,7 +86,7 @@ def test_two_types_of_one_field_in_two_files_fail_the_job(spark: Any, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz"])
 def test_milliseconds_become_the_time_that_they_are(spark: Any, tmp_path: Path, kind: str) -> None:
-    """As times are in milliseconds everywhere; datetimes are themselves."""
+    """Times are milliseconds everywhere; datetimes are unchanged."""
     lines(tmp_path / "in", [{"user": "a", "at": WHEN_MS}])
     run(spark, job_of(tmp_path, parquet_of(tmp_path, schema=f"user string, at {kind}")), tmp_path)
     wanted = WHEN if kind == "timestamp" else WHEN.replace(tzinfo=None)
@@ -94,7 +94,7 @@ def test_milliseconds_become_the_time_that_they_are(spark: Any, tmp_path: Path, 
 
 
 def test_a_field_that_no_column_is_for_fails_the_job_or_is_dropped_on_purpose(spark: Any, tmp_path: Path) -> None:
-    """With the names of output and field."""
+    """The error names output and field."""
     lines(tmp_path / "in", [{"user": "a", "typo_colum": 1}])
     said = failed(spark, job_of(tmp_path, parquet_of(tmp_path, schema="user string")), tmp_path)
     assert "output out: typo_colum: is not one of the columns: user" in said
@@ -119,7 +119,7 @@ def test_a_schema_that_cannot_be_written_is_named(spark: Any, tmp_path: Path, sc
 
 
 def test_a_broken_line_of_an_input_fails_the_job_unless_a_column_takes_it(spark: Any, tmp_path: Path) -> None:
-    """Spark would give a row of Nones."""
+    """Spark would return a row of Nones."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.json").write_text('{"n": 1}\n{"n": \n')
     for schema, rows_found in (("n bigint", 0), ("n bigint, _corrupt_record string", 2)):
@@ -143,7 +143,7 @@ FORMATS = ("parquet", "json", "csv")
 
 
 def there_and_back(spark: Any, made: Rows, kind: str, folder: Path) -> list[Any] | None:
-    """Rows written by a job in a format, read by another and found in Parquet; None if they were refused."""
+    """Write rows by a job in a format, read them by another, and return them; None if they were refused."""
     (folder / "in").mkdir()
     source = folder / "in" / "rows.txt"
     source.write_text("".join(f"{line}\n" for line in hexed(made.rows)))
@@ -206,7 +206,7 @@ def test_what_one_job_writes_another_reads(spark: Any, tmp_path_factory: pytest.
 
 
 def test_types_pass_between_tasks_and_through_state(spark: Any, tmp_path: Path) -> None:
-    """A join by a decimal and a datetime in two zones, and the values of both sides."""
+    """A join uses a decimal and a datetime in two zones, and the values of both sides."""
     from onyxq.jobs.model import Join
 
     lines(tmp_path / "in", [{"n": n} for n in range(3)])
@@ -233,7 +233,7 @@ def test_types_pass_between_tasks_and_through_state(spark: Any, tmp_path: Path) 
 
 
 def test_options_of_inputs_are_all_that_spark_has(spark: Any) -> None:
-    """Of its own formats; another one would be refused for nothing."""
+    """This holds for Spark's own formats; a missing option would be refused wrongly."""
     packages = {
         "csv": "catalyst.csv.CSVOptions",
         "json": "catalyst.json.JSONOptions",

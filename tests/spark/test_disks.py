@@ -1,4 +1,4 @@
-"""Of the places that a job writes to, the one that is full is named."""
+"""If a job writes to several places, the full one is named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL = Failure("StreamingQueryException: terminated: java.io.IOException: No spa
 
 @pytest.fixture(autouse=True)
 def usage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full, one that is not, and one that nobody can ask."""
+    """Return the usage of a full disk, of one with room, and of one that cannot be asked."""
     rooms = {"/full": 3 << 10, "/empty": 1 << 30}
 
     def asked(path: str) -> Usage:
@@ -29,7 +29,7 @@ def usage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_place_that_is_full_is_named_with_what_it_is() -> None:
-    """As a path or a URI of one; others are not spoken of."""
+    """It is named as a path or a URI; other places are not mentioned."""
     places = {"its checkpoint": "file:///full", "output a": "/empty", "output b": "s3://bucket/b"}
     told = failures.with_full_disks(FULL, places)
     assert told.error == (
@@ -48,12 +48,12 @@ def test_the_place_that_is_full_is_named_with_what_it_is() -> None:
     ],
 )
 def test_what_is_not_known_to_be_so_is_not_said(failure: Failure, places: dict[str, str]) -> None:
-    """No place is full; there was another error; a user's own function wrote somewhere."""
+    """No place is full, there was another error, or a user's own function wrote elsewhere."""
     assert failures.with_full_disks(failure, places) == failure
 
 
 def test_a_quota_is_a_full_disk_too() -> None:
-    """Also where only the traceback tells."""
+    """This holds if only the traceback shows it."""
     said = evolve(FULL, error="FSError", traceback="Caused by: java.io.IOException: Disk quota exceeded")
     assert failures.with_full_disks(said, {"output a": "/full"}).error.startswith(
         "Disk quota exceeded: output a (/full) has 3 KiB"

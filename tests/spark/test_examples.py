@@ -1,4 +1,4 @@
-"""The examples in ``examples/jobs``: each runs with one command, is exact, and leaves nothing behind."""
+"""The examples in ``examples/jobs``: each runs with one command, is exact, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ CHECKED = {
         *("overlapping claims", "retries", "outcomes of claims", "the forged claim is found"),
     },
 }
-"""What each says that it has compared."""
+"""The comparisons that each example reports."""
 EXAMPLE_S_MAX = 900.0
-"""For a start or two of Spark and a job, on a machine that has other things to do."""
+"""Longest time for two starts of Spark and a job, on a busy machine."""
 END_S_MAX = 60.0
 
 
 @contextmanager
 def started(name: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """An example with a folder for all that it writes; told to end behind the test if it has not."""
+    """Start an example with a folder for all its files; end it after the test."""
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLES / name)],
         stdout=subprocess.PIPE,
@@ -55,7 +55,7 @@ def started(name: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """Processes that were started with this folder, and what is in it."""
+    """Return the processes that were started with this folder, and the folder's files."""
     said = f"TMPDIR={folder}".encode()
     found = [str(path) for path in folder.iterdir()]
     for entry in Path("/proc").glob("[0-9]*"):
@@ -71,7 +71,7 @@ def left_in(folder: Path) -> list[str]:
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("name", CHECKED)
 def test_an_example_is_exact(name: str, tmp_path: Path) -> None:
-    """It ends with code 0, says what it has compared, and leaves no process and no file."""
+    """It ends with code 0, reports its comparisons, and leaves no process and no file."""
     with started(name, tmp_path) as process:
         said, _ = process.communicate(timeout=EXAMPLE_S_MAX)
         assert process.returncode == 0, said
@@ -83,7 +83,7 @@ def test_an_example_is_exact(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("java")
 def test_an_example_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
-    """Neither its peer nor Spark outlives Ctrl-C, nor do their folders."""
+    """Its peer, Spark and their folders are gone after Ctrl-C."""
     with started("join_inputs.py", tmp_path) as process:
         assert process.stdout is not None
         while "submitted" not in (line := process.stdout.readline()):
@@ -106,7 +106,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_an_example_sees_what_differs(running: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row that is missing, one too many, one twice, nothing to compare with: each is told; order does not count."""
+    """A missing, additional or repeated row is reported, and so is an empty comparison; order does not count."""
     running.check("rows", ["b", "a"], ["a", "b"])
     assert capsys.readouterr().out == "exact: rows, 2 rows\n"
     for found, wanted, told in (
@@ -121,7 +121,7 @@ def test_an_example_sees_what_differs(running: Any, capsys: pytest.CaptureFixtur
 
 
 def test_an_example_that_fails_ends_with_code_1(running: Any) -> None:
-    """And with the reason as its last words."""
+    """The reason is its last output."""
 
     def wrong() -> None:
         running.check("rows", [], [1])
@@ -136,7 +136,7 @@ def test_an_example_that_fails_ends_with_code_1(running: Any) -> None:
 
 
 def test_every_example_is_told_and_tested() -> None:
-    """The page of the folder names each of its programs, and so does this module."""
+    """The folder's page names each program, and so does this module."""
     programs = {file.name for file in EXAMPLES.glob("*.py")} - {"running.py"}
     told = re.findall(r"^``(\w+\.py)``", (EXAMPLES / "README.rst").read_text("utf-8"), re.MULTILINE)
     assert programs == set(CHECKED) == set(told) - {"running.py"}

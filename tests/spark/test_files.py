@@ -1,4 +1,4 @@
-"""Files of a batch are shown once and whole, wherever writing, noting, committing or showing them breaks off."""
+"""Files of a batch become visible once and completely, wherever writing, recording or committing breaks off."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Breaking:
 
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Breaking]:
-    """Makes all that is done with files from now on fail after so many calls."""
+    """Make all file operations fail after a number of calls."""
     real = file_sink.located
 
     def install(calls: int) -> Breaking:
@@ -59,7 +59,7 @@ def folders(base: Path) -> list[Folder]:
 
 
 def write(outs: list[Folder], batch: int, value: Any) -> list[Written]:
-    """What two tasks of a batch write."""
+    """Write the files of two tasks of a batch."""
     found: list[Written] = []
     for part in range(2):
         staging = Staging({out.name: out for out in outs}, job=JOB, batch=batch, part=part)
@@ -70,24 +70,24 @@ def write(outs: list[Folder], batch: int, value: Any) -> list[Written]:
 
 
 def by_checkpoint(outs: list[Folder], batch: int, value: Any) -> None:
-    """A batch as a query commits it that nobody but Spark's checkpoint knows of."""
+    """Commit a batch like a query that only Spark's checkpoint knows."""
     names = write(outs, batch, value)
     mark = staged(outs, job=JOB, batch=batch) or stage(outs, names, job=JOB, batch=batch)
     publish(outs, job=JOB, batch=batch, mark=mark)
 
 
 def shown(base: Path) -> list[Any]:
-    """All segments that readers see, sorted."""
+    """Return all segments that readers see, sorted."""
     return sorted(written(base / "a") + written(base / "b"))
 
 
 def wanted(*values: Any) -> list[Any]:
-    """What batches of these values show."""
+    """Return the expected segments of these batches."""
     return sorted([value, name, part] for value in values for name in "ab" for part in range(2))
 
 
 def test_batches_are_shown_one_by_one(tmp_path: Path) -> None:
-    """A repeat of one shows nothing new; nothing else is left beside what was shown."""
+    """A repeat shows nothing new, and no other files are left."""
     outs = folders(tmp_path)
     by_checkpoint(outs, 0, "x")
     by_checkpoint(outs, 0, "x")
@@ -103,7 +103,7 @@ def test_batches_are_shown_one_by_one(tmp_path: Path) -> None:
 def test_a_batch_that_breaks_off_anywhere_is_shown_once_when_repeated(
     tmp_path: Path, breaking: Callable[[int], Breaking], steps: int
 ) -> None:
-    """Where the checkpoint alone decides: the repeat completes what was begun, or begins anew."""
+    """Here the checkpoint decides: the repeat completes the batch or starts it again."""
     outs = folders(tmp_path)
     by_checkpoint(outs, 0, "x")
     system = breaking(steps)
@@ -123,8 +123,10 @@ def test_a_batch_that_breaks_off_anywhere_is_shown_once_when_repeated(
 def test_what_the_log_has_taken_is_shown_and_nothing_else(
     tmp_path: Path, breaking: Callable[[int], Breaking], steps: int
 ) -> None:
-    """A driver that was replaced has noted the same batch and never hears that it was taken; a new one shows
-    what was, when it begins."""
+    """Only a batch in the log is shown, and a new driver shows it at its start.
+
+    A replaced driver has recorded the same batch and never learns that it was committed.
+    """
     outs = folders(tmp_path)
     taken = stage(outs, write(outs, 0, "taken"), job=JOB, batch=0)
     stage(outs, write(outs, 0, "refused"), job=JOB, batch=0)
@@ -140,7 +142,7 @@ def test_what_the_log_has_taken_is_shown_and_nothing_else(
 
 
 def test_what_a_failed_attempt_wrote_is_removed(tmp_path: Path) -> None:
-    """By itself if it can, with the next batch otherwise."""
+    """It removes them on its own if it can, otherwise with the next batch."""
     outs = folders(tmp_path)
     staging = Staging({out.name: out for out in outs}, job=JOB, batch=0, part=0)
     staging.add("a", msgpack.packb(1))
@@ -165,7 +167,7 @@ def test_what_a_failed_attempt_wrote_is_removed(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_format_cannot_hold_is_refused(tmp_path: Path, kind: str, segment: Any, said: str) -> None:
-    """With the output's name and the segment."""
+    """The error has the output's name and the segment."""
     folder = Folder("out", kind, str(tmp_path), {})
     with open(tmp_path / "file", "wb") as stream:
         with pytest.raises(BadRequest, match=f"output out: {said}"):
@@ -173,7 +175,7 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path, kind: str, segment
 
 
 def test_parquet_says_which_segments_do_not_fit(tmp_path: Path) -> None:
-    """And how to say what the columns are."""
+    """The error also says how to declare columns."""
     outs = {"out": Folder("out", "parquet", str(tmp_path), {})}
     staging = Staging(outs, job=JOB, batch=0, part=0)
     staging.add("out", msgpack.packb({"n": 1}))
@@ -184,7 +186,7 @@ def test_parquet_says_which_segments_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_folders_may_be_uris(tmp_path: Path) -> None:
-    """Of any file system that Arrow knows."""
+    """Any file system of Arrow works."""
     outs = [Folder("a", "json", f"file://{tmp_path}/a", {}), Folder("b", "json", f"file://{tmp_path}/b/", {})]
     by_checkpoint(outs, 0, "x")
     assert shown(tmp_path) == wanted("x")

@@ -1,4 +1,4 @@
-"""A region as one function does what its tasks do one by one; lineage, exceptions and lifecycles."""
+"""A region as one function gives the same as its tasks one by one; lineage, exceptions and lifecycles."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def single(fn: str, **more: Any) -> Job:
 
 
 def fused(job: Job) -> Fused:
-    """The only region of a job, as a worker gets it."""
+    """Return the only region of a job, as a worker gets it."""
     job = decode(encode(job))
     (stage,) = stages(job)
     ((region,),) = stage.sides
@@ -58,7 +58,7 @@ def values(found: list[Row]) -> list[Any]:
 @settings(max_examples=60)
 @given(jobs(), st.integers(0, 100))
 def test_a_region_does_what_its_tasks_do_one_by_one(job: Job, segment: int) -> None:
-    """Every way out of every entry gets what a plain interpreter gives, as often."""
+    """Every output of every entry gets the same segments as from a plain interpreter, equally often."""
     job = decode(encode(job))
     for stage in stages(job):
         for side in stage.sides:
@@ -74,7 +74,7 @@ def test_a_region_does_what_its_tasks_do_one_by_one(job: Job, segment: int) -> N
 @settings(max_examples=60)
 @given(jobs(), st.integers(0, 100))
 def test_lineages_are_of_their_source_differ_and_are_the_same_again(job: Job, segment: int) -> None:
-    """Whatever way segments took, and whoever computes them."""
+    """This holds for any path of a segment and any process."""
     for stage in stages(job):
         for side in stage.sides:
             for region in side:
@@ -88,7 +88,7 @@ def test_lineages_are_of_their_source_differ_and_are_the_same_again(job: Job, se
 
 
 def test_the_way_to_one_output_does_not_depend_on_who_else_is_waited_for() -> None:
-    """Regions of different stages give a segment the same lineage: its path is of the workflow's edges."""
+    """Regions of different stages give a segment the same lineage, because it follows the workflow's edges."""
     workflow = [("in", "f"), ("f", "a"), ("f", "b")]
     catalog = [
         Input("in", format="rate"),
@@ -102,7 +102,7 @@ def test_the_way_to_one_output_does_not_depend_on_who_else_is_waited_for() -> No
 
 
 def test_a_segment_may_be_for_one_task_alone() -> None:
-    """What a window's trigger emits to one of those behind it."""
+    """A window's trigger may emit to one of the later tasks."""
     workflow = [("in", "a"), ("in", "b")]
     catalog = [Input("in", format="rate"), *(Output(name, format="json", path=f"/{name}") for name in "ab")]
     region = fused(Job(workflow=workflow, catalog=catalog))
@@ -111,7 +111,7 @@ def test_a_segment_may_be_for_one_task_alone() -> None:
 
 
 def test_an_exception_names_task_segment_and_the_users_line() -> None:
-    """And nothing of ours that lies between."""
+    """No line of OnyxQ's code is in between."""
     with pytest.raises(TaskFailed) as caught:
         fused(single("no_fives")).segment(SOURCE, 5)
     failure = caught.value.failure
@@ -124,7 +124,7 @@ def test_an_exception_names_task_segment_and_the_users_line() -> None:
 
 
 def test_a_failure_is_found_in_a_text_that_quotes_its_exception() -> None:
-    """However much Spark says around it."""
+    """This holds for any text that Spark puts around it."""
     with pytest.raises(TaskFailed) as caught:
         fused(single("no_fives")).segment(SOURCE, 5)
     said = f"org.apache.spark.SparkException: ...\nonyxq.spark.failures.TaskFailed: {caught.value}\n\tat org..."
@@ -136,7 +136,7 @@ def test_a_failure_is_found_in_a_text_that_quotes_its_exception() -> None:
 
 
 def test_an_error_of_ours_is_told_from_its_name() -> None:
-    """What cannot be done is tried again unless it is hopeless."""
+    """An error is retried unless that is hopeless."""
     assert of_text("onyxq.errors.Unavailable: no leader\n") == Failure(
         "no leader", traceback="onyxq.errors.Unavailable: no leader\n", restart=True, code="unavailable"
     )
@@ -146,7 +146,7 @@ def test_an_error_of_ours_is_told_from_its_name() -> None:
 
 
 def test_an_exception_that_a_condition_takes_is_a_segment() -> None:
-    """The transform says which; the others go their way."""
+    """The transform makes the segment; other segments continue normally."""
     job = Job(
         workflow=[("in", "f"), ("f", "out"), ("f", "wrong")],
         catalog=[
@@ -175,14 +175,14 @@ def test_an_exception_that_a_condition_takes_is_a_segment() -> None:
     ],
 )
 def test_the_first_lifecycle_that_does_not_defer_decides(lifecycles: list[Lifecycle], restart: bool) -> None:
-    """Of those of the task, in the job's order; nobody asked: the job fails."""
+    """The task's lifecycles are asked in the job's order; without an answer the job fails."""
     with pytest.raises(TaskFailed) as caught:
         fused(single("no_fives", lifecycles=lifecycles)).segment(SOURCE, 5)
     assert caught.value.failure.restart is restart
 
 
 def test_a_policy_may_be_a_function() -> None:
-    """One that says what is no policy is the job's mistake."""
+    """An answer that is not a policy is an error of the job."""
     with pytest.raises(TaskFailed) as caught:
         fused(single("no_fives", lifecycles=[Lifecycle(on_exception=f"{HERE}:same")])).segment(SOURCE, 5)
     assert "lifecycles[0].on_exception said {" in caught.value.failure.error
@@ -190,7 +190,7 @@ def test_a_policy_may_be_a_function() -> None:
 
 
 def test_a_value_that_no_segment_holds_is_named_with_task_function_path_and_type() -> None:
-    """And with the segment that the function was given."""
+    """The segment that the function got is named too."""
     with pytest.raises(TaskFailed) as caught:
         fused(single("unpackable")).segment(SOURCE, 1)
     assert caught.value.failure.task == "f"
@@ -200,7 +200,7 @@ def test_a_value_that_no_segment_holds_is_named_with_task_function_path_and_type
 
 
 def test_a_function_that_is_not_there_is_named_with_its_field() -> None:
-    """Before any segment is looked at; no try helps."""
+    """This happens before any segment is processed; a retry does not help."""
     with pytest.raises(TaskFailed) as caught:
         fused(single("no_such"))
     assert caught.value.failure.task == "f"
@@ -213,7 +213,7 @@ def test_a_function_that_is_not_there_is_named_with_its_field() -> None:
 
 
 def test_a_shipped_function_is_loaded_where_it_runs() -> None:
-    """One that no other process could import."""
+    """The function could not be imported by another process."""
     pytest.importorskip("pyspark")
     secret = 41
 
@@ -227,7 +227,7 @@ def test_a_shipped_function_is_loaded_where_it_runs() -> None:
 
 
 def test_lifecycles_are_called_around_each_part_of_a_batch() -> None:
-    """For each of their tasks, before the first segment and behind the last."""
+    """They are called for each of their tasks, before the first segment and after the last."""
     CALLED.clear()
     lifecycles = [Lifecycle("f", before_batch=before, after_batch=after), Lifecycle("out", before_batch=before)]
     job = single("same", lifecycles=lifecycles)
@@ -239,7 +239,7 @@ def test_lifecycles_are_called_around_each_part_of_a_batch() -> None:
 
 
 def test_a_failure_of_a_hook_is_its_tasks() -> None:
-    """With the line of it."""
+    """The error has the line."""
     with pytest.raises(TaskFailed) as caught:
         list(fused(single("same", lifecycles=[Lifecycle("f", before_batch=f"{HERE}:words")])).batch([], {}))
     assert caught.value.failure.task == "f"
@@ -247,6 +247,6 @@ def test_a_failure_of_a_hook_is_its_tasks() -> None:
 
 
 def test_any_exception_of_the_driver_is_a_failure() -> None:
-    """One line that says which."""
+    """The failure is one line with the exception."""
     assert of_exception(OSError(28, "No space left on device")).error.endswith("No space left on device")
     assert of_exception(OSError(28, "No space left on device")).restart

@@ -1,4 +1,4 @@
-"""Checking history: every kind of damage is found where it was done, and what is sound is left alone."""
+"""The check of history finds every kind of damage at its place, and reports no correct history."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.long
 
 
 APART = 1_000
-"""Between the numbers of tasks of histories that are checked together."""
+"""Distance between the task numbers of histories that are checked together."""
 
 
 def aged(directory: Path) -> Path:
-    """The archive as if it had been written an hour ago."""
+    """Let the archive look an hour old."""
     then = time.time() - 3_600
     for file in directory.rglob("*.parquet"):
         os.utime(file, (then, then))
@@ -33,7 +33,7 @@ def aged(directory: Path) -> Path:
 
 
 def told(report: Report) -> Found:
-    """What a report names."""
+    """Return what a report names."""
     return {(one.rule, one.id, one.token) for one in report.first}
 
 
@@ -41,9 +41,12 @@ Damaged = tuple[list[Row], list[Row], list[Row]]
 
 
 def sound() -> Damaged:
-    """A history in which everything happens that may: retries, expiry, returns, a requeued dead letter, a cancelled
-    task, one that was never granted, keys in order, a log whose clock was set back, a completion that came to
-    light only after another worker had the task."""
+    """Return a correct history with everything that may happen.
+
+    It has retries, expiry, releases, a requeued dead letter, a cancelled task, one that was never granted, keys
+    in order, a log whose clock was set back, and a completion that was found only after another worker had the
+    task.
+    """
     tasks = [
         task(1, 10),
         task(2, 30, attempts=1, updates=2),
@@ -73,7 +76,7 @@ def sound() -> Damaged:
 
 
 def test_a_sound_history_is_clean(spark: Any, tmp_path: Path) -> None:
-    """Also if all of it is there twice, in two archives."""
+    """This holds even if all of it is in two archives."""
     tasks, claims, updates = sound()
     directories = [str(aged(write(tmp_path / name, tasks, claims, updates))) for name in ("a", "b")]
     report = check(spark, directories)
@@ -135,7 +138,7 @@ DAMAGE: dict[str, tuple[Callable[[Damaged], None], Found]] = {
 
 
 def moved(everything: Damaged, place: int) -> Damaged:
-    """The same history of tasks and keys of its own."""
+    """Return the same history with tasks and keys of its own."""
 
     def own(row: Row) -> Row:
         number = int(row["id"][-8:], 16)
@@ -147,20 +150,20 @@ def moved(everything: Damaged, place: int) -> Damaged:
 
 
 def brought_back(found: Found, place: int) -> Found:
-    """What was found of one of several histories in one archive."""
+    """Return the findings about one of several histories in one archive."""
     low, high = id_of(APART * place), id_of(APART * (place + 1))
     numbers = {one: int(one[1][-8:], 16) - APART * place for one in found if low <= one[1] < high}
     return {(one[0], id_of(number), one[2]) for one, number in numbers.items()}
 
 
 def together(histories: Sequence[Damaged]) -> Damaged:
-    """Histories as one, each with tasks and keys of its own."""
+    """Join histories, each with tasks and keys of its own."""
     parts = [moved(one, place) for place, one in enumerate(histories)]
     return [r for p in parts for r in p[0]], [r for p in parts for r in p[1]], [r for p in parts for r in p[2]]
 
 
 def test_damage_is_found(spark: Any, tmp_path: Path) -> None:
-    """Every kind, exactly where it was done; by Spark and by the plain check."""
+    """Every kind is found at its place, by Spark and by the plain check."""
     histories = []
     for do, _ in DAMAGE.values():
         histories.append(sound())
@@ -174,14 +177,14 @@ def test_damage_is_found(spark: Any, tmp_path: Path) -> None:
 
 
 def test_archived_just_now_is_not_judged_yet(spark: Any, tmp_path: Path) -> None:
-    """A task whose claims are about to be seen is not one without claims."""
+    """Claims of a new task may not be visible yet, so it does not count as one without claims."""
     report = check(spark, [str(write(tmp_path, [task(1, 10, updates=3)]))])
     assert report.clean
     assert not check(spark, [str(aged(tmp_path))]).clean
 
 
 def test_a_report_names_the_first_offenders_of_many(spark: Any, tmp_path: Path) -> None:
-    """Counts are whole."""
+    """Counts are of all offenders."""
     tasks = [task(number, 10) for number in range(30)]
     report = check(spark, [str(aged(write(tmp_path, tasks)))], first=4)
     assert report.counts[UNCLAIMED] == 30
@@ -189,7 +192,7 @@ def test_a_report_names_the_first_offenders_of_many(spark: Any, tmp_path: Path) 
 
 
 def test_another_directory_is_refused(spark: Any, tmp_path: Path) -> None:
-    """With what an archive has."""
+    """The error says what an archive has."""
     with pytest.raises(NotFound, match="is no archive of tasks"):
         check(spark, [str(tmp_path)])
 
@@ -203,7 +206,7 @@ TOKENS_DRAWN = st.integers(1, 9)
 
 @st.composite
 def histories(draw: st.DrawFn) -> Damaged:
-    """Small histories, sound and unsound: few tasks, tokens and times, so that all sorts of things coincide."""
+    """Small histories, correct and wrong, with few tasks, tokens and times, so that many things coincide."""
     tasks = []
     for number in draw(st.lists(NUMBERS, max_size=5)):
         state = draw(st.sampled_from(("completed", "completed", "failed", "cancelled")))
@@ -247,7 +250,7 @@ def histories(draw: st.DrawFn) -> Damaged:
 def test_any_history_is_judged_as_by_the_plain_check(
     spark: Any, tmp_path_factory: pytest.TempPathFactory, drawn: list[Damaged]
 ) -> None:
-    """Many small ones in one archive."""
+    """Many small ones are in one archive."""
     directory = aged(write(tmp_path_factory.mktemp("drawn"), *together(drawn)))
     found = told(check(spark, [str(directory)], first=100_000))
     for place, one in enumerate(drawn):

@@ -1,4 +1,4 @@
-"""The archive held against the log: what either says alone is found, exactly, and what is sound is left alone."""
+"""The archive compared with the log: differences are found exactly, and correct ones are not reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOUR_S = 3_600
 
 
 def granted(position: int, *runs: tuple[int, int], at: int = 0, verdict: str = "applied", queue: str = "") -> Row:
-    """A record that grants runs of tasks: the number of the first, and how many."""
+    """Return a record that grants runs of tasks: the number of the first, and how many."""
     grant = {"worker": "w", "lease_ms": 1, "runs": [{"first": id_of(first), "count": count} for first, count in runs]}
     args = {"partition": 3, "epoch": 1, "grants": [grant]} | ({"queue": queue} if queue else {})
     entry = "grant_limited_claims" if queue else "grant_claims"
@@ -37,7 +37,7 @@ def granted(position: int, *runs: tuple[int, int], at: int = 0, verdict: str = "
 
 
 def other(position: int, at: int = 0) -> Row:
-    """A record of something else."""
+    """Return a record of something else."""
     return _row(position, "release_claims", {"partition": 3, "releases": []}, at, "applied")
 
 
@@ -47,7 +47,7 @@ def _row(position: int, entry: str, args: Any, at: int, verdict: str) -> Row:
 
 
 def write_log(directory: Path, rows: Sequence[Row], first: int, last: int, *, old_s: int = HOUR_S) -> Path:
-    """A file of the table of records, as if it had been written some time ago."""
+    """Write a file of the table of records that looks old enough."""
     file = directory / "records" / f"day={day_of(MS)}" / f"{first:019d}-{last:019d}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
     columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema_of(RECORDS)]
@@ -58,7 +58,7 @@ def write_log(directory: Path, rows: Sequence[Row], first: int, last: int, *, ol
 
 
 def listed(file: Path, *numbers: int) -> str:
-    """What ``task list --all --json`` prints."""
+    """Return the output of ``task list --all --json``."""
     file.write_text("".join(json.dumps({"id": id_of(number), "queue": "q"}) + "\n" for number in numbers))
     return str(file)
 
@@ -78,7 +78,7 @@ def tasks_and_claims() -> tuple[list[Row], list[Row]]:
 
 
 def records() -> list[Row]:
-    """The log of that, and of what it cannot be blamed for."""
+    """Return the log of these claims, and records that are irrelevant for them."""
     return [
         granted(10, (1, 1), (3, 1)),
         granted(20, (2, 1)),
@@ -92,7 +92,7 @@ def records() -> list[Row]:
 
 
 def test_a_log_that_agrees_is_clean(spark: Any, tmp_path: Path) -> None:
-    """Refused grants, grants of tasks that go on, and claims outside the log's records are nobody's fault."""
+    """Refused grants, grants of unfinished tasks, and claims outside the log's records are not faults."""
     tasks, claims = tasks_and_claims()
     tasks.append(task(5, 90))
     claims.append(claim(5, 90, 0, 1_000))
@@ -103,14 +103,14 @@ def test_a_log_that_agrees_is_clean(spark: Any, tmp_path: Path) -> None:
     report = check(spark, [str(tmp_path)], live=[live])
     assert report.clean, report.first
     assert report.grants == 8
-    # Twice, in two places: each counts once.
+    # They are in two places and count once.
     write_log(tmp_path / "more", rows[:4], 0, 27)
     report = check(spark, [str(tmp_path)], records=[str(tmp_path / "more")], live=[live])
     assert (report.clean, report.grants) == (True, 8)
 
 
 def test_what_the_log_and_the_archive_do_not_agree_on_is_found(spark: Any, tmp_path: Path) -> None:
-    """A claim that was never granted, an archived task's claim that is missing, tasks that are nowhere."""
+    """Found are a claim that was never granted, a missing claim of an archived task, and missing tasks."""
     tasks, claims = tasks_and_claims()
     lost = [one for one in claims if (one["id"], one["token"]) not in {(id_of(2), 20), (id_of(4), 40)}]
     invented = claim(3, 5, -5_000, -4_000, outcome="failed", until=7)
@@ -135,7 +135,7 @@ def test_what_the_log_and_the_archive_do_not_agree_on_is_found(spark: Any, tmp_p
 
 
 def test_a_completion_under_a_token_that_the_log_does_not_know_is_found(spark: Any, tmp_path: Path) -> None:
-    """The archive alone is consistent: only the log tells that nobody was given the task."""
+    """The archive alone is consistent: only the log shows that the task was never granted."""
     aged(write(tmp_path, [task(1, 12)], [claim(1, 12, 0, 1_000)]))
     assert check(spark, [str(tmp_path)]).grants is None
     write_log(tmp_path, [granted(10, (1, 1)), other(12)], 0, 20)
@@ -144,7 +144,7 @@ def test_a_completion_under_a_token_that_the_log_does_not_know_is_found(spark: A
 
 
 def test_what_is_no_table_of_records_is_refused(spark: Any, tmp_path: Path) -> None:
-    """And a list without one, which could not say anything."""
+    """A task list without such a table is refused, because it could show nothing."""
     archive = str(aged(write(tmp_path / "a", [task(1, 10)], [claim(1, 10, 0, 1_000)])))
     with pytest.raises(NotFound, match="no table of the log's records") as caught:
         check(spark, [archive], records=[str(tmp_path)])

@@ -1,4 +1,4 @@
-"""The archive of a cluster that lived through faults is clean; and no longer once a file is lost."""
+"""The archive of a cluster with faults is correct, and not any more once a file is lost."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.long
 SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)
 ARCHIVES = ("task_archive", "record_archive")
 PASSED_S = 90.0
-"""In which whatever may be purged is."""
+"""Time in which everything that may be purged is purged."""
 KEYED, PLAIN = 12, 40
 
 
 async def work(world: World) -> None:
-    """Tasks with and without keys, worked off by who fails, forgets, gives back and moves; leaders die meanwhile."""
+    """Process tasks with and without keys by workers that fail, forget, release and move; leaders die meanwhile."""
     async with world.client() as recording:
         client = recording.client
         await client.set_queue("q", retention_ms=5_000, archive=True)
@@ -61,14 +61,14 @@ async def work(world: World) -> None:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What was left of it."""
+    """The archive of this."""
     directory = tmp_path_factory.mktemp("tasks")
     simulate(work, seed=4, options=evolve(SHORT, **dict.fromkeys(ARCHIVES, str(directory))))
     return aged(directory)
 
 
 def test_a_real_history_holds(spark: Any, archive: Path) -> None:
-    """With retries, expired claims and keys in it, though its clocks are hardly allowed to differ."""
+    """It has retries, expired claims and keys, and its clocks may hardly differ."""
     report = check(spark, [str(archive)], apart_ms=1_000)
     assert report.clean, report.first
     assert (report.tasks, report.updates > report.tasks) == (PLAIN + KEYED, True)
@@ -80,7 +80,7 @@ def test_a_real_history_holds(spark: Any, archive: Path) -> None:
 
 
 def test_a_lost_file_of_claims_is_noticed(spark: Any, archive: Path, tmp_path: Path) -> None:
-    """Each of its tasks has no claim any more."""
+    """Each of its tasks lacks a claim."""
     lost = sorted((archive / "claims").rglob("*.parquet"))[0]
     ids = set(dataset.dataset(lost).to_table(columns=["id"])["id"].to_pylist())
     kept = lost.rename(tmp_path / lost.name)

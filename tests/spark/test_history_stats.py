@@ -1,4 +1,4 @@
-"""Figures of history: what Spark sums up is what the rows say, and the pictures are pictures."""
+"""Figures of history: Spark's sums equal those of the rows, and the charts are images."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def rows() -> tuple[list[Row], list[Row]]:
 
 
 def figures(found: Stats, queue: str, hour: str | None) -> Figures:
-    """Of one queue and hour, or all hours."""
+    """Return the figures of one queue and hour, or of all hours."""
     (one,) = [one for one in (*found.queues, *found.hours) if (one.queue, one.hour) == (queue, hour)]
     return one
 
 
 @pytest.fixture(scope="module")
 def found(machine: Any, tmp_path_factory: pytest.TempPathFactory) -> Stats:
-    """Of an archive that is there twice."""
+    """Return the figures of an archive that is there twice."""
     directories = [str(write(tmp_path_factory.mktemp(name), *rows())) for name in ("a", "b")]
     return stats(machine, directories)
 
 
 def test_waits_run_times_and_retries_are_told_by_hour(found: Stats) -> None:
-    """A first claim waits since the task was due, a later one since it was put off to, or since the last end."""
+    """A first claim waits from the due time, a later one from its retry time or from the last end."""
     first = figures(found, "q", "2026-11-21T00:00Z")
     waits = [*(100 * number for number in range(1, 10)), 50, 400]
     assert (first.claims, first.retries) == (11, 1)
@@ -64,21 +64,21 @@ def test_waits_run_times_and_retries_are_told_by_hour(found: Stats) -> None:
 
 
 def test_a_claim_whose_end_is_unknown_has_no_run_time(found: Stats) -> None:
-    """It counts all the same."""
+    """It is counted as a claim."""
     assert figures(found, "other", "2026-11-21T02:00Z") == Figures(
         "other", "2026-11-21T02:00Z", 1, 0, {}, Times(*[2 * HOUR_MS] * 4), Times(None, None, None, None)
     )
 
 
 def test_all_hours_of_a_queue_are_summed_up(found: Stats) -> None:
-    """Each queue once, and nothing of several queues."""
+    """Each queue is there once, and there are no sums over queues."""
     assert [one.queue for one in found.queues] == ["other", "q"]
     whole = figures(found, "q", None)
     assert (whole.claims, whole.retries, whole.wait.longest_ms) == (12, 2, HOUR_MS + 7 - 32_400)
 
 
 def test_pictures_are_drawn(found: Stats, tmp_path: Path) -> None:
-    """PNG files of a reasonable size; none of nothing."""
+    """They are PNG files of a reasonable size; without figures there are none."""
     files = draw(found, tmp_path / "plots")
     assert [file.name for file in files] == ["waits.png", "runs.png", "claims.png", "retries.png"]
     for file in files:
@@ -90,7 +90,7 @@ def test_pictures_are_drawn(found: Stats, tmp_path: Path) -> None:
 
 
 def test_ticks_are_times_that_people_say() -> None:
-    """A handful, whatever the range."""
+    """There are a few for any range."""
     for low in (0.001, 0.02, 5, 400):
         for factor in (1.05, 4, 1_000, 1_000_000):
             ticks = _ticks(low, low * factor)
@@ -100,7 +100,7 @@ def test_ticks_are_times_that_people_say() -> None:
 
 
 def test_a_month_of_hours_is_drawn(tmp_path: Path) -> None:
-    """As outlines, and queues that are left out are no trouble."""
+    """They are outlines, and queues may be left out."""
     times = Times(20, 100, 200, 5_000)
     hours = [f"2026-11-{1 + place // 24:02d}T{place % 24:02d}:00Z" for place in range(2 * BARS_MAX)]
     queues = [f"q{place}" for place in range(QUEUES_MAX + 2)]
@@ -111,7 +111,7 @@ def test_a_month_of_hours_is_drawn(tmp_path: Path) -> None:
 
 @pytest.fixture
 def commands_share(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have commands use the tests' session."""
+    """Let commands use the tests' session."""
 
     @contextmanager
     def shared(master: str, *, memory: str = "") -> Iterator[Any]:
@@ -122,7 +122,7 @@ def commands_share(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("commands_share")
 def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As tables and as JSON; a broken history is exit code 1, and the report names the task."""
+    """They print tables and JSON; a wrong history gives exit code 1, and the report names the task."""
     tasks, claims = rows()
     claims = [one for one in claims if one["token"] != 110]
     directory = str(aged(write(tmp_path / "archive", tasks[:-1], claims)))

@@ -1,4 +1,4 @@
-"""A Spark home that starts fast: built once, by whoever comes first, for what is installed."""
+"""A Spark home for fast starts, built once for the installed versions by the first process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("java")
 
 
 def test_a_home_has_the_installed_programs_and_no_zip(tmp_path: Path) -> None:
-    """Workers find PySpark where Python does; a second look finds the same home."""
+    """Workers find PySpark where Python does; a second call finds the same home."""
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     found = home.find_home(environment)
     assert found.path.parent == tmp_path / "onyxq" / "spark"
@@ -28,7 +28,7 @@ def test_a_home_has_the_installed_programs_and_no_zip(tmp_path: Path) -> None:
 
 
 def test_homes_of_what_is_gone_go_when_one_is_made(tmp_path: Path) -> None:
-    """Those of thrown away environments do; those of others that are installed stay, and so do other files."""
+    """Homes of deleted environments are removed; those of installed ones and other files stay."""
     folder = tmp_path / "onyxq" / "spark"
     for name, jars in (("gone", tmp_path / "nowhere"), ("other", tmp_path), ("strange", None)):
         (folder / name).mkdir(parents=True)
@@ -39,14 +39,14 @@ def test_homes_of_what_is_gone_go_when_one_is_made(tmp_path: Path) -> None:
 
 
 def test_a_home_of_the_users_own_is_used_as_it_is(tmp_path: Path) -> None:
-    """Without an archive, which belongs to the installed jars."""
+    """No archive is used, because it belongs to the installed jars."""
     found = home.find_home({"SPARK_HOME": str(tmp_path)})
     assert (found.path, found.archive, home.build_archive(found)) == (tmp_path, None, False)
 
 
 @pytest.mark.long
 def test_builders_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """Four at once make one home, whole."""
+    """Four builders at once make one complete home."""
     program = "from onyxq.spark import home; print(home.find_home().path)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]
@@ -65,7 +65,7 @@ def test_an_archive_that_is_being_built_is_not_built_twice(tmp_path: Path) -> No
 
 
 def test_an_archive_that_is_there_is_not_built_again(tmp_path: Path) -> None:
-    """Whoever built it."""
+    """This holds for any builder."""
     found = home.find_home({"XDG_CACHE_HOME": str(tmp_path)})
     assert found.archive is not None
     found.archive.write_bytes(b"")
@@ -73,7 +73,7 @@ def test_an_archive_that_is_there_is_not_built_again(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With what to install."""
+    """The error says what to install."""
     assert home.missing() is None
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)

@@ -1,4 +1,4 @@
-"""The Spark process beside a peer: orders, events, and that nothing outlives it."""
+"""The Spark process of a peer: orders, events, and its complete end."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.spark.host_world import HostProcess, alive, gone, host_process, on_sm
 from tests.spark.job_world import HERE, lines_job, written
 
 FORKING = "-m\0onyxq.spark.daemon"
-"""What forks the workers of jobs, in its command."""
+"""Part of the command of the process that forks the workers of jobs."""
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java")]
 
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where lifecycles note that they were called."""
+    """File in which lifecycles record their calls."""
     return tmp_path_factory.mktemp("notes")
 
 
 @pytest.fixture(scope="module")
 def host(java: None, tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Iterator[HostProcess]:
-    """One host for the tests that leave it alive."""
+    """One host for the tests that do not end it."""
     work = tmp_path_factory.mktemp("host")
     with host_process(work, environment={"SPARK_TEST_NOTES": str(notes)}) as found:
         found.event("up")
@@ -45,7 +45,7 @@ def job_of(folder: Path, fn: str, name: str, text: str = "a b\nc\n", **params: o
 
 
 def test_a_job_runs_to_its_end_and_tells_of_it(host: HostProcess, tmp_path: Path) -> None:
-    """Ready, progress, completed: each with job and version."""
+    """It reports ready, progress and completed, each with job and version."""
     host.start(job_of(tmp_path, "words", "whole"), version=7)
     assert host.event("ready", "failed", job="whole")["version"] == 7
     progress = host.event("progress", "failed", job="whole")["progress"]
@@ -57,7 +57,7 @@ def test_a_job_runs_to_its_end_and_tells_of_it(host: HostProcess, tmp_path: Path
 
 
 def test_lifecycles_are_called_around_job_and_batch(host: HostProcess, tmp_path: Path, notes: Path) -> None:
-    """By the workers, for the task that they name."""
+    """Workers call them for the task that they name."""
     note = f"{HERE}:note"
     around = Lifecycle("f", before_job=note, after_job=note, before_batch=note, after_batch=note)
     host.start(evolve(job_of(tmp_path, "words", "noted"), lifecycles=(around,)))
@@ -66,14 +66,14 @@ def test_lifecycles_are_called_around_job_and_batch(host: HostProcess, tmp_path:
 
 
 def test_a_job_runs_in_a_pool_of_its_own(host: HostProcess, tmp_path: Path) -> None:
-    """So that the scheduler can weigh it against others."""
+    """So the scheduler can weigh it against others."""
     host.start(job_of(tmp_path, "pool", "pooled"))
     assert host.event("completed", "failed", job="pooled")["event"] == "completed"
     assert [one["pool"] for one in written(tmp_path / "out")] == ["job-pooled", "job-pooled"]
 
 
 def test_a_function_that_fails_is_told_with_its_segment(host: HostProcess, tmp_path: Path) -> None:
-    """And that no other try helps, unless a lifecycle says so."""
+    """The report says that a retry does not help, unless a lifecycle says otherwise."""
     job = job_of(tmp_path, "fail", "failing", "fine\nfail\n")
     host.start(job)
     failed = host.event("failed", "completed", job="failing")
@@ -86,7 +86,7 @@ def test_a_function_that_fails_is_told_with_its_segment(host: HostProcess, tmp_p
 
 
 def test_a_module_that_is_not_there_is_named(host: HostProcess, tmp_path: Path) -> None:
-    """With the field of the job, and what to do."""
+    """The error has the job's field and what to do."""
     job = job_of(tmp_path, "words", "lost")
     host.start(evolve(job, catalog=(job.catalog[0], Function("f", "no_such_module:fn"), job.catalog[2])))
     failed = host.event("failed", "completed", job="lost")
@@ -95,7 +95,7 @@ def test_a_module_that_is_not_there_is_named(host: HostProcess, tmp_path: Path) 
 
 
 def test_a_job_is_stopped_while_its_function_sleeps(host: HostProcess, tmp_path: Path) -> None:
-    """Another goes on meanwhile; an order for another version changes nothing."""
+    """Another job continues; an order for another version changes nothing."""
     host.start(job_of(tmp_path, "hold", "held", until=str(tmp_path / "never")), version=3)
     host.event("ready", job="held")
     host.order("stop", "held", 2)
@@ -110,7 +110,7 @@ def test_a_job_is_stopped_while_its_function_sleeps(host: HostProcess, tmp_path:
 
 
 def test_a_full_disk_of_the_checkpoint_is_named_and_the_job_goes_on_once_there_is_room(tmp_path: Path) -> None:
-    """The failure is one that another try may mend; what the first try left half written is no hindrance."""
+    """A retry may help; the incomplete files of the first attempt do not disturb it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     with host_process(tmp_path, inside=on_small_disk(disk, "512k"), checkpoints=str(disk)) as host:
@@ -126,8 +126,10 @@ def test_a_full_disk_of_the_checkpoint_is_named_and_the_job_goes_on_once_there_i
 
 
 def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_where_it_is_told_to(tmp_path: Path) -> None:
-    """All versions of it and nothing else; one that cannot be deleted ends no host.  A host whose virtual machine
-    hangs says no more that it is alive."""
+    """All its versions are deleted, and nothing else; a failed deletion does not end the host.
+
+    A host whose virtual machine hangs stops its sign of life.
+    """
     kept = tmp_path / "kept"
     with host_process(tmp_path, checkpoints=str(kept), alive_s=0.2) as host:
         host.event("up")
@@ -152,7 +154,7 @@ def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_where_it_is_told_to(t
 
 
 def test_the_end_of_stdin_ends_everything(tmp_path: Path) -> None:
-    """At once: the virtual machine, Python's daemon in a group of its own, a worker inside a user's function."""
+    """The virtual machine, Python's daemon in its own group, and a worker inside a user's function end at once."""
     with host_process(tmp_path) as host:
         host.event("up")
         host.start(job_of(tmp_path, "hold", "held", until=str(tmp_path / "never")))
@@ -165,7 +167,7 @@ def test_the_end_of_stdin_ends_everything(tmp_path: Path) -> None:
 
 
 def test_a_host_that_is_to_be_warm_has_all_processes_of_a_job_before_it_is_up(tmp_path: Path) -> None:
-    """What forks workers has loaded what they need; a job after it starts no other such process."""
+    """The forking process has loaded the modules; a later job starts no other such process."""
     with host_process(tmp_path, warm=True) as host:
         host.event("up")
         forking = [pid for pid in _daemons(host.family()) if _parent(pid) not in _daemons(host.family())]
@@ -181,7 +183,7 @@ def test_a_host_that_is_to_be_warm_has_all_processes_of_a_job_before_it_is_up(tm
 
 
 def test_the_death_of_the_virtual_machine_is_told_and_ends_the_host(tmp_path: Path) -> None:
-    """With exit code 1, for the peer to start another."""
+    """Its exit code is 1, so the peer starts another host."""
     with host_process(tmp_path) as host:
         host.event("up")
         family = host.family()
@@ -192,7 +194,7 @@ def test_the_death_of_the_virtual_machine_is_told_and_ends_the_host(tmp_path: Pa
 
 
 def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path) -> None:
-    """Its virtual machine sees the end of its own stdin, and the workers theirs."""
+    """Its virtual machine sees the end of its stdin, and the workers that of theirs."""
     with host_process(tmp_path) as host:
         host.event("up")
         host.start(job_of(tmp_path, "words", "whole"))

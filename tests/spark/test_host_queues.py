@@ -1,4 +1,4 @@
-"""Jobs from queues to queues and files on a host beside a cluster: committed once, whoever says what again."""
+"""Jobs from queues to queues and files on a host: every batch is committed once, whatever is repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java")]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[JobsCluster]:
-    """Three nodes; the tests are the drivers of its jobs."""
+    """Three nodes; the tests act as drivers of its jobs."""
     with jobs_cluster() as found:
         found.append(*(set_slots.Args(peer, 8) for peer in sorted(found.replica.ring.members)))
         yield found
@@ -40,7 +40,7 @@ def client(cluster: JobsCluster) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where hosts work, and keep their checkpoints."""
+    """Directory of hosts and their checkpoints."""
     return tmp_path_factory.mktemp("work")
 
 
@@ -53,7 +53,7 @@ def host(java: None, cluster: JobsCluster, work: Path) -> Iterator[HostProcess]:
 
 
 def submitted(cluster: JobsCluster, name: str, folder: Path) -> tuple[Job, bytes]:
-    """A job that is in the log: numbers of a queue and the one after each, to a queue and to files."""
+    """Submit a job: the numbers of a queue, and the one after each, to a queue and to files."""
     job = Job(
         id=name,
         workflow=[("in", "f"), ("f", "queue"), ("f", "files")],
@@ -71,7 +71,7 @@ def submitted(cluster: JobsCluster, name: str, folder: Path) -> tuple[Job, bytes
 
 
 def drive(host: HostProcess, cluster: JobsCluster, name: str, body: bytes, *, sealed: tuple[str, ...] = ()) -> int:
-    """Order the job as the log has it; its version."""
+    """Order the job as it is in the log; return its version."""
     known = cluster.job(name)
     host.order(
         "start",
@@ -92,12 +92,12 @@ def enqueue(client: Client, name: str, numbers: range) -> None:
 
 
 def image(numbers: range) -> list[int]:
-    """What the job makes of them."""
+    """Return the job's output for them."""
     return sorted(one for number in numbers for one in (number, number + 1))
 
 
 def came_out(client: Client, name: str, folder: Path) -> tuple[list[Any], list[Any]]:
-    """What is in the queue and in the files."""
+    """Return the contents of the queue and of the files."""
     queue = sorted(json.loads(task.data) for task in client.list_all(f"{name}-out"))
     return queue, sorted(written(folder / "files"))
 
@@ -105,7 +105,7 @@ def came_out(client: Client, name: str, folder: Path) -> tuple[list[Any], list[A
 def test_a_sealed_queue_is_worked_off_and_the_job_completed(
     host: HostProcess, cluster: JobsCluster, client: Client, tmp_path: Path
 ) -> None:
-    """Each segment's image once in the queue and once in the files; the log has batch and offsets."""
+    """Each output is once in the queue and once in the files; the log has batch and offsets."""
     _, body = submitted(cluster, "whole", tmp_path)
     enqueue(client, "whole", range(700))
     version = drive(host, cluster, "whole", body)
@@ -121,7 +121,7 @@ def test_a_sealed_queue_is_worked_off_and_the_job_completed(
 def test_a_batch_that_the_log_has_and_spark_forgot_is_repeated_without_effect(
     host: HostProcess, cluster: JobsCluster, client: Client, tmp_path: Path, work: Path
 ) -> None:
-    """Its tasks are read again though they are done; then the job goes on."""
+    """Its tasks are read again although they are completed; then the job continues."""
     _, body = submitted(cluster, "again", tmp_path)
     enqueue(client, "again", range(300))
     version = drive(host, cluster, "again", body)
@@ -141,7 +141,7 @@ def test_a_batch_that_the_log_has_and_spark_forgot_is_repeated_without_effect(
 def test_without_its_checkpoint_a_job_goes_on_from_the_log(
     host: HostProcess, cluster: JobsCluster, client: Client, tmp_path: Path, work: Path
 ) -> None:
-    """As on a peer that never drove it; files of the last batch that were not shown yet are."""
+    """It continues as on a new peer; files of the last batch that were not visible yet become so."""
     _, body = submitted(cluster, "afresh", tmp_path)
     enqueue(client, "afresh", range(300))
     version = drive(host, cluster, "afresh", body)
@@ -160,7 +160,7 @@ def test_without_its_checkpoint_a_job_goes_on_from_the_log(
 def test_a_driver_that_was_replaced_commits_nothing(
     host: HostProcess, cluster: JobsCluster, client: Client, tmp_path: Path
 ) -> None:
-    """Neither tasks nor files; what it had claimed is its successor's when it is given back."""
+    """It commits neither tasks nor files; its successor gets its claimed tasks after their release."""
     _, body = submitted(cluster, "stale", tmp_path)
     drive(host, cluster, "stale", body)
     host.event("ready", job="stale")

@@ -1,4 +1,4 @@
-"""Every kind of input through one branch, two branches, and a cut beside an output: each segment exactly once."""
+"""Every kind of input with one branch, two branches, and a cut beside an output: each segment exactly once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def client(cluster: JobsCluster) -> Iterator[Client]:
 
 
 def job_of(shape: str, sources: list[Input], folder: Path) -> Job:
-    """A job of that shape; its outputs are JSON in folders that are called like them."""
+    """Return a job of that shape; its outputs are JSON in folders of the same names."""
     edges = [(source.name, "f") for source in sources] + [("f", "rows")]
     catalog: list[Any] = [*sources, Function("f", f"{HERE}:number")]
     names, windows = ["rows"], []
@@ -77,7 +77,7 @@ def job_of(shape: str, sources: list[Input], folder: Path) -> Job:
 
 
 def filled(spark: Any, kind: str, folder: Path, numbers: range) -> Input:
-    """An input of a kind that gives these numbers."""
+    """Make an input of a kind with these numbers."""
     source = folder / f"in-{numbers.start}"
     frame = spark.range(numbers.start, numbers.stop, 1, 2).selectExpr("id as n")
     if kind == "text":
@@ -88,7 +88,7 @@ def filled(spark: Any, kind: str, folder: Path, numbers: range) -> Input:
 
 
 def inputs(spark: Any, client: Client, kind: str, shape: str, folder: Path) -> list[Input]:
-    """One input that gives all numbers, or two that give a part of them each."""
+    """Return one input with all numbers, or two inputs with a part each."""
     parts = [NUMBERS[:100], NUMBERS[100:]] if shape == "two inputs" else [NUMBERS]
     if kind != "queue":
         return [filled(spark, kind, folder, part) for part in parts]
@@ -119,7 +119,7 @@ def run_queues(spark: Any, cluster: JobsCluster, client: Client, job: Job, folde
 def test_each_segment_arrives_once_on_every_branch(
     spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path, kind: str, shape: str
 ) -> None:
-    """One source may be used several times in a plan; what it gave is committed once."""
+    """A plan may use one source several times; its input is committed once."""
     job = job_of(shape, inputs(spark, client, kind, shape, tmp_path), tmp_path)
     if kind == "queue":
         run_queues(spark, cluster, client, job, tmp_path)
@@ -136,7 +136,7 @@ def test_each_segment_arrives_once_on_every_branch(
 
 
 def test_a_row_that_goes_to_several_stages_counts_once(spark: Any, tmp_path: Path) -> None:
-    """In the progress that is shown; Spark counts it once for each."""
+    """This is about the displayed progress; Spark counts it once for each stage."""
     job = job_of("a cut and an output", [filled(spark, "json", tmp_path, NUMBERS)], tmp_path)
     body = encode(job)
     setting = Setting(version=1, slots=2, checkpoint=str(tmp_path / "checkpoint"), connect=None)

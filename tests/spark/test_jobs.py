@@ -1,4 +1,4 @@
-"""Jobs compiled to queries and run: what comes out is what goes in, by the job's functions, once."""
+"""Jobs compiled to queries and run: the output is the input after the job's functions, exactly once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def words_of(found: list[Any]) -> Counter[str]:
 
 
 def test_files_in_files_out(spark: Any, tmp_path: Path) -> None:
-    """Every line of every file, split; nothing hidden is left in the output but what a repeat needs."""
+    """Every line of every file is split; only the files that a repeat needs are hidden in the output."""
     job = lines_job(tmp_path, Function("split", f"{HERE}:words"))
     for place, line in enumerate(LINES):
         (tmp_path / "in" / f"{place}.txt").write_text(line + "\n")
@@ -41,7 +41,7 @@ def test_files_in_files_out(spark: Any, tmp_path: Path) -> None:
 
 
 def test_what_was_read_is_not_read_again(spark: Any, tmp_path: Path) -> None:
-    """The next run goes on behind the last batch, under the next version too; batches are numbered on."""
+    """The next run continues after the last batch, also under the next version; numbers of batches continue."""
     job = lines_job(tmp_path, Function("split", f"{HERE}:words"))
     (tmp_path / "in" / "a.txt").write_text("a b\n")
     run(spark, job, tmp_path)
@@ -53,7 +53,7 @@ def test_what_was_read_is_not_read_again(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_fresh_checkpoint_of_what_the_log_recorded_goes_on_behind_it(spark: Any, tmp_path: Path) -> None:
-    """On a peer that has nothing else: the files that were read are known, and batches numbered on."""
+    """On a new peer, the files that were read are known, and numbers of batches continue."""
     job = lines_job(tmp_path, Function("split", f"{HERE}:words"))
     (tmp_path / "in" / "a.txt").write_text("a b\n")
     first = run(spark, job, tmp_path)
@@ -67,7 +67,7 @@ def test_a_fresh_checkpoint_of_what_the_log_recorded_goes_on_behind_it(spark: An
 
 
 def test_a_batch_that_was_not_committed_is_planned_anew(spark: Any, tmp_path: Path) -> None:
-    """What Spark noted beyond the log's last batch is dropped; its files were never shown, and are not lost."""
+    """Spark's records beyond the log's last batch are deleted; its files were never visible and are read again."""
     job = lines_job(tmp_path, Function("split", f"{HERE}:fail_once", {"flag": str(tmp_path / "flag")}))
     (tmp_path / "in" / "a.txt").write_text("a b\n")
     with pytest.raises(Exception, match="the first time it fails"):
@@ -113,7 +113,7 @@ def test_branches_conditions_and_all_formats(spark: Any, tmp_path: Path) -> None
 
 
 def test_csv_and_parquet_are_read(spark: Any, tmp_path: Path) -> None:
-    """With columns of any type as Python's values, which an output with the same schema takes."""
+    """Columns of any type become Python values, which an output with the same schema accepts."""
     source = tmp_path / "source"
     frame = spark.sql(
         "select 1 as n, date'2020-02-03' as d, timestamp'1970-01-01 00:00:02' as t, 1.50 as x, array(1) as l"
@@ -143,7 +143,7 @@ def test_csv_and_parquet_are_read(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_failure_names_the_task_the_segment_and_the_line(spark: Any, tmp_path: Path) -> None:
-    """As the driver finds it in what Spark reports."""
+    """The driver finds them in Spark's report."""
     job = lines_job(tmp_path, Function("check", f"{HERE}:fail"))
     (tmp_path / "in" / "a.txt").write_text("fine\nplease fail\n")
     with pytest.raises(Exception, match="told to fail") as caught:
@@ -157,7 +157,7 @@ def test_a_failure_names_the_task_the_segment_and_the_line(spark: Any, tmp_path:
 
 
 def test_an_output_that_cannot_hold_a_segment_is_named(spark: Any, tmp_path: Path) -> None:
-    """Like a task that failed; what else the batch wrote is not shown."""
+    """It is named like a failed task; other output of the batch is not visible."""
     job = lines_job(tmp_path, Function("text", f"{HERE}:words"))
     job = evolve(job, catalog=(*job.catalog[:-1], Output("out", format="text", path=str(tmp_path / "out"))))
     (tmp_path / "in" / "a.txt").write_text("a b\n")
@@ -169,7 +169,7 @@ def test_an_output_that_cannot_hold_a_segment_is_named(spark: Any, tmp_path: Pat
 
 
 def test_formats_that_are_not_there_say_so(spark: Any, tmp_path: Path) -> None:
-    """For inputs what brings them, for outputs which there are."""
+    """For inputs the error names the missing package, for outputs the existing formats."""
     wrong = Job(
         workflow=[("in", "out")],
         catalog=[Input("in", format="nosuch"), Output("out", format="json", path=str(tmp_path))],
@@ -194,7 +194,7 @@ def test_formats_that_are_not_there_say_so(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_jobs_share_of_the_session_changes_while_it_runs(spark: Any) -> None:
-    """The fair scheduler's pool has the job's slots as its weight, from one moment to the next."""
+    """The pool's weight in the fair scheduler is the job's slots, and changes at once."""
     pools.enter(spark, "some", 2)
     assert pools.weight(spark, "some") == 2
     pools.share(spark, "some", 7)
@@ -220,7 +220,7 @@ def counting_job(folder: Path) -> Job:
 
 
 def test_windows_speak_when_all_inputs_have_ended(spark: Any, tmp_path: Path) -> None:
-    """What was counted is kept from batch to batch, under another version too, and said once at the end."""
+    """Counts are kept between batches, also under another version, and output once at the end."""
     job = counting_job(tmp_path)
     (tmp_path / "in" / "a.txt").write_text("\n".join(LINES))
     at = run(spark, job, tmp_path)

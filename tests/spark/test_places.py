@@ -1,4 +1,4 @@
-"""Inputs and places that need more than Spark alone: what is missing is named before a query starts."""
+"""Inputs and places that need additional packages: the missing one is named before a query starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 
 
 def test_kafka_without_its_jars_names_them(spark: Any, tmp_path: Path) -> None:
-    """Of this Spark's version; nothing was started, no checkpoint begun."""
+    """The names are for this version of Spark; nothing was started or created."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"}
     job = Job(
         workflow=[("in", "out")],
@@ -40,12 +40,12 @@ def test_kafka_without_its_jars_names_them(spark: Any, tmp_path: Path) -> None:
 
 
 def test_formats_of_outputs_are_those_that_can_be_written() -> None:
-    """As jobs are checked before anybody has Spark."""
+    """Jobs are checked against them without Spark."""
     assert sorted(WRITERS) == list(OUTPUT_FORMATS)
 
 
 def test_a_scheme_that_spark_cannot_open_is_told(spark: Any, tmp_path: Path) -> None:
-    """With what brings it; paths and what Spark has pass."""
+    """The error names the needed package; paths and Spark's own schemes are accepted."""
     check_place(spark, str(tmp_path), field="checkpoint")
     check_place(spark, tmp_path.as_uri(), field="checkpoint")
     for place, needed in (
@@ -62,7 +62,7 @@ def test_a_scheme_that_spark_cannot_open_is_told(spark: Any, tmp_path: Path) -> 
 
 
 def test_places_are_those_of_arrow(tmp_path: Path) -> None:
-    """Under Arrow's names of schemes; one that it lacks is told."""
+    """Schemes have Arrow's names; an unknown one is reported."""
     (tmp_path / "a").write_bytes(b"x")
     system, path = located(f"{tmp_path.as_uri()}/")
     assert system.get_file_info(f"{path}/a").type == fs.FileType.File
@@ -73,7 +73,7 @@ def test_places_are_those_of_arrow(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_spark_cannot_open_fails_the_job_at_once(java: None, tmp_path: Path) -> None:
-    """And is not tried again; one that is a URI works like a path."""
+    """It is not retried; a checkpoint with a URI works like a path."""
     job = lines_job(tmp_path, Function("f", f"{HERE}:words"))
     (tmp_path / "in" / "a.txt").write_text("a b\n")
     (tmp_path / "host").mkdir()

@@ -1,4 +1,4 @@
-"""Queues as source and sink of Spark: each input becomes one output, whatever dies, comes twice or is replaced."""
+"""Queues as source and sink of Spark: each input becomes one output, whatever dies or is repeated or replaced."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pipe(spark: Any, cluster: JobsCluster, folder: Path, between: Callable[[Any]
 
 
 def once(folder: Path, doing: Callable[[], None]) -> Callable[[Any], None]:
-    """Does something the first time that an executor comes by."""
+    """Do something at the first call by an executor."""
     mark = str(folder / "done once")
 
     def between(batch: Any) -> None:
@@ -66,7 +66,7 @@ def once(folder: Path, doing: Callable[[], None]) -> Callable[[Any], None]:
 
 
 def test_each_task_becomes_one(spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path) -> None:
-    """In as few runs as it came; the input is completed with the batch, and the log knows how far the job is."""
+    """It has as few runs as before; the input is completed with the batch, and the log has the job's progress."""
     one = pipe(spark, cluster, tmp_path)
     wanted = filled(client, one.source, 3_500)
     said = one.run(max_rows=2_000)
@@ -81,7 +81,7 @@ def test_each_task_becomes_one(spark: Any, cluster: JobsCluster, client: Client,
 def test_a_batch_that_spark_repeats_counts_once(
     spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path
 ) -> None:
-    """Its tasks are completed, and read again; the next batch follows it."""
+    """Its tasks are completed and read again; the next batch follows."""
     one = pipe(spark, cluster, tmp_path)
     wanted = filled(client, one.source, 1_200)
     one.run()
@@ -96,7 +96,7 @@ def test_a_batch_that_spark_repeats_counts_once(
 def test_of_two_queues_one_may_have_nothing_new(
     spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path
 ) -> None:
-    """What Spark notes of it again was completed with an earlier batch."""
+    """Its offsets in Spark were completed with an earlier batch."""
     one = pipe(spark, cluster, tmp_path)
     one.second = f"{one.source}-second"
     wanted = filled(client, one.source, 300) + filled(client, one.second, 200)
@@ -112,7 +112,7 @@ def test_of_two_queues_one_may_have_nothing_new(
 def test_a_commit_that_raises_after_it_took_effect_counts(
     spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path
 ) -> None:
-    """The query fails; started again it finds that the batch was committed."""
+    """The query fails; after a restart it finds that the batch was committed."""
     mark = str(tmp_path / "raised")
 
     def raising() -> type:
@@ -150,7 +150,7 @@ def test_a_commit_that_raises_after_it_took_effect_counts(
 def test_a_writer_that_is_killed_leaves_nothing_behind(
     spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path
 ) -> None:
-    """The batch is repeated, in other partitions too."""
+    """The batch is repeated, with other partitions too."""
     one = pipe(spark, cluster, tmp_path, between=once(tmp_path, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     wanted = filled(client, one.source, 2_000)
     one.fail(slots=2, max_rows=2_000)
@@ -161,7 +161,7 @@ def test_a_writer_that_is_killed_leaves_nothing_behind(
 
 
 def test_a_driver_that_was_replaced_commits_nothing(spark: Any, pair: JobsCluster, tmp_path: Path) -> None:
-    """Its query fails; its successor goes on from the log alone, and each task becomes one."""
+    """Its query fails; its successor continues from the log alone, and each task becomes one."""
     with pair.client() as client:
         one = pipe(spark, pair, tmp_path)
         wanted = filled(client, one.source, 500)
@@ -176,7 +176,7 @@ def test_a_driver_that_was_replaced_commits_nothing(spark: Any, pair: JobsCluste
         other = one.anew(tmp_path / "other")
         batches = 0
         while state_counts(client, one.source, ("total", "completed")) != [1_200, 1_200]:
-            said = other.run()  # which finds nothing until the zombie's leases have run out
+            said = other.run()  # which finds nothing until the leases of the replaced driver expire
             batches += sum(progress["numInputRows"] > 0 for progress in said)
         assert drained(client, one.target)[0] == more
         assert pair.job(one.job.id).batch == batches
@@ -188,7 +188,7 @@ def test_a_driver_that_was_replaced_commits_nothing(spark: Any, pair: JobsCluste
 def test_a_stream_without_a_job_completes_what_it_has_done(
     spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path
 ) -> None:
-    """The last batch too; rows need a payload only."""
+    """This includes the last batch; rows need only a payload."""
     from onyxq.spark.datasource import register
 
     register(spark)
@@ -207,7 +207,7 @@ def test_a_stream_without_a_job_completes_what_it_has_done(
 
 
 def test_a_frame_is_written_whole_and_once_under_a_name(spark: Any, cluster: JobsCluster, client: Client) -> None:
-    """Columns say what tasks say; a repeat under the same name changes nothing."""
+    """Columns have the attributes of tasks; a repeat under the same name changes nothing."""
     from onyxq.spark.datasource import register
 
     register(spark)
@@ -229,7 +229,7 @@ def test_a_frame_is_written_whole_and_once_under_a_name(spark: Any, cluster: Job
 
 
 def test_tasks_are_read_as_they_are(spark: Any, cluster: JobsCluster, client: Client) -> None:
-    """Of one state or all, in several partitions; nothing is claimed."""
+    """They are of one state or all, in several partitions; no task is claimed."""
     from onyxq.spark.datasource import register
 
     register(spark)
@@ -245,7 +245,7 @@ def test_tasks_are_read_as_they_are(spark: Any, cluster: JobsCluster, client: Cl
 
 
 def test_what_cannot_be_written_is_said_before_anything_is(spark: Any, cluster: JobsCluster) -> None:
-    """Columns and options by name."""
+    """Wrong columns and options are named."""
     from onyxq.spark.datasource import register
 
     register(spark)

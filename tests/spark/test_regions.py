@@ -1,4 +1,4 @@
-"""A workflow is cut only where there is state: stages, regions, and what each holds."""
+"""A workflow is cut only at tasks with state: stages, regions, and their contents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAME = "tests.spark.tasks:same"
 
 
 def job_of(workflow: str, *cuts: str) -> Job:
-    """The job of edges like ``a-b b-c``: i is an input, o an output, the ``cuts`` are reduces, others functions."""
+    """Return a job of edges like ``a-b b-c``: i is an input, o an output, ``cuts`` are reduces, others functions."""
     edges = [(edge[0], edge[2]) for edge in workflow.split()]
     kinds = {"i": lambda name: Input(name, format="rate"), "o": lambda name: Output(name, format="json", path="/x")}
     names = dict.fromkeys(name for edge in edges for name in edge)
@@ -23,7 +23,7 @@ def job_of(workflow: str, *cuts: str) -> Job:
 
 
 def test_a_job_without_state_is_one_region() -> None:
-    """However many tasks and branches there are."""
+    """This holds for any number of tasks and branches."""
     (stage,) = stages(job_of("i-a a-b a-c b-d c-d d-o a-o"))
     ((region,),) = stage.sides
     assert stage.task is None
@@ -33,7 +33,7 @@ def test_a_job_without_state_is_one_region() -> None:
 
 
 def test_a_reduce_cuts_the_workflow() -> None:
-    """What flows in is one stage, what flows out of it goes on to the outputs."""
+    """The input side is one stage, and the output side continues to the outputs."""
     before, after = stages(job_of("i-a a-r r-b b-o", "r"))
     assert before.task == "r"
     assert [region.tasks for side in before.sides for region in side] == [("a",)]
@@ -42,7 +42,7 @@ def test_a_reduce_cuts_the_workflow() -> None:
 
 
 def test_each_way_out_of_an_input_has_the_tasks_that_lead_there_alone() -> None:
-    """A function before both a reduce and an output is in both regions, others are in one."""
+    """A function before a reduce and an output is in both regions, others are in one."""
     to_reduce, to_outputs = stages(job_of("i-a a-b b-r a-c c-o r-o", "r"))
     assert [region.tasks for side in to_reduce.sides for region in side] == [("a", "b")]
     assert [(region.entry, region.tasks) for side in to_outputs.sides for region in side] == [
@@ -73,7 +73,7 @@ def test_a_join_has_two_sides() -> None:
 @settings(max_examples=60)
 @given(jobs())
 def test_stages_follow_each_other(job: Job) -> None:
-    """What a stage's regions begin with is an input, or the cut of a stage before it."""
+    """A stage's regions start with an input, or with the cut of an earlier stage."""
     known = {task.name for task in job.catalog if isinstance(task, Input)}
     order = ordered(job)
     for stage in stages(job):
@@ -89,7 +89,7 @@ def test_stages_follow_each_other(job: Job) -> None:
 @settings(max_examples=60)
 @given(jobs())
 def test_every_edge_out_of_the_stateless_part_is_wanted_once(job: Job) -> None:
-    """Over all stages, if a segment can take it at all; joins and reduces alike."""
+    """This holds over all stages for edges that a segment can take; joins and reduces alike."""
     wanted = [edge for stage in stages(job) for side in stage.sides for region in side for edge in region.wanted]
     entries = {
         (region.entry, edge)

@@ -1,4 +1,4 @@
-"""Values written to Parquet, JSON, CSV and text come back as they were, or are refused with the output's name."""
+"""Values written to Parquet, JSON, CSV and text are equal when read, or refused with the output's name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIELD = re.compile(r'("(?:[^"]|"")*"|[^,"]*)(?:,|$)')
 
 
 class Kept(io.BytesIO):
-    """A file whose bytes outlive it."""
+    """A file whose bytes are kept after its close."""
 
     data = b""
 
@@ -66,7 +66,7 @@ def from_parquet(data: bytes) -> list[Any]:
 
 
 def from_text(kind: Any) -> Callable[[Any], Any]:
-    """Return what reads the text of a value, by the standard library alone."""
+    """Return a reader of the text of a value that uses only the standard library."""
     if types.is_timestamp(kind):
         return datetime.datetime.fromisoformat
     if types.is_date(kind):
@@ -109,7 +109,7 @@ def test_columns_of_parquet(made: Rows) -> None:
 @EXAMPLES
 @given(rows(nested=True, astray=False, least=1))
 def test_what_fits_its_columns_is_not_refused(made: Rows) -> None:
-    """By Parquet and JSON, which hold all types of columns."""
+    """This is about Parquet and JSON, which have all types of columns."""
     assert file_of("parquet", made.rows, made.arrow) is not None
     assert file_of("json", made.rows, made.arrow) is not None
 
@@ -117,7 +117,7 @@ def test_what_fits_its_columns_is_not_refused(made: Rows) -> None:
 @EXAMPLES
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), values(), max_size=3), max_size=4))
 def test_columns_of_parquet_that_are_found(found: list[Any]) -> None:
-    """Without a schema: those of all rows together."""
+    """Without a schema, the columns are those of all rows together."""
     data = file_of("parquet", found)
     assert data is None or alike(from_parquet(data), found)
 
@@ -125,7 +125,7 @@ def test_columns_of_parquet_that_are_found(found: list[Any]) -> None:
 @EXAMPLES
 @given(st.lists(values(), max_size=4))
 def test_lines_of_json(found: list[Any]) -> None:
-    """Without a schema: what JSON holds itself."""
+    """Without a schema, values are those of JSON."""
     data = file_of("json", found)
     assert data is None or alike([json.loads(line) for line in data.decode().split("\n")[:-1]], found)
 
@@ -133,7 +133,7 @@ def test_lines_of_json(found: list[Any]) -> None:
 @EXAMPLES
 @given(rows(nested=True))
 def test_columns_of_json(made: Rows) -> None:
-    """With a schema, by which the text of a value is read."""
+    """With a schema, the text of a value is read by its type."""
     data = file_of("json", made.rows, made.arrow)
     if data is not None:
         lines = [json.loads(line) for line in data.decode().split("\n")[:-1]]

@@ -1,4 +1,4 @@
-"""Secrets among Spark's settings are in no argument of a process: every user of the machine reads those."""
+"""Secrets among Spark's settings are in no process argument, because every user of the machine can read those."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ kill_machine(machine_of(session))
 
 
 def test_no_setting_is_an_argument_of_the_virtual_machine(tmp_path: Path) -> None:
-    """It reads them from a private file, which is gone once it is up, and has them as they were given."""
+    """It reads them from a private file, which is deleted once it is up, with unchanged values."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -51,7 +51,7 @@ def test_no_setting_is_an_argument_of_the_virtual_machine(tmp_path: Path) -> Non
 
 
 def test_properties_are_one_line_each() -> None:
-    """Whatever the value has in it: a line of its own would be a setting of its own."""
+    """This holds for any value: a second line would be another setting."""
     assert properties({"spark.a": "1\nspark.b=2", "spark.c": "x y"}) == (
         b"spark.a=1\\u000aspark.b\\u003d2\nspark.c=x\\u0020y\n"
     )

@@ -1,4 +1,4 @@
-"""What is written and how: ids from lineage in runs, segments as tasks, options checked; without Spark."""
+"""Written tasks: ids from lineage in runs, segments as tasks, checked options; without Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUT = QueueOutput("out")
 
 
 def share(*, partitions: int = 16, now_ms: int = NOW_MS) -> Share:
-    """A share whose own ids are always the same."""
+    """Return a share whose own ids are always the same."""
     numbers = count(7)
     return Share(partitions=partitions, now_ms=now_ms, random_64=lambda: next(numbers))
 
@@ -52,7 +52,7 @@ def made(found: list[list[Any]]) -> dict[bytes, bytes]:
 
 
 def test_tasks_of_consecutive_sources_are_consecutive() -> None:
-    """One run for each way that segments come by; they go to one partition together."""
+    """There is one run for each path of segments; the runs go to one partition together."""
     one = share()
     for lineage in reversed(lineages(100, 50)):
         for ordinal in range(3):
@@ -64,7 +64,7 @@ def test_tasks_of_consecutive_sources_are_consecutive() -> None:
 
 
 def test_the_same_lineages_are_the_same_tasks_however_they_are_spread() -> None:
-    """Neither the writer, nor the order, nor the pieces play a part."""
+    """Neither writer, order nor pieces matter."""
     rows = [(lineage, b"payload %d" % place) for place, lineage in enumerate(lineages(0, 30) + lineages(5, 9, maker=2))]
     whole, parts, backwards = share(), [share(), share()], share()
     for place, (lineage, payload) in enumerate(rows):
@@ -79,7 +79,7 @@ def test_the_same_lineages_are_the_same_tasks_however_they_are_spread() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(0, 3)), unique=True, max_size=60))
 def test_different_lineages_are_different_tasks(given_rows: list[tuple[int, int, int]]) -> None:
-    """Each keeps its payload, in whatever company."""
+    """Each keeps its payload in any batch."""
     one = share()
     payloads = {}
     for counter, maker, path in given_rows:
@@ -90,7 +90,7 @@ def test_different_lineages_are_different_tasks(given_rows: list[tuple[int, int,
 
 
 def test_two_outputs_of_one_segment_are_two_tasks() -> None:
-    """The output is part of the way."""
+    """The output is part of the path."""
     one = share()
     for name in ("a", "b"):
         one.add(OUT, b"x", lineage=lineages(0, 1)[0], name=name)
@@ -108,7 +108,7 @@ def test_a_lineage_that_comes_twice_is_refused() -> None:
 
 
 def test_rows_without_lineage_lie_in_runs_over_several_partitions() -> None:
-    """Made by this writer, at the time of writing."""
+    """They are made by this writer, at the time of writing."""
     one = share()
     for place in range(10_000):
         one.add(OUT, b"%d" % place)
@@ -127,7 +127,7 @@ def test_a_piece_has_its_limits_and_takes_any_task_alone() -> None:
 
 
 def test_keys_decide_about_partitions_and_delays_about_times() -> None:
-    """A keyed task is a run of its own; a lineage of long ago says nothing of when a task is due."""
+    """A task with a key is a run of its own; an old lineage does not affect the due time."""
     one = share()
     for lineage in lineages(0, 5):
         one.add(QueueOutput("out", 4, delay_ms=500), b"x", lineage=lineage, key="k")
@@ -143,7 +143,7 @@ def test_keys_decide_about_partitions_and_delays_about_times() -> None:
 
 
 def test_bytes_stay_bytes_and_the_rest_is_json() -> None:
-    """With the field that is the ordering key, if the output has one."""
+    """One field is the ordering key, if the output has one."""
     for size in (0, 3, 300, 70_000):
         assert task_of(OUT, msgpack.packb(bytes(size)), "o")[1:] == (bytes(size), None)
     output, payload, key = task_of(OUT, msgpack.packb({"a": [1, "ü"]}), "o")
@@ -164,7 +164,7 @@ def test_bytes_stay_bytes_and_the_rest_is_json() -> None:
 
 
 def test_bodies_become_arrow_batches_with_lineage() -> None:
-    """Payloads as they were enqueued; lineages differ from ids in time and maker, and not in their counters."""
+    """Payloads are unchanged; lineages differ from ids in time and maker, but not in their counters."""
     bodies = []
     for maker, form in ((1, "json"), (2, "bytes")):
         header = {"queue": "q", "format": form} if form == "json" else {"queue": "q"}
@@ -195,7 +195,7 @@ def test_runs_are_spread_evenly_and_joined() -> None:
 
 
 def test_offsets_are_recorded_without_claims_and_still_tell_batches_apart(tmp_path: Path) -> None:
-    """What Spark wrote of other sources stays as it is, and queues are told as it tells them: it compares texts."""
+    """Spark's offsets of other sources are unchanged; those of queues have its text form, because it compares texts."""
     claims = [[make_id(1, 0, 7, 0).hex(), 5, 9]]
     queue = {"onyxq": 1, "n": 3, "time_ms": NOW_MS, "claims": claims, "digest": digest_of(claims)}
     text = "\n".join(["v1", '{"batchWatermarkMs":0}', json.dumps(queue), '{"logOffset":4}', "-"])
@@ -208,7 +208,7 @@ def test_offsets_are_recorded_without_claims_and_still_tell_batches_apart(tmp_pa
 
 
 def test_a_queue_that_is_used_twice_in_a_plan_has_claimed_its_tasks_once() -> None:
-    """Spark notes its offset once for each use."""
+    """Spark records its offset once for each use."""
     claims = [[make_id(1, 0, 7, 0).hex(), 5, 9]]
     queue = {"onyxq": 1, "n": 3, "time_ms": NOW_MS, "claims": claims, "digest": digest_of(claims)}
     other = queue | {"digest": "another"}
@@ -220,7 +220,7 @@ def test_a_queue_that_is_used_twice_in_a_plan_has_claimed_its_tasks_once() -> No
 
 
 def test_options_name_what_is_wrong() -> None:
-    """With what was expected, or the nearest name."""
+    """The error says what was expected, or the most similar name."""
     good = {"connect": "127.0.0.1:1", "queue": "q"}
     cases: list[tuple[Any, dict[str, str], str]] = [
         (read_options, {}, "queue"),
@@ -246,7 +246,7 @@ def test_options_name_what_is_wrong() -> None:
 
 
 def test_options_have_defaults_and_ignore_case() -> None:
-    """As Spark hands them over."""
+    """Spark passes them in this form."""
     found = read_options({"Connect": "127.0.0.1:1", "QUEUE": "q", "job": "j", "version": "4"}, streaming=True)
     assert (found.queue, found.worker, found.max_rows, found.lease_ms) == ("q", "job/j/4", 10_000, 60_000)
     wanted = write_options({"CONNECT": "127.0.0.1:1", "queue": "x", "delay_ms": "5"})
@@ -254,7 +254,7 @@ def test_options_have_defaults_and_ignore_case() -> None:
 
 
 def test_a_job_does_not_commit_again_what_the_log_had_when_its_query_began() -> None:
-    """Spark repeats it if its own log lacks it; nobody is asked, and nothing is written."""
+    """Spark repeats it if its own log lacks it; no request is sent, and nothing is written."""
     options = {"connect": "127.0.0.1:1", "job": "j", "version": "3", "checkpoint": "/nowhere", "committed": "7"}
     sink = Routed({}, options | {"outputs": '{"o": {"queue": "q"}}'})
     for batch in (6, 7):

@@ -1,4 +1,4 @@
-"""What Spark plays and replays side by side is what one process would have."""
+"""Seeds played and dumps replayed by Spark in parallel give the same as in one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 
 def test_seeds_are_played_as_they_are_here(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each once, with the same end; more of them than run at a time."""
+    """Each is played once with the same result; there are more than run at a time."""
     monkeypatch.setattr(on_spark_module, "SEEDS_OF_TASK_MAX", 2)
     seeds = range(3, 10)
     found = {one.seed: one for one in run_on_spark(spark, "explorer", seeds)}
@@ -30,13 +30,13 @@ def test_seeds_are_played_as_they_are_here(spark: Any, monkeypatch: pytest.Monke
 
 
 def test_a_seed_that_breaks_is_told_with_its_replay(spark: Any) -> None:
-    """A workload that there is not breaks in the process that plays it."""
+    """An unknown workload breaks in the process that plays it."""
     (found,) = run_on_spark(spark, "no such workload", [5])
     assert isinstance(found, Result) and found.checker == "no errors"
     assert found.replay == "onyxq simulate --workload no such workload --seed 5"
 
 
 def test_files_of_an_archive_are_replayed(spark: Any, tmp_path: Path) -> None:
-    """With the same sum as one after the other."""
+    """The sum is the same as one after the other."""
     some = pieces(whole(generated_world(seed=33, records=300, check=False), tmp_path))
     assert summed(some, on_spark(spark, some)) == summed(some, map(replayed, some))

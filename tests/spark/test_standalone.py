@@ -25,7 +25,7 @@ def cluster(java: None, tmp_path: Path) -> Iterator[Standalone]:
 
 
 def test_a_job_goes_on_when_a_worker_of_the_cluster_dies(cluster: Standalone, tmp_path: Path) -> None:
-    """Nothing but the master's name is different; what was half done on the dead worker is done by the other."""
+    """Only the master's name differs; unfinished work of the dead worker is done by the other."""
     until = tmp_path / "go"
     held = Function("hold", f"{HERE}:hold_first", {"started": str(tmp_path / "started"), "until": str(until)})
     job = lines_job(tmp_path, held, Function("where", f"{HERE}:where"))

@@ -1,4 +1,4 @@
-"""Windows and joins of jobs on Spark: they say what they should, with their state in Spark's store."""
+"""Windows and joins of jobs on Spark: their outputs are right, with their state in Spark's store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT_S = 180.0
 
 
 def lines(folder: Path, name: str, segments: list[Segment]) -> None:
-    """A file of JSON lines, there whole or not at all."""
+    """Write a file of JSON lines that appears completely or not at all."""
     folder.mkdir(exist_ok=True)
     whole = folder.parent / f"{name}.part"
     whole.write_text("".join(json.dumps(one) + "\n" for one in segments))
@@ -41,18 +41,18 @@ def lines(folder: Path, name: str, segments: list[Segment]) -> None:
 
 
 def last_batch(at: Path) -> int:
-    """The number of the last batch that was committed; -1 without one."""
+    """Return the number of the last committed batch; -1 without one."""
     return max((int(file.name) for file in (at / "commits").glob("[0-9]*")), default=-1)
 
 
 def say_the_rest(spark: Any, job: Job, folder: Path, at: Path) -> None:
-    """Run a job of which all has been read once more, with the end of its inputs noted."""
+    """Run a job again whose input was all read, with the end of its inputs recorded."""
     end_of_input.note(str(at))
     run(spark, job, folder, version=int(at.name), batch=last_batch(at))
 
 
 def clicks(folder: Path) -> tuple[Job, list[Segment]]:
-    """A job that counts by second and user and sums by user, and what it is given in three batches."""
+    """Return a job that counts by second and user and sums by user, and its input in three batches."""
     rng = random.Random(5)
     batches = [
         [
@@ -91,7 +91,7 @@ def clicks(folder: Path) -> tuple[Job, list[Segment]]:
 
 
 def added(segments: list[Segment], key: Callable[[Segment], Any], value: Callable[[Segment], int]) -> Counter[Any]:
-    """Values added up by key."""
+    """Return sums of values by key."""
     found: Counter[Any] = Counter()
     for one in segments:
         found[key(one)] += value(one)
@@ -99,7 +99,7 @@ def added(segments: list[Segment], key: Callable[[Segment], Any], value: Callabl
 
 
 def test_windows_of_files_over_several_batches(spark: Any, tmp_path: Path) -> None:
-    """Each second of each user is said once, at the latest when the input has ended; parts of sums add up."""
+    """Each second of each user is output once, at the latest at the end of the input; parts of sums add up."""
     job, segments = clicks(tmp_path)
     at, body = tmp_path / "checkpoints" / job.id / "1", encode(job)
     setting = Setting(version=1, slots=2, checkpoint=str(at), connect=None)
@@ -123,7 +123,7 @@ def test_windows_of_files_over_several_batches(spark: Any, tmp_path: Path) -> No
 
 
 def test_late_segments_are_counted(spark: Any, tmp_path: Path) -> None:
-    """Each batch that brings segments tells how many were late so far; what is late is dropped."""
+    """Each batch reports how many segments were late so far; late segments are dropped."""
     job, segments = clicks(tmp_path)
     at, body = tmp_path / "checkpoints" / job.id / "1", encode(job)
     late = [
@@ -147,7 +147,7 @@ def test_late_segments_are_counted(spark: Any, tmp_path: Path) -> None:
 
 
 def test_state_is_as_it_was_after_a_failure(spark: Any, tmp_path: Path) -> None:
-    """A batch that fails has changed nothing; the next version goes on from the copied checkpoint, exactly."""
+    """A failed batch has changed nothing; the next version continues exactly from the copied checkpoint."""
     job, segments = clicks(tmp_path)
     own = Aggregation(f"{HERE}:nothing", f"{HERE}:sum_or_fail")
     path = str(tmp_path / "flag")
@@ -174,7 +174,7 @@ def test_state_is_as_it_was_after_a_failure(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_join_of_files(spark: Any, tmp_path: Path) -> None:
-    """Each order finds its customer; those that have none are said at the end."""
+    """Each order is joined with its customer; orders without one are output at the end."""
     lines(tmp_path / "a", "0.json", [{"id": n, "customer": n % 7} for n in range(20)])
     lines(tmp_path / "b", "0.json", [{"customer": n, "name": f"c{n}"} for n in range(6)])
     job = Job(
@@ -198,7 +198,7 @@ def test_a_join_of_files(spark: Any, tmp_path: Path) -> None:
 
 
 def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: Any, tmp_path: Path) -> None:
-    """What a timer says needs no other segment; what only the end says comes once that is noted."""
+    """A timer's output needs no other segment; the output at the end comes once the end is recorded."""
     lines(tmp_path / "in", "0.json", [{"user": "a"}, {"user": "b"}, {"user": "a"}])
     job = Job(
         id="timers",
@@ -232,7 +232,7 @@ def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: An
 
 @pytest.mark.parametrize("groups", [1, 7, 16])
 def test_each_group_has_a_partition_of_its_own(spark: Any, groups: int) -> None:
-    """However Spark hashes the names of groups, no two share a partition, so no slot has twice the work."""
+    """For any hash of the groups' names, no two groups share a partition, so no slot has double work."""
     named = spark.createDataFrame([(label,) for label in labels(groups)], "grp int").repartition(groups, "grp")
     placed = {row["place"] for row in named.selectExpr("spark_partition_id() AS place").collect()}
     assert len(placed) == groups
