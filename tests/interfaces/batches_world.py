@@ -1,4 +1,4 @@
-"""A cluster in a thread of the test process, with a job in its log whose driver is the test."""
+"""A cluster in a thread of the test process, with a job whose driver is the test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _names = count(1)
 
 
 class JobsCluster:
-    """See the module's first paragraph; made by `jobs_cluster`."""
+    """A cluster in a thread, made by `jobs_cluster`."""
 
     def __init__(self, cluster: LocalCluster, token: trio.lowlevel.TrioToken) -> None:
         self.cluster = cluster
@@ -47,7 +47,7 @@ class JobsCluster:
 
     @property
     def replica(self) -> Replica:
-        """What the first node knows."""
+        """Return the first node's replica."""
         return self.node.replica
 
     def client(self) -> Client:
@@ -55,15 +55,15 @@ class JobsCluster:
         return Client(self.cluster.addresses)
 
     def run(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Do something in the cluster's thread."""
+        """Run a function in the cluster's thread."""
         return trio.from_thread.run(call, trio_token=self._token)
 
     def append(self, *entries: Any) -> Sequence[str]:
-        """Append entries; their verdicts."""
+        """Append entries; return their verdicts."""
         return self.run(lambda: self.node.verdicts(list(entries)))[1]
 
     def start_job(self, name: str = "") -> Job:
-        """A job that runs, driven by one of the peers in name only."""
+        """Start a job that only formally has one of the peers as its driver."""
         name = name or f"job-{next(_names)}"
         peers = sorted(self.replica.ring.members)
         self.append(*(set_slots.Args(peer, 8) for peer in peers))
@@ -78,7 +78,7 @@ class JobsCluster:
         return self.replica.jobs[name]
 
     def take_over(self, name: str) -> Job:
-        """Another peer drives the job from now on."""
+        """Let another peer drive the job from now on."""
         before = self.job(name)
         self.append(set_slots.Args(before.driver, 0))
         after = self.job(name)
@@ -87,7 +87,7 @@ class JobsCluster:
         return self.job(name)
 
     def until_prepared(self, name: str, names: set[str]) -> None:
-        """Return once the nodes keep of all that was prepared for a job's batches just this."""
+        """Wait until the nodes have exactly these pending rows of a job's batches."""
 
         async def wait() -> None:
             with trio.fail_after(START_S_MAX):
@@ -103,7 +103,7 @@ class JobsCluster:
         return {said for said in (part_of(key).name for key in keys) if said.startswith(f"job/{name}/")}
 
     def kill(self, name: str) -> None:
-        """The job ends."""
+        """End the job."""
         assert self.append(kill_job.Args(name)) == [APPLIED]
 
 

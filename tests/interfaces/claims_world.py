@@ -20,7 +20,7 @@ _serial = count(1)
 
 
 class World:
-    """A client of each node, and a queue that nobody else uses."""
+    """A client of each node, and a queue that no other test uses."""
 
     def __init__(self, clients: list[AsyncClient]) -> None:
         self.clients = clients
@@ -28,24 +28,24 @@ class World:
         self.queue = f"q-{next(_serial)}"
 
     async def claim(self, queue: str | None = None, *, wait_ms: int = PATIENCE_MS, **how: Any) -> Claim:
-        """The one task that is there, or comes."""
+        """Claim the only task that is there or will come."""
         (claim,) = await self.client.claim([queue or self.queue], wait_ms=wait_ms, **how)
         return claim
 
     async def nothing(self, queue: str | None = None) -> bool:
-        """Whether no node gives a task now."""
+        """Return whether no node grants a task now."""
         batches = [await client.claim([queue or self.queue], max=10) for client in self.clients]
         return not any(batches)
 
     async def until(self, task_id: bytes, holds: Callable[[Task], bool]) -> Task:
-        """The task once something holds of it."""
+        """Return the task once a condition holds."""
         with trio.fail_after(PATIENCE_MS / 1000):
             while not holds(task := await self.client.get(task_id)):
                 await trio.sleep(0.02)
         return task
 
     async def counts(self, queue: str | None = None) -> dict[str, int]:
-        """The queue's counts that are not zero."""
+        """Return the queue's counts that are not zero."""
         counts = (await self.client.count(queue or self.queue))[queue or self.queue]
         return {state: number for state, number in counts.items() if number}
 
@@ -68,7 +68,7 @@ def in_cluster(test: Callable[[Any, World], Awaitable[None]]) -> Callable[..., N
 
 
 async def refusal(client: AsyncClient, method: str, *item: Any) -> str | None:
-    """The code with which one item is refused, None if it is done."""
+    """Return the code with which one item is refused, or None if it is done."""
     (result,) = (await client.call(method, {"items": [list(item)]}))["results"]
     if method == "update":
         return None if result is None else str(result["code"])

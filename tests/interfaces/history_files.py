@@ -38,14 +38,14 @@ def archived(world: World, directory: Path, after: int, last: int, *, origin: Re
 
 
 def content(block: Block) -> Any:
-    """What is in a block: bytes of a snapshot, else decoded msgpack with lists."""
+    """Return the content of a block: bytes of a snapshot, else decoded msgpack with lists."""
     return block.body if block.kind == SNAPSHOT else msgpack.unpackb(block.data(), strict_map_key=False)
 
 
 def file_of(blocks: Sequence[tuple[bytes, Any]]) -> bytes:
-    """A file of blocks with right checksums: each a kind, and its content, or its bytes.
+    """Make a file of blocks with right checksums; each has a kind, and its content or bytes.
 
-    An end whose digest is None gets the right one.
+    An end without a digest gets the right one.
     """
     data = MAGIC
     for number, (kind, value) in enumerate(blocks):

@@ -1,7 +1,7 @@
-"""A whole cluster in a thread of the test process, and a caller that may send anything.
+"""A whole cluster in a thread of the test process, and a client that may send anything.
 
-The caller speaks the wire protocol by hand (sockets, struct and msgpack only), so that
-nothing of the product stands between a test and what it wants to send.
+The client implements the wire protocol itself (sockets, struct and msgpack only), so no code of the
+product is between a test and its bytes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from onyxq.node.jobs.hosts import Launch
 START_S_MAX = 60
 ANSWER_S_MAX = 30
 PATIENCE_MS = 20_000
-"""Of a claim of a task that is there, or comes."""
+"""Longest wait of a claim for a task that is there or will come."""
 
 HELLO: dict[str, Any] = {"role": "client"}
 _serial = count(1)
 
 
 def fresh_id(partition: int = 1, *, ms: int = 1_700_000_000_000) -> TaskId:
-    """An id that no test had before; its stretch begins with it."""
+    """Return a new id that is the first of its stretch."""
     return make_id(ms, partition, 0xBAD, 1024 * next(_serial))
 
 
@@ -56,11 +56,10 @@ def running(
     timers: dict[str, Any] | None = None,
     http_hosts: str = "",
 ) -> Iterator[LocalCluster]:
-    """A cluster that runs in a thread of its own; raises what made it fail.
+    """Run a cluster in a thread of its own; raise its error.
 
-    ``slots``: each peer hosts Spark, as ``launch_host`` does it, and offers so many.  ``first``: other
-    settings of the first peer.  ``timers``: settings of all that are about callbacks.
-    ``http_hosts``: names that HTTP answers to.
+    ``slots``: each peer hosts Spark with ``launch_host`` and offers that many. ``first``: other settings of the
+    first peer. ``timers``: settings of callbacks. ``http_hosts``: names at which HTTP answers.
     """
     spark: dict[str, Any] = {"spark": True, "slots": slots} if slots else {}
     up = threading.Event()
@@ -112,7 +111,7 @@ def running(
 
 
 class Wire:
-    """One connection, by hand. Use ``with``; ``hello`` None: say nothing."""
+    """One connection of that client, for a ``with`` block; ``hello`` None: send none."""
 
     def __init__(self, address: str, *, hello: dict[str, Any] | None = HELLO) -> None:
         host, port = address.rsplit(":", 1)
@@ -132,11 +131,11 @@ class Wire:
         self._socket.close()
 
     def send(self, message: Any) -> None:
-        """One frame."""
+        """Send one frame."""
         self.send_bytes(frame(msgpack.packb(message)))
 
     def send_bytes(self, data: bytes) -> None:
-        """Anything; what the other side no longer takes is dropped."""
+        """Send any bytes; those that the other side no longer reads are dropped."""
         try:
             self._socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -147,7 +146,7 @@ class Wire:
         self._socket.shutdown(socket.SHUT_WR)
 
     def receive(self) -> Any:
-        """The next message; None once the other side closed."""
+        """Return the next message; None once the other side has closed."""
         head = self._exactly(4)
         if head is None:
             return None
@@ -167,7 +166,7 @@ class Wire:
         return data
 
     def answer(self, method: Any, args: Any) -> tuple[Any, dict[str, Any] | None]:
-        """Result and error of one call."""
+        """Return result and error of one call."""
         number = next(self._numbers)
         self.send([number, method, args])
         answered = self.receive()
@@ -177,19 +176,19 @@ class Wire:
         return (body, None) if status == 0 else (None, body)
 
     def call(self, method: str, args: dict[str, Any]) -> Any:
-        """Result of one call that must succeed."""
+        """Return the result of one call that must succeed."""
         result, error = self.answer(method, args)
         assert error is None, error
         return result
 
     def error(self, method: Any, args: Any) -> dict[str, Any]:
-        """Error of one call that must fail, complete as errors are."""
+        """Return the error of one call that must fail, after a check that it is complete."""
         result, error = self.answer(method, args)
         assert error is not None, f"{method} of {str(args)[:200]} gave {result}"
         return complete_error(error)
 
     def goodbye(self) -> list[Any]:
-        """Everything that still comes until the other side closes."""
+        """Return everything until the other side closes."""
         out = []
         while (message := self.receive()) is not None:
             out.append(message)
@@ -202,7 +201,7 @@ def frame(body: bytes) -> bytes:
 
 
 def complete_error(error: Any) -> dict[str, Any]:
-    """The error map, once it is certain that nothing of it is missing."""
+    """Return the error map after a check that no field is missing."""
     assert isinstance(error, dict) and {"code", "message", "field", "hint"} <= error.keys(), error
     assert error["message"] and error["hint"] and error["code"] != "internal", error
     return error
@@ -223,12 +222,12 @@ class Live:
         self.http.close()
 
     def total(self) -> int:
-        """Tasks stored in all queues."""
+        """Return the number of tasks in all queues."""
         with Wire(self.address) as wire:
             return sum(counts["total"] for counts in wire.call("count", {"queue": None})["counts"].values())
 
     def check_serves(self) -> None:
-        """One task's whole life, on a fresh connection and over HTTP."""
+        """Process one task completely, on a new connection and over HTTP."""
         queue = f"life-{next(_serial)}"
         body = pack_task({"queue": queue}, [b"x"])
         with Wire(self.address) as wire:

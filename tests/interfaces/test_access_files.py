@@ -1,4 +1,4 @@
-"""Where tokens and the peers' secret come from, and what is wrong with them."""
+"""Tokens and the peers' secret from files and settings, and errors in these."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_file_gives_tokens_their_roles(tmp_path: Path, key: str) -> None:
 
 
 def test_a_line_gives_tokens_their_roles() -> None:
-    """The setting, for environments without files."""
+    """The setting is for environments without files."""
     access = load_access(tokens=f"sha256:{HASHED}=read+consume:a. another-token-here=admin")
     assert access.of_token(GOOD).prefixes == {"consume": ("a.",), "read": ("",)}
     assert access.of_token("another-token-here").everywhere("consume")
@@ -51,14 +51,14 @@ def test_a_line_gives_tokens_their_roles() -> None:
 
 
 def test_no_secret_is_shown_by_what_holds_it(tmp_path: Path) -> None:
-    """Neither tokens, nor their digests, nor the peers' secret."""
+    """This holds for tokens, their digests, and the peers' secret."""
     access = load_access(written(tmp_path, f'peer_secret = "{GOOD}!"\n[[tokens]]\ntoken="{GOOD}"\nroles=["read"]'))
     shown = repr(access)
     assert GOOD not in shown and HASHED not in shown and repr(digest_of(GOOD)) not in shown
 
 
 def test_a_token_has_a_pace() -> None:
-    """A second's worth at once, then as many as time brings; one node counts for all connections."""
+    """A second's worth is allowed at once, then the rate applies; one node counts all connections."""
     pace = Pace(10)
     for _ in range(10):
         pace.take(100.0)
@@ -101,7 +101,7 @@ TOKEN = f'[[tokens]]\ntoken = "{GOOD}"\nroles = ["read"]\n'
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, field: str) -> None:
-    """A slip must not become an open door, and no message repeats a secret."""
+    """A mistake must not allow access, and no message repeats a secret."""
     with pytest.raises(BadRequest) as raised:
         load_access(written(tmp_path, text))
     assert raised.value.field == field and GOOD not in raised.value.message
@@ -109,14 +109,14 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, field: str)
 
 @pytest.mark.parametrize("tokens", ["short=read", GOOD, f"{GOOD.replace(' ', '-')}=", "sha256:12=read", "=read"])
 def test_what_is_wrong_in_a_line_is_named(tokens: str) -> None:
-    """By its place, without repeating it."""
+    """The error has its place and does not repeat it."""
     with pytest.raises(BadRequest) as raised:
         load_access(tokens=tokens)
     assert raised.value.field == "tokens" and tokens not in raised.value.message
 
 
 def test_secrets_are_not_read_from_files_of_everybody(tmp_path: Path) -> None:
-    """Neither the access file nor the settings file may be readable by others."""
+    """Neither the access file nor the settings file may be readable by other users."""
     with pytest.raises(BadRequest, match="everybody"):
         load_access(written(tmp_path, TOKEN, mode=0o644))
     with pytest.raises(BadRequest, match="No such file"):
@@ -145,7 +145,7 @@ def test_every_secret_setting_is_hidden(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_token_that_stays_goes_on_at_its_pace(tmp_path: Path) -> None:
-    """Or to have the file read again would give it more than its rate; another rate begins anew."""
+    """Otherwise reading the file again would allow more than its rate; another rate starts again."""
 
     def read(rate: int, name: str = "x") -> Access:
         text = f'[[tokens]]\nname = "{name}"\ntoken = "{GOOD}"\nroles = ["read"]\nrate = {rate}\n'
@@ -170,7 +170,7 @@ def test_a_token_that_stays_goes_on_at_its_pace(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_fixed_for_a_peer_s_life_is_not_renewed(other: Access, field: str) -> None:
-    """Whether tokens are asked for, and the peers' secret; the tokens stay what they were."""
+    """This is whether tokens are required, and the peers' secret; the tokens stay unchanged."""
     access = Access((Token.of("another-token-here", "t", ["read"]),), "the peers' secret")
     with pytest.raises(BadRequest) as raised:
         access.renew(other)

@@ -1,4 +1,4 @@
-"""Where a peer listens, and what it is told about credentials before it starts."""
+"""Listening addresses of a peer, and its checks of credentials before the start."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ASKS = Access((Token.of("a token of some length", "t", ["read"]),), "what peers 
     ],
 )
 def test_loopback_is_known(host: str, own: bool) -> None:
-    """A name counts only if all it stands for is loopback."""
+    """A name counts only if all its addresses are loopback."""
     assert is_loopback(host) == own
 
 
 @pytest.mark.parametrize("field", ["listen", "http"])
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:7400", "10.1.2.3:7400"])
 def test_no_peer_listens_for_others_without_credentials(tmp_path: Path, field: str, address: str) -> None:
-    """Unless it was said plainly."""
+    """It does so only with an explicit setting."""
     places = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"} | {field: address}
     with pytest.raises(BadRequest) as raised:
         check_config(PeerConfig(data=str(tmp_path), **places))
@@ -53,7 +53,7 @@ def test_no_peer_listens_for_others_without_credentials(tmp_path: Path, field: s
 def test_the_commands_refuse_too(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With exit code 2, before anything is begun."""
+    """They exit with code 2 before they start anything."""
     monkeypatch.chdir(tmp_path)
     assert run([*command, "--http", "0.0.0.0:0", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]) == 2
     assert "allow-anyone" in capsys.readouterr().err
@@ -62,7 +62,7 @@ def test_the_commands_refuse_too(
 def test_tokens_need_a_secret_of_the_peers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or anybody could pass for a peer; and jobs need a token of their own."""
+    """Otherwise any client could act as a peer; jobs need a token of their own too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ONYXQ_TOKENS", "a-token-of-some-length=read")
     assert run(["peer", "start", "--zookeeper", "127.0.0.1:1"]) == 2

@@ -1,4 +1,4 @@
-"""The bounded queue of writes: what it takes, whom it refuses, and how long those are to wait."""
+"""The bounded queue of writes: which it admits, which it refuses, and how long clients must wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE = 256 * 1024 - REQUEST_BYTES
 
 
 class Queue:
-    """Writes of callers that stay in progress until they are ended."""
+    """Writes of clients that stay in progress until they are ended."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -30,7 +30,7 @@ class Queue:
         self.open: list[AbstractContextManager[None]] = []
 
     def begin(self, caller: str, size: int = LARGE, *, urgent: bool = False) -> Overloaded | None:
-        """The refusal of a write, if it is not admitted."""
+        """Begin a write; return its refusal if it is not admitted."""
         write = self.admission.admitted(caller, size, urgent=urgent)
         try:
             write.__enter__()
@@ -40,7 +40,7 @@ class Queue:
         return None
 
     def fill(self, *callers: str) -> int:
-        """Begin large writes in turns until every caller was refused; how many were admitted."""
+        """Begin large writes in turns until every client was refused; return how many were admitted."""
         before = len(self.open)
         left = list(callers)
         while left:
@@ -48,14 +48,14 @@ class Queue:
         return len(self.open) - before
 
     def end(self, count: int) -> None:
-        """The oldest writes are done."""
+        """End the oldest writes."""
         for write in self.open[:count]:
             write.__exit__(None, None, None)
         del self.open[:count]
 
 
 def test_no_more_is_admitted_than_is_served_in_time() -> None:
-    """By the rate that was measured; everything else is refused, and nothing of it is counted."""
+    """The measured rate decides; all other writes are refused, and do not count."""
     queue = Queue()
     queue.fill("a", "b", "c", "d")
     bytes_max = RATE_FIRST * WAIT_S
@@ -66,14 +66,14 @@ def test_no_more_is_admitted_than_is_served_in_time() -> None:
 
 
 def test_a_write_that_waits_for_nothing_is_admitted_however_large() -> None:
-    """A node with nothing to do takes the largest task there may be."""
+    """An idle node accepts the largest possible task."""
     queue = Queue()
     assert queue.begin("a", 1 << 30) is None
     assert queue.begin("b") is not None
 
 
 def test_one_caller_does_not_shut_others_out() -> None:
-    """Alone it may use all; with others each has a share, and there is room for those that come later."""
+    """Alone it may use everything; with others each has a share, and there is room for later ones."""
     queue = Queue()
     alone = queue.fill("greedy")
     assert alone * (LARGE + REQUEST_BYTES) > RATE_FIRST * WAIT_S * 0.9
@@ -84,7 +84,7 @@ def test_one_caller_does_not_shut_others_out() -> None:
 
 
 def test_small_writes_and_ends_of_claims_have_a_reserve() -> None:
-    """Those of callers with little in progress, and of a greedy one if they free something."""
+    """The reserve is for clients with little in progress, and for others if they free something."""
     queue = Queue()
     queue.fill("greedy", "other")
     with pytest.raises(Overloaded):
@@ -100,7 +100,7 @@ def test_small_writes_and_ends_of_claims_have_a_reserve() -> None:
 
 
 def test_the_bound_follows_what_is_finished() -> None:
-    """A slow node takes less; one that gets faster takes more again."""
+    """A slow node accepts less; a node that becomes faster accepts more again."""
     queue = Queue()
     queue.fill("a", "b")
     for _ in range(40):  # 1 MiB/s
@@ -117,7 +117,7 @@ def test_the_bound_follows_what_is_finished() -> None:
 
 
 def test_a_node_that_was_slow_is_tried_again() -> None:
-    """Although no more than one large write fits in its queue, which says nothing of its rate."""
+    """This holds although only one large write fits in its queue, which does not show its rate."""
     queue = Queue()
     queue.fill("a", "b")
     for _ in range(40):
@@ -134,9 +134,9 @@ def test_a_node_that_was_slow_is_tried_again() -> None:
 
 
 def test_a_disk_that_takes_long_for_every_write_is_kept_busy() -> None:
-    """What a write takes alone is no wait for others: the bound does not shrink to what is in progress at a time."""
+    """The time of a single write is no wait for others: the bound does not shrink to what is in progress."""
     queue = Queue()
-    for _ in range(100):  # each takes 0.6 s, however many there are
+    for _ in range(100):  # each takes 0.6 s, for any number of them
         queue.fill("a", "b", "c")
         queue.now += 0.6
         queue.end(len(queue.open))
@@ -144,7 +144,7 @@ def test_a_disk_that_takes_long_for_every_write_is_kept_busy() -> None:
 
 
 def test_an_idle_node_is_not_slow() -> None:
-    """One write at a time says nothing of how many could be served."""
+    """One write at a time does not show how many could be served."""
     queue = Queue()
     for _ in range(100):
         assert queue.begin("a", 1_000) is None
@@ -154,7 +154,7 @@ def test_an_idle_node_is_not_slow() -> None:
 
 
 def test_the_more_are_refused_the_longer_they_are_to_wait() -> None:
-    """Within bounds, and less again once nobody was refused for a while."""
+    """The wait has bounds, and becomes shorter once no client was refused for a while."""
     queue = Queue()
     queue.fill("a", "b")
     pauses = [refusal.retry_after_ms for _ in range(500) if (refusal := queue.begin("a")) is not None]
@@ -166,7 +166,7 @@ def test_the_more_are_refused_the_longer_they_are_to_wait() -> None:
 
 
 def test_a_failed_write_is_no_longer_in_progress() -> None:
-    """Whatever it raised."""
+    """This holds for any error."""
     queue = Queue()
     with pytest.raises(RuntimeError), ExitStack() as stack:
         stack.enter_context(queue.admission.admitted("a", LARGE))
@@ -175,6 +175,6 @@ def test_a_failed_write_is_no_longer_in_progress() -> None:
 
 
 def test_the_pause_travels_with_the_error() -> None:
-    """Over the wire and into the exception."""
+    """It is sent over the wire and is in the exception."""
     error = from_map(Overloaded("busy", retry_after_ms=2_500).to_map())
     assert isinstance(error, Overloaded) and error.retry_after_ms == 2_500

@@ -1,4 +1,4 @@
-"""Applications and workers: functions as tasks, renewals, stale claims, and the way out."""
+"""Applications and workers: functions as tasks, renewals, stale claims, and the end of a worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @BACKENDS
 def test_functions_run_and_their_results_are_kept_as_json(backend: str) -> None:
-    """Async functions on the loop, others in a thread; None is no result."""
+    """Async functions run on the loop, others in a thread; None means no result."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App()
@@ -75,7 +75,7 @@ def test_functions_run_and_their_results_are_kept_as_json(backend: str) -> None:
     ],
 )
 def test_what_goes_wrong_is_the_error_of_the_attempt(payload: bytes, reason: str) -> None:
-    """And the worker goes on."""
+    """The worker continues."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App()
@@ -98,7 +98,7 @@ def test_what_goes_wrong_is_the_error_of_the_attempt(payload: bytes, reason: str
 
 
 def test_a_task_can_enqueue_and_see_its_claim() -> None:
-    """Over the worker's own connection."""
+    """This uses the worker's own connection."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App("nowhere:1")
@@ -126,7 +126,7 @@ def test_a_task_can_enqueue_and_see_its_claim() -> None:
 
 
 def test_arguments_are_checked_when_a_call_is_enqueued() -> None:
-    """Not hours later, in a worker."""
+    """They are not first checked hours later in a worker."""
     app = App("nowhere:1")
 
     @app.task
@@ -142,7 +142,7 @@ def test_arguments_are_checked_when_a_call_is_enqueued() -> None:
 
 
 def test_two_tasks_cannot_have_one_name() -> None:
-    """A worker would not know which to call."""
+    """A worker would not know which one to call."""
     app = App()
     app.task(name="a")(print)
     with pytest.raises(BadRequest, match="two tasks"):
@@ -183,14 +183,14 @@ def test_plain_code_enqueues_through_the_application() -> None:
 
 @pytest.mark.parametrize("target", ["", "json", "json:", ":app", "no.such.module:app", "json:dumps", "json:nothing"])
 def test_a_wrong_application_is_a_bad_request(target: str) -> None:
-    """What is not there, or is not an App."""
+    """This is so for a missing object, and for one that is not an App."""
     with pytest.raises(BadRequest) as caught:
         load_app(target)
     assert caught.value.field == "app"
 
 
 def test_sigterm_lets_a_worker_process_finish_its_task(tmp_path: Path) -> None:
-    """The task that runs completes; the process ends by itself."""
+    """The running task completes; then the process ends."""
     tmp_path.joinpath("shop.py").write_text(
         textwrap.dedent(
             """
@@ -235,7 +235,7 @@ def test_sigterm_lets_a_worker_process_finish_its_task(tmp_path: Path) -> None:
 
 
 def test_the_package_offers_its_public_names() -> None:
-    """Loaded when used."""
+    """They are loaded on use."""
     assert onyxq.App is App
     assert onyxq.AsyncClient is AsyncClient
     assert onyxq.api is api
@@ -245,7 +245,7 @@ def test_the_package_offers_its_public_names() -> None:
 
 
 def test_importing_the_package_loads_next_to_nothing() -> None:
-    """No client, no event loop is loaded before it is needed."""
+    """Clients and event loops are loaded only when they are needed."""
     code = "import sys, onyxq; print([name for name in ('anyio', 'trio', 'msgpack') if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""Options of tasks: keys made of arguments, deadlines, and what is wrong with them."""
+"""Options of tasks: keys made of arguments, deadlines, and wrong options."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onyxq.testing import Cluster, open_cluster
 
 
 def headers(cluster: Cluster) -> dict[Any, tuple[Any, ...]]:
-    """Of each call its first argument, and what is stored of its options."""
+    """Return the first argument of each call, and its stored options."""
     found = cluster.client().list("q").tasks
     names = {task.id: task.args[0] if task.args else task.kwargs["customer"] for task in cluster.tasks("q")}
     return {names[task.id]: (task.ordering_key, task.unique_key, task.priority, task.retries) for task in found}
 
 
 def test_keys_are_made_of_the_arguments() -> None:
-    """By a template, by a function, or as they are; defaults of the function count."""
+    """A key comes from a template, a function, or the arguments; defaults of the function count."""
     app = App()
 
     @app.task(queue="q", name="send", ordering_key="customer {customer}/{kind}", retries=None, priority=3)
@@ -45,7 +45,7 @@ def test_keys_are_made_of_the_arguments() -> None:
 
 
 def test_calls_of_one_key_run_one_after_the_other() -> None:
-    """In the order in which they were enqueued, whatever the concurrency."""
+    """They run in the order of their enqueues, for any concurrency."""
     app = App()
     seen: list[tuple[str, int]] = []
     running: list[str] = []
@@ -69,7 +69,7 @@ def test_calls_of_one_key_run_one_after_the_other() -> None:
 
 
 def test_a_call_under_a_unique_key_is_one_task() -> None:
-    """Its arguments are the latest until it begins."""
+    """Its arguments are the latest ones until it starts."""
     app = App()
     seen: list[str] = []
 
@@ -85,7 +85,7 @@ def test_a_call_under_a_unique_key_is_one_task() -> None:
 
 
 def test_a_call_that_nobody_ran_in_time_fails() -> None:
-    """Counted from when it is due, by the cluster's clock."""
+    """The time counts from when it is due, by the cluster's clock."""
     app = App()
 
     @app.task(queue="q", expires_after_ms=60_000)
@@ -102,7 +102,7 @@ def test_a_call_that_nobody_ran_in_time_fails() -> None:
 
 
 def test_dependencies_can_be_named() -> None:
-    """A call behind tasks of any kind."""
+    """A call may depend on tasks of any kind."""
     app = App()
     seen: list[int] = []
 
@@ -121,7 +121,7 @@ def test_dependencies_can_be_named() -> None:
 
 
 def refused(make: Callable[[], Any]) -> str | None:
-    """The field at fault."""
+    """Return the wrong field."""
     with pytest.raises(BadRequest) as caught:
         make()
     return caught.value.field
@@ -143,7 +143,7 @@ def refused(make: Callable[[], Any]) -> str | None:
     ],
 )
 def test_wrong_options_are_told_where_they_are_written(options: dict[str, Any], field: str) -> None:
-    """Not when the first task comes."""
+    """They are not first reported when a task comes."""
     app = App()
 
     def send(to: str) -> None:
@@ -153,7 +153,7 @@ def test_wrong_options_are_told_where_they_are_written(options: dict[str, Any], 
 
 
 def test_wrong_options_of_a_call_are_told() -> None:
-    """Unknown ones, keys that cannot be made, an async function in a thread."""
+    """Reported are unknown options, impossible keys, and an async function in a thread."""
     app = App("nowhere:1")
 
     @app.task

@@ -12,7 +12,7 @@ from onyxq.testing import open_cluster
 
 
 def an_app(seen: list[str], schedule: str = "every 60s", **how: Any) -> App:
-    """An application that is called again and again."""
+    """Return an application with a periodic function."""
     app = App()
 
     @app.periodic(schedule, **how)
@@ -24,7 +24,7 @@ def an_app(seen: list[str], schedule: str = "every 60s", **how: Any) -> App:
 
 
 def test_a_periodic_function_runs_when_a_worker_has_set_it_up() -> None:
-    """Once for each time, also with several workers; it can still be called by itself."""
+    """It runs once for each time, also with several workers; it can still be called directly."""
     seen: list[str] = []
     app = an_app(seen)
     with open_cluster(peers=1, seed=1) as cluster:
@@ -40,7 +40,7 @@ def test_a_periodic_function_runs_when_a_worker_has_set_it_up() -> None:
 
 
 def test_a_worker_changes_what_is_different_and_leaves_a_pause() -> None:
-    """An operator's pause outlives new versions of the application."""
+    """An operator's pause survives new versions of the application."""
     with open_cluster(peers=1, seed=1) as cluster:
         client = cluster.client()
         first = cluster.start_worker(an_app([], "0 3 * * *", zone="Europe/Berlin", missed="skip", name="nightly"))
@@ -55,7 +55,7 @@ def test_a_worker_changes_what_is_different_and_leaves_a_pause() -> None:
 
 
 def test_a_worker_that_finds_all_as_it_should_be_appends_nothing() -> None:
-    """However often workers start."""
+    """This holds however often workers start."""
     with open_cluster(peers=1, seed=1) as cluster:
         client = cluster.client()
         cluster.start_worker(an_app([], "0 3 * * *"))
@@ -67,7 +67,7 @@ def test_a_worker_that_finds_all_as_it_should_be_appends_nothing() -> None:
 
 
 def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pytest.LogCaptureFixture) -> None:
-    """With the command that ends them; what other applications, or users, set up is none of its business."""
+    """The report has the command that ends them; calls of other applications or users are ignored."""
     with open_cluster(peers=1, seed=1) as cluster:
         client = cluster.client()
         old = an_app([], "0 3 * * *")
@@ -98,14 +98,14 @@ def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pyte
     ],
 )
 def test_a_wrong_schedule_is_told_where_it_is_written(how: dict[str, Any], field: str) -> None:
-    """When the application is imported."""
+    """It is reported when the application is imported."""
     with pytest.raises(BadRequest) as caught:
         an_app([], **how)
     assert caught.value.field == field
 
 
 def test_a_periodic_function_needs_no_arguments_and_has_a_name_of_its_own() -> None:
-    """Whatever else is refused at once."""
+    """Other functions are refused at once."""
     app = App()
 
     @app.task

@@ -1,4 +1,4 @@
-"""What a type checker says of calls that are enqueued."""
+"""The errors of a type checker in calls that are enqueued."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ app.chain(send.s("a", "b"), nightly.s()).enqueue()
 
 
 def test_arguments_and_options_are_checked(tmp_path: Path) -> None:
-    """Each call that is wrong, and no other."""
+    """Each wrong call is reported, and no other."""
     path = tmp_path / "shop.py"
     path.write_text(SOURCE)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(path)]

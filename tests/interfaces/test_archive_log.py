@@ -1,4 +1,4 @@
-"""Records of the log as a table: complete, each once, with the verdicts that peers gave."""
+"""Records of the log as a table: complete, each once, with the verdicts of peers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def whole(world: Generated) -> Part:
 
 
 def behind(world: Generated, origin: int, last: int | None = None) -> Part:
-    """What lies behind an origin."""
+    """Return the log after a snapshot."""
     end = None if last is None else last + 1
     return Part(origin, last, Dump("main", world.replicas[origin + 1], world.records[origin + 1 : end]))
 
@@ -58,7 +58,7 @@ def table(directory: Path) -> list[dict[str, Any]]:
 
 
 def expected(world: Generated, after: int = -1) -> list[tuple[Any, ...]]:
-    """What stepping the log says."""
+    """Return the rows from stepping the log."""
     rows: list[tuple[Any, ...]] = []
     for done in steps(EMPTY, world.records):
         position = done.replica.position
@@ -68,7 +68,7 @@ def expected(world: Generated, after: int = -1) -> list[tuple[Any, ...]]:
 
 
 def told(directory: Path) -> list[tuple[Any, ...]]:
-    """The same of a directory."""
+    """Return the rows of a directory."""
     return [
         (row["position"], row["entry"], row["args"] and json.dumps(json.loads(row["args"])), row["verdict"])
         for row in table(directory)
@@ -76,7 +76,7 @@ def told(directory: Path) -> list[tuple[Any, ...]]:
 
 
 def test_every_entry_is_a_row_with_its_verdict(world: Generated, tmp_path: Path) -> None:
-    """Also those that changed nothing."""
+    """This includes entries that changed nothing."""
     done = written([whole(world)], tmp_path)
     assert (done.records, done.first, done.last) == (300, 0, 299)
     assert told(tmp_path) == expected(world)
@@ -84,7 +84,7 @@ def test_every_entry_is_a_row_with_its_verdict(world: Generated, tmp_path: Path)
 
 
 def test_what_is_there_is_not_written_again(world: Generated, tmp_path: Path) -> None:
-    """In pieces, each from where the last one ended, from whatever origin is near."""
+    """It is written in parts, each from the end of the last one, from any snapshot before it."""
     assert written([whole(world)], tmp_path, until=100).last == 100
     assert written([whole(world)], tmp_path, until=100).records == 0
     pieces = [behind(world, -1, 80), behind(world, 80, 200), behind(world, 200)]
@@ -95,7 +95,7 @@ def test_what_is_there_is_not_written_again(world: Generated, tmp_path: Path) ->
 
 
 def test_files_are_cut_by_day_and_by_size(world: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file says which records it holds."""
+    """The name of a file has its records."""
     monkeypatch.setattr(records, "ROWS_MAX", 40)
     later = [evolve(one, ctime_ms=one.ctime_ms + (2 * DAY_MS if one.position >= 150 else 0)) for one in world.records]
     assert written([Part(-1, None, Dump("main", None, later))], tmp_path).files > 4
@@ -108,7 +108,7 @@ def test_files_are_cut_by_day_and_by_size(world: Generated, tmp_path: Path, monk
 
 
 def test_a_hole_in_history_stays_one(world: Generated, tmp_path: Path) -> None:
-    """Both sides are written, and the hole once what fills it is found."""
+    """Both sides are written, and the hole once its records are found."""
     written([behind(world, -1, 80), behind(world, 150)], tmp_path)
     assert [(one.first, one.last) for one in covered(tmp_path)] == [(0, 80), (151, 299)]
     done = written([whole(world)], tmp_path)
@@ -119,7 +119,7 @@ def test_a_hole_in_history_stays_one(world: Generated, tmp_path: Path) -> None:
 def test_an_interrupted_run_leaves_whole_files_alone(
     world: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one goes on behind them."""
+    """The next run continues after them."""
     monkeypatch.setattr(records, "ROWS_MAX", 40)
     going = write_records([whole(world)], tmp_path)
     for done in going:
@@ -132,8 +132,10 @@ def test_an_interrupted_run_leaves_whole_files_alone(
 
 
 def test_a_file_that_somebody_else_wrote_meanwhile_is_dropped(world: Generated, tmp_path: Path) -> None:
-    """Two writers at a time: one that comes late with the same records leaves them to the other, and what
-    its own dead process had begun is cleared away, not what another has at hand."""
+    """Of two writers, the later one leaves the records to the other.
+
+    It removes files that its own dead process had begun, and not those that another one is writing.
+    """
     slow = RecordWriter(tmp_path, EMPTY, owner="slow")
     slow.add_all(world.records[:100])
     (begun,) = tmp_path.rglob("*.part")
@@ -151,7 +153,7 @@ def test_a_file_that_somebody_else_wrote_meanwhile_is_dropped(world: Generated, 
 
 
 def test_a_directory_that_cannot_be_written_is_named(world: Generated, tmp_path: Path) -> None:
-    """A file stands in its place."""
+    """A file is in its place."""
     (tmp_path / RECORDS).write_bytes(b"")
     with pytest.raises(BadRequest, match="cannot be written"):
         written([whole(world)], tmp_path)
@@ -160,7 +162,7 @@ def test_a_directory_that_cannot_be_written_is_named(world: Generated, tmp_path:
 def test_the_log_of_a_cluster_is_archived_across_collections(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From what collectors kept alone, and with what the log still has."""
+    """The collectors' files and the log together have all records."""
     kept, out = str(tmp_path / "kept"), tmp_path / "out"
     with started(peers=1, partitions=2, archive=kept) as (cluster, portal), Client(cluster.addresses) as client:
         world = World(cluster, portal, client)
@@ -176,7 +178,7 @@ def test_the_log_of_a_cluster_is_archived_across_collections(
         granted = [json.loads(row["args"]) for row in rows if row["entry"] == "grant_claims"]
         assert sum(run["count"] for one in granted for grant in one["grants"] for run in grant["runs"]) == 4
         missing = set(range(position + 1, found["last"] + 1)) - {row["position"] for row in rows}
-        for place in missing:  # records that only let time pass have no row; the log has those since the collection
+        for place in missing:  # records that only let time pass have no row; the log has those after the collection
             ((_, _, data),) = client.call("log.raw", {"from": place})["records"][:1]
             content = decode_record(data)
             assert content is not None and not content.entries

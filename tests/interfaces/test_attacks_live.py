@@ -1,4 +1,4 @@
-"""Attacks on real nodes, with and without tokens: each was tried by hand once and is kept where it is cheap."""
+"""Attacks on real nodes, with and without tokens: each was tried by hand once and is a test if that is cheap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACCESS = Access(
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Live]:
-    """A node that asks for tokens, reached on loopback as through a proxy."""
+    """A node that requires tokens, reached on loopback as through a proxy."""
     with running(http=True, access=ACCESS) as cluster:
         live = Live(cluster)
         yield live
@@ -40,7 +40,7 @@ def guarded() -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def unguarded() -> Iterator[Live]:
-    """A node that asks for nothing."""
+    """A node that requires no credential."""
     with running(http=True) as cluster:
         live = Live(cluster)
         yield live
@@ -49,7 +49,7 @@ def unguarded() -> Iterator[Live]:
 
 @contextmanager
 def listener() -> Iterator[socket.socket]:
-    """A service on loopback that nobody but this machine is to reach."""
+    """A service on loopback that only this machine may reach."""
     with socket.create_server(("127.0.0.1", 0)) as serving:
         serving.setblocking(False)
         yield serving
@@ -96,7 +96,7 @@ ELSEWHERE = (
 
 
 def set_timer(live: Live, uri: str, *, token: str = "", transport: str = "http", method: str = "post") -> Any:
-    """Set a timer that is due at once: the field that was refused, None if none was."""
+    """Set a timer that is due at once; return the refused field, or None."""
     callback = {"transport": transport, "method": method, "uri": uri}
     headers = {"authorization": f"Bearer {token}"} if token else {}
     answer = live.http.post("/timer", json={"timeout": 1, "data": "x", "callback": callback}, headers=headers)
@@ -105,7 +105,7 @@ def set_timer(live: Live, uri: str, *, token: str = "", transport: str = "http",
 
 @pytest.mark.parametrize("host", [*LOOPBACK, *ELSEWHERE])
 def test_a_token_for_timers_reaches_no_private_address_however_it_is_spelled(guarded: Live, host: str) -> None:
-    """Neither over HTTP nor over TCP; nothing is sent before it is refused."""
+    """This holds over HTTP and TCP; nothing is sent before the refusal."""
     with listener() as serving:
         port = serving.getsockname()[1]
         assert set_timer(guarded, f"http://{host}:{port}/x", token=TIMERS) == "callback.uri"
@@ -118,19 +118,19 @@ def test_a_token_for_timers_reaches_no_private_address_however_it_is_spelled(gua
 
 @pytest.mark.parametrize("host", ELSEWHERE)
 def test_without_tokens_no_other_private_address_than_loopback_is_reached(unguarded: Live, host: str) -> None:
-    """Loopback is: whoever asks is on the machine already."""
+    """Loopback is allowed, because every client is on the machine already."""
     assert set_timer(unguarded, f"http://{host}:9/x") == "callback.uri"
 
 
 @pytest.mark.parametrize("host", LOOPBACK[:13])
 def test_without_tokens_loopback_is_reached_however_it_is_spelled(unguarded: Live, host: str) -> None:
-    """So the attempts above are refused for the address and for nothing else."""
+    """So the attempts above are refused because of the address only."""
     assert set_timer(unguarded, f"http://{host}:9/x") is None
 
 
 @pytest.fixture(scope="module")
 def selective() -> Iterator[Live]:
-    """A node whose callbacks may go to 127.0.0.2, which stands for a public address, and not to 127.0.0.1."""
+    """A node whose callbacks may go to 127.0.0.2, as a public address, and not to 127.0.0.1."""
     with running(http=True, access=ACCESS, timers={"timer_targets": "127.0.0.2"}) as cluster:
         live = Live(cluster)
         yield live
@@ -139,7 +139,7 @@ def selective() -> Iterator[Live]:
 
 @contextmanager
 def answering(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
-    """A receiver at 127.0.0.2 that answers with a redirect: its place, and what it was asked for."""
+    """Run a receiver at 127.0.0.2 that answers with a redirect; return its address and its requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -163,7 +163,7 @@ def answering(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def error_of_first_attempt(live: Live, uri: str) -> str:
-    """Set a timer that is due at once: why its first attempt failed."""
+    """Set a timer that is due at once; return why its first attempt failed."""
     callback = {"transport": "http", "method": "post", "uri": uri}
     with Wire(live.address, hello={"role": "client", "credential": ADMIN}) as wire:
         name = fresh_id().hex()
@@ -181,7 +181,7 @@ def error_of_first_attempt(live: Live, uri: str) -> str:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_leads_to_no_address_that_is_not_allowed(selective: Live, status: int) -> None:
-    """Redirects are not followed: the attempt fails, and the private service hears nothing."""
+    """Redirects are not followed: the attempt fails, and the private service gets no request."""
     with listener() as private:
         with answering(status, f"http://127.0.0.1:{private.getsockname()[1]}/admin") as (place, asked):
             assert str(status) in error_of_first_attempt(selective, f"http://{place}/hook")
@@ -193,7 +193,7 @@ def test_a_redirect_leads_to_no_address_that_is_not_allowed(selective: Live, sta
 def test_a_name_that_changes_its_address_reaches_no_private_service(
     selective: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Allowed when the timer is set and private when it is due; or both at a time: nothing is sent."""
+    """The address is allowed when the timer is set and private when it is due, or both at once: nothing is sent."""
     answers: dict[str, list[list[str]]] = {
         "turning.example": [["127.0.0.2"], ["127.0.0.1"]],
         "both.example": [["127.0.0.2", "127.0.0.1"]],
@@ -234,7 +234,7 @@ def test_a_name_that_changes_its_address_reaches_no_private_service(
     ],
 )
 def test_a_page_of_another_site_changes_nothing(unguarded: Live, origin: str) -> None:
-    """However its origin resembles the peer's own name."""
+    """This holds for any origin that resembles the peer's own name."""
     asked = {"tasks": [{"queue": "attacked", "data": 1}]}
     headers = {"host": "localhost", "origin": origin}
     assert unguarded.http.post("/v1/tasks", json=asked, headers=headers).status_code == 403
@@ -255,7 +255,7 @@ def test_a_page_of_another_site_changes_nothing(unguarded: Live, origin: str) ->
     ],
 )
 def test_a_name_that_is_pointed_at_the_peer_is_not_answered(unguarded: Live, host: str) -> None:
-    """Reading and writing (DNS rebinding); a page there has an origin of the same name."""
+    """This holds for reads and writes (DNS rebinding); a page there has an origin of the same name."""
     headers = {"host": host, "origin": f"http://{host}"}
     assert unguarded.http.get("/v1/queues", headers=headers).status_code in (400, 421)
     asked = {"tasks": [{"queue": "attacked", "data": 1}]}
@@ -266,7 +266,7 @@ def test_a_name_that_is_pointed_at_the_peer_is_not_answered(unguarded: Live, hos
 
 
 def test_one_credential_does_not_take_the_room_of_all_claims(guarded: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its claims beyond its share are refused, over TCP and HTTP together; another credential's claim waits."""
+    """Claims beyond its share are refused, over TCP and HTTP together; another credential's claim may wait."""
     monkeypatch.setattr(claims, "CLAIMERS_MAX", 30)
     headers = {"authorization": f"Bearer {OURS}"}
     waiting, terms = claim_of("ours.none", wait_ms=PATIENCE_MS), {"queues": ["ours.none"], "wait_ms": 1}
@@ -287,7 +287,7 @@ def test_one_credential_does_not_take_the_room_of_all_claims(guarded: Live, monk
 
 
 def test_the_name_of_another_s_transaction_cannot_be_used_up_unseen(guarded: Live) -> None:
-    """A second transaction under a name is refused, never taken for a repeat of the first."""
+    """A second transaction under a name is refused, and never counts as a repeat of the first."""
     hello = {"role": "client", "credential": ADMIN}
     mine, theirs = ([fresh_id(), pack_task({"queue": queue}, [b"x"])] for queue in ("mine", "theirs"))
     with Wire(guarded.address, hello=hello) as wire:
@@ -296,7 +296,7 @@ def test_the_name_of_another_s_transaction_cannot_be_used_up_unseen(guarded: Liv
 
 
 def test_a_task_under_an_id_that_is_taken_replaces_nothing(guarded: Live) -> None:
-    """Neither alone nor in a run that begins or ends with it."""
+    """This holds for a single task and for a run that begins or ends with it."""
     hello = {"role": "client", "credential": ADMIN}
     first = fresh_id()
     second = (int.from_bytes(first, "big") + 1).to_bytes(len(first), "big")

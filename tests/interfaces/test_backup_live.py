@@ -1,4 +1,4 @@
-"""Backups of a live cluster: what goes wrong on the way, what is refused, and a cluster in one process restored."""
+"""Backups of a live cluster: failures, refusals, and the restore of a cluster in one process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def queue(client: Client) -> str:
 
 @pytest.fixture(scope="module")
 def sound(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bytes of a backup during which a task was claimed."""
+    """Return the bytes of a backup during which a task was claimed."""
     file = tmp_path_factory.mktemp("sound") / "backup"
     with Client(cluster.addresses[0]) as client:
         client.enqueue_many("sound", [b"x"] * 10)
@@ -59,7 +59,7 @@ def sound(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> by
 
 
 class Meddling:
-    """Calls a client's methods, and something else before the pages of rows that are chosen by number."""
+    """Calls a client's methods, and another function before certain pages of rows."""
 
     def __init__(self, client: Client, before: Callable[[dict[str, Any]], Any], *, page: int = 0) -> None:
         self.hold: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def take_with(call: Callable[[str, dict[str, Any]], Any], file: Path, *, hold_ms
 
 
 class Died(BaseException):
-    """What a process meets that is killed, as far as it can be met."""
+    """Simulates the death of a process, as far as possible."""
 
 
 def transact(client: Client, queue: str) -> None:
@@ -101,13 +101,13 @@ def transact(client: Client, queue: str) -> None:
 
 
 def verdicts(client: Client, since: int) -> list[tuple[str, str]]:
-    """Entries of the log behind a position, each with its verdict."""
+    """Return entries of the log after a position, each with its verdict."""
     records = client.call("log", {"from": since, "limit": 1_000})["records"]
     return [(entry["entry"], entry["verdict"]) for record in records for entry in record["entries"]]
 
 
 def test_transactions_go_on_after_a_backup_that_died(client: Client, queue: str, tmp_path: Path) -> None:
-    """They wait until its time is over, without anybody's doing; it leaves no file."""
+    """They wait until its hold expires; the backup leaves no file."""
     position = client.call("cluster", {})["position"]
 
     def die(*_: Any) -> None:
@@ -130,7 +130,7 @@ def test_transactions_go_on_after_a_backup_that_died(client: Client, queue: str,
 
 
 def test_who_commits_while_a_backup_reads_is_told_to_try_again(client: Client, queue: str, tmp_path: Path) -> None:
-    """Nothing of it is done, the claim stands, and the same transaction goes through behind the backup."""
+    """It has no effect, the claim stays valid, and the same transaction succeeds after the backup."""
     (claim,) = client.claim([queue], wait_ms=10_000)
     position = client.call("cluster", {})["position"]
 
@@ -148,7 +148,7 @@ def test_who_commits_while_a_backup_reads_is_told_to_try_again(client: Client, q
 
 
 def test_a_backup_whose_hold_ended_too_early_fails(client: Client, queue: str, tmp_path: Path) -> None:
-    """As a transaction may be in it by halves then; what stood under the file's name stays."""
+    """A transaction may be only partly in it; an existing file of that name stays."""
     file = tmp_path / "backup"
     file.write_bytes(b"an older one")
 
@@ -163,7 +163,7 @@ def test_a_backup_whose_hold_ended_too_early_fails(client: Client, queue: str, t
 
 
 def test_a_backup_whose_hold_ended_and_began_anew_fails(client: Client, queue: str, tmp_path: Path) -> None:
-    """It is held again at the end, but a transaction that became visible meanwhile may be in it by halves."""
+    """The hold is valid at the end, but a transaction may have become visible meanwhile."""
 
     def lapse(_: Any) -> None:
         hold = meddling.hold
@@ -178,7 +178,7 @@ def test_a_backup_whose_hold_ended_and_began_anew_fails(client: Client, queue: s
 
 
 def test_one_backup_at_a_time(client: Client, queue: str, tmp_path: Path) -> None:
-    """The second is refused, and does the first no harm."""
+    """The second is refused, and does not affect the first."""
 
     def another(_: Any) -> None:
         with pytest.raises(Conflict, match="held already"):
@@ -189,7 +189,7 @@ def test_one_backup_at_a_time(client: Client, queue: str, tmp_path: Path) -> Non
 
 
 def test_a_partition_whose_reading_broke_off_is_read_again(client: Client, queue: str, tmp_path: Path) -> None:
-    """As when its leader changed: nothing is missing."""
+    """This happens when its leader changes: no row is missing."""
     spoiled: list[bytes] = []
 
     def spoil(args: dict[str, Any]) -> None:
@@ -206,7 +206,7 @@ def test_a_partition_whose_reading_broke_off_is_read_again(client: Client, queue
 
 @pytest.mark.parametrize("kind", [HEADER, SNAPSHOT, RECORDS, ROWS, END])
 def test_a_damaged_file_is_refused_by_the_block(sound: bytes, kind: bytes, tmp_path: Path) -> None:
-    """Before anything is made of it."""
+    """It is refused before anything is created."""
     file = tmp_path / "backup"
     file.write_bytes(sound)
     block = next(one for one in read_blocks(file, KIND) if one.kind == kind)
@@ -220,7 +220,7 @@ def test_a_damaged_file_is_refused_by_the_block(sound: bytes, kind: bytes, tmp_p
 
 
 def test_what_is_no_whole_backup_is_refused(sound: bytes, tmp_path: Path) -> None:
-    """A part of one, one without a block, another kind of file, none at all."""
+    """Refused are a truncated one, one without a block, another kind of file, and a missing one."""
     file = tmp_path / "backup"
     file.write_bytes(sound)
     found = [packed_block(one.number, one.kind, one.packing, one.body) for one in read_blocks(file, KIND)]
@@ -253,7 +253,7 @@ def test_a_directory_that_is_in_use_is_refused(
 
 
 def test_a_cluster_in_one_process_comes_back(cluster: LocalCluster, client: Client, queue: str, tmp_path: Path) -> None:
-    """With the embedded log: what ``onyxq dev --data`` runs."""
+    """It has the embedded log, as ``onyxq dev --data`` runs it."""
     file, data = tmp_path / "backup", tmp_path / "restored"
     (claim,) = client.claim([queue], wait_ms=10_000, lease_ms=600_000)
     assert run(["cluster", "backup", str(file), "--connect", cluster.addresses[2]]) == 0
@@ -264,9 +264,7 @@ def test_a_cluster_in_one_process_comes_back(cluster: LocalCluster, client: Clie
             with trio.fail_after(60):
                 assert (await restored.cluster())["name"] == "other"
                 states: list[str] = []
-                while (
-                    len(states) < TASKS
-                ):  # partitions that move between two nodes that are asked are in neither's list
+                while len(states) < TASKS:  # partitions that move between two asked nodes are in neither's list
                     states = [task.state async for task in restored.list_all(queue)]
                 assert sorted(states) == ["claimed"] + ["ready"] * (TASKS - 1)
                 (new,) = await restored.claim([queue], wait_ms=30_000)

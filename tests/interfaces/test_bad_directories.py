@@ -1,4 +1,4 @@
-"""A directory that cannot be used is refused at the start, in one line that names the setting."""
+"""An unusable directory is refused at the start, in one line that names the setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS = [
 
 
 def unusable(tmp_path: Path) -> list[Path]:
-    """A path that nobody can make, a file, and a path below a file."""
+    """A path that cannot be created, a file, and a path below a file."""
     file = tmp_path / "file"
     file.touch()
     return [Path("/proc/x"), file, file / "below"]

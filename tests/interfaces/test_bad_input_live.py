@@ -1,4 +1,4 @@
-"""Bad input against a real node, by frames and over HTTP: a clear error, nothing stored, nothing broken."""
+"""Bad input to a real node, by frames and over HTTP: a clear error, nothing stored, nothing broken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.interfaces.live_world import (
 
 
 def http_task(**members: Any) -> dict[str, Any]:
-    """A request for one task with these members."""
+    """Return a request for one task with these members."""
     return {"tasks": [{"queue": QUEUE} | members]}
 
 
@@ -96,7 +96,7 @@ BAD_GETS = [
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    """One node for all tests that must not harm it."""
+    """One node for all tests that must not affect it."""
     with running(http=True) as cluster:
         live = Live(cluster)
         yield live
@@ -106,7 +106,7 @@ def live() -> Iterator[Live]:
 
 @pytest.fixture(autouse=True)
 def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test of this module leaves the number of tasks alone, and the node serving."""
+    """Check that each test leaves the number of tasks unchanged, and the node serving."""
     if "live" not in request.fixturenames:
         yield
         return
@@ -118,13 +118,13 @@ def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class TestByFrames:
-    """What a client of the wire protocol may send."""
+    """Requests of the wire protocol."""
 
     @pytest.mark.parametrize(("method", "args", "code", "field"), BAD_CALLS, ids=names(BAD_CALLS))
     def test_a_bad_call_is_answered_with_code_and_field(
         self, live: Live, method: str, args: Any, code: str, field: str | None
     ) -> None:
-        """And the connection goes on."""
+        """The connection continues."""
         error = live.wire.error(method, args)
         assert (error["code"], error["field"]) == (code, field), error
         assert live.wire.call("health", {})["ready"]
@@ -165,7 +165,7 @@ class TestByFrames:
         ],
     )
     def test_a_frame_that_is_no_request_ends_its_connection(self, live: Live, message: Any) -> None:
-        """With the reason as the last frame."""
+        """The last frame has the reason."""
         with Wire(live.address) as wire:
             wire.send(message)
             ((number, status, error),) = wire.goodbye()
@@ -187,7 +187,7 @@ class TestByFrames:
         ],
     )
     def test_a_frame_that_is_no_message_ends_its_connection(self, live: Live, body: bytes) -> None:
-        """Deep nesting and lengths beyond the frame among them."""
+        """This includes deep nesting and lengths beyond the frame."""
         with Wire(live.address) as wire:
             wire.send_bytes(frame(body))
             ((_, _, error),) = wire.goodbye()
@@ -195,7 +195,7 @@ class TestByFrames:
 
     @pytest.mark.parametrize("depth", [20, 400])
     def test_deeply_nested_arguments_are_refused(self, live: Live, depth: int) -> None:
-        """As far as msgpack goes, and beyond."""
+        """This holds up to msgpack's limit and beyond."""
         value: Any = 1
         for _ in range(depth):
             value = [value]
@@ -203,20 +203,20 @@ class TestByFrames:
         assert (error["code"], error["field"]) == ("bad_request", "id")
 
     def test_a_frame_over_the_limit_is_refused_before_it_is_read(self, live: Live) -> None:
-        """Its length alone says it."""
+        """Its length is enough for the refusal."""
         with Wire(live.address) as wire:
             wire.send_bytes((20 * 1024 * 1024 + 1).to_bytes(4, "little") + b"x" * 100)
             ((_, _, error),) = wire.goodbye()
             assert complete_error(error)["code"] == "protocol_error" and "20971521" in error["message"]
 
     def test_a_request_of_nearly_twenty_mebibytes_is_judged_like_any_other(self, live: Live) -> None:
-        """A task of its size is too large; its connection goes on."""
+        """A task of that size is too large; its connection continues."""
         body = pack_task({"queue": QUEUE}, [b"x" * (20 * 1024 * 1024 - 1000)])
         error = live.wire.error("enqueue", run(body))
         assert (error["code"], error["field"]) == ("too_large", "runs[0].data")
 
     def test_a_frame_that_never_ends_harms_nobody(self, live: Live) -> None:
-        """Others are served meanwhile, and its end is quiet."""
+        """Others are served meanwhile, and its end has no effect."""
         with Wire(live.address) as wire:
             whole = frame(msgpack.packb([1, "enqueue", run(RUN)]))
             for size in (1, 3, 4, 5, len(whole) - 1):
@@ -237,7 +237,7 @@ class TestByFrames:
     def test_random_bytes_are_answered_or_end_the_connection(
         self, live: Live, data: bytes, greeted: bool, framed: bool
     ) -> None:
-        """Before and after the hello, as frames and as they are."""
+        """This holds before and after the hello, with and without frames."""
         with Wire(live.address, hello={"role": "client"} if greeted else None) as wire:
             wire.send_bytes(frame(data) if framed else data)
             wire.end()
@@ -245,7 +245,7 @@ class TestByFrames:
                 assert status == 0 or complete_error(body)
 
     def test_the_same_request_number_twice_in_flight_ends_the_connection(self, live: Live) -> None:
-        """Its answers could not be told apart."""
+        """Otherwise its answers would be ambiguous."""
         with Wire(live.address) as wire:
             wire.send([9, "claim", claim_of("never", wait_ms=5_000)])
             wire.send([9, "health", {}])
@@ -264,7 +264,7 @@ CLIENT_METHODS = (
 
 
 class TestGeneratedCalls:
-    """Arguments that nobody thought of."""
+    """Generated arguments."""
 
     @seed(20_261)
     @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -288,7 +288,7 @@ class TestMadeUpNames:
     def test_claims_from_queues_that_do_not_exist_leave_nothing_behind(
         self, live: Live, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Neither where they were asked for nor at the leader."""
+        """This holds at the asked node and at the leader."""
         monkeypatch.setattr("onyxq.operations.claims.LINGER_S", 0.1)
         node = live.cluster.nodes[0]
         assert node.service is not None and node.node is not None
@@ -323,7 +323,7 @@ class TestHello:
         ],
     )
     def test_a_wrong_hello_is_refused_with_the_reason(self, live: Live, hello: dict[str, Any], code: str) -> None:
-        """The connection closes behind it."""
+        """The connection closes after it."""
         with Wire(live.address, hello=hello) as wire:
             assert wire.greeting[:2] == [0, 1] and complete_error(wire.greeting[2])["code"] == code
             assert wire.goodbye() == []
@@ -337,7 +337,7 @@ class TestHello:
 
     @pytest.mark.parametrize("message", [None, [], ["onyxq"], ["onyxq", 2, {}], ["redis", 1, {}], [1, "health", {}]])
     def test_what_is_no_hello_is_refused(self, live: Live, message: Any) -> None:
-        """Also a request without a hello, or another version."""
+        """This includes a request without a hello, and another version."""
         with Wire(live.address, hello=None) as wire:
             wire.send(message)
             ((_, _, error),) = wire.goodbye()
@@ -347,7 +347,7 @@ class TestHello:
     def test_a_hello_that_does_not_come_ends_the_connection(
         self, live: Live, said: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """In bounded time, with the reason."""
+        """It ends in bounded time, with the reason."""
         monkeypatch.setattr("onyxq.wire.server.HELLO_TIMEOUT_S", 0.1)
         with Wire(live.address, hello=None) as wire:
             wire.send_bytes(said)
@@ -357,7 +357,7 @@ class TestHello:
 
 @pytest.fixture(scope="module")
 def finished(live: Live) -> tuple[bytes, int]:
-    """A task that was claimed, given back and claimed again, and its first token."""
+    """A task that was claimed, released and claimed again, and its first token."""
     first = fresh_id(5)
     body = pack_task({"queue": "twice"}, [b"x"])
     live.wire.call("enqueue", run(body, first))
@@ -382,14 +382,14 @@ REFUSED = [
     for method, rest in ENDS
     if (which, method) != ("stale", "release")
 ]
-"""The stale token's claim was given back: doing so once more is no error."""
+"""The claim of the stale token was released: another release is no error."""
 
 
 class TestTokens:
-    """Claims that do not stand, by frames and over HTTP."""
+    """Claims that are not valid, by frames and over HTTP."""
 
     def test_giving_back_once_more_is_done(self, live: Live, finished: tuple[bytes, int]) -> None:
-        """The claim ended so; that somebody newer has the task now is no concern of a repeat."""
+        """The claim ended that way; a newer claim does not matter for a repeat."""
         first, stale = finished
         assert live.wire.call("release", {"items": [[first, 1, stale]]})["results"] == [[]]
         assert live.wire.call("get", {"id": first})["state"] == "claimed"
@@ -398,7 +398,7 @@ class TestTokens:
     def test_a_token_that_does_not_stand_is_refused(
         self, live: Live, finished: tuple[bytes, int], method: str, rest: tuple[Any, ...], which: str
     ) -> None:
-        """Both ways say the same, and the newer claim goes on."""
+        """Both interfaces give the same answer, and the newer claim continues."""
         first, stale = finished
         token = {"stale": stale, "never granted": (1 << 63) - 1, "zero": 0}[which]
         ((refused,),) = live.wire.call(method, {"items": [[first, 1, token, *rest]]})["results"]
@@ -411,7 +411,7 @@ class TestTokens:
         assert live.wire.call("get", {"id": first})["state"] == "claimed"
 
     def test_an_update_under_a_stale_token_is_refused(self, live: Live, finished: tuple[bytes, int]) -> None:
-        """Both ways."""
+        """This holds for both interfaces."""
         first, stale = finished
         (error,) = live.wire.call("update", {"items": [[first, stale, 0, b"x"]]})["results"]
         assert complete_error(error)["code"] == "stale_token"
@@ -426,7 +426,7 @@ class TestTokens:
         assert complete_error(refused[2])["code"] == "not_found"
 
     def test_one_bad_claim_does_not_spoil_the_others(self, live: Live, finished: tuple[bytes, int]) -> None:
-        """Over HTTP each has its own result."""
+        """Over HTTP each claim has its own result."""
         first, stale = finished
         claims = [{"id": UNKNOWN_PARTITION.hex(), "token": 1}, {"id": first.hex(), "token": stale}, HTTP_CLAIM]
         answer = live.http.post("/v1/claims/complete", json={"claims": claims})
@@ -443,7 +443,7 @@ def problem(answer: Any, status: int) -> dict[str, Any]:
 
 
 class TestOverHttp:
-    """What a client of the HTTP interface may send."""
+    """Requests of the HTTP interface."""
 
     @pytest.mark.parametrize(("path", "body", "field"), BAD_POSTS, ids=names(BAD_POSTS))
     def test_a_bad_body_is_a_problem_naming_the_field(
@@ -478,7 +478,7 @@ class TestOverHttp:
         ],
     )
     def test_a_body_that_is_no_sound_json_is_a_bad_request(self, live: Live, body: bytes) -> None:
-        """Deep nesting and endless numbers among them."""
+        """This includes deep nesting and endless numbers."""
         problem(live.http.post("/v1/tasks", content=body, headers={"content-type": "application/json"}), 400)
 
     def test_a_body_of_twenty_mebibytes_is_too_large(self, live: Live) -> None:

@@ -1,4 +1,4 @@
-"""Peers that are broken: whatever they say to a real node, it answers an error and goes on."""
+"""Broken peers: whatever they send to a real node, it answers with an error and continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.interfaces.live_world import Live, Wire, complete_error, running
 
 
 def a_row(first: bytes, header: Any) -> list[bytes]:
-    """A task row with a right checksum, whatever its header says."""
+    """Return a task row with a right checksum and any header."""
     key = first[6:8] + b"T" + first
     body = pack_task(header, [b"x"])
     return [key, body + zlib.crc32(body, zlib.crc32(key)).to_bytes(4, "little")]
@@ -24,7 +24,7 @@ def a_row(first: bytes, header: Any) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def harmed() -> Iterator[Live]:
-    """A node of its own for peers that are broken."""
+    """A node only for broken peers."""
     with running(http=True) as cluster:
         live = Live(cluster)
         yield live
@@ -43,7 +43,7 @@ def peer(harmed: Live) -> Iterator[Wire]:
 
 
 class TestPeersThatSayNonsense:
-    """Methods of peers, called by one that is in the cluster and broken."""
+    """Methods of peers, called by a broken peer of the cluster."""
 
     @pytest.mark.parametrize(
         ("method", "args"),
@@ -115,7 +115,7 @@ class TestPeersThatSayNonsense:
         ],
     )  # fmt: skip
     def test_nonsense_is_an_error_and_harms_nobody(self, peer: Wire, method: str, args: dict[str, Any]) -> None:
-        """The node goes on, and so does the connection."""
+        """The node and the connection continue."""
         result, error = peer.answer(method, args)
         refusals = [error] if error else refusals_in(result)
         assert refusals and all(map(complete_error, refusals)), result
@@ -144,7 +144,7 @@ class TestPeersThatSayNonsense:
 
 
 def refusals_in(result: Any) -> list[Any]:
-    """The error maps somewhere in a result."""
+    """Return the error maps anywhere in a result."""
     if isinstance(result, dict):
         return [result] if "code" in result else [found for one in result.values() for found in refusals_in(one)]
     return [found for one in result for found in refusals_in(one)] if isinstance(result, list) else []

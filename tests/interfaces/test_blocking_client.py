@@ -1,4 +1,4 @@
-"""The client for plain threads: what becomes of its background thread."""
+"""The client for plain threads: the end of its background thread."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ except KeyboardInterrupt:
 
 
 def test_calls_of_other_threads_end_when_it_is_closed() -> None:
-    """At once and each with `Unavailable`, whatever they wait for: tasks to come, an answer, a peer that is gone."""
+    """Each ends at once with `Unavailable`, whether it waits for tasks, an answer, or a dead peer."""
     with running() as cluster:
         client = Client(cluster.addresses[0]).open()
         client.call("count", {})
@@ -70,7 +70,7 @@ def test_calls_of_other_threads_end_when_it_is_closed() -> None:
 
 
 def test_a_call_that_comes_while_it_is_closed_is_too_late() -> None:
-    """Those that wait were told already: this one would be told by nobody."""
+    """The waiting calls have already failed, and this one would never be answered."""
     with running() as cluster, Client(cluster.addresses[0]) as client:
         portal = client._portal
         assert portal is not None
@@ -80,7 +80,7 @@ def test_a_call_that_comes_while_it_is_closed_is_too_late() -> None:
 
 
 def test_an_interrupt_while_a_client_is_opened_ends_it() -> None:
-    """The background thread is about to begin: it is ended, and waited for no longer than that takes."""
+    """The background thread is starting: it is ended, and the wait is no longer than that takes."""
     command = [sys.executable, "-c", INTERRUPTED]
     found = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
     assert (found.stdout.strip(), found.stderr) == ("['MainThread']", "")

@@ -25,7 +25,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 class TestNeighbours:
-    """Tasks of several rows whose ids follow each other."""
+    """Tasks of several rows with consecutive ids."""
 
     async def _three_rows(self, world: World, *, lease_ms: int = 60_000) -> tuple[TaskId, ClaimBatch]:
         first = fresh_id(11)
@@ -48,7 +48,7 @@ class TestNeighbours:
 
     @in_cluster
     async def test_given_back_together_each_is_given_again_as_it_was(self, world: World) -> None:
-        """With its own data and priority."""
+        """Each has its own data and priority."""
         first, batch = await self._three_rows(world)
         assert await refusal(world.client, "release", first, 6, batch[0].token) is None
         wanted = [(b"a0", 9, 0), (b"a1", 9, 0), (b"b2", 5, 0), (b"b3", 5, 0), (b"c4", 1, 0), (b"c5", 1, 0)]
@@ -56,7 +56,7 @@ class TestNeighbours:
 
     @in_cluster
     async def test_failed_together_each_has_its_own_retries(self, world: World) -> None:
-        """Those without any are failed for good."""
+        """Those without retries fail for good."""
         first, batch = await self._three_rows(world)
         assert await refusal(world.client, "fail", first, 6, batch[0].token, "e", 0) is None
         states = [(await world.client.get(task_id)).state for task_id in ids_of(first, 6)]
@@ -65,7 +65,7 @@ class TestNeighbours:
 
     @in_cluster
     async def test_lapsed_together_each_has_its_own_retries(self, world: World) -> None:
-        """The same for leases that ended."""
+        """The same holds for expired leases."""
         first, _ = await self._three_rows(world, lease_ms=1_000)
         await world.until(first, lambda task: task.state == "ready")
         assert await self._given_again(world, 4) == [(b"a0", 9, 1), (b"a1", 9, 1), (b"c4", 1, 1), (b"c5", 1, 1)]
@@ -99,7 +99,7 @@ class TestCrowds:
 
     @in_cluster
     async def test_a_thousand_claimers_with_long_names_are_all_answered(self, world: World) -> None:
-        """What they get does not fit one entry of the log."""
+        """Their grants do not fit one entry of the log."""
         await world.client.enqueue_many(world.queue, [b"x"] * 1_000, ids=ids_of(fresh_id(12), 1_000))
         got: list[TaskId] = []
 
@@ -116,7 +116,7 @@ class TestCrowds:
 
     @in_cluster
     async def test_many_failures_with_long_texts_are_all_taken(self, world: World) -> None:
-        """Likewise; the texts are kept, cut at some length."""
+        """The texts do not fit either; they are stored, cut at a limit."""
         ids = [fresh_id(13) for _ in range(600)]
         runs = [[task_id, pack_task({"queue": world.queue}, [b"x"])] for task_id in ids]
         await world.client.call("enqueue", {"runs": runs, "w": None})
@@ -131,7 +131,7 @@ class TestCrowds:
 
     @in_cluster
     async def test_many_lapsed_claims_of_scattered_tasks_come_back(self, world: World) -> None:
-        """Their expiries do not fit one entry either, were entries this small."""
+        """With such small entries, their expiries do not fit one entry."""
         ids = [fresh_id(14) for _ in range(700)]
         runs = [[task_id, pack_task({"queue": world.queue}, [b"x"])] for task_id in ids]
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Settings: the flag wins over the environment, that over the file, that over the default."""
+"""Settings: a flag has precedence over the environment, then the file, then the default."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tup
 
 
 def test_defaults_are_promised(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without anything set, the documented defaults hold and say so."""
+    """Without settings, the documented defaults are shown and used."""
     shown = _shown(capsys)
     assert shown["connect"] == ("127.0.0.1:7400", "default")
     assert shown["http"] == ("127.0.0.1:7480", "default")
@@ -56,7 +56,7 @@ def test_the_environment_wins_over_the_file(
 def test_the_flag_wins_over_all(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is said on the command line is taken first."""
+    """The command line comes first."""
     (here / "onyxq.toml").write_text('zone = "a"\n')
     monkeypatch.setenv("ONYXQ_ZONE", "b")
     assert _shown(capsys, "--zone", "c")["zone"] == ("c", "--zone")
@@ -75,7 +75,7 @@ def test_a_file_can_be_named(
 
 
 def test_a_token_is_not_shown(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """``config show`` tells that there is a token, not which."""
+    """``config show`` shows that there is a token, but not its value."""
     monkeypatch.setenv("ONYXQ_TOKEN", "s3cret")
     assert _shown(capsys)["token"] == ("(hidden)", "ONYXQ_TOKEN")
 
@@ -103,7 +103,7 @@ def test_a_number_in_the_environment_must_be_one(here: Path) -> None:
 
 
 def test_given_tells_a_default_from_a_choice(here: Path) -> None:
-    """A setting that nobody made is None, whatever its default."""
+    """A setting without a choice is None, whatever its default."""
     assert load({}).given("data") is None
     assert load({"ONYXQ_DATA": "d"}).given("data") == "d"
 
@@ -112,7 +112,7 @@ def test_given_tells_a_default_from_a_choice(here: Path) -> None:
 def test_a_switch_is_on_or_off(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: str, value: bool
 ) -> None:
-    """In words from the environment, as true or false in the file; the flag has a form for both."""
+    """It is a word in the environment, true or false in the file; the flag has a form for both."""
     (here / "onyxq.toml").write_text(f"spark = {str(value).lower()}\n")
     assert _shown(capsys)["spark"] == (value, "onyxq.toml")
     monkeypatch.setenv("ONYXQ_SPARK", said)
@@ -130,7 +130,7 @@ def test_a_switch_that_is_neither_is_refused(here: Path, capsys: pytest.CaptureF
 
 
 def test_sparks_own_settings_are_read_as_spark_reads_them(here: Path) -> None:
-    """A name and a value a line, apart by spaces or ``=``; comments and empty lines are none."""
+    """Each line has a name and a value, separated by spaces or ``=``; comments and empty lines are ignored."""
     (here / "spark.conf").write_text(
         "# executors\n\nspark.executor.memory   2g\nspark.ui.port=4040\nspark.executor.extraJavaOptions -Da=b -Dc=d\n"
     )
@@ -146,7 +146,7 @@ def test_sparks_own_settings_are_read_as_spark_reads_them(here: Path) -> None:
 def test_a_wrong_file_of_sparks_settings_is_refused(
     here: Path, capsys: pytest.CaptureFixture[str], line: str, says: str
 ) -> None:
-    """With its line; so is a file that is not there."""
+    """The error has the line; a missing file is refused too."""
     (here / "spark.conf").write_text(f"{line}\n")
     assert run(["dev", "--spark-conf", "spark.conf"]) == 2
     assert says in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``onyxq demo``: its two ways of counting agree, and the whole of it is exact."""
+"""``onyxq demo``: its two counts agree, and its result is exact."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _some_text(directory: Path) -> None:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(lines=st.lists(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), max_size=20))
 def test_the_two_counts_agree_on_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes]) -> None:
-    """However a file is cut, and whatever its bytes, the parts add up to the plain count."""
+    """For any cut and any bytes of a file, the parts add up to the plain count."""
     monkeypatch.setattr(corpus, "CHUNK_BYTES", 16)
     file = tmp_path / "file"
     file.write_bytes(b"\n".join(lines))
@@ -73,12 +73,12 @@ def test_a_directory_without_text_is_refused(tmp_path: Path) -> None:
 
 @given(st.dictionaries(st.text(), st.integers(min_value=1, max_value=1 << 40)))
 def test_counts_survive_packing(counts: dict[str, int]) -> None:
-    """What a task keeps as its result is what was counted."""
+    """The stored result of a task is the count."""
     assert unpack_counts(pack_counts(counts)) == counts
 
 
 def test_the_demo_is_exact_and_loses_a_peer(tmp_path: Path) -> None:
-    """A run on known files ends with 0, tells that it was exact, and stopped one peer on the way."""
+    """A run on known files exits with 0, reports that it was exact, and stops one peer meanwhile."""
     _some_text(tmp_path)
     ended = _demo(tmp_path, "--json")
     assert ended.returncode == 0, ended.stderr
@@ -93,7 +93,7 @@ def test_the_demo_is_exact_and_loses_a_peer(tmp_path: Path) -> None:
 
 
 def test_the_demo_keeps_its_data_when_asked(tmp_path: Path) -> None:
-    """``--keep`` leaves the peers' directories and says where; one peer is enough to count."""
+    """``--keep`` leaves the peers' directories and prints them; one peer is enough to count."""
     import shutil
 
     (tmp_path / "a.txt").write_text("one two two\n")

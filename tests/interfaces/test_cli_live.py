@@ -19,14 +19,14 @@ from onyxq.interfaces.cli.main import run
 
 STOP_SECONDS_MAX = 60
 PATIENCE = "20s"
-"""Of a claim of a task that is there."""
+"""Longest wait of a claim for an existing task."""
 ONYXQ = [sys.executable, "-m", "onyxq"]
 FREE = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
 
 
 @contextmanager
 def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that does not outlive the block, also if that fails."""
+    """Run a program that ends with the block, even if that fails."""
     with subprocess.Popen([*ONYXQ, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -36,7 +36,7 @@ def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def dev() -> Iterator[str]:
-    """A cluster of one peer; the address it printed."""
+    """Run a cluster of one peer; return the address that it printed."""
     with _started("dev", "--json", *FREE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -49,20 +49,20 @@ def dev() -> Iterator[str]:
 
 
 class Line:
-    """Runs commands against the cluster and reads what they print."""
+    """Runs commands on the cluster and reads their output."""
 
     def __init__(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._connect = ["--connect", address]
         self._capsys = capsys
 
     def code(self, *arguments: str) -> int:
-        """The exit code."""
+        """Return the exit code."""
         code = run([*arguments, *self._connect])
         self.said = self._capsys.readouterr()
         return code
 
     def json(self, *arguments: str) -> Any:
-        """The document that a successful command prints with ``--json``."""
+        """Return the document that a successful command prints with ``--json``."""
         code = self.code(*arguments, "--json")
         assert code == 0, self.said.err
         return json.loads(self.said.out)
@@ -107,7 +107,7 @@ def test_the_bytes_of_a_file_come_back_as_they_were(line: Line, queue: str, tmp_
 
 
 def test_a_delayed_task_is_scheduled(line: Line, queue: str) -> None:
-    """``--delay`` makes a task due later; it cannot be claimed now, but cancelled; twice is as good as once."""
+    """``--delay`` makes a task due later; it cannot be claimed now but can be cancelled, also twice."""
     task = line.json("task", "enqueue", queue, "--data", "1", "--delay", "1h")["id"]
     assert line.json("task", "get", task)["state"] == "scheduled"
     assert line.json("task", "claim", queue)["claims"] == []
@@ -144,7 +144,7 @@ def test_what_is_not_there_exits_with_3(line: Line) -> None:
 
 
 def test_lists_page_up_to_the_limit(line: Line, queue: str) -> None:
-    """``task list`` stops at its limit and tells where to go on."""
+    """``task list`` stops at its limit and shows how to continue."""
     made = [line.json("task", "enqueue", queue, "--data", str(number))["id"] for number in range(3)]
     first = line.json("task", "list", "--queue", queue, "--limit", "2")
     rest = line.json("task", "list", "--queue", queue, "--after", first["after"])
@@ -167,7 +167,7 @@ def test_lists_page_up_to_the_limit(line: Line, queue: str) -> None:
     ],
 )
 def test_views_print_a_table_and_a_document(line: Line, queue: str, typed: str) -> None:
-    """Every view has both forms, and says something."""
+    """Every view has both forms and is not empty."""
     line.json("task", "enqueue", queue)
     assert line.code(*typed.split()) == 0
     assert line.said.out.strip()
@@ -184,7 +184,7 @@ def test_a_queue_is_shown_with_its_depth(line: Line, queue: str) -> None:
 
 
 def test_a_record_is_shown_with_its_entries(line: Line, queue: str) -> None:
-    """``log show`` prints the entries of the record that granted a claim, and what became of them."""
+    """``log show`` prints the entries of a record that granted a claim, and their verdicts."""
     line.json("task", "enqueue", queue)
     token = line.json("task", "claim", queue, "--wait", PATIENCE)["claims"][0]["token"]
     record = line.json("log", "show", str(token))
@@ -194,7 +194,7 @@ def test_a_record_is_shown_with_its_entries(line: Line, queue: str) -> None:
 
 
 def test_the_log_can_be_collected(line: Line) -> None:
-    """``log gc`` returns once the log is trimmed; what was trimmed is no longer shown."""
+    """``log gc`` returns once the log is trimmed; trimmed records are no longer shown."""
     done = line.json("log", "gc")
     assert done["position"] > 0
     assert done["origin_bytes"] > 0
@@ -230,7 +230,7 @@ def add(a: int, b: int) -> int:
 
 
 def test_a_worker_runs_the_tasks_of_an_application(dev: str, line: Line, queue: str, tmp_path: Path) -> None:
-    """``worker start`` finds the application in its directory, works where ``--connect`` says, and ends when told."""
+    """``worker start`` finds the application in its directory, works where ``--connect`` says, and stops on request."""
     (tmp_path / "sums.py").write_text(APP.format(queue=queue))
     call = json.dumps({"task": "add", "args": [2], "kwargs": {"b": 3}})
     task = line.json("task", "enqueue", queue, "--data", call)["id"]
@@ -245,14 +245,14 @@ def test_a_worker_runs_the_tasks_of_an_application(dev: str, line: Line, queue: 
 
 
 def test_a_missing_application_exits_with_2(line: Line) -> None:
-    """What is no module, or no App in it, is told as such."""
+    """A missing module, and a module without an App, are reported as such."""
     assert line.code("worker", "start", "no_such_module_here:app") == 2
     assert line.code("worker", "start", "json:loads") == 2
     assert "onyxq.App" in line.said.err
 
 
 def test_a_peer_says_ready_and_leaves_when_told(tmp_path: Path) -> None:
-    """``peer start`` prints one ready line; SIGTERM ends it with 0, and its data serves the next run."""
+    """``peer start`` prints one ready line; SIGTERM ends it with 0, and the next run has its data."""
     nodes = set()
     for _ in range(2):
         with _started("peer", "start", "--data", str(tmp_path / "data"), *FREE) as process:
@@ -272,7 +272,7 @@ def test_a_peer_says_ready_and_leaves_when_told(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    """Whoever does not want to wait for the drain says so twice."""
+    """The second signal ends the drain."""
     with _started("dev", *FREE, "--data", str(tmp_path)) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("ready ")

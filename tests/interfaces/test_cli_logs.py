@@ -1,4 +1,4 @@
-"""Logs of daemons and workers: lines of text or of JSON, about the task that runs, without secrets."""
+"""Logs of daemons and workers: lines of text or JSON, with the running task, without secrets."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ WORDS = ('a-token-with-"quotes"', "first-token-of-some", "second-token-of-some",
 
 
 def context(**settings: str) -> Context:
-    """The surroundings of a command with these settings."""
+    """Return the context of a command with these settings."""
     environment = SECRETS | {f"ONYXQ_{name.upper()}": value for name, value in settings.items()}
     return Context(argparse.Namespace(), Config(environment, {}, ""), Output(as_json=False, environment={}))
 
 
 @contextmanager
 def own_logging(**settings: str) -> Iterator[logging.Logger]:
-    """Logging as the settings say, in place of pytest's and of what a worker may have set up; these come back."""
+    """Set up logging by the settings, instead of pytest's; restore it afterwards."""
     root, factory = logging.getLogger(), logging.getLogRecordFactory()
     handlers, level = list(root.handlers), root.level
     root.handlers[:] = []
@@ -52,7 +52,7 @@ def own_logging(**settings: str) -> Iterator[logging.Logger]:
 
 
 def leaking(logger: logging.Logger) -> None:
-    """Log all secrets in all ways: in the text, in an argument, in a traceback."""
+    """Log all secrets in the text, in an argument, and in a traceback."""
     logger.warning("settings: %s %r", "; ".join(SECRETS.values()), SECRETS)
     try:
         raise ValueError(*SECRETS.values())
@@ -62,7 +62,7 @@ def leaking(logger: logging.Logger) -> None:
 
 @pytest.mark.parametrize("form", logs.FORMATS)
 def test_no_secret_is_logged(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither as it is nor as JSON or Python writes it; all else is there."""
+    """No form of it is logged, also not that of JSON or Python; other text is."""
     with own_logging(log_format=form) as logger:
         leaking(logger)
     said = capsys.readouterr().err
@@ -72,7 +72,7 @@ def test_no_secret_is_logged(form: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_line_of_json_tells_what_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line is an object by itself, with what the worker adds to records where a task runs."""
+    """Each line is an object, with the fields that a worker adds while a task runs."""
     about = {"task_id": "ab", "task_name": "-", "task_queue": "mail", "task_attempt": 2}
     with own_logging(log_format="json", log_level="info") as logger:
         logger.info("two\nlines", extra=about)
@@ -93,14 +93,14 @@ def test_a_line_of_json_tells_what_it_is_about(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("arguments", [["--log-format", "xml"], ["--log-level", "loud"]])
 def test_what_there_is_not_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """By name, with what there is."""
+    """The error names it, and the existing ones."""
     assert run(["dev", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *arguments]) == 2
     said = capsys.readouterr().err
     assert arguments[0][2:].replace("-", "_") in said and ("json" in said or "debug" in said)
 
 
 def test_a_worker_logs_json(tmp_path: Any) -> None:
-    """A process from its start: it cannot reach its cluster, and says so in JSON."""
+    """A worker process that cannot reach its cluster reports that in JSON."""
     (tmp_path / "shop.py").write_text(
         "import logging, onyxq\n"
         "app = onyxq.App('127.0.0.1:1')\n"
@@ -126,7 +126,7 @@ def test_a_worker_logs_json(tmp_path: Any) -> None:
 
 
 def test_no_message_begins_a_line_that_looks_like_another() -> None:
-    """Line breaks, and whatever moves a terminal's cursor, are shown as escapes; an error's lines are indented."""
+    """Line breaks and cursor controls are escaped; an error's lines are indented."""
     formatter = logs.TextLines("%(levelname)s %(message)s")
     forged = "path\r\nERROR forged\x1b[2J\u2028ERROR too"
     record = logging.LogRecord("a", logging.INFO, "", 0, "a request to %s failed", (forged,), None)

@@ -1,4 +1,4 @@
-"""``onyxq cluster recover`` without a ZooKeeper: the log of one process, and what the command refuses."""
+"""``onyxq cluster recover`` without a ZooKeeper: the log of one process, and refusals."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Line:
         self._capsys = capsys
 
     def shown(self, *arguments: str) -> Any:
-        """The document that it prints."""
+        """Return the document that it prints."""
         assert run(["cluster", "recover", *arguments, "--json"]) == 0
         return json.loads(self._capsys.readouterr().out)
 
     def text(self, *arguments: str) -> str:
-        """What it prints for people."""
+        """Return its text output."""
         assert run(["cluster", "recover", *arguments]) == 0
         return self._capsys.readouterr().out
 
     def refused(self, *arguments: str, code: int) -> str:
-        """What it says as it ends with ``code``."""
+        """Return its message when it ends with ``code``."""
         assert run(["cluster", "recover", *arguments]) == code
         return self._capsys.readouterr().err
 
@@ -56,7 +56,7 @@ def line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def on_cluster(data: Path, use: Callable[[AsyncClient], Any], *, peers: int = 1, **settings: Any) -> Any:
-    """What ``use`` gives with a client of an embedded cluster in a directory."""
+    """Return the result of ``use`` with a client of an embedded cluster in a directory."""
 
     async def body() -> Any:
         config = evolve(LOCAL, partitions=4, **settings)
@@ -68,7 +68,7 @@ def on_cluster(data: Path, use: Callable[[AsyncClient], Any], *, peers: int = 1,
 
 
 async def work(client: AsyncClient) -> tuple[bytes, bytes, int]:
-    """One task is completed and one is claimed; their ids and the higher token."""
+    """Complete one task and claim another; return their ids and the higher token."""
     first, second = await client.enqueue_many("work", [b"one", b"two"])
     claims = {}
     while len(claims) < 2:
@@ -78,7 +78,7 @@ async def work(client: AsyncClient) -> tuple[bytes, bytes, int]:
 
 
 async def work_off(client: AsyncClient, first: bytes, second: bytes) -> int:
-    """The task that was claimed can be claimed again; its token."""
+    """Claim the claimed task again; return its token."""
     (claim,) = await client.claim(["work"], max=2, wait_ms=10_000)
     assert claim.id == second
     await client.complete([claim])
@@ -87,7 +87,7 @@ async def work_off(client: AsyncClient, first: bytes, second: bytes) -> int:
 
 
 async def explained(client: AsyncClient, task: bytes) -> list[str]:
-    """The story of a task as its store tells it, once its partition has a leader."""
+    """Return the story of a task from its store, once its partition has a leader."""
     await client.get(task)
     known = await client.call("task_history", {"id": task})
     return [one.words for one in merged(from_store(task, known))]
@@ -95,7 +95,7 @@ async def explained(client: AsyncClient, task: bytes) -> list[str]:
 
 @pytest.mark.parametrize("peers", [1, 2])
 def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: int) -> None:
-    """The same command, with the directory of ``onyxq dev``: tasks and completions are kept, tokens rise."""
+    """This is the same command, with the directory of ``onyxq dev``: tasks and completions stay, tokens rise."""
     data = tmp_path / "dev"
     first, second, token = on_cluster(data, work, peers=peers)
     shutil.rmtree(data / "log")
@@ -116,7 +116,7 @@ def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: in
 
 
 def test_archives_have_the_records_that_only_nodes_had(line: Line, tmp_path: Path) -> None:
-    """Those after the last collection went with the log; nodes archive their copies before they give them up."""
+    """Records after the last collection are lost with the log; nodes archive their copies before they drop them."""
     data, kept, table = tmp_path / "dev", tmp_path / "kept", tmp_path / "table"
     use = functools.partial(on_cluster, data, archive=str(kept), record_archive=str(table))
 
@@ -138,7 +138,7 @@ def test_archives_have_the_records_that_only_nodes_had(line: Line, tmp_path: Pat
 
 
 def test_a_node_of_a_cluster_on_zookeeper_gets_no_log_of_its_own(line: Line, tmp_path: Path) -> None:
-    """Forgetting --zookeeper makes nothing; only an empty ``log`` says that there was one."""
+    """Without --zookeeper nothing is created; only an empty ``log`` shows that there was one."""
     data = tmp_path / "dev"
     on_cluster(data, work, peers=1)
     node = data / "node-0"
@@ -151,7 +151,7 @@ def test_a_node_of_a_cluster_on_zookeeper_gets_no_log_of_its_own(line: Line, tmp
 
 
 def test_an_older_embedded_log_is_replaced(line: Line, tmp_path: Path) -> None:
-    """As a file system that was set back leaves it."""
+    """This is the state after a file system was restored."""
     data, older = tmp_path / "dev", tmp_path / "older"
     on_cluster(data, work)
     shutil.copytree(data / "log", older)
@@ -168,7 +168,7 @@ def test_an_older_embedded_log_is_replaced(line: Line, tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_nodes_directory_is_named(line: Line, tmp_path: Path) -> None:
-    """Also if it does not exist; nothing is created there."""
+    """A missing one is named too; nothing is created there."""
     hosts = ("--zookeeper", "127.0.0.1:1")
     for place in (tmp_path, tmp_path / "absent"):
         said = line.refused("main", *hosts, "--data", str(place), code=NotFound.exit_code)
@@ -181,7 +181,7 @@ def test_what_is_not_a_nodes_directory_is_named(line: Line, tmp_path: Path) -> N
 
 
 async def read_on(directory: Path, position: int, data: bytes) -> None:
-    """A node reads one more record."""
+    """Let a node read one more record."""
     store = LmdbStore.open(directory)
     digest = chained(store.log_digest(), position, 1, data)
     await store.write(Batch(records=(Record(position, 1, data),), log_position=position, log_digest=digest))
@@ -201,7 +201,7 @@ def test_directories_that_contradict_each_other_are_named(line: Line, tmp_path: 
 
 
 def test_another_clusters_name_is_refused(line: Line, tmp_path: Path) -> None:
-    """The name and the directory's cluster are told."""
+    """The name and the directory's cluster are reported."""
     data = tmp_path / "dev"
     on_cluster(data, work)
     said = line.refused("other", "--data", str(data), "--yes", code=Conflict.exit_code)

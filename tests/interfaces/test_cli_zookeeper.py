@@ -1,4 +1,4 @@
-"""Clusters on a real ZooKeeper, made and destroyed from the command line."""
+"""Clusters on a real ZooKeeper, created and destroyed on the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STOP_SECONDS_MAX = 60
 
 @pytest.fixture(scope="module")
 def zookeeper() -> Iterator[str]:
-    """``onyxq zookeeper start`` for this module; its connection string."""
+    """Run ``onyxq zookeeper start`` for this module; return its connection string."""
     try:
         find_java()
         find_jars()
@@ -42,7 +42,7 @@ def zookeeper() -> Iterator[str]:
 
 
 async def settings_of(zookeeper: str, name: str) -> Settings:
-    """What the first record of a cluster's log fixes."""
+    """Return the settings in the first record of a cluster's log."""
     session = await ZookeeperBackend(zookeeper, name).session()
     try:
         record = await session.read(EMPTY.position + 1)
@@ -53,7 +53,7 @@ async def settings_of(zookeeper: str, name: str) -> Settings:
 
 
 def test_a_cluster_is_created_once(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Creating tells the cluster's id; creating it again is a conflict."""
+    """The command prints the cluster's id; a second creation is a conflict."""
     assert run(["cluster", "create", "once", "--zookeeper", zookeeper, "--partitions", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["id"]
     assert run(["cluster", "create", "once", "--zookeeper", zookeeper]) == 4
@@ -61,7 +61,7 @@ def test_a_cluster_is_created_once(zookeeper: str, capsys: pytest.CaptureFixture
 
 
 def test_a_cluster_keeps_the_settings_it_is_created_with(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """All that cannot change later can be given; a value out of range is refused by name."""
+    """All fixed settings can be given; a value out of range is refused by name."""
     made = ["cluster", "create", "fixed", "--zookeeper", zookeeper]
     assert run([*made, "--absent-after-ms", "10"]) == 2
     assert "absent_after_ms must be 1000 to" in capsys.readouterr().err
@@ -71,7 +71,7 @@ def test_a_cluster_keeps_the_settings_it_is_created_with(zookeeper: str, capsys:
 
 
 def test_a_destroyed_cluster_can_be_created_anew(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Destroying takes ``--yes``, and leaves nothing in the way of another of the name."""
+    """Destroying needs ``--yes``, and another cluster of that name can be created."""
     assert run(["cluster", "create", "again", "--zookeeper", zookeeper]) == 0
     assert run(["cluster", "destroy", "again", "--zookeeper", zookeeper]) == 2
     assert run(["cluster", "destroy", "again", "--zookeeper", zookeeper, "--yes"]) == 0

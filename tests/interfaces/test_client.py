@@ -1,4 +1,4 @@
-"""The client: runs, grouping, and what it does when peers die, refuse or lag."""
+"""The client: runs, grouping, and its behaviour when peers die, refuse or lag."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 @BACKENDS
 def test_a_batch_is_claimed_and_completed_as_runs(backend: str) -> None:
-    """A thousand tasks travel as one run each way, and no claim object is made for them."""
+    """A thousand tasks are sent as one run each way, and no claim object is made for them."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -68,7 +68,7 @@ def test_a_batch_is_claimed_and_completed_as_runs(backend: str) -> None:
 
 
 def test_a_claim_shows_what_was_enqueued() -> None:
-    """Data, queue and priority of the very task, whichever is looked at."""
+    """Data, queue and priority belong to the right task."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -100,7 +100,7 @@ def test_a_payload_that_was_changed_is_not_handed_out() -> None:
 
 
 def test_only_what_differs_from_the_defaults_is_in_a_header() -> None:
-    """Headers of alike tasks are alike bytes."""
+    """Equal tasks have equal bytes as headers."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -115,7 +115,7 @@ def test_only_what_differs_from_the_defaults_is_in_a_header() -> None:
 
 
 def test_a_delayed_task_has_its_due_time_in_the_id() -> None:
-    """The id is all that says when a task is due."""
+    """Only the id shows when a task is due."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -130,7 +130,7 @@ def test_a_delayed_task_has_its_due_time_in_the_id() -> None:
 
 @given(sizes=st.lists(st.sampled_from([0, 1, 100, RUN_BYTES_MAX // 3, RUN_BYTES_MAX, RUN_BYTES_MAX + 1]), max_size=30))
 def test_runs_are_as_long_as_the_limits_allow(sizes: list[int]) -> None:
-    """No run is over the limits unless it is one task, and none could take the next task."""
+    """No run exceeds the limits unless it is one task, and none has room for the next task."""
     payloads = [bytes(size) for size in sizes]
     cuts = list(cut_payloads(payloads))
     assert [place for start, end in cuts for place in range(start, end)] == list(range(len(payloads)))
@@ -146,7 +146,7 @@ def test_more_tasks_than_a_run_holds_become_several_runs() -> None:
 
 @given(gaps=st.lists(st.integers(1, 3), min_size=1, max_size=50), start=st.integers(1000, 1040))
 def test_given_ids_are_cut_where_they_do_not_follow_or_cross_a_stretch(gaps: list[int], start: int) -> None:
-    """Every cut is a run of consecutive ids within one stretch."""
+    """Each part is a run of consecutive ids within one stretch."""
     counters = [start + sum(gaps[:place]) for place in range(len(gaps))]
     ids = [make_id(1, 2, 3, counter) for counter in counters]
     for begin, end in cut_with_ids([b"x"] * len(ids), ids):
@@ -155,7 +155,7 @@ def test_given_ids_are_cut_where_they_do_not_follow_or_cross_a_stretch(gaps: lis
 
 
 def test_repeating_a_call_with_its_ids_makes_no_second_task() -> None:
-    """The same ids, cut the same way, to the same partitions."""
+    """The same ids are sent, cut the same way, to the same partitions."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -190,7 +190,7 @@ def test_repeating_a_call_with_its_ids_makes_no_second_task() -> None:
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_sent(arguments: dict[str, Any], error: type[OnyxqError]) -> None:
-    """With the field at fault."""
+    """The error has the wrong field."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -205,7 +205,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(arguments: dict[str, 
 
 @BACKENDS
 def test_single_calls_that_come_together_leave_together(backend: str) -> None:
-    """The first goes at once; those that come while it is in flight make one run."""
+    """The first is sent at once; calls that come while it is in flight form one run."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -248,7 +248,7 @@ def test_calls_of_different_kinds_are_not_mixed() -> None:
 
 
 def test_a_bad_call_in_a_group_harms_nobody_else() -> None:
-    """The peer refuses the whole request; the others are sent again without it."""
+    """The peer refuses the whole request; the other calls are sent again without it."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -266,7 +266,7 @@ def test_a_bad_call_in_a_group_harms_nobody_else() -> None:
 
 
 def test_a_name_that_cannot_be_sent_harms_no_other_call() -> None:
-    """JSON of strangers may hold half of a surrogate pair: the call that has it fails, and the client goes on."""
+    """Foreign JSON may have half of a surrogate pair: that call fails, and the client continues."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -281,7 +281,7 @@ def test_a_name_that_cannot_be_sent_harms_no_other_call() -> None:
 
 @BACKENDS
 def test_a_client_given_one_peer_survives_its_death(backend: str) -> None:
-    """It learns of the others in time, and goes on with one of them."""
+    """It learns of the others in time, and continues with one of them."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         first = await cluster.start(network.host("a"), "a:1")
@@ -298,7 +298,7 @@ def test_a_client_given_one_peer_survives_its_death(backend: str) -> None:
 
 
 def test_a_client_that_asks_for_nothing_follows_peers_that_come_back_elsewhere() -> None:
-    """Each is started again at another address, one after the other: at the end none is where the client began."""
+    """Each peer is restarted at another address in turn: at the end all first addresses are gone."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         for name in "abc":
@@ -320,7 +320,7 @@ def test_a_client_that_asks_for_nothing_follows_peers_that_come_back_elsewhere()
 
 @BACKENDS
 def test_new_tasks_go_around_a_leader_that_died(backend: str) -> None:
-    """Though the routes name it still: whoever enqueues need not wait until another leads in its place."""
+    """The routes still name it, but an enqueue does not wait for the next leader."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         first = await cluster.start(network.host("a"), "a:1")
@@ -342,7 +342,7 @@ def test_new_tasks_go_around_a_leader_that_died(backend: str) -> None:
 
 
 def test_a_request_cut_off_is_repeated_with_the_same_ids() -> None:
-    """The peer stored the tasks and died before it answered: there is no second set."""
+    """The peer stored the tasks and died before its answer: the tasks are not stored twice."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         first = await cluster.start(network.host("a"), "a:1")
@@ -366,7 +366,7 @@ def test_a_request_cut_off_is_repeated_with_the_same_ids() -> None:
 
 
 def test_errors_that_pass_are_waited_out() -> None:
-    """Ever longer, up to the deadline."""
+    """Pauses become longer, up to the deadline."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -385,7 +385,7 @@ def test_errors_that_pass_are_waited_out() -> None:
 
 @pytest.mark.parametrize("method", ["enqueue", "complete", "fail", "renew", "release", "update"])
 def test_a_call_whose_outcome_is_unknown_is_repeated_as_it_was(method: str) -> None:
-    """The first request was carried out, and only its answer says that it may not have been: the repeat counts once."""
+    """The first request succeeded with an answer of unknown outcome: the repeat has no second effect."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -424,7 +424,7 @@ def test_a_call_whose_outcome_is_unknown_is_repeated_as_it_was(method: str) -> N
 
 
 def test_a_run_that_was_refused_stays_in_its_partition_and_new_ones_avoid_it() -> None:
-    """A partition without a quorum delays only what was already sent there."""
+    """A partition without a quorum delays only tasks that were already sent there."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -455,7 +455,7 @@ def test_a_run_that_was_refused_stays_in_its_partition_and_new_ones_avoid_it() -
 
 
 def test_tasks_go_straight_to_the_leader_of_their_partition() -> None:
-    """Once there is a connection to it; until then the coordinator passes them on."""
+    """This is so once there is a connection; until then the coordinator forwards them."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         first = await cluster.start(network.host("a"), "a:1")
@@ -477,7 +477,7 @@ def test_tasks_go_straight_to_the_leader_of_their_partition() -> None:
 
 
 def test_a_peer_that_accepts_and_never_answers_is_left_for_another() -> None:
-    """After one attempt's time, well within the deadline."""
+    """It is left after the time of one attempt, long before the deadline."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         first = await cluster.start(network.host("a"), "a:1")
@@ -491,7 +491,7 @@ def test_a_peer_that_accepts_and_never_answers_is_left_for_another() -> None:
 
 
 def test_nobody_there_is_unavailable_at_the_deadline() -> None:
-    """And at once for a plain call, as the command line makes it."""
+    """A plain call of the command line fails at once."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async with client_of(network) as client:
@@ -507,7 +507,7 @@ def test_nobody_there_is_unavailable_at_the_deadline() -> None:
 
 
 def test_a_call_keeps_its_time_while_no_peer_answers_and_the_search_goes_on() -> None:
-    """However short that is: a later call finds the peer that the search has come to."""
+    """This holds for any time: a later call uses the peer that the search has found."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -530,7 +530,7 @@ def test_a_call_keeps_its_time_while_no_peer_answers_and_the_search_goes_on() ->
 
 
 def test_the_blocking_client_does_the_same_from_threads() -> None:
-    """Over real TCP."""
+    """This uses real TCP."""
 
     async def main() -> None:
         async with anyio.create_task_group() as group:

@@ -1,4 +1,4 @@
-"""The client and its claims: leases, stale tokens, updates, and what goes back as runs."""
+"""The client and its claims: leases, stale tokens, updates, and completions as runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 
 def test_a_lease_counts_from_when_the_request_was_sent() -> None:
-    """However long the answer took."""
+    """This holds for any duration of the answer."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -51,7 +51,7 @@ def test_a_lease_counts_from_when_the_request_was_sent() -> None:
 
 
 def test_a_lease_claimed_ahead_is_told_no_longer_than_a_renewed_one() -> None:
-    """It was granted for longer, by what is left until the task is due; but a renewal is for the lease alone."""
+    """Its lease includes the time until the task is due, but a renewal is for the plain lease."""
     body = pack_task({"queue": "mail"}, [b"x"])
     answer = {"claims": [[1, 0, 0, make_id(1_000, 0, 1, 0), body]]}
     (ready,) = ClaimBatch.of(answer, sent_at=100.0, lease_ms=5_000, now=100.5)
@@ -61,7 +61,7 @@ def test_a_lease_claimed_ahead_is_told_no_longer_than_a_renewed_one() -> None:
 
 
 def test_a_long_wait_is_cut_so_that_the_lease_is_fresh() -> None:
-    """A grant at the end of a minute's wait is worth most of its lease."""
+    """A grant after a minute's wait still has most of its lease."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -80,7 +80,7 @@ def test_a_long_wait_is_cut_so_that_the_lease_is_fresh() -> None:
 
 
 def test_a_claim_that_names_no_lease_has_its_queues() -> None:
-    """The answer tells which; renewals are for the same, and later waits are cut to fit it."""
+    """The answer has the lease; renewals use the same, and later waits are cut to fit it."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -100,7 +100,7 @@ def test_a_claim_that_names_no_lease_has_its_queues() -> None:
 
 
 def test_an_update_may_say_how_many_nodes_are_to_have_it() -> None:
-    """Without, nothing is said of it."""
+    """Without it the request has no number."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -129,7 +129,7 @@ def test_a_claim_without_tasks_is_empty_when_the_wait_is_over() -> None:
 
 
 def test_claiming_is_tried_again_while_the_wait_lasts() -> None:
-    """And the reason is raised when it does not."""
+    """If the wait is over, the reason is raised."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -144,7 +144,7 @@ def test_claiming_is_tried_again_while_the_wait_lasts() -> None:
 
 
 def test_claims_that_arrive_for_nobody_are_given_back() -> None:
-    """A claim was cancelled while its answer was on the way."""
+    """The claim was cancelled while its answer was in flight."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -182,7 +182,7 @@ def test_a_stale_claim_is_raised_for_one_and_named_for_many(backend: str) -> Non
 
 
 def test_parts_refused_for_a_passing_reason_are_sent_again_alone() -> None:
-    """With their own results."""
+    """They are sent with their own results."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -226,7 +226,7 @@ def test_claims_in_a_list_go_back_as_runs_where_they_can() -> None:
 
 
 def test_a_claim_known_by_id_and_token_is_enough() -> None:
-    """As the command line has it."""
+    """The command line has only these."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")
@@ -240,7 +240,7 @@ def test_a_claim_known_by_id_and_token_is_enough() -> None:
 
 
 def test_updates_of_a_claim_are_numbered_from_zero() -> None:
-    """And a completion says how many there were."""
+    """A completion has their number."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -257,7 +257,7 @@ def test_updates_of_a_claim_are_numbered_from_zero() -> None:
 
 
 def test_an_update_of_unknown_outcome_is_sent_again_before_the_next() -> None:
-    """Its number may be taken, so nothing else may use it."""
+    """Its number may be used up, so no other update may have it."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -280,7 +280,7 @@ def item(counter: int, count: int, *more: Any) -> list[Any]:
 
 
 def test_neighbouring_items_are_merged_with_their_results() -> None:
-    """Only where token and everything else agree."""
+    """Items are merged only if token and everything else agree."""
     found = merged([item(2, 1, None, [b"2"]), item(0, 2, None, [b"0", None]), item(5, 1, None, None)])
     assert found == [item(0, 3, None, [b"0", None, b"2"]), item(5, 1, None, None)]
     assert merged([item(0, 1, "a", 5), item(1, 1, "b", 5), item(2, 1, "b", 6)]) == [
@@ -291,7 +291,7 @@ def test_neighbouring_items_are_merged_with_their_results() -> None:
 
 
 def test_completions_that_name_their_updates_stay_apart() -> None:
-    """The number is that of one claim's updates, also where a neighbour has as many."""
+    """The number belongs to one claim's updates, even if an adjacent claim has as many."""
     items = [item(0, 1, 4, None), item(1, 1, 4, None), item(2, 1, 0, [b"r"]), item(3, 1, 0, [b"r"])]
     assert merged(items) == items
 

@@ -1,4 +1,4 @@
-"""What a client does when peers are overloaded: it waits as long as it is told, and holds large writes back."""
+"""Behaviour of a client when peers are overloaded: it waits as long as they ask, and delays large writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGE = bytes(100_000)
 
 
 def test_an_overloaded_peer_is_asked_again_when_it_said() -> None:
-    """Not earlier, and with some of its clients later than others."""
+    """It asks again not earlier, and its clients do so at different times."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -32,7 +32,7 @@ def test_an_overloaded_peer_is_asked_again_when_it_said() -> None:
 
 @pytest.mark.parametrize("data", [b"x", LARGE])
 def test_a_refusal_is_raised_at_once_if_there_is_no_time_for_another_attempt(data: bytes) -> None:
-    """As what it is, and not as a timeout."""
+    """The refusal itself is raised, not a timeout."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -48,7 +48,7 @@ def test_a_refusal_is_raised_at_once_if_there_is_no_time_for_another_attempt(dat
 
 
 def test_large_writes_wait_together_after_a_refusal_and_small_ones_do_not() -> None:
-    """One of them is tried first; each that is served lets twice as many follow."""
+    """One of them is tried first; each success lets twice as many follow."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")

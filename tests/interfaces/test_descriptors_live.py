@@ -1,4 +1,4 @@
-"""A real peer that may open few files, under more connections than that: probes, peers and clients are answered."""
+"""A real peer with few file descriptors and many connections still answers probes, peers and clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """Addresses of a peer that asks for tokens and may open `FILES_MAX` files."""
+    """Return the addresses of a peer that requires tokens and may open `FILES_MAX` files."""
     limited = ["sh", "-c", f'ulimit -n {FILES_MAX} && exec "$@"', "sh"]
     command = [
         *limited,
@@ -59,7 +59,7 @@ def peer(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 
 def connections(stack: ExitStack, address: str, count: int, said: bytes = b"") -> None:
-    """Open that many connections that stay open as far as the peer lets them."""
+    """Open a number of connections that stay open as long as the peer allows."""
     host, port = address.rsplit(":", 1)
     for _ in range(count):
         with suppress(ConnectionError):
@@ -69,7 +69,7 @@ def connections(stack: ExitStack, address: str, count: int, said: bytes = b"") -
 
 @pytest.mark.parametrize("said", [b"", b"GET /livez HTTP/1.1\r\nhost: ", PREFACE], ids=["nothing", "part", "http2"])
 def test_a_peer_with_few_descriptors_is_reached_by_peers_and_probes(peer: dict[str, Any], said: bytes) -> None:
-    """Though twice as many connections are opened to each port as it has files, by callers without a credential."""
+    """Clients without a credential open twice as many connections to each port as it has descriptors."""
     with Wire(peer["listen"], hello={"role": "client", "credential": TOKEN}) as wire:
         hello = wire.greeting[2] | {"role": "peer", "credential": SECRET, "node": "n"}
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ from tests.tidy.rules import ROOT
 
 
 def test_queues_and_the_task_store_are_there_again_when_it_is_opened_again(tmp_path: Path) -> None:
-    """All that was answered is kept, ids go on rising, and the claim of a task still stands."""
+    """All acknowledged writes are kept, ids continue to rise, and the claim of a task is still valid."""
     path = tmp_path / "kept"
     with onyxq.open(path) as opened:
         task = opened.enqueue("mail", b"hello")
@@ -64,7 +64,7 @@ def test_threads_share_it(tmp_path: Path) -> None:
 
 
 def test_one_at_a_time_has_it_open(tmp_path: Path) -> None:
-    """Another is told who has it; when it is closed its calls say so."""
+    """A second opener gets an error with the owner; after a close its own calls fail with a reason."""
     with onyxq.open(tmp_path) as opened:
         with pytest.raises(OnyxqError, match="in use"):
             onyxq.open(tmp_path)
@@ -74,7 +74,7 @@ def test_one_at_a_time_has_it_open(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    """As of any client."""
+    """The errors are those of any client."""
     with onyxq.open(tmp_path) as opened:
         store = opened.task_store()
         with pytest.raises(BadRequest) as wrong:
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
 
 
 def test_nothing_of_http_is_loaded_for_it(tmp_path: Path) -> None:
-    """A node that serves no HTTP, in whatever process, starts without the modules that do."""
+    """A node without HTTP, in any process, starts without the HTTP modules."""
     code = "import sys, onyxq; onyxq.open(sys.argv[1]).close(); print([m for m in sys.modules if m in sys.argv[2:]])"
     command = [
         sys.executable,
@@ -112,7 +112,7 @@ def test_nothing_of_http_is_loaded_for_it(tmp_path: Path) -> None:
 
 
 def test_the_task_store_of_a_cluster_under_test(onyxq_cluster: Cluster) -> None:
-    """A lease ends by the cluster's clock, and a peer that is killed takes nothing along."""
+    """A lease ends by the cluster's clock, and a killed peer loses nothing."""
     one, other = (onyxq_cluster.client().task_store() for _ in range(2))
     assert one.client_id != other.client_id
     one.update(adds=[("g", "a")])
@@ -128,7 +128,7 @@ def test_the_task_store_of_a_cluster_under_test(onyxq_cluster: Cluster) -> None:
 
 @on_trio
 async def test_connections_in_memory_end_as_others_do() -> None:
-    """Bytes arrive in order and in the pieces that are asked for; an end is seen on the other side."""
+    """Bytes arrive in order and in the requested pieces; the other side sees an end."""
     network, got = MemoryNetwork(), []
 
     async def echo(stream: ByteStream) -> None:

@@ -1,4 +1,4 @@
-"""An error names its field once, and says the rule that the value breaks."""
+"""An error names its field once, and has the rule that the value breaks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from onyxq.interfaces.local_cluster import LocalCluster
     ],
 )
 def test_a_field_is_named_once(field: str | None, message: str, named: str) -> None:
-    """Whole, and in front, whatever the message begins with."""
+    """The full name comes first, whatever the message begins with."""
     assert BadRequest(message, field=field).named() == named
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 async def test_bad_fields_of_a_task_are_refused_with_the_rule(tmp_path: Path) -> None:
-    """A tab in a key, a word that does not exist, a number out of range."""
+    """Examples are a tab in a key, an unknown word, and a number out of range."""
     bad = {"ordering_key": "a\tb", "unique_key": "a\nb", "on_dependency_failed": "hope", "priority": 1 << 40}
     rules = ("control characters", "control characters", "fail", "signed 32-bit number")
     async with LocalCluster(peers=1, data=str(tmp_path)) as cluster, AsyncClient(cluster.addresses[0]) as client:
@@ -43,7 +43,7 @@ async def test_bad_fields_of_a_task_are_refused_with_the_rule(tmp_path: Path) ->
 
 
 def test_settings_that_cannot_change_any_more_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A peer that is started with another value than the cluster was created with says so."""
+    """A peer that is started with other values than the cluster's reports them."""
 
     async def start(absent_after_ms: int) -> None:
         async with LocalCluster(peers=1, data=str(tmp_path), first={"absent_after_ms": absent_after_ms}):

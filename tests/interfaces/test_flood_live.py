@@ -1,4 +1,4 @@
-"""A real node under callers who send too much and never to the end: its memory stays bounded, others are answered."""
+"""A real node with clients that send too much and never to the end: its memory is bounded, others are served."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from onyxq.wire.protocol import FRAME_BYTES_MAX
 CALLERS = 32
 MIB = 1 << 20
 SLACK_BYTES = 120 * MIB
-"""For buffers of the interpreter, the store and the sockets."""
+"""Bytes for buffers of the interpreter, the store and the sockets."""
 PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Process id and addresses of a node that runs in a process of its own."""
+    """Return process id and addresses of a node in a process of its own."""
     where = tmp_path_factory.mktemp("node")
     command = [sys.executable, "-m", "onyxq", "dev", "--json", "--data", str(where)]
     with subprocess.Popen(
@@ -48,18 +48,18 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, dict[s
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process has now."""
+    """Return the memory of a process in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 def connect(stack: ExitStack, address: str) -> socket.socket:
-    """A connection that ends with the stack."""
+    """Return a connection that ends with the stack."""
     host, port = address.rsplit(":", 1)
     return stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
 
 
 def send(stream: socket.socket, data: bytes) -> None:
-    """As much of it as the other side takes."""
+    """Send as much as the other side accepts."""
     stream.settimeout(5.0)
     try:
         stream.sendall(data)
@@ -68,7 +68,7 @@ def send(stream: socket.socket, data: bytes) -> None:
 
 
 def check_serves(node: dict[str, Any]) -> None:
-    """Somebody else gets his task done over TCP, and answers over HTTP."""
+    """Check that another client's task is processed over TCP, and HTTP answers."""
     with Client(node["listen"]) as client:
         client.enqueue_many("other", [b"x"])
         (claim,) = client.claim(["other"], wait_ms=20_000, worker="w")
@@ -78,7 +78,7 @@ def check_serves(node: dict[str, Any]) -> None:
 
 
 def test_memory_is_bounded_whoever_sends_what(node: tuple[int, dict[str, Any]]) -> None:
-    """Messages and bodies of almost the largest size, from many at a time, none of which ends."""
+    """Many send messages and bodies of almost the largest size at a time, none to the end."""
     pid, where = node
     check_serves(where)
     before = resident(pid)

@@ -1,4 +1,4 @@
-"""Flows: what chains and groups come to, and how they are sent."""
+"""Flows: the dependencies of chains and groups, and how they are sent."""
 
 from __future__ import annotations
 
@@ -20,55 +20,55 @@ OUTSIDE = make_id(1, 1, 1, 1)
 
 
 def sent(flow: Flow[None]) -> None:
-    """For flows that nobody enqueues."""
+    """Fail, because the flow must not be enqueued."""
 
 
 def follows(flow: Flow[Any]) -> list[tuple[bytes, tuple[int, ...]]]:
-    """Payload and places of predecessors, step by step."""
+    """Return payload and predecessors of each step."""
     return [(one.step.payload, one.follows) for one in flow.plan.steps]
 
 
 def a_chain(*parts: Any) -> Flow[None]:
-    """A chain that is not sent."""
+    """Return a chain that is not sent."""
     return chain(sent, parts)
 
 
 def a_group(*parts: Any) -> Flow[None]:
-    """A group that is not sent."""
+    """Return a group that is not sent."""
     return group(sent, parts)
 
 
 def steps(text: str) -> list[tuple[str, bytes]]:
-    """A part for each letter."""
+    """Return a part for each letter."""
     return [("q", letter.encode()) for letter in text]
 
 
 def test_a_chain_is_one_after_the_other() -> None:
-    """Each depends on the one before."""
+    """Each step depends on the one before."""
     assert follows(a_chain(*steps("abc"))) == [(b"a", ()), (b"b", (0,)), (b"c", (1,))]
 
 
 def test_a_join_follows_on_all_of_a_group() -> None:
-    """And what follows on a step goes side by side."""
+    """Steps after one step run side by side."""
     flow = a_chain(("q", b"a"), a_group(*steps("bc")), ("q", b"d"))
     assert follows(flow) == [(b"a", ()), (b"b", (0,)), (b"c", (0,)), (b"d", (1, 2))]
     assert flow.plan.tails == (3,)
 
 
 def test_groups_hold_chains() -> None:
-    """What follows waits for their ends, what precedes is waited for by their beginnings."""
+    """Later steps wait for the ends of the chains; the starts wait for earlier steps."""
     flow = a_chain(("q", b"a"), a_group(a_chain(*steps("bc")), ("q", b"d"))).then(("q", b"e"))
     assert follows(flow) == [(b"a", ()), (b"b", (0,)), (b"c", (1,)), (b"d", (0,)), (b"e", (2, 3))]
 
 
 def test_two_groups_in_a_row_are_tied_crosswise() -> None:
-    """Each of the second follows on all of the first."""
+    """Each of the second group depends on all of the first."""
     flow = a_chain(a_group(*steps("ab")), a_group(*steps("cd")))
     assert follows(flow)[2:] == [(b"c", (0, 1)), (b"d", (0, 1))]
 
 
 def test_then_leaves_the_flow_as_it_was() -> None:
-    """It makes another one."""
+    """It returns a new flow."""
     first = a_group(*steps("ab"))
     assert first.then(("q", b"c")).plan.steps[:2] == first.plan.steps
     assert len(first.plan.steps) == 2
@@ -83,7 +83,7 @@ Nested = st.recursive(
 
 @given(Nested)
 def test_every_flow_is_in_an_order_in_which_it_can_be_stored(shape: Any) -> None:
-    """Nothing follows on what comes later, and there is a beginning and an end."""
+    """No step depends on a later one, and there is a beginning and an end."""
 
     def made(part: Any) -> Any:
         if part == "step":
@@ -111,14 +111,14 @@ def test_every_flow_is_in_an_order_in_which_it_can_be_stored(shape: Any) -> None
     ],
 )
 def test_what_cannot_be_is_refused_where_it_is_written(make: Any, field: str) -> None:
-    """Before anything is sent."""
+    """The error comes before anything is sent."""
     with pytest.raises(BadRequest) as refused:
         make()
     assert refused.value.field == field
 
 
 def test_a_flow_is_stored_with_its_dependencies() -> None:
-    """Alike steps side by side are one run; each header names the tasks that it follows on."""
+    """Equal parallel steps are one run; each header has the tasks on which it depends."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -141,7 +141,7 @@ def test_a_flow_is_stored_with_its_dependencies() -> None:
 
 
 def test_a_flow_enqueued_again_is_the_same_tasks() -> None:
-    """After an error nobody has to know how far it came."""
+    """After an error it can simply be repeated."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         await cluster.start(network.host("a"), "a:1")

@@ -1,6 +1,7 @@
-"""Files of history that somebody made to do harm: sound by their checksums, and wrong in any place.
+"""Files of history made by an attacker: right checksums, and wrong contents in any place.
 
-`replay`, `replica show` and `restore` either work or name what is wrong; a refused restore leaves nothing.
+`replay`, `replica show` and `restore` either work or name the error; a refused restore leaves
+nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ BOMBS = {
     "empty lists": (b"\xdd\x03\x00\x00\x00", b"\x90", 48 << 20),
     "nested": (b"", b"\x91", 1 << 20),
 }
-"""Name -> first bytes, and a byte with how many of it follow."""
+"""Name -> first bytes, a byte, and how often it follows."""
 
 
 @cache
@@ -69,13 +70,13 @@ def bomb(name: str) -> bytes:
 
 
 def write_dump(path: Path, world: World, first: int, last: int) -> None:
-    """A dump of some records from the replica before them."""
+    """Write a dump of some records and the replica before them."""
     origin = world.replicas[first] if first else None
     dump.write(path, dump.Dump("main", origin, world.records[first:last], "c1"))
 
 
 def write_backup(path: Path, world: World, first: int, last: int) -> None:
-    """A backup with a row of each of two partitions."""
+    """Write a backup with a row of each of two partitions."""
     origin = world.replicas[first]
     assert origin.cluster is not None and origin.partitions
     packed = snapshot.pack(origin)
@@ -87,7 +88,7 @@ def write_backup(path: Path, world: World, first: int, last: int) -> None:
 
 
 def write_export(path: Path, world: World, first: int, last: int) -> None:
-    """What a node has read."""
+    """Write the export of a node's reading."""
     start = world.replicas[first] if first else EMPTY
     found = Found("d", "n1", "c1", last - 1, b"digest", {0: 1}, start, tuple(world.records[first:last]))
     findings.export(found, path)
@@ -113,7 +114,7 @@ def world() -> World:
 
 @pytest.fixture(scope="module")
 def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, list[Block]]:
-    """The blocks of a dump and of a backup, both sound. The digests in their ends are left out."""
+    """Return the blocks of a valid dump and a valid backup, without the digests at their ends."""
     path = tmp_path_factory.mktemp("sound") / "file"
     out: dict[Kind, list[Block]] = {}
     for kind in (dump.KIND, backup.KIND):
@@ -124,7 +125,7 @@ def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, 
 
 
 def spoiled_somewhere(blocks: list[Block], seed: int) -> list[Block]:
-    """The blocks of a file with one of them spoiled."""
+    """Return the blocks of a file with a random change in one of them."""
     random, out = Random(seed), list(blocks)
     place = random.randrange(len(out))
     out[place] = spoiled(random, out[place])
@@ -132,13 +133,13 @@ def spoiled_somewhere(blocks: list[Block], seed: int) -> list[Block]:
 
 
 def written(path: Path, blocks: list[Block]) -> str:
-    """A file of these blocks, each under its right checksum."""
+    """Write a file of these blocks with right checksums."""
     path.write_bytes(file_of(blocks))
     return str(path)
 
 
 def changed(random: Random, value: Any) -> Any:
-    """The value with one random place of it changed: of another type, missing, repeated, out of range."""
+    """Return the value with one random change: another type, missing, repeated, or out of range."""
     if isinstance(value, (list, tuple)) and value and random.random() < 0.9:
         items, place = list(value), random.randrange(len(value))
         items[place : place + 1] = random.choice(
@@ -156,7 +157,7 @@ def changed(random: Random, value: Any) -> Any:
 
 
 def spoiled(random: Random, block: Block) -> Block:
-    """A block with a random change, packed as before."""
+    """Return a block with a random change, packed as before."""
     kind, value = block
     if kind == SNAPSHOT:
         plain = msgpack.unpackb(zlib.decompress(value[8:]), strict_map_key=False)
@@ -166,7 +167,7 @@ def spoiled(random: Random, block: Block) -> Block:
 
 
 def test_the_files_are_sound_before_they_are_changed(files: dict[Kind, list[Block]], tmp_path: Path) -> None:
-    """So the refusals below are for the change alone."""
+    """So later refusals are due to the change alone."""
     path = written(tmp_path / "dump", files[dump.KIND])
     assert run(["replica", "show", "--file", path]) == 0
     path = written(tmp_path / "backup", files[backup.KIND])
@@ -178,7 +179,7 @@ def test_the_files_are_sound_before_they_are_changed(files: dict[Kind, list[Bloc
 def test_a_dump_that_is_wrong_anywhere_is_replayed_or_refused(
     files: dict[Kind, list[Block]], seed: int, tmp_path: Path
 ) -> None:
-    """No other exception than the program's own errors, which become exit codes."""
+    """Only the program's own errors are raised, which become exit codes."""
     path = written(tmp_path / "dump", spoiled_somewhere(files[dump.KIND], seed))
     assert run(["log", "replay", path]) in (0, 1, *REFUSED)
     assert run(["replica", "show", "--file", path]) in (0, *REFUSED)
@@ -188,7 +189,7 @@ def test_a_dump_that_is_wrong_anywhere_is_replayed_or_refused(
 def test_a_backup_that_is_wrong_anywhere_is_restored_or_leaves_nothing(
     files: dict[Kind, list[Block]], seed: int, tmp_path: Path
 ) -> None:
-    """What is refused is refused before a store or a log is made."""
+    """A refusal comes before a store or a log is created."""
     path = written(tmp_path / "backup", spoiled_somewhere(files[backup.KIND], seed))
     data = tmp_path / "data"
     code = run(["cluster", "restore", path, "--data", str(data)])
@@ -200,7 +201,7 @@ def test_a_backup_that_is_wrong_anywhere_is_restored_or_leaves_nothing(
 def test_a_bomb_is_refused(
     files: dict[Kind, list[Block]], what: str, block: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A few kilobytes that unpack to far more, or to millions of values, or nested without end."""
+    """It has a few kilobytes that unpack to far more, to millions of values, or to endless nesting."""
     kind = backup.KIND if block == ROWS else dump.KIND
     body = snapshot.sealed(bomb(what)) if block == SNAPSHOT else bomb(what)
     blocks = [(found, body if found == block else sound) for found, sound in files[kind]]
@@ -213,7 +214,7 @@ def test_a_bomb_is_refused(
 def test_a_backup_of_a_newer_cluster_leaves_nothing(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused before a log or a store is made, also if only its records enable what is not known here."""
+    """It is refused before a log or a store is created, also if only its records enable something unknown."""
     origin = world.replicas[100]
     newer = evolve(origin, enabled=origin.enabled.set("of_the_future", 1))
     file, data = tmp_path / "backup", tmp_path / "data"
@@ -223,7 +224,7 @@ def test_a_backup_of_a_newer_cluster_leaves_nothing(
 
 
 def test_a_backup_with_a_strange_node_leaves_nothing(world: World, tmp_path: Path) -> None:
-    """The id of a node would become the name of a directory."""
+    """The id of a node would be the name of a directory."""
     origin = world.replicas[100]
     placed = {number: evolve(one, members=("../../x",)) for number, one in origin.partitions.items()}
     file, data = tmp_path / "backup", tmp_path / "data"
@@ -237,7 +238,7 @@ def test_a_backup_with_a_strange_node_leaves_nothing(world: World, tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def small(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, bytes]:
-    """A few hundred bytes of each kind of file."""
+    """Return small files of each kind, of a few hundred bytes."""
     path = tmp_path_factory.mktemp("small") / "file"
     out: dict[Kind, bytes] = {}
     for kind, write in WRITE.items():
@@ -248,7 +249,7 @@ def small(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, 
 
 
 def refusals(path: Path, kind: Kind, changed: Iterator[bytes]) -> Iterator[OnyxqError]:
-    """The errors of reading files of such bytes to their end; fails if one is read."""
+    """Return the errors of reading such files to their end; fail if one can be read."""
     for data in changed:
         path.write_bytes(data)
         with pytest.raises(OnyxqError, match="history-file") as caught:
@@ -258,7 +259,7 @@ def refusals(path: Path, kind: Kind, changed: Iterator[bytes]) -> Iterator[Onyxq
 
 @pytest.mark.parametrize("kind", WRITE, ids=lambda kind: kind.name)
 def test_every_flipped_byte_is_refused(small: dict[Kind, bytes], kind: Kind, tmp_path: Path) -> None:
-    """The error names the file, and the block unless the magic number is at fault."""
+    """The error names the file, and the block unless the magic number is wrong."""
     data, random = small[kind], Random(1)
     flipped = (data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :] for at in range(len(data)))
     for at, error in enumerate(refusals(tmp_path / "history-file", kind, flipped)):
@@ -267,7 +268,7 @@ def test_every_flipped_byte_is_refused(small: dict[Kind, bytes], kind: Kind, tmp
 
 @pytest.mark.parametrize("kind", WRITE, ids=lambda kind: kind.name)
 def test_every_cut_and_every_addition_is_refused(small: dict[Kind, bytes], kind: Kind, tmp_path: Path) -> None:
-    """Also a cut between two blocks, as a full disk leaves it, and bytes after the end."""
+    """This includes a cut between two blocks, as on a full disk, and bytes after the end."""
     data = small[kind]
     cut = [data[:size] for size in range(8, len(data))]
     for error in refusals(tmp_path / "history-file", kind, iter([*cut, data + b"x", data + data])):
@@ -284,7 +285,7 @@ def test_another_kind_of_file_is_refused_by_name(small: dict[Kind, bytes], kind:
 
 
 def test_blocks_of_another_file_are_refused(world: World, small: dict[Kind, bytes], tmp_path: Path) -> None:
-    """Each is sound where it stands; the digest at the end is of the others."""
+    """Each block is valid alone; the digest at the end belongs to the others."""
     mixed = []
     for number, first in enumerate((40, 60)):
         write_dump(tmp_path / str(number), world, first, first + 3)
@@ -298,7 +299,7 @@ def test_blocks_of_another_file_are_refused(world: World, small: dict[Kind, byte
 def test_a_fifo_is_refused_instead_of_waited_for(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Opening it would block until somebody writes to it."""
+    """Opening it would block until another process writes to it."""
     task = make_id(1, 0, 1, 0).hex()
     name, asked = {
         "dump": ("fifo", ["log", "replay", f"{tmp_path}/fifo"]),

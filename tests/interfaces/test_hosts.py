@@ -1,4 +1,4 @@
-"""The names at which HTTP answers: pages whose name is made to point here get nothing, programs all they did."""
+"""The host names at which HTTP answers: pages of rebound names get nothing, programs are not affected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVIL = "rebound.example:7480"
     ],
 )
 def test_own_names_and_addresses_are_answered(host: str | None) -> None:
-    """Whatever the port, which may be another one on the way; who names none is no browser."""
+    """This holds for any port, which a proxy may change; a client without a name is not a browser."""
     hosts("peer-1, other", listens=LISTENS, asks=False).check(host)
 
 
@@ -58,7 +58,7 @@ def test_own_names_and_addresses_are_answered(host: str | None) -> None:
     ],
 )
 def test_other_names_are_not(host: str) -> None:
-    """However they resemble one; the message is no longer than it must be."""
+    """This holds for any similarity; the message is as short as possible."""
     with pytest.raises(Misdirected) as raised:
         hosts("peer-1", listens=LISTENS, asks=False).check(host)
     assert raised.value.field == "Host" and len(raised.value.message) < 300
@@ -73,7 +73,7 @@ def test_with_credentials_names_matter_only_if_some_are_said() -> None:
 
 @pytest.mark.parametrize("said", ["peer-1:7480", "http://peer-1", "*", "a b", "a..b"])
 def test_what_is_no_name_is_refused(said: str) -> None:
-    """The setting is named."""
+    """The error names the setting."""
     with pytest.raises(BadRequest) as raised:
         hosts(said, listens=LISTENS, asks=False)
     assert raised.value.field == "http_hosts"
@@ -82,7 +82,7 @@ def test_what_is_no_name_is_refused(said: str) -> None:
 def test_a_peer_with_a_wrong_name_does_not_start(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2, before anything is begun."""
+    """It exits with code 2 before it starts anything."""
     monkeypatch.setenv("ONYXQ_HTTP_HOSTS", "*.intranet")
     assert run(["dev", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0"]) == 2
     assert "http_hosts" in capsys.readouterr().err
@@ -90,7 +90,7 @@ def test_a_peer_with_a_wrong_name_does_not_start(
 
 @asynccontextmanager
 async def asked(names: Hosts, tokens: dict[str, str] | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that asks an application by the name of another site."""
+    """Return a client that uses the name of another site."""
     app = create_app(FakeService(), access=access_of(tokens or {}), hosts=names)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{EVIL}") as client:
         yield client
@@ -98,7 +98,7 @@ async def asked(names: Hosts, tokens: dict[str, str] | None = None) -> AsyncIter
 
 @on_trio
 async def test_a_page_of_a_name_that_points_here_reads_and_changes_nothing() -> None:
-    """Although its origin is the host that it asks; probes tell nothing, and are answered."""
+    """Its origin is the requested host; probes reveal nothing and are answered."""
     async with asked(Hosts()) as client:
         own = {"origin": f"http://{EVIL}"}
         check_problem(await client.get("/v1/queues"), 421, code="misdirected", field="Host")
@@ -117,14 +117,14 @@ async def test_a_page_of_a_name_that_points_here_reads_and_changes_nothing() -> 
 
 @on_trio
 async def test_a_name_that_was_said_is_answered() -> None:
-    """As without the check."""
+    """It is answered as without the check."""
     async with asked(Hosts(frozenset({"rebound.example"}))) as client:
         assert (await client.get("/v1/queues")).status_code == 200
 
 
 @on_trio
 async def test_with_a_token_the_name_is_looked_at_if_some_are_said() -> None:
-    """Before the token is: the name is wrong for whoever it is."""
+    """The name is checked before the token, because it is wrong for any client."""
     async with asked(EVERY, {"a-token": "admin"}) as client:
         check_problem(await client.get("/v1/queues"), 401, code="unauthorized", field="Authorization")
         answer = await client.get("/v1/queues", headers={"authorization": "Bearer a-token"})
@@ -136,13 +136,13 @@ async def test_with_a_token_the_name_is_looked_at_if_some_are_said() -> None:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[LocalCluster]:
-    """One peer without credentials, with the task store's port too."""
+    """Run one peer without credentials, with the task store's port too."""
     with running(http=True, http_hosts="peer-1", first={"taskstore": "127.0.0.1:0"}) as cluster:
         yield cluster
 
 
 def test_a_real_peer_answers_programs_and_no_rebound_name(node: LocalCluster) -> None:
-    """On both ports that speak HTTP."""
+    """This holds for both HTTP ports."""
     told = node.nodes[0].addresses
     assert told is not None
     with httpx.Client(timeout=ANSWER_S_MAX, trust_env=False) as client:

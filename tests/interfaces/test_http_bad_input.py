@@ -1,4 +1,4 @@
-"""Bad requests over HTTP: each is answered as a problem naming the field, nothing is stored."""
+"""Bad requests over HTTP: each is answered with a problem that names the field, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLAIM: dict[str, Any] = {"id": ID, "token": 1}
 
 
 def task(**members: Any) -> dict[str, Any]:
-    """A request for one task with these members."""
+    """Return a request for one task with these members."""
     return {"tasks": [OK | members]}
 
 
@@ -182,7 +182,7 @@ def test_a_bad_task_is_refused_by_field(body: Any, field: str | None) -> None:
 
 @pytest.mark.parametrize(("body", "field"), BAD_CLAIMS)
 def test_a_bad_claim_request_is_refused_by_field(body: Any, field: str) -> None:
-    """Nothing is claimed then."""
+    """Nothing is claimed."""
 
     @on_trio
     async def refused() -> None:
@@ -195,7 +195,7 @@ def test_a_bad_claim_request_is_refused_by_field(body: Any, field: str) -> None:
 
 @pytest.mark.parametrize(("name", "body", "field"), BAD_ITEMS)
 def test_a_malformed_item_is_refused_by_field(name: str, body: Any, field: str) -> None:
-    """What no claim could look like refuses the request as a whole."""
+    """An impossible claim refuses the whole request."""
 
     @on_trio
     async def refused() -> None:
@@ -208,7 +208,7 @@ def test_a_malformed_item_is_refused_by_field(name: str, body: Any, field: str) 
 
 @pytest.mark.parametrize(("url", "field"), BAD_QUERIES)
 def test_a_bad_query_is_refused_by_parameter(url: str, field: str | None) -> None:
-    """Path and query are as strict as bodies."""
+    """Path and query are checked as strictly as bodies."""
 
     @on_trio
     async def refused() -> None:
@@ -221,7 +221,7 @@ def test_a_bad_query_is_refused_by_parameter(url: str, field: str | None) -> Non
 
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_a_body_that_is_no_json_is_refused(name: str) -> None:
-    """The reason says what is wrong with it, and the server goes on."""
+    """The reason says what is wrong, and the server continues."""
     body, word = BAD_BODIES[name]
 
     @on_trio
@@ -246,7 +246,7 @@ async def test_numbers_and_nesting_in_data_are_bounded() -> None:
 
 @on_trio
 async def test_data_nested_as_deep_as_can_be_read_comes_back() -> None:
-    """Whatever was accepted can be given out again."""
+    """All accepted data can be returned."""
     async with world() as (_, client):
         for depth in range(700, 1_000, 20):
             body = b'{"tasks":[{"queue":"a","data":' + b"[" * depth + b"]" * depth + b"}]}"
@@ -260,7 +260,7 @@ async def test_data_nested_as_deep_as_can_be_read_comes_back() -> None:
 
 @on_trio
 async def test_a_typing_slip_gets_a_suggestion() -> None:
-    """The hint names the field that was probably meant."""
+    """The hint names the most similar field."""
     async with world() as (_, client):
         answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "prioritiy": 1}]})
         assert "priority" in check_problem(answer, 400, code="bad_request", field="tasks[0].prioritiy")["hint"]
@@ -268,7 +268,7 @@ async def test_a_typing_slip_gets_a_suggestion() -> None:
 
 @on_trio
 async def test_a_foreign_content_type_is_refused() -> None:
-    """What tools send when told nothing is taken as JSON; other types are 415."""
+    """The default type of tools is accepted as JSON; other types give 415."""
     async with world() as (_, client):
         body = b'{"tasks":[{"queue":"a"}]}'
         for media in ("application/json; charset=utf-8", "application/x-www-form-urlencoded", "application/ld+json"):
@@ -287,7 +287,7 @@ async def test_a_foreign_content_type_is_refused() -> None:
 
 
 class Upload:
-    """A body that counts how much of it was taken."""
+    """A body that counts how much of it was read."""
 
     def __init__(self, size: int) -> None:
         self.left = size
@@ -325,7 +325,7 @@ async def test_a_declared_body_that_is_too_large_is_refused_unread() -> None:
 
 @on_trio
 async def test_a_streamed_body_that_grows_too_large_is_refused() -> None:
-    """Without a declared length it is cut off at the limit."""
+    """Without a declared length it is cut at the limit."""
     async with world() as (service, client):
         upload = Upload(20 << 20)
         answer = await client.post("/v1/tasks", content=upload)
@@ -346,7 +346,7 @@ async def test_the_largest_body_is_taken() -> None:
 
 @on_trio
 async def test_many_large_bodies_at_one_time_are_overload() -> None:
-    """Memory for bodies is bounded, and given back."""
+    """Memory for bodies is bounded, and released again."""
     service = FakeService()
     app = app_of(service)
     app._budget = Budget(limit=1_000)
@@ -363,7 +363,7 @@ async def test_many_large_bodies_at_one_time_are_overload() -> None:
 
 @on_trio
 async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded() -> None:
-    """Three bytes of it become over 64 in memory; commas and braces within strings are no values."""
+    """Three bytes of it become over 64 in memory; commas and braces within strings do not count."""
     service = FakeService()
     app = app_of(service)
     transport = httpx.ASGITransport(app)
@@ -382,7 +382,7 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded() -> No
 
 @pytest.mark.parametrize("text", ['"' + '\\"' * 8_000_000, "\\" * 16_000_000, '"' * 16_000_000, '"a,' * 5_000_000])
 def test_strings_that_never_end_are_looked_at_once(text: str) -> None:
-    """The time is linear: quadratic in 16 MB it would be days."""
+    """The time is linear: quadratic in 16 MB would be days."""
     began = time.perf_counter()
     with suppress(TooLarge):
         bodies.decoded_bytes(b"," * 3_000_000 + text.encode())
@@ -391,7 +391,7 @@ def test_strings_that_never_end_are_looked_at_once(text: str) -> None:
 
 @on_trio
 async def test_a_body_that_holds_no_list_of_tasks_is_small() -> None:
-    """Whoever may only ask for a claim does not get 16 MiB of memory for that."""
+    """A claim request must not use 16 MiB of memory."""
     app = app_of(FakeService())
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://peer") as client:
@@ -467,7 +467,7 @@ NEAR_MISSES = st.recursive(
 @settings(max_examples=60)
 @given(path=st.sampled_from(PATHS), body=NEAR_MISSES | st.binary(max_size=60))
 def test_no_body_makes_the_server_fail(path: str, body: Any) -> None:
-    """Any body gets a good answer or a problem of the client's making."""
+    """Any body gets a result or a problem for the client."""
 
     @on_trio
     async def asked() -> None:
@@ -498,7 +498,7 @@ def test_any_json_value_comes_back_equal(data: Any) -> None:
 
 @on_trio
 async def test_a_bug_is_told_apart_from_bad_input() -> None:
-    """An unexpected exception is a 500 that tells nothing of the inside."""
+    """An unexpected exception is a 500 without internal details."""
     service = FakeService()
     service.broken["cluster"] = RuntimeError("secret detail")
     async with client_of(service) as client:

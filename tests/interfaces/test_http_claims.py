@@ -1,4 +1,4 @@
-"""Claims over HTTP: taking, finishing, and clients that go away."""
+"""Claims over HTTP: claims, completions, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def claimed(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]
 
 
 def named(claim: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A claim as the finishing requests name it."""
+    """Return a claim in the form of completion requests."""
     return {"id": claim["task"]["id"], "token": claim["token"], **more}
 
 
@@ -43,7 +43,7 @@ async def test_a_claim_brings_the_task_and_its_token() -> None:
 
 @on_trio
 async def test_a_claim_of_a_run_brings_each_task() -> None:
-    """A run granted as one comes apart into its tasks."""
+    """A run that is granted together is split into its tasks."""
     async with world() as (service, client):
         first = make_id(NOW_MS, 1, 1, 7)
 
@@ -98,7 +98,7 @@ async def test_completions_carry_results() -> None:
 
 @on_trio
 async def test_one_bad_claim_does_not_spoil_the_others() -> None:
-    """Each has its own result, in request order, with the reason where refused."""
+    """Each has its own result, in request order, with the reason if it was refused."""
     async with world() as (service, client):
         one, two, three = await claimed(client, 3)
         unknown = {"id": make_id(NOW_MS, 3, 3, 3).hex(), "token": 1}
@@ -113,7 +113,7 @@ async def test_one_bad_claim_does_not_spoil_the_others() -> None:
 
 @on_trio
 async def test_claims_that_say_the_same_travel_as_a_run() -> None:
-    """Consecutive ids under one token are one item; the refused part maps back to its claims."""
+    """Consecutive ids under one token are one item; a refused part is mapped to its claims."""
     async with world() as (service, client):
         ids = [make_id(NOW_MS, 1, 1, n) for n in range(4)]
         claims = [{"id": one.hex(), "token": 9, "lease_ms": 5_000} for one in ids]
@@ -125,7 +125,7 @@ async def test_claims_that_say_the_same_travel_as_a_run() -> None:
 
 @on_trio
 async def test_updates_completed_by_number_are_never_grouped() -> None:
-    """seq speaks of one task, so such completions stay single."""
+    """seq is about one task, so such completions stay single."""
     async with world() as (service, client):
         ids = [make_id(NOW_MS, 1, 1, n) for n in range(2)]
         await client.post("/v1/claims/complete", json={"claims": [{"id": i.hex(), "token": 9, "seq": 3} for i in ids]})
@@ -162,7 +162,7 @@ async def test_updates_are_numbered() -> None:
 
 @on_trio
 async def test_an_update_needs_data() -> None:
-    """Null is data; nothing at all is not."""
+    """Null is data; a missing member is not."""
     async with world() as (_, client):
         (claim,) = await claimed(client, 1)
         assert (await client.post("/v1/claims/update", json=named(claim, seq=0, data=None))).status_code == 200
@@ -172,7 +172,7 @@ async def test_an_update_needs_data() -> None:
 
 @on_trio
 async def test_a_damaged_run_does_not_keep_the_others_back() -> None:
-    """A payload with a bad checksum is left out; alone it is an error."""
+    """A payload with a bad checksum is left out; if it is alone, it is an error."""
     async with world() as (service, client):
         good, bad = (make_id(NOW_MS, 1, 1, n) for n in (1, 2))
         body = pack_task({"queue": "a"}, [b"xyz"])
@@ -189,7 +189,7 @@ async def test_a_damaged_run_does_not_keep_the_others_back() -> None:
 
 @on_trio
 async def test_without_a_log_claims_say_so() -> None:
-    """503 with Retry-After."""
+    """The answer is 503 with Retry-After."""
     async with world() as (service, client):
         service.broken["claim"] = Unavailable("the log cannot be reached")
         answer = await client.post("/v1/claims", json={"queues": ["a"]})
@@ -201,7 +201,7 @@ async def test_without_a_log_claims_say_so() -> None:
 
 
 class Wire:
-    """One ASGI exchange in the hands of a test."""
+    """One ASGI exchange under the control of a test."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -210,7 +210,7 @@ class Wire:
         self._asked = False
 
     async def receive(self) -> dict[str, Any]:
-        """The body, then nothing until the client is gone."""
+        """Return the body, then wait until the client disconnects."""
         if not self._asked:
             self._asked = True
             return {"type": "http.request", "body": self.body, "more_body": False}
@@ -218,12 +218,12 @@ class Wire:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
-        """Note what was sent."""
+        """Record what was sent."""
         self.sent.append(message)
 
 
 def scope_of(path: str) -> dict[str, Any]:
-    """The scope of a POST."""
+    """Return the scope of a POST."""
     return {
         "type": "http",
         "method": "POST",
@@ -249,7 +249,7 @@ async def test_a_client_that_goes_away_claims_nothing() -> None:
 
 @on_trio
 async def test_claims_granted_to_a_client_that_is_gone_are_released() -> None:
-    """A grant that arrives just after the disconnect is given back at once."""
+    """A grant that arrives just after the disconnect is released at once."""
     service = FakeService()
     wire = Wire(b'{"queues":["a"],"max":2}')
     first = make_id(NOW_MS, 1, 1, 1)
@@ -269,7 +269,7 @@ async def test_claims_granted_to_a_client_that_is_gone_are_released() -> None:
 
 @on_trio
 async def test_a_server_that_stops_lets_waiting_clients_go() -> None:
-    """Their polls end with no task."""
+    """Their polls end without a task."""
     service = FakeService()
     app = app_of(service)
     wire = Wire(b'{"queues":["a"],"wait_ms":60000}')
@@ -283,7 +283,7 @@ async def test_a_server_that_stops_lets_waiting_clients_go() -> None:
 
 @on_trio
 async def test_tokens_that_are_read_again_just_as_a_claim_begins_to_wait_end_its_wait() -> None:
-    """It was found who asks before that: it must not wait on under what may be worth nothing by now."""
+    """The client was identified earlier: its wait must not continue with a token that may be void now."""
     service = FakeService()
     app = app_of(service)
     call = service.call
@@ -301,7 +301,7 @@ async def test_tokens_that_are_read_again_just_as_a_claim_begins_to_wait_end_its
 
 @on_trio
 async def test_a_request_whose_body_comes_after_its_token_was_taken_back_is_refused() -> None:
-    """It counts by the tokens that count once it is whole."""
+    """The tokens that are valid when the body is complete decide."""
     service = FakeService()
     access = access_of({"the token of somebody": "admin", "another token": "admin"})
     app = create_app(service, access=access, now_ms=lambda: NOW_MS, random_64=lambda: 42)

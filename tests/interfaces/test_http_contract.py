@@ -1,6 +1,6 @@
-"""The HTTP interface is what it was: its OpenAPI document is kept beside this test, and read in review when it changes.
+"""The HTTP interface does not change unnoticed: its OpenAPI document is stored beside this test for reviews.
 
-After a change that is meant: ``python -m tests.interfaces.test_http_contract --write``.
+After an intended change: ``python -m tests.interfaces.test_http_contract --write``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def document() -> str:
 
 
 def test_the_document_is_the_one_that_was_agreed_on() -> None:
-    """No path, parameter, body, answer or error of the interface changes unseen."""
+    """No path, parameter, body, answer or error of the interface changes unnoticed."""
     kept, now = GOLDEN.read_text("utf-8"), document()
     changes = difflib.unified_diff(kept.splitlines(), now.splitlines(), "agreed on", "now", lineterm="", n=2)
     assert now == kept, "\n".join(changes)

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: what is sent to the node, and what is refused before."""
+"""Jobs over HTTP: requests to the node, and refusals before that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CATALOG: Any = JOB["catalog"]
 
 @on_trio
 async def test_a_job_is_sent_as_its_bytes() -> None:
-    """The same that a Python program would submit."""
+    """They are the bytes that a Python program would submit."""
     async with world() as (service, client):
         said = {**JOB, "workflow": [["in", "work"], ["work", "out"]], "catalog": [*CATALOG, FUNCTION], "max_slots": 3}
         answer = await client.post("/v1/jobs", json={**said, "keep_ms": 60_000})
@@ -39,7 +39,7 @@ async def test_a_job_is_sent_as_its_bytes() -> None:
 
 @on_trio
 async def test_a_job_without_an_id_gets_one() -> None:
-    """Another one each time."""
+    """Each request gets another one."""
     async with world() as (_, client):
         nameless = {name: value for name, value in JOB.items() if name != "id"}
         ids = {(await client.post("/v1/jobs", json=nameless)).json()["id"] for _ in range(2)}
@@ -61,7 +61,7 @@ async def test_a_job_without_an_id_gets_one() -> None:
     ],
 )
 def test_a_malformed_job_is_refused_before_it_is_sent(changes: dict[str, Any], field: str) -> None:
-    """By the name of what is wrong; functions as bytes among it, which no peer takes from the web."""
+    """The error names the wrong part; HTTP does not accept functions as bytes."""
 
     @on_trio
     async def asked() -> None:
@@ -74,7 +74,7 @@ def test_a_malformed_job_is_refused_before_it_is_sent(changes: dict[str, Any], f
 
 @on_trio
 async def test_deep_json_is_refused() -> None:
-    """Not with a crash."""
+    """It does not crash the server."""
     async with world() as (service, client):
         deep = '{"metadata":' * 300 + "1" + "}" * 300
         answer = await client.post("/v1/jobs", content=deep, headers={"content-type": "application/json"})
@@ -84,7 +84,7 @@ async def test_deep_json_is_refused() -> None:
 
 @on_trio
 async def test_another_job_under_the_id_is_a_conflict() -> None:
-    """With a code of its own."""
+    """It has a code of its own."""
     async with world() as (_, client):
         assert (await client.post("/v1/jobs", json=JOB)).status_code == 201
         other = await client.post("/v1/jobs", json={**JOB, "metadata": {"x": 1}})
@@ -93,7 +93,7 @@ async def test_another_job_under_the_id_is_a_conflict() -> None:
 
 @on_trio
 async def test_one_job_is_looked_at_waited_for_sealed_and_killed() -> None:
-    """Each by its id; bytes are shown in hexadecimal."""
+    """Each job is named by its id; bytes are shown in hexadecimal."""
     async with world() as (service, client):
         await client.post("/v1/jobs", json=JOB)
         got = await client.get("/v1/jobs/j")
@@ -118,7 +118,7 @@ async def test_jobs_are_listed_by_state() -> None:
 
 @on_trio
 async def test_unknown_jobs_and_bad_bodies_are_named() -> None:
-    """Of every endpoint."""
+    """This is so for every endpoint."""
     async with world() as (service, client):
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/outcome")):
             check_problem(await client.request(method, f"/v1/jobs/gone{path}"), 404, code="not_found", field="id")

@@ -27,7 +27,7 @@ def test_every_promised_metric_is_there() -> None:
 
 
 def test_each_line_is_well_formed() -> None:
-    """Whatever queues are called."""
+    """This holds for any name of a queue."""
     metrics = Metrics()
     metrics.tasks.add('a"b\\c\nd', "enqueued", n=3)
     metrics.queue_depth.set(7, "ü", "ready")
@@ -49,7 +49,7 @@ def test_counters_add_up_by_run() -> None:
 
 
 def test_histograms_are_cumulative() -> None:
-    """Buckets include the ones below; the bound itself belongs to its bucket."""
+    """Buckets include the lower ones; the bound itself belongs to its bucket."""
     histogram = Histogram("h", "doc", bounds=(1, 2))
     for value in (1, 1.5, 99, -5):
         histogram.observe(value)
@@ -64,7 +64,7 @@ def test_histograms_are_cumulative() -> None:
 
 
 def test_the_number_of_series_is_bounded() -> None:
-    """Names of queues come from users; beyond the bound they are counted together."""
+    """Names of queues come from users; above the bound they are counted together."""
     metrics = Metrics(series_max=2)
     for number in range(5):
         metrics.tasks.add(f"q{number}", "enqueued")
@@ -75,7 +75,7 @@ def test_the_number_of_series_is_bounded() -> None:
 
 
 def test_replacing_a_gauge_forgets_the_rest() -> None:
-    """A queue that is empty and gone has no series."""
+    """A queue without tasks has no series."""
     gauge = Gauge("g", "doc", "queue")
     gauge.set(1, "old")
     gauge.replace({("new",): 2})
@@ -83,7 +83,7 @@ def test_replacing_a_gauge_forgets_the_rest() -> None:
 
 
 def test_labels_must_be_complete() -> None:
-    """A call with labels missing is a mistake in the program."""
+    """A call without some labels is a bug."""
     with pytest.raises(ValueError, match="labels"):
         Counter("c", "doc", "queue", "event").add("q")
     with pytest.raises(ValueError, match="labels"):

@@ -1,4 +1,4 @@
-"""Over HTTP: settings of queues, dead letters, periodic tasks, and what tasks say of order and time."""
+"""HTTP for queue settings, dead letters, periodic tasks, and tasks with keys, dependencies and times."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ID = make_id(NOW_MS, 4, 1, 0)
 
 
 def with_dead(service: FakeService) -> None:
-    """Three dead letters, two of queue a; and a task that is none."""
+    """Make three dead letters, two of queue a, and one other task."""
     for task_id, queue, error in zip(DEAD, "aab", ("no host", "no user", "no host"), strict=True):
         service.tasks[task_id] = FakeTask({"queue": queue}, b"x", state="failed", error=error)
     service.tasks[ID] = FakeTask({"queue": "a"}, b"x")
 
 
 async def enqueued(client: httpx.AsyncClient, *tasks: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The answer to an enqueue that succeeds."""
+    """Return the answer to an enqueue that succeeds."""
     answer = await client.post("/v1/tasks", json={"tasks": list(tasks), **more})
     assert answer.status_code == 201, answer.text
     found: dict[str, Any] = answer.json()
@@ -36,7 +36,7 @@ async def enqueued(client: httpx.AsyncClient, *tasks: dict[str, Any], **more: An
 
 @on_trio
 async def test_a_keyed_task_is_a_run_in_the_partition_of_its_key() -> None:
-    """Also tasks that are alike otherwise."""
+    """This includes equal tasks."""
     async with world() as (service, client):
         task = {"queue": "a", "ordering_key": "k"}
         answer = await enqueued(client, task, task, {"queue": "a", "unique_key": "u"}, {"queue": "a"})
@@ -49,7 +49,7 @@ async def test_a_keyed_task_is_a_run_in_the_partition_of_its_key() -> None:
 
 @on_trio
 async def test_the_header_holds_what_a_task_says() -> None:
-    """Under the names of the request."""
+    """Members have the names of the request."""
     async with world() as (service, client):
         said = {"expires_ms": NOW_MS + 5, "on_dependency_failed": "run", "retries": 25, "backoff_ms": 7}
         await enqueued(client, {"queue": "a", "depends": [ID.hex()], "ordering_key": "o", "unique_key": "u", **said})
@@ -67,7 +67,7 @@ async def test_the_header_holds_what_a_task_says() -> None:
 
 @on_trio
 async def test_the_id_that_stands_for_a_unique_key_is_answered() -> None:
-    """With what became of the request for it."""
+    """It is answered with the outcome of the request."""
     async with world() as (service, client):
         store = service._enqueue
 
@@ -82,7 +82,7 @@ async def test_the_id_that_stands_for_a_unique_key_is_answered() -> None:
 
 @on_trio
 async def test_what_is_not_promised_is_answered() -> None:
-    """As the node says it."""
+    """The text is that of the node."""
     async with world() as (service, client):
         store = service._enqueue
         service._enqueue = lambda args: {**store(args), "guarantee": "on one node"}  # type: ignore[method-assign]
@@ -91,7 +91,7 @@ async def test_what_is_not_promised_is_answered() -> None:
 
 @on_trio
 async def test_a_time_that_passed_is_judged_by_the_queue() -> None:
-    """Its grace is asked for only then; nothing of the request is stored if it is too long ago."""
+    """Its grace is requested only then; nothing of the request is stored if the time is too far in the past."""
     async with world() as (service, client):
         service.settings["patient"] = {"grace_ms": 60_000}
         late = {"at_ms": NOW_MS - 30_000}
@@ -107,7 +107,7 @@ async def test_a_time_that_passed_is_judged_by_the_queue() -> None:
 
 @on_trio
 async def test_a_passing_fault_does_not_keep_a_time_from_being_judged() -> None:
-    """The usual grace counts then."""
+    """The default grace counts then."""
     async with world() as (service, client):
         service.broken["queue.get"] = Unavailable("nobody serves partition 3")
         await enqueued(client, {"queue": "a", "at_ms": NOW_MS - 10_000})
@@ -115,7 +115,7 @@ async def test_a_passing_fault_does_not_keep_a_time_from_being_judged() -> None:
 
 @on_trio
 async def test_the_leader_is_told_the_time_of_a_keyed_task() -> None:
-    """It orders the tasks of the key."""
+    """It determines the order of the key."""
     async with world() as (service, client):
         tasks = [{"queue": "a", "at_ms": NOW_MS + 500, **keys} for keys in ({}, {"ordering_key": "k"})]
         await enqueued(client, *tasks)
@@ -124,7 +124,7 @@ async def test_the_leader_is_told_the_time_of_a_keyed_task() -> None:
 
 @on_trio
 async def test_an_unknown_dependency_is_named() -> None:
-    """As the request calls it, and what is stored is told."""
+    """It has the name of the request, and the error says what is stored."""
     async with world() as (service, client):
         store = service._enqueue
 
@@ -141,7 +141,7 @@ async def test_an_unknown_dependency_is_named() -> None:
 
 @on_trio
 async def test_ids_for_keyed_tasks_lie_in_the_partition_of_the_key() -> None:
-    """So a repeat of a request with keys can be safe too."""
+    """So a request with keys can be repeated safely."""
     async with world() as (_, client):
         ids = (await client.get("/v1/ids", params={"count": 2, "queue": "a", "key": "k"})).json()["ids"]
         assert {partition_of(bytes.fromhex(one)) for one in ids} == {partition_of_keys("a", "k", PARTITIONS)}
@@ -149,7 +149,7 @@ async def test_ids_for_keyed_tasks_lie_in_the_partition_of_the_key() -> None:
 
 @on_trio
 async def test_a_repeat_under_an_idempotency_key_has_the_same_ids_with_keys_too() -> None:
-    """The partition of the key is chosen both times."""
+    """The partition of the key is used both times."""
     async with world() as (_, client):
         body = {"tasks": [{"queue": "a", "ordering_key": "k"}, {"queue": "a"}]}
         said = [(await client.post("/v1/tasks", json=body, headers={"idempotency-key": "once"})).json() for _ in "ab"]
@@ -158,7 +158,7 @@ async def test_a_repeat_under_an_idempotency_key_has_the_same_ids_with_keys_too(
 
 @on_trio
 async def test_a_claim_without_a_lease_leaves_it_to_the_queue() -> None:
-    """The node is told of none."""
+    """The request to the node has no lease."""
     async with world() as (service, client):
         await client.post("/v1/claims", json={"queues": ["a"]})
         assert service.asked("claim")[0]["lease_ms"] is None
@@ -169,7 +169,7 @@ async def test_a_claim_without_a_lease_leaves_it_to_the_queue() -> None:
 
 @on_trio
 async def test_settings_are_shown_beside_the_depth() -> None:
-    """All that the interface names."""
+    """All settings of the interface are shown."""
     async with world() as (_, client):
         await enqueued(client, {"queue": "a"})
         queue = (await client.get("/v1/queues/a")).json()
@@ -194,7 +194,7 @@ async def test_only_what_is_named_is_set() -> None:
 
 @on_trio
 async def test_a_pause_tells_who_and_why() -> None:
-    """With the queue, from then on."""
+    """This is shown with the queue from then on."""
     async with world() as (_, client):
         answer = await client.put("/v1/queues/a", json={"paused": True, "by": "ann", "why": "relay down"})
         assert [answer.json()[name] for name in ("paused", "paused_by", "paused_why")] == [True, "ann", "relay down"]
@@ -237,7 +237,7 @@ def test_a_bad_setting_is_refused_by_name(body: dict[str, Any], field: str | Non
 
 @on_trio
 async def test_dead_letters_are_listed_by_queue_and_error() -> None:
-    """In pages, or as a stream."""
+    """They are listed in pages or as a stream."""
     async with world() as (service, client):
         with_dead(service)
         page = (await client.get("/v1/dead", params={"queue": "a", "limit": 1})).json()
@@ -252,7 +252,7 @@ async def test_dead_letters_are_listed_by_queue_and_error() -> None:
 
 @on_trio
 async def test_dead_letters_are_requeued_by_a_filter() -> None:
-    """How many is answered."""
+    """The answer has their number."""
     async with world() as (service, client):
         with_dead(service)
         answer = await client.post("/v1/dead/requeue", json={"queue": "a", "where": "host"})
@@ -263,7 +263,7 @@ async def test_dead_letters_are_requeued_by_a_filter() -> None:
 
 @on_trio
 async def test_dead_letters_are_discarded_by_id() -> None:
-    """One that is none does not spoil the others."""
+    """An id of another task does not affect the others."""
     async with world() as (service, client):
         with_dead(service)
         answer = (await client.post("/v1/dead/discard", json={"ids": [DEAD[0].hex(), ID.hex()]})).json()
@@ -285,7 +285,7 @@ async def test_dead_letters_are_discarded_by_id() -> None:
     ],
 )
 def test_it_must_be_clear_which_dead_letters_are_meant(body: dict[str, Any], field: str) -> None:
-    """Nothing is done."""
+    """Otherwise nothing is done."""
 
     @on_trio
     async def asked() -> None:
@@ -302,7 +302,7 @@ def test_it_must_be_clear_which_dead_letters_are_meant(body: dict[str, Any], fie
 
 @on_trio
 async def test_a_periodic_task_is_set_shown_paused_and_ended() -> None:
-    """Its data is any JSON."""
+    """Its data may be any JSON."""
     async with world() as (service, client):
         said = {"queue": "a", "schedule": "*/5 * * * *", "zone": "Europe/Berlin", "data": [1], "missed": "all"}
         made = (await client.put("/v1/periodic/p", json=said)).json()

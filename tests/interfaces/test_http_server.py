@@ -1,4 +1,4 @@
-"""The HTTP server on real sockets: large and slow clients, disconnects, stopping."""
+"""The HTTP server on real sockets: large and slow clients, disconnects, and its stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 @asynccontextmanager
 async def serving(service: FakeService, places: Places | None = None) -> AsyncIterator[tuple[str, trio.Event]]:
-    """The address of a running server, and the event that stops it."""
+    """Run a server; return its address and the event that stops it."""
     shutdown = trio.Event()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -33,30 +33,30 @@ async def serving(service: FakeService, places: Places | None = None) -> AsyncIt
 
 
 async def connected(address: str) -> trio.SocketStream:
-    """A plain connection to the server."""
+    """Return a plain connection to the server."""
     host, port = split_address(address)
     return await trio.open_tcp_stream(host, port)
 
 
 def post(path: str, body: bytes, *, length: int | None = None) -> bytes:
-    """A raw request."""
+    """Return a raw request."""
     size = len(body) if length is None else length
     return b"POST %s HTTP/1.1\r\nhost: peer\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), size, body)
 
 
 def get(path: str, headers: str = "") -> bytes:
-    """A raw request without a body."""
+    """Return a raw request without a body."""
     return f"GET {path} HTTP/1.1\r\nhost: peer\r\n{headers}\r\n".encode()
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that the server does."""
+    """Wait for an effect of the server."""
     while not holds():
         await trio.lowlevel.checkpoint()
 
 
 async def read_answer(stream: trio.SocketStream) -> tuple[int, bytes]:
-    """Status and body of one answer that has a Content-Length."""
+    """Return status and body of one answer that has a Content-Length."""
     data = b""
     while b"\r\n\r\n" not in data:
         piece = await stream.receive_some()
@@ -72,7 +72,7 @@ async def read_answer(stream: trio.SocketStream) -> tuple[int, bytes]:
 
 
 async def read_all(stream: trio.SocketStream) -> bytes:
-    """Whatever comes until the connection ends."""
+    """Return everything until the connection ends."""
     data = b""
     try:
         while piece := await stream.receive_some():
@@ -117,7 +117,7 @@ async def test_an_oversized_upload_is_answered_before_it_is_sent() -> None:
 
 @on_trio
 async def test_an_upload_that_breaks_off_stores_nothing() -> None:
-    """Half a body is no request."""
+    """A partial body is not a request."""
     service = FakeService()
     async with serving(service) as (address, _):
         async with await connected(address) as stream:
@@ -129,7 +129,7 @@ async def test_an_upload_that_breaks_off_stores_nothing() -> None:
 
 @on_trio
 async def test_a_disconnect_ends_a_long_poll() -> None:
-    """The node's wait is cancelled; a task that comes later is free for others."""
+    """The node's wait is cancelled; a later task can be claimed by others."""
     service = FakeService()
     async with serving(service) as (address, _):
         ended = trio.Event()
@@ -172,7 +172,7 @@ async def test_a_stop_answers_waiting_clients_and_frees_the_port() -> None:
 
 @on_trio
 async def test_garbage_does_not_harm_the_server() -> None:
-    """What is no HTTP is refused or dropped."""
+    """Bytes that are not HTTP are refused or ignored."""
     async with serving(FakeService()) as (address, _):
         for garbage in (b"\x00\xff" * 100 + b"\r\n\r\n", b"GET\r\n\r\n", b"GET /" + b"x" * 100_000, b"\x16\x03\x01"):
             async with await connected(address) as stream:
@@ -184,12 +184,12 @@ async def test_garbage_does_not_harm_the_server() -> None:
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-"""How a client begins that speaks HTTP/2 without asking."""
+"""The start of a client that speaks HTTP/2 without asking."""
 
 
 @on_trio
 async def test_http_2_without_asking_is_refused_at_once() -> None:
-    """Its limits are not those of HTTP/1.1: nobody bounds how long such a connection is idle."""
+    """The limits of HTTP/1.1 do not apply to it: nothing would limit the idle time of such a connection."""
     async with serving(FakeService()) as (address, _):
         for said in (PREFACE, get("/livez") + PREFACE):
             async with await connected(address) as stream:
@@ -201,7 +201,7 @@ async def test_http_2_without_asking_is_refused_at_once() -> None:
 
 @on_trio
 async def test_an_upgrade_to_another_protocol_is_answered_in_http_1() -> None:
-    """Whoever offers HTTP/2 or a websocket gets the answer of HTTP/1.1, or none, and the connection ends in time."""
+    """A client that offers HTTP/2 or a websocket gets an HTTP/1.1 answer or none, and the connection ends in time."""
     async with serving(FakeService()) as (address, _):
         for upgrade in (
             "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n",
@@ -215,7 +215,7 @@ async def test_an_upgrade_to_another_protocol_is_answered_in_http_1() -> None:
 
 
 def test_probes_are_answered_although_no_other_connection_is_taken() -> None:
-    """The places that are kept for them go round: whoever has one the longest loses it."""
+    """Some places are reserved for them: the oldest connection in one is closed for a new one."""
 
     @on_trio
     async def full() -> None:
@@ -238,7 +238,7 @@ def test_probes_are_answered_although_no_other_connection_is_taken() -> None:
 
 
 def test_places_are_shared_by_the_ports_of_a_process() -> None:
-    """What one port's connections take is not there for another's: both need the same descriptors."""
+    """Connections of one port reduce those of another: both need the same descriptors."""
 
     @on_trio
     async def shared() -> None:
@@ -256,7 +256,7 @@ def test_places_are_shared_by_the_ports_of_a_process() -> None:
 
 
 def test_a_slow_header_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection without a whole request is closed after a while."""
+    """A connection without a complete request is closed after a while."""
     monkeypatch.setattr(server, "IDLE_TIME_MAX_S", 0.5)
 
     @on_trio
@@ -270,7 +270,7 @@ def test_a_slow_header_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream into a full pipe ends, and with it the reading of pages."""
+    """A stream to a client that does not read ends, and so does the reading of pages."""
 
     @on_trio
     async def stuck() -> None:
@@ -284,7 +284,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
             await stream.send_all(b"GET /v1/tasks HTTP/1.1\r\nhost: p\r\naccept: application/x-ndjson\r\n\r\n")
             with pytest.raises(trio.BrokenResourceError):
                 while True:
-                    # Sending notices the end without reading anything of the answer.
+                    # Sending detects the end without reading the answer.
                     await stream.send_all(b"x")
                     await trio.lowlevel.checkpoint()
             await stream.aclose()
@@ -295,7 +295,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 
 @on_trio
 async def test_a_stream_that_fails_midway_ends_unfinished() -> None:
-    """The last line is the problem, and the client sees that the answer is not whole."""
+    """The last line is the problem, and the client sees that the answer is incomplete."""
     service = FakeService()
     pages = service._list
 
@@ -332,5 +332,5 @@ def test_a_malformed_address_is_refused(address: str) -> None:
 
 
 def test_addresses_of_ipv6_are_in_brackets() -> None:
-    """As in URLs."""
+    """This is as in URLs."""
     assert split_address("[::1]:7480") == ("::1", 7480)

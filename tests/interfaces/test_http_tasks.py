@@ -1,4 +1,4 @@
-"""Ids and tasks over HTTP: what is stored for a request, and what comes back."""
+"""Ids and tasks over HTTP: stored tasks of a request, and answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def enqueue(client: httpx.AsyncClient, *tasks: object, **extra: object) ->
 
 @on_trio
 async def test_a_task_comes_back_as_it_was_put_in() -> None:
-    """JSON data, priority and queue survive the way through stored bytes."""
+    """JSON data, priority and queue are unchanged after they were stored."""
     async with world() as (_, client):
         data = {"to": "ä@example.org", "n": [1, -2.5, None, True, 10**30], "half": "\ud800"}
         body = json.dumps({"tasks": [{"queue": "mail", "data": data, "priority": -3}]})
@@ -70,7 +70,7 @@ async def test_bytes_travel_as_base64() -> None:
 
 @on_trio
 async def test_bytes_that_look_like_json_stay_bytes() -> None:
-    """The stored format decides, not the look of the bytes."""
+    """The stored format decides, not the contents."""
     async with world() as (_, client):
         (task_id,) = await enqueue(client, {"queue": "q", "data_base64": base64.b64encode(b"5").decode()})
         assert (await client.get(f"/v1/tasks/{task_id}")).json()["data_base64"] == "NQ=="
@@ -78,7 +78,7 @@ async def test_bytes_that_look_like_json_stay_bytes() -> None:
 
 @on_trio
 async def test_stored_json_that_is_none_is_shown_as_base64() -> None:
-    """A row whose format lies cannot break an answer's JSON."""
+    """A row with a wrong format must not break an answer's JSON."""
     async with world() as (service, client):
         (task_id,) = await enqueue(client, {"queue": "q", "data": 1})
         for bad in (b"NaN", b"{", b"\xff", b"[" * 100_000):
@@ -89,7 +89,7 @@ async def test_stored_json_that_is_none_is_shown_as_base64() -> None:
 
 @on_trio
 async def test_consecutive_tasks_of_a_kind_are_one_run() -> None:
-    """Alike tasks travel together; a change of priority or delay starts another run."""
+    """Equal tasks are sent together; a change of priority or delay starts another run."""
     async with world() as (service, client):
         tasks = [{"queue": "a", "data": n} for n in range(3)]
         tasks += [{"queue": "a", "data": 3, "priority": 1}, {"queue": "a", "data": 4, "priority": 1, "delay_ms": 5}]
@@ -137,7 +137,7 @@ async def test_a_delay_becomes_part_of_the_id() -> None:
 
 @on_trio
 async def test_a_due_time_just_past_means_now() -> None:
-    """Ten seconds in the past are forgiven, more is refused by name."""
+    """Ten seconds in the past are accepted, more is refused by name."""
     async with world() as (_, client):
         (task_id,) = await enqueue(client, {"queue": "a", "at_ms": NOW_MS - 10_000})
         assert ms_of(bytes.fromhex(task_id)) == NOW_MS
@@ -161,7 +161,7 @@ async def test_an_id_and_a_due_time_must_agree() -> None:
 
 @on_trio
 async def test_the_header_holds_only_what_is_not_default() -> None:
-    """retries null means for ever; what is left to the queue, and defaults, leave no trace."""
+    """retries null means no limit; defaults and settings left to the queue are not stored."""
     async with world() as (service, client):
         await enqueue(client, {"queue": "a", "priority": 0, "depends": [], "on_dependency_failed": "fail"})
         await enqueue(client, {"queue": "a", "retries": None, "backoff_ms": 5, "unique_key": None})
@@ -172,7 +172,7 @@ async def test_the_header_holds_only_what_is_not_default() -> None:
 
 @on_trio
 async def test_w_is_passed_on() -> None:
-    """The answer tells the fewest copies of any task."""
+    """The answer has the lowest number of copies of any task."""
     async with world() as (service, client):
         answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}], "w": 3})
         assert answer.json()["acks"] == 3
@@ -181,7 +181,7 @@ async def test_w_is_passed_on() -> None:
 
 @on_trio
 async def test_too_few_copies_are_a_problem_that_counts_them() -> None:
-    """503 `unknown` with every id, and the fewest nodes that have all of a task: the tasks may well be stored."""
+    """The answer is 503 `unknown` with every id and the lowest number of copies: the tasks may be stored."""
     async with world() as (service, client):
         ids = [make_id(NOW_MS, partition, 1, 0).hex() for partition in (1, 2, 3)]
         for partition, copies in ((2, 2), (3, 1)):
@@ -206,7 +206,7 @@ async def test_new_tasks_go_to_partitions_with_a_leader() -> None:
 
 @on_trio
 async def test_many_runs_are_sent_in_parts() -> None:
-    """A failure midway still tells what is stored."""
+    """A failure in the middle still reports what is stored."""
     async with world() as (service, client):
         tasks = [{"queue": "a", "priority": n % 2} for n in range(5_500)]
         enqueue_all = service._enqueue
@@ -224,7 +224,7 @@ async def test_many_runs_are_sent_in_parts() -> None:
 
 @on_trio
 async def test_a_failed_run_names_every_task() -> None:
-    """After a partial failure the ids and what is stored are told, so that a repeat is safe."""
+    """After a partial failure the error has the ids and what is stored, so a repeat is safe."""
     async with world() as (service, client):
         ids = [make_id(NOW_MS, partition, 1, 0).hex() for partition in (1, 2)]
         service.refused_partitions = {2: Unavailable("partition 2 has no leader")}
@@ -249,7 +249,7 @@ async def test_overload_says_when_to_try_again() -> None:
 
 @on_trio
 async def test_a_full_queue_of_writes_is_told_before_the_body_is_looked_at() -> None:
-    """429 with the pause that the queue asks for; reads and small writes are answered, and nothing was stored."""
+    """The answer is 429 with the queue's pause; reads and small writes are answered, and nothing was stored."""
     service = FakeService()
     admission = Admission(lambda: 0.0)
     app = create_app(service, admission=admission, now_ms=lambda: NOW_MS, random_64=lambda: 42)
@@ -270,7 +270,7 @@ async def test_a_full_queue_of_writes_is_told_before_the_body_is_looked_at() -> 
 
 @on_trio
 async def test_a_repeat_with_the_same_key_is_the_same_tasks() -> None:
-    """Also later, and also for delayed tasks: nothing is stored twice."""
+    """This holds later too, and for delayed tasks: nothing is stored twice."""
     async with world() as (service, client):
         body = {"tasks": [{"queue": "a"}, {"queue": "a", "delay_ms": 1_000}, {"queue": "b"}]}
         headers = {"idempotency-key": "order-77"}
@@ -285,7 +285,7 @@ async def test_a_repeat_with_the_same_key_is_the_same_tasks() -> None:
 
 @on_trio
 async def test_the_same_request_twice_at_a_time_is_the_same_tasks() -> None:
-    """A client that gives up waiting and repeats does not race itself."""
+    """A client that repeats after its timeout does not race with itself."""
     async with world() as (service, client):
         body = {"tasks": [{"queue": "a", "priority": n % 2, "delay_ms": 5} for n in range(1_200)]}
         ids: list[list[str]] = []
@@ -304,7 +304,7 @@ async def test_the_same_request_twice_at_a_time_is_the_same_tasks() -> None:
 
 @on_trio
 async def test_a_repeat_after_a_failure_uses_the_same_ids() -> None:
-    """The partitions chosen at first are kept, whatever happened to their leaders since."""
+    """The partitions of the first request are kept, whatever happened to their leaders."""
     async with world() as (service, client):
         body, headers = {"tasks": [{"queue": "a"}]}, {"idempotency-key": "k"}
         service.broken["enqueue"] = Unavailable("the outcome is not known")
@@ -318,7 +318,7 @@ async def test_a_repeat_after_a_failure_uses_the_same_ids() -> None:
 
 @on_trio
 async def test_a_key_with_another_body_is_a_conflict() -> None:
-    """Nothing is stored then; a refused request does not use its key up."""
+    """Nothing is stored; a refused request does not use up its key."""
     async with world() as (service, client):
         headers = {"idempotency-key": "k"}
         bad = await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "at_ms": 1}]}, headers=headers)
@@ -339,7 +339,7 @@ async def test_an_unusable_key_is_refused() -> None:
 
 
 def test_keys_are_bounded_in_number_and_age() -> None:
-    """The oldest go first; after a day a key is new again."""
+    """The oldest are dropped first; after a day a key is new again."""
     keys = Keys(keys_max=3)
     for number in range(5):
         keys.store(keys.find(f"k{number}", owner="", body=b"", now_ms=NOW_MS + number))
@@ -352,7 +352,7 @@ def test_keys_are_bounded_in_number_and_age() -> None:
 
 
 def test_the_keys_of_one_credential_push_out_no_other_s() -> None:
-    """A client that uses many keys forgets its own."""
+    """A client with many keys loses only its own."""
     keys = Keys(keys_max=10)
     keys.store(keys.find("k", owner="quiet", body=b"", now_ms=NOW_MS))
     for number in range(100):
@@ -368,7 +368,7 @@ def test_the_keys_of_one_credential_push_out_no_other_s() -> None:
 
 @on_trio
 async def test_ids_are_fresh() -> None:
-    """As many as asked for, all different."""
+    """They are as many as requested, all different."""
     async with world() as (_, client):
         ids = (await client.get("/v1/ids?count=2000")).json()["ids"]
         later = (await client.get("/v1/ids?count=2000&delay_ms=7")).json()["ids"]
@@ -398,7 +398,7 @@ async def test_an_unknown_task_is_not_found() -> None:
 
 @on_trio
 async def test_a_task_can_be_cancelled_and_cancelled_again() -> None:
-    """204 without a body, each time; one that is finished otherwise is a 409."""
+    """The answer is 204 without a body each time; for a task that finished otherwise it is 409."""
     async with world() as (service, client):
         (task_id,) = await enqueue(client, {"queue": "a"})
         for _ in range(2):
@@ -412,7 +412,7 @@ async def test_a_task_can_be_cancelled_and_cancelled_again() -> None:
 
 @on_trio
 async def test_a_list_is_paged_in_the_order_of_ids() -> None:
-    """after and limit walk through all tasks; filters apply."""
+    """after and limit page through all tasks; filters apply."""
     async with world() as (_, client):
         ids = await enqueue(client, *[{"queue": "a"} for _ in range(5)])
         await enqueue(client, {"queue": "b"})

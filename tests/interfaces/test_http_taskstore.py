@@ -1,4 +1,4 @@
-"""The task store over HTTP, on a cluster that runs: what TaskStore's clients send and expect."""
+"""The task store over HTTP, on a real cluster: requests and answers of TaskStore's clients."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ def group() -> str:
 
 
 def update(http: httpx.Client, client: int = 1, **body: Any) -> Any:
-    """An update that is answered with 200."""
+    """Send an update that is answered with 200."""
     answer = http.post("/update", json={"clientid": client, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def claim(http: httpx.Client, group: str, client: int = 1, duration: int = _MINUTE, **body: Any) -> Any:
-    """A claim that is answered with 200."""
+    """Send a claim that is answered with 200."""
     answer = http.post("/claim", json={"clientid": client, "group": group, "duration": duration, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def added(http: httpx.Client, group: str, *data: str, client: int = 1) -> list[int]:
-    """Ids of new tasks that are available."""
+    """Add tasks that are available; return their ids."""
     done = update(http, client, adds=[{"group": group, "data": one} for one in data])
     assert done["Error"] is None
     return [task["id"] for task in done["Tasks"]]
 
 
 def refused(done: Any) -> dict[str, Any]:
-    """What of the five lists is not empty."""
+    """Return those of the five lists that are not empty."""
     assert done["Tasks"] is None and set(done["Error"]) == {*LISTS, "Messages"}
     return {name: done["Error"][name] for name in LISTS if done["Error"][name]}
 
@@ -68,7 +68,7 @@ LISTS = ("Changes", "Deletes", "Depends", "Owned", "Bugs")
 
 
 def test_new_tasks_come_back_with_ids_that_rise(http: httpx.Client, group: str) -> None:
-    """In the order in which they were given; then they can be read by id, together, and by group."""
+    """They are in the given order; then they can be read by id, together, and by group."""
     first, second = added(http, group, "a", "b")
     assert second == first + 1
     seen = http.get(f"/task/{first}").json()
@@ -86,7 +86,7 @@ def test_new_tasks_come_back_with_ids_that_rise(http: httpx.Client, group: str) 
 
 
 def test_a_missing_task_is_404(http: httpx.Client) -> None:
-    """As a problem; an id that is none is 400."""
+    """It is a problem; an invalid id gives 400."""
     check_problem(http.get("/task/7"), 404, code="not_found", field="id")
     check_problem(http.get("/task/seven"), 400, code="bad_request", field="number")
     check_problem(http.get("/tasks/1,,2"), 400, code="bad_request", field="numbers")
@@ -102,7 +102,7 @@ def test_an_update_answers_adds_then_updates(http: httpx.Client, group: str) -> 
 
 
 def test_an_update_without_fields_clears_data_and_sets_the_time_to_now(http: httpx.Client, group: str) -> None:
-    """Its owner gives the task back to all."""
+    """Its owner releases the task."""
     (old,) = added(http, group, "a")
     held = claim(http, group)["Tasks"][0]
     assert held["id"] > old and http.get(f"/group/{group}").json() == []
@@ -112,14 +112,14 @@ def test_an_update_without_fields_clears_data_and_sets_the_time_to_now(http: htt
 
 
 def test_deletes_only_answer_an_empty_list(http: httpx.Client, group: str) -> None:
-    """Groups go with their last task."""
+    """A group ends with its last task."""
     numbers = added(http, group, "a", "b")
     assert update(http, deletes=numbers) == {"Tasks": [], "Error": None}
     assert group not in http.get("/groups").json()
 
 
 def test_all_that_is_wrong_is_told_and_nothing_changes(http: httpx.Client, group: str) -> None:
-    """In the five lists, with status 200."""
+    """Errors are in the five lists, with status 200."""
     (kept,) = added(http, group, "a", client=1)
     held = claim(http, group, client=2)["Tasks"][0]["id"]
     body = {"adds": [{"group": group}], "updates": [{"id": kept}], "deletes": [4, held], "depends": [5]}
@@ -131,7 +131,7 @@ def test_all_that_is_wrong_is_told_and_nothing_changes(http: httpx.Client, group
 
 
 def test_a_claim_takes_what_is_available(http: httpx.Client, group: str) -> None:
-    """Under a new id, until the lease is over; then nothing is left, which is no error."""
+    """It has a new id until the lease is over; then nothing is available, which is not an error."""
     (old,) = added(http, group, "a")
     (mine,) = claim(http, group, client=9)["Tasks"]
     assert mine["id"] > old and (mine["data"], mine["ownerid"]) == ("a", 9)
@@ -142,7 +142,7 @@ def test_a_claim_takes_what_is_available(http: httpx.Client, group: str) -> None
 
 
 def test_times_are_absolute_or_from_now(http: httpx.Client, group: str) -> None:
-    """Under either name; only what is available is listed, or all with ``owned``."""
+    """This holds for both names; only available tasks are listed, or all with ``owned``."""
     far = 4_000_000_000_000
     sent = [{"timespec": far}, {"duration": far + 1}, {"timespec": -_MINUTE}, {"Duration": 1}]
     done = update(http, adds=[{"group": group, **one} for one in sent])
@@ -158,7 +158,7 @@ def test_times_are_absolute_or_from_now(http: httpx.Client, group: str) -> None:
 
 
 def test_bodies_come_without_a_type_as_forms_and_in_any_case(http: httpx.Client, group: str) -> None:
-    """As TaskStore's own client and server disagree about them."""
+    """TaskStore's own client and server disagree about them."""
     told = json.dumps(
         {"ClientID": 3, "Adds": [{"Group": group, "Data": "a", "ID": 0}], "Updates": None, "Deletes": None}
     )
@@ -178,7 +178,7 @@ def test_bodies_come_without_a_type_as_forms_and_in_any_case(http: httpx.Client,
 
 
 def test_an_owner_is_a_signed_number_of_32_bits(http: httpx.Client, group: str) -> None:
-    """TaskStore's client reads it as such; what it cannot read is refused by name."""
+    """TaskStore's client reads it as such; other numbers are refused by name."""
     for owner in (-(1 << 31), -1, 0, (1 << 31) - 1):
         (number,) = added(http, f"{group}{owner}", "a", client=owner)
         (held,) = claim(http, f"{group}{owner}", client=owner)["Tasks"]
@@ -189,7 +189,7 @@ def test_an_owner_is_a_signed_number_of_32_bits(http: httpx.Client, group: str) 
 
 
 def test_a_store_of_python_draws_owners_that_other_clients_can_read(http: httpx.Client, group: str) -> None:
-    """Also as the answer to them shows it."""
+    """This includes the form in the answer."""
     with onyxq.Client(http.headers["x-peer"]) as client:
         owners = {client.task_store().client_id for _ in range(200)}
         client.task_store(max(owners)).update(adds=[(group, "a")])
@@ -198,7 +198,7 @@ def test_a_store_of_python_draws_owners_that_other_clients_can_read(http: httpx.
 
 
 def test_no_ids_are_no_tasks(http: httpx.Client) -> None:
-    """TaskStore's client asks so for the tasks of an empty list."""
+    """TaskStore's client requests an empty list this way."""
     assert http.get("/tasks/").json() == []
     check_problem(http.get("/task/"), 400, code="bad_request", field="number")
     check_problem(http.get("/group/"), 400, code="bad_request", field="group")
@@ -206,7 +206,7 @@ def test_no_ids_are_no_tasks(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/groups", "/group", "/group/g", "/task/1", "/tasks/1"])
 def test_only_get_reads(http: httpx.Client, path: str) -> None:
-    """HEAD is refused as by TaskStore's server."""
+    """HEAD is refused, as by TaskStore's server."""
     for method in ("HEAD", "POST"):
         answer = http.request(method, path)
         assert answer.status_code == 405 and answer.headers["allow"] == "GET, OPTIONS"
@@ -219,7 +219,7 @@ def test_a_claim_without_a_group_finds_nothing(http: httpx.Client) -> None:
 
 
 def test_an_update_of_no_task_adds_one(http: httpx.Client, group: str) -> None:
-    """An id up to 0 is none; the answer has the order of the request."""
+    """An id of 0 or less is not an id; the answer has the order of the request."""
     (old,) = added(http, group, "old")
     updates = [
         {"id": old, "data": "b"},
@@ -248,7 +248,7 @@ def test_names_of_groups_may_have_slashes(http: httpx.Client, group: str) -> Non
 
 
 def test_of_two_requests_for_one_task_one_is_served(http: httpx.Client, group: str) -> None:
-    """An id is gone once anybody changed it."""
+    """A change of a task removes its id."""
     (number,) = added(http, group, "a")
     assert update(http, updates=[{"id": number, "data": "b"}])["Error"] is None
     assert refused(update(http, updates=[{"id": number, "data": "c"}])) == {"Changes": [number]}
@@ -290,7 +290,7 @@ def test_sizes_are_bounded(http: httpx.Client, group: str) -> None:
 
 
 def test_a_port_of_its_own_has_it_at_the_root_in_nanoseconds() -> None:
-    """Times are in the port's unit, nothing else is served there, and both ports have the same tasks."""
+    """Times are in the port's unit, it serves nothing else, and both ports have the same tasks."""
     with running(http=True, first={"taskstore": "127.0.0.1:0", "taskstore_unit": "ns"}) as cluster:
         addresses = cluster.nodes[0].addresses
         assert addresses is not None

@@ -1,6 +1,6 @@
-"""Jobs as users meet them, on a cluster that runs: Python, command line and HTTP.
+"""Jobs from a user's view, on a real cluster: Python, command line and HTTP.
 
-Spark is in memory here; what a job does is in the first word of its id (`acts`).
+Spark is in memory here; the first word of a job's id decides what the job does (`acts`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _serial = count(1)
 
 
 def acts(link: FakeLink, order: Message) -> None:
-    """Completes, fails, or runs on, as the job's id says; once all is sealed it completes."""
+    """Complete, fail, or run on, as the job's id says; complete once all inputs are sealed."""
     obedient(link, order)
     job, version = order.get("job", ""), order.get("version", 0)
     if order["do"] == "start" and job.startswith("completes"):
@@ -47,7 +47,7 @@ def acts(link: FakeLink, order: Message) -> None:
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    """One node that hosts Spark in memory."""
+    """Run one node that hosts Spark in memory."""
     with running(http=True, slots=64, launch_host=FakeHosts(acts).launch) as cluster:
         found = Live(cluster)
         yield found
@@ -62,7 +62,7 @@ def client(live: Live) -> Iterator[Client]:
 
 
 def job_of(kind: str, **more: Any) -> Job:
-    """A job with an id that no other test uses."""
+    """Return a job with an id that no other test uses."""
     return Job(
         **{
             "id": f"{kind}-{next(_serial)}",
@@ -75,7 +75,7 @@ def job_of(kind: str, **more: Any) -> Job:
 
 
 def test_a_job_is_submitted_and_waited_for(live: Live) -> None:
-    """By functions for scripts, each on a connection of its own."""
+    """This uses the functions for scripts, each with a connection of its own."""
     job = job_of("completes")
     assert api.submit(job, live.address) == job.id
     outcome = api.wait(job.id, live.address, timeout=WAIT_S)
@@ -86,7 +86,7 @@ def test_a_job_is_submitted_and_waited_for(live: Live) -> None:
 
 
 def test_a_failed_job_tells_what_it_failed_with(client: Client) -> None:
-    """The task and the segment among it."""
+    """The error includes the task and the segment."""
     job = job_of("fails")
     client.submit_job(job)
     outcome = client.wait_job(job.id, 20_000)
@@ -95,7 +95,7 @@ def test_a_failed_job_tells_what_it_failed_with(client: Client) -> None:
 
 
 def test_a_job_runs_until_its_input_is_sealed(live: Live, client: Client) -> None:
-    """Waiting before has a limit; sealing again, or an input that is none, is told."""
+    """An earlier wait has a limit; sealing again and an unknown input are reported."""
     job = job_of("runs")
     client.submit_job(job)
     with pytest.raises(TimedOut, match="running after 50 ms"):
@@ -110,7 +110,7 @@ def test_a_job_runs_until_its_input_is_sealed(live: Live, client: Client) -> Non
 
 
 def test_killing_a_job_ends_it_and_can_be_repeated(live: Live, client: Client) -> None:
-    """But not one that has ended otherwise."""
+    """A job that ended otherwise cannot be killed."""
     job, other = job_of("runs"), job_of("completes")
     client.submit_job(job)
     assert api.kill(job.id, live.address)["state"] == "killed"
@@ -123,7 +123,7 @@ def test_killing_a_job_ends_it_and_can_be_repeated(live: Live, client: Client) -
 
 
 def test_unknown_jobs_are_not_found(client: Client) -> None:
-    """Whatever is asked of them."""
+    """This holds for every request."""
     asked: list[Callable[[], Any]] = [
         lambda: client.job("nobody"),
         lambda: client.wait_job("nobody"),
@@ -137,7 +137,7 @@ def test_unknown_jobs_are_not_found(client: Client) -> None:
 
 
 def test_a_wrong_job_is_refused_by_the_client(client: Client) -> None:
-    """By its key, with what was expected and the nearest name; nothing is submitted."""
+    """The error has its key, what was expected and the most similar name; nothing is submitted."""
     job = job_of("runs", workflow=[("in", "wrok"), ("work", "out")])
     with pytest.raises(BadRequest, match="work") as error:
         client.submit_job(job)
@@ -156,7 +156,7 @@ def test_a_wrong_job_is_refused_by_the_client(client: Client) -> None:
 
 
 def test_the_same_job_again_is_the_same_job(client: Client) -> None:
-    """While it runs, once it has ended, and once a collection took it; another one under its id is a conflict."""
+    """This holds while it runs, after its end, and after a log collection; another job's submission is a conflict."""
     job = job_of("completes")
     other = attrs.evolve(job, metadata={"x": 1})
     assert client.submit_job(job) == client.submit_job(job) == job.id
@@ -174,7 +174,7 @@ def test_the_same_job_again_is_the_same_job(client: Client) -> None:
 
 
 def test_an_outcome_is_forgotten_when_the_job_asked_for_no_longer(client: Client) -> None:
-    """With the next collection; then the id is free."""
+    """The next log collection forgets it; then the id is free."""
     job = job_of("completes")
     client.submit_job(job, keep_ms=0)
     client.wait_job(job.id, 20_000)
@@ -187,7 +187,7 @@ def test_an_outcome_is_forgotten_when_the_job_asked_for_no_longer(client: Client
 
 
 def test_two_submissions_at_once_are_one_job(live: Live) -> None:
-    """From many clients together; of two different ones under an id one is refused."""
+    """Many clients submit it together; of two different jobs with one id, one is refused."""
     job = job_of("runs")
     variants = [job, attrs.evolve(job, metadata={"x": 1})]
 
@@ -206,7 +206,7 @@ def test_two_submissions_at_once_are_one_job(live: Live) -> None:
 
 
 def test_a_job_that_no_peer_can_run_waits_and_says_why(client: Client) -> None:
-    """Impossible slots, a tag that nobody has."""
+    """Examples are too many slots, and a tag that no peer has."""
     job, tagged = job_of("runs", min_slots=65, max_slots=65), job_of("runs", tags=["gpu"])
     for one, why in ((job, "65"), (tagged, "gpu")):
         client.submit_job(one)
@@ -218,7 +218,7 @@ def test_a_job_that_no_peer_can_run_waits_and_says_why(client: Client) -> None:
 
 
 def test_waiting_ends_with_the_job_for_everybody_who_waits(client: Client) -> None:
-    """However many they are."""
+    """This holds for any number of waiting clients."""
     job = job_of("runs")
     client.submit_job(job)
     waiting = threading.Semaphore(0)
@@ -252,7 +252,7 @@ def test_jobs_are_for_async_programs_too(live: Live, backend: str) -> None:
 
 
 def test_jobs_over_http(live: Live) -> None:
-    """Submitted, listed, looked at, sealed; the outcome waited for."""
+    """A job is submitted, listed, read and sealed, and its outcome waited for."""
     name = f"runs-{next(_serial)}"
     said = {
         "id": name,
@@ -299,14 +299,14 @@ not_a_job = 5
 
 
 class Line:
-    """Runs commands against the cluster and reads what they print."""
+    """Runs commands on the cluster and reads their output."""
 
     def __init__(self, live: Live, capsys: pytest.CaptureFixture[str]) -> None:
         self._connect = ["--connect", live.address]
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr."""
+        """Return exit code, stdout and stderr."""
         code = run([*arguments, *self._connect])
         said = self._capsys.readouterr()
         return code, said.out, said.err
@@ -314,13 +314,13 @@ class Line:
 
 @pytest.fixture
 def line(live: Live, capsys: pytest.CaptureFixture[str]) -> Line:
-    """The command line of this cluster."""
+    """Return the command line of this cluster."""
     return Line(live, capsys)
 
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """A file with a job of the id, as ``FILE.py:job``."""
+    """Write a file with a job of the id; return ``FILE.py:job``."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def write(name: str) -> str:
@@ -332,12 +332,12 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def fresh(kind: str) -> str:
-    """An id that no other test uses."""
+    """Return an id that no other test uses."""
     return f"{kind}-{next(_serial)}"
 
 
 def test_a_job_of_a_file_is_submitted_and_waited_for(line: Line, written: Callable[[str], str]) -> None:
-    """Its functions travel with it; the exit code says how it ended."""
+    """Its functions are sent with it; the exit code shows how it ended."""
     name = fresh("completes")
     assert line("job", "submit", written(name)) == (0, f"{name}\n", "")
     code, out, _ = line("job", "wait", name, "--timeout", "20s")
@@ -354,7 +354,7 @@ def test_a_job_of_a_file_is_submitted_and_waited_for(line: Line, written: Callab
 
 
 def test_jobs_are_listed_shown_sealed_and_killed(line: Line, written: Callable[[str], str]) -> None:
-    """As tables for people, as JSON for programs."""
+    """They are shown as tables, and as JSON for programs."""
     name = fresh("runs")
     line("job", "submit", written(name))
     code, out, _ = line("job", "list")
@@ -376,7 +376,7 @@ def test_jobs_are_listed_shown_sealed_and_killed(line: Line, written: Callable[[
 
 
 def test_what_cannot_be_submitted_is_told_by_the_command(line: Line, written: Callable[[str], str]) -> None:
-    """With the exit codes of usage errors and conflicts."""
+    """Exit codes are those of usage errors and conflicts."""
     name = fresh("runs")
     target = written(name)
     file = target.removesuffix(":job")
@@ -399,7 +399,7 @@ def test_what_cannot_be_submitted_is_told_by_the_command(line: Line, written: Ca
 
 
 def test_without_any_peer_for_it_a_job_is_taken_and_waits() -> None:
-    """A cluster in which nobody hosts Spark."""
+    """No peer of the cluster hosts Spark."""
     with running() as cluster:
         submit = functools.partial(api.submit, connect=cluster.addresses[0])
         job = job_of("runs")

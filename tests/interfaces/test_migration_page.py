@@ -1,4 +1,4 @@
-"""What docs/migration.rst shows under *Here* works, and what its tables name is there."""
+"""The examples under *Here* in docs/migration.rst work, and the names in its tables exist."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from onyxq.worker.options import Options
 PAGE = (Path(__file__).resolve().parents[2] / "docs/migration.rst").read_text("utf-8")
 BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n|\n)+)")
 HERE = [row[35:] for row in PAGE.splitlines() if re.match(r"(``|[a-z ]).{33}", row) and len(row) > 36]
-"""The second columns of the tables, and other lines that are as long."""
+"""The second columns of the tables, and other lines of that length."""
 
 
 def code(caption: str) -> str:
-    """What is shown of a file."""
+    """Return the code that the page shows of a file."""
     (found,) = [textwrap.dedent(text) for name, text in BLOCK.findall(PAGE) if name == caption]
     return found
 
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A file of the page as a module."""
+    """Return a file of the page as a module."""
     made = types.ModuleType(name)
     monkeypatch.setitem(sys.modules, name, made)
     exec(compile(code(f"{name}.py"), f"{name}.py", "exec"), made.__dict__)
@@ -57,7 +57,7 @@ def cluster() -> Any:
 
 
 def test_the_shop_does_what_it_did_with_celery(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A retry, options of one call, a chord, a periodic task."""
+    """It has a retry, options of one call, a chord, and a periodic task."""
     shop = module("shop", monkeypatch)
     cluster.use(shop.app)
     found = run("calls.py", shop)
@@ -72,7 +72,7 @@ def test_the_shop_does_what_it_did_with_celery(cluster: Cluster, monkeypatch: py
 
 
 def test_the_reports_are_as_they_were_with_rq(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dependency, a delay, what a task tells while it runs."""
+    """It has a dependency, a delay, and progress of a running task."""
     reports = module("reports", monkeypatch)
     cluster.use(reports.app)
     found = run("reporting.py", reports)
@@ -84,7 +84,7 @@ def test_the_reports_are_as_they_were_with_rq(cluster: Cluster, monkeypatch: pyt
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"``(onyxq [^`]+)``", PAGE))))
 def test_commands_can_be_typed(command: str) -> None:
-    """A command in a table parses, or is the beginning of one that does."""
+    """A command in a table parses, or is the start of a valid one."""
     words = shlex.split(command.replace(" ID", " " + "0" * 40))[1:]
     if len(words) > 2:
         assert build(COMMANDS, NOUNS).parse_args(words).command
@@ -93,7 +93,7 @@ def test_commands_can_be_typed(command: str) -> None:
 
 
 def test_options_and_settings_that_are_named_exist() -> None:
-    """Of the second columns: every option with a value, every setting of a queue, every method of a name we know."""
+    """In the second columns this is every option with a value, queue setting, and method of a known class."""
     text = "\n".join(HERE)
     options = set(re.findall(r"``(\w+)=", text)) | set(re.findall(r"options\((\w+)=", text))
     assert len(options) > 8 and options <= set(fields_dict(Options)), options - set(fields_dict(Options))

@@ -1,4 +1,4 @@
-"""Files that are made where another user may make files too."""
+"""Files that are created where other users may create files too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onyxq.system.directory_lock import lock_file
 
 @pytest.mark.parametrize("there", ["a link", "a file", "a link to nothing"])
 def test_a_new_file_is_never_made_through_what_has_its_name(tmp_path: Path, there: str) -> None:
-    """A link of another user's would have us overwrite one of our files."""
+    """A link of another user could make us overwrite one of our files."""
     ours, new = tmp_path / "ours", tmp_path / "new"
     ours.write_bytes(b"ours")
     if there == "a file":
@@ -33,7 +33,7 @@ def test_a_new_file_is_never_made_through_what_has_its_name(tmp_path: Path, ther
 
 
 def test_a_file_of_history_is_made_anew_beside_its_name(tmp_path: Path) -> None:
-    """The name of its temporary file can be foreseen."""
+    """The name of its temporary file is predictable."""
     ours = tmp_path / "ours"
     ours.write_bytes(b"ours")
     (tmp_path / f"out.{os.getpid()}.part").symlink_to(ours)
@@ -44,7 +44,7 @@ def test_a_file_of_history_is_made_anew_beside_its_name(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
-    """Its content would be overwritten with a number."""
+    """The linked file would be overwritten with a number."""
     ours = tmp_path / "ours"
     ours.write_bytes(b"ours")
     (tmp_path / "lock").symlink_to(ours)
@@ -54,7 +54,7 @@ def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_ours_is_closed_to_others(tmp_path: Path) -> None:
-    """And one that is closed already stays as it is."""
+    """A directory that is already closed stays unchanged."""
     for mode in (0o777, 0o750, 0o700, 0o500):
         tmp_path.chmod(mode)
         close_to_others(tmp_path)

@@ -1,4 +1,4 @@
-"""What a peer and the commands that copy its data write can be read by nobody else, whatever the umask is."""
+"""Only the owner can read what a peer and the copying commands write, for any umask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def peer(where: Path) -> Iterator[str]:
-    """The address of a peer whose directories are there already, open to everybody."""
+    """Run a peer whose directories exist already, open to all users; return its address."""
     for name in ("data", "archive", "records"):
         (where / name).mkdir(mode=0o755)
         (where / name).chmod(0o755)
@@ -43,13 +43,13 @@ def peer(where: Path) -> Iterator[str]:
 
 
 def open_to_others(where: Path) -> list[str]:
-    """Every file below that somebody else may read or change, and every directory he may look into."""
+    """Return every file that other users may read or change, and every directory that they may list."""
     found = [path for path in where.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o077]
     return [f"{path.relative_to(where)} {stat.filemode(path.stat().st_mode)}" for path in found]
 
 
 def test_nobody_else_reads_what_a_peer_writes(tmp_path: Path) -> None:
-    """Neither its store, log and archives, nor backups, dumps and tables made of them."""
+    """This holds for its store, log and archives, and for backups, dumps and tables of them."""
     with peer(tmp_path) as address:
         with Client(address) as client:
             client.enqueue_many("q", [b"secret"] * 100)

@@ -1,4 +1,4 @@
-"""What docs/queues.rst shows works: its commands can be typed, its Python runs, its tables name what there is."""
+"""The examples of docs/queues.rst work: commands, Python, and the names in its tables."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ ADDRESS = "127.0.0.1:7400"
 
 
 def commands() -> list[list[str]]:
-    """Every ``onyxq`` command line of the indented blocks."""
+    """Return every ``onyxq`` command line of the indented blocks."""
     return [shlex.split(line) for line in PAGE.splitlines() if line.startswith("    onyxq ")]
 
 
 def first_column(after: str) -> set[str]:
-    """The words in the first column of the table behind a heading."""
+    """Return the words in the first column of the table after a heading."""
     table = PAGE.split(after, 1)[1].split("\n====", 2)[2]
     return set(re.findall(r"^``([a-z_]+)``", table, re.MULTILINE))
 
 
 @pytest.mark.parametrize("typed", commands(), ids=" ".join)
 def test_commands_parse(typed: list[str]) -> None:
-    """Every command that is shown can be typed as it stands."""
+    """Every command on the page is valid."""
     assert build(COMMANDS, NOUNS).parse_args(typed[1:]).command
 
 
 def test_every_option_of_a_task_is_told() -> None:
-    """What Python and HTTP have beside the data and its format."""
+    """This is every option of Python and HTTP except the data and its format."""
     told = first_column("Options of a task\n")
     assert (DEFAULTS.keys() | NEW_TASK.fields.keys()) - told == {
         "data",
@@ -49,7 +49,7 @@ def test_every_option_of_a_task_is_told() -> None:
 
 
 def test_the_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """The Python that is shown runs against a cluster, only the address is another."""
+    """The Python code runs on a cluster; only the address differs."""
     programs = re.findall(r"\.\. code-block:: python\n\n((?:    .*\n|\n)+)", PAGE)
     assert len(programs) == 2
     with running() as cluster:

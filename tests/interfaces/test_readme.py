@@ -1,4 +1,4 @@
-"""What README.rst shows works: its commands are run, its Python is executed, its output is what appears."""
+"""The examples of README.rst work: its commands and Python run, and print the shown output."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ ADDRESS = "127.0.0.1:7400"
 
 
 def commands() -> list[list[str]]:
-    """Every ``onyxq`` command line of the indented blocks."""
+    """Return every ``onyxq`` command line of the indented blocks."""
     joined = README.replace("\\\n", " ")
     return [shlex.split(line) for line in joined.splitlines() if line.startswith("    onyxq ")]
 
 
 def programs() -> list[str]:
-    """The Python blocks."""
+    """Return the Python blocks."""
     blocks = re.findall(r"\.\. code-block:: python\n\n((?:    .*\n|\n)+)", README)
     return [textwrap.dedent(block) for block in blocks]
 
 
 @pytest.mark.parametrize("typed", commands(), ids=" ".join)
 def test_commands_parse(typed: list[str]) -> None:
-    """Every command that is shown can be typed as it stands."""
+    """Every command on the page is valid."""
     assert build(COMMANDS, NOUNS).parse_args(typed[1:]).command
 
 
 def test_the_readme_shows_commands_and_programs() -> None:
-    """The tests of this module find what they are to check."""
+    """The tests of this module find examples."""
     assert len(commands()) >= 6
     assert len(programs()) == 2
 
@@ -61,7 +61,7 @@ def test_the_demo_does_what_the_first_screen_says() -> None:
 
 
 def test_the_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """The Python that is shown runs against a cluster, only the address is another."""
+    """The Python code runs on a cluster; only the address differs."""
     import trio
 
     async def main() -> None:

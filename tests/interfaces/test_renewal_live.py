@@ -1,4 +1,4 @@
-"""Tokens and certificates that change while a peer runs: SIGHUP has them count, or the log say why they do not."""
+"""Tokens and certificates that change while a peer runs: after SIGHUP they count, or the log says why not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Running:
         self.address, self.http = str(told["listen"]), str(told["http"])
 
     def renew(self) -> str:
-        """Have it read tokens and certificates again; the line of its log that tells what came of it."""
+        """Let it read tokens and certificates again; return the log line with the result."""
         self._process.send_signal(signal.SIGHUP)
         while True:
             line = self._line(self._process.stderr)
@@ -56,7 +56,7 @@ class Running:
 
 @contextmanager
 def peer(data: Path, **settings: str) -> Iterator[Running]:
-    """One that runs until the end, and leaves in order."""
+    """Run a peer until the end, and stop it properly."""
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     environment |= {f"ONYXQ_{name.upper()}": value for name, value in settings.items()}
     command = [sys.executable, "-m", "onyxq", "peer", "start", "--json", "--data", str(data)]
@@ -79,7 +79,7 @@ def peer(data: Path, **settings: str) -> Iterator[Running]:
 
 
 def written(path: Path, tokens: Mapping[str, str], *, secret: str = "") -> None:
-    """An access file with these tokens and their roles."""
+    """Write an access file with these tokens and their roles."""
     lines = [f'peer_secret = "{secret}"'] if secret else []
     lines += [f'[[tokens]]\ntoken = "{token}"\nroles = ["{role}"]' for token, role in tokens.items()]
     path.write_text("\n".join(lines), "utf-8")
@@ -92,12 +92,12 @@ def wire(peer: Running, token: str) -> Wire:
 
 
 def queues(client: httpx.Client, token: str) -> int:
-    """The status with which HTTP answers to a token."""
+    """Return the HTTP status for a token."""
     return client.get("/v1/queues", headers={"authorization": f"Bearer {token}"}).status_code
 
 
 def test_a_token_that_is_taken_back_is_worth_nothing_at_once(tmp_path: Path) -> None:
-    """For new requests, connections that are open and requests that wait; whoever else is there notices nothing."""
+    """This holds for new requests, open connections and waiting requests; other clients are not affected."""
     file = tmp_path / "access.toml"
     written(file, {LEAVING: "admin", STAYING: "read"})
     with (
@@ -131,7 +131,7 @@ def test_a_token_that_is_taken_back_is_worth_nothing_at_once(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_taken_changes_nothing(tmp_path: Path) -> None:
-    """And the log says what is wrong, without a secret."""
+    """The log says what is wrong, without a secret."""
     file = tmp_path / "access.toml"
     written(file, {STAYING: "read"}, secret="what peers show each other")
     with (
@@ -162,14 +162,14 @@ def issued(authority: trustme.CA, home: Path) -> None:
 
 
 def knows(authority: trustme.CA) -> ssl.SSLContext:
-    """Of a client who trusts it alone."""
+    """Return the TLS context of a client that trusts only this authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(context)
     return context
 
 
 def shown_to(running: Running, authority: trustme.CA) -> list[bool]:
-    """Whether TCP, and HTTP, show a certificate of an authority."""
+    """Return whether TCP and HTTP show a certificate of an authority."""
     found = []
     for address in (running.address, running.http):
         host, port = address.rsplit(":", 1)
@@ -183,7 +183,7 @@ def shown_to(running: Running, authority: trustme.CA) -> list[bool]:
 
 
 def test_a_new_certificate_is_shown_to_new_connections(tmp_path: Path) -> None:
-    """One that is not whole is not; connections that are open go on."""
+    """An incomplete one is not used; open connections continue."""
     old, new = trustme.CA(), trustme.CA()
     issued(old, tmp_path)
     files = {"tls_ca": str(tmp_path / "ca.pem")}

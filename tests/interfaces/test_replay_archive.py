@@ -1,4 +1,4 @@
-"""Replaying an archive of the log file by file: as good as in one go, and what does not fit together is named."""
+"""Replay of a log archive file by file: the same as in one go, and inconsistencies are named."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def whole(world: World, directory: Path) -> Path:
 
 
 def test_the_files_together_are_the_log(world: World, tmp_path: Path) -> None:
-    """The same counts as in one go, and both seams fit."""
+    """Counts are the same as in one go, and the files fit together."""
     some = pieces(whole(world, tmp_path))
     found = summed(some, map(replayed, some))
     *_, report = checked(Dump("main", None, world.records))
@@ -54,7 +54,7 @@ def test_an_origin_that_stepping_does_not_lead_to_is_named(world: World, tmp_pat
 
 
 def test_a_file_without_an_origin_is_counted_apart(world: World, tmp_path: Path) -> None:
-    """It can only continue another one."""
+    """It can only continue another file."""
     archived(world, tmp_path, -1, 80, origin=None)
     archived(world, tmp_path, 80, 150, origin=None)
     some = pieces(tmp_path)
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_a_violation(world: World, tmp_path: Path) -> None:
 
 
 def test_the_command_takes_a_directory(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same fields as for one dump where they make sense."""
+    """The fields are those of a single dump if they apply."""
     code = run(["log", "replay", str(whole(world, tmp_path)), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert code == (1 if found["violations"] else 0)
@@ -84,6 +84,6 @@ def test_the_command_takes_a_directory(world: World, tmp_path: Path, capsys: pyt
 
 
 def test_a_directory_without_records_is_refused(tmp_path: Path) -> None:
-    """Nothing was replayed, so nothing is said to hold."""
+    """Nothing was replayed, so nothing is claimed."""
     with pytest.raises(NotFound):
         pieces(tmp_path)

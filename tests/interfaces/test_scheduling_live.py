@@ -1,4 +1,4 @@
-"""Order, time, dependencies, dead letters, settings and periodic tasks, as users meet them: on a cluster that runs."""
+"""Order, times, dependencies, dead letters, settings and periodic tasks from a user's view, on a real cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def queue() -> str:
 
 
 def worked(client: Client, queue: str, tasks: int) -> list[bytes]:
-    """Payloads in the order in which one worker got and finished them."""
+    """Return payloads in the order in which one worker completed them."""
     seen: list[bytes] = []
     while len(seen) < tasks:
         claims = client.claim(queue, max=100, wait_ms=WAIT_MS)
@@ -53,7 +53,7 @@ def worked(client: Client, queue: str, tasks: int) -> list[bytes]:
 
 
 def died(client: Client, queue: str, error: str, **options: Any) -> bytes:
-    """A task that has failed for good."""
+    """Return a task that has failed for good."""
     task_id = client.enqueue(queue, b"x", retries=0, **options)
     (claim,) = client.claim(queue, wait_ms=WAIT_MS)
     client.fail(claim, error)
@@ -61,7 +61,7 @@ def died(client: Client, queue: str, error: str, **options: Any) -> bytes:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until the cluster has got so far; not for luck, but for what it promises to do."""
+    """Wait until the cluster has kept a promise."""
     deadline = time.monotonic() + WAIT_MS / 1000
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
@@ -69,7 +69,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_tasks_of_a_key_run_one_after_the_other(client: Client, queue: str) -> None:
-    """In the order of enqueueing; one at a time, and others are not held up."""
+    """They run in the order of enqueues, one at a time, and others are not delayed."""
     payloads = [b"%d" % n for n in range(20)]
     ids = client.enqueue_many(queue, payloads, ordering_key="k")
     client.enqueue(queue, b"other", ordering_key="other")
@@ -84,7 +84,7 @@ def test_tasks_of_a_key_run_one_after_the_other(client: Client, queue: str) -> N
 
 
 def test_tasks_of_a_key_run_in_the_order_of_their_times(client: Client, queue: str) -> None:
-    """What is due earlier comes first, whenever it was enqueued."""
+    """A task that is due earlier comes first, whenever it was enqueued."""
     now_ms = time.time_ns() // 1_000_000
     client.enqueue(queue, b"late", ordering_key="k", at_ms=now_ms + 700)
     client.enqueue(queue, b"soon", ordering_key="k", at_ms=now_ms + 400)
@@ -106,7 +106,7 @@ def test_of_a_unique_key_there_is_one_task(client: Client, queue: str) -> None:
 
 
 def test_a_flow_runs_in_its_order_and_hands_results_on(client: Client, queue: str) -> None:
-    """A step is claimed once all that it follows on are done, and reads their results."""
+    """A step is claimed once its dependencies are done, and reads their results."""
     words = client.group(*(Step(f"{queue}-map", b"%d" % n) for n in range(3)))
     flow = client.chain((f"{queue}-split", b"in"), words, (f"{queue}-join", b"")).enqueue()
     assert [client.get(one).state for one in flow.ids] == ["ready", "waiting", "waiting", "waiting", "waiting"]
@@ -121,7 +121,7 @@ def test_a_flow_runs_in_its_order_and_hands_results_on(client: Client, queue: st
 
 
 def test_what_depends_on_a_failed_task_meets_its_fate(client: Client, queue: str) -> None:
-    """It fails with the reason, is cancelled, or runs all the same."""
+    """It fails with the reason, is cancelled, or runs, by its policy."""
     dead = died(client, queue, "no luck")
     fates = {fate: client.enqueue(queue, b"", depends=[dead], on_dependency_failed=fate) for fate in ("fail", "cancel")}
     run_id = client.enqueue(queue, b"run", depends=[dead], on_dependency_failed="run")
@@ -131,7 +131,7 @@ def test_what_depends_on_a_failed_task_meets_its_fate(client: Client, queue: str
 
 
 def test_unknown_dependencies_and_times_long_gone_are_refused(live: Live, client: Client, queue: str) -> None:
-    """By every interface, with the field named; nothing is stored."""
+    """Every interface names the field; nothing is stored."""
     unknown = bytes(20)
     for options, field in (({"depends": [unknown]}, "depends"), ({"at_ms": 5}, "at_ms")):
         with pytest.raises(BadRequest) as refused:
@@ -144,14 +144,14 @@ def test_unknown_dependencies_and_times_long_gone_are_refused(live: Live, client
 
 
 def test_a_task_that_nobody_began_in_time_fails(client: Client, queue: str) -> None:
-    """And says so."""
+    """Its error says so."""
     task_id = client.enqueue(queue, b"", expires_ms=time.time_ns() // 1_000_000 + 300)
     until(lambda: client.get(task_id).state == "failed")
     assert (client.get(task_id).error or "").startswith("expired")
 
 
 def test_a_paused_queue_gives_nothing_until_it_is_resumed(client: Client, queue: str) -> None:
-    """And says who paused it, and why; whoever waits is woken."""
+    """It shows who paused it and why; waiting claimers are woken."""
     client.pause(queue, by="ann", why="relay down")
     client.enqueue(queue, b"x")
     assert not client.claim(queue, wait_ms=200)
@@ -173,7 +173,7 @@ def test_a_queue_hands_out_no_more_than_it_allows(client: Client, queue: str) ->
 
 
 def test_retries_are_as_the_queue_says_unless_the_task_does(client: Client, queue: str) -> None:
-    """Only what a task itself says goes before."""
+    """Only settings of the task have precedence."""
     client.set_queue(queue, retries=0)
     died_at_once, tries_again = client.enqueue(queue, b"a"), client.enqueue(queue, b"b", retries=5)
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_retries_are_as_the_queue_says_unless_the_task_does(client: Client, queu
 
 
 def test_a_dead_letter_stops_its_key_if_the_queue_says_so(client: Client, queue: str) -> None:
-    """Until it is discarded; meanwhile other keys go on."""
+    """It stops until a discard; meanwhile other keys continue."""
     client.set_queue(queue, on_dead="stops")
     dead = died(client, queue, "poison", ordering_key="k")
     client.enqueue(queue, b"behind", ordering_key="k")
@@ -209,7 +209,7 @@ def test_dead_letters_are_found_by_queue_and_error_and_run_again(client: Client,
 
 
 def test_lists_go_on_over_all_tasks(client: Client, queue: str) -> None:
-    """Page after page, in id order."""
+    """They continue page after page, in id order."""
     ids = client.enqueue_many(queue, [b""] * 1_100)
     assert [task.id for task in client.list_all(queue)] == sorted(ids)
 
@@ -234,13 +234,13 @@ class Line:
         self._capsys = capsys
 
     def code(self, *typed: str) -> int:
-        """The exit code; what was said is kept."""
+        """Run a command; return the exit code and keep its output."""
         code = run([*typed, *self._connect])
         self.said = self._capsys.readouterr()
         return code
 
     def json(self, *typed: str) -> Any:
-        """The document that a command prints."""
+        """Return the document that a command prints."""
         assert self.code(*typed, "--json") == 0, self.said.err
         return json.loads(self.said.out)
 
@@ -252,7 +252,7 @@ def line(live: Live, capsys: pytest.CaptureFixture[str]) -> Line:
 
 
 def test_the_command_line_enqueues_with_keys_and_dependencies(line: Line, client: Client, queue: str) -> None:
-    """And prints the id that stands."""
+    """It prints the id of the current task."""
     first = line.json("task", "enqueue", queue, "--data", "1", "--unique-key", "u")
     again = line.json("task", "enqueue", queue, "--data", "2", "--unique-key", "u")
     assert (first["unique"], again["unique"], again["id"]) == ("new", "replaced", first["id"])
@@ -277,7 +277,7 @@ def test_the_command_line_enqueues_with_keys_and_dependencies(line: Line, client
     ],
 )
 def test_bad_options_are_named(line: Line, client: Client, queue: str, typed: list[str], field: str) -> None:
-    """As they are written, with the exit code of a usage error; nothing is stored."""
+    """They are named as on the command line, with the exit code of a usage error; nothing is stored."""
     assert line.code("task", "enqueue", queue, *typed) == 2
     assert field in line.said.err.splitlines()[0]
     assert client.count(queue)[queue]["total"] == 0
@@ -310,14 +310,14 @@ def test_the_command_line_pauses_resumes_and_sets_queues(line: Line, queue: str)
     ],
 )
 def test_bad_settings_are_named(line: Line, queue: str, typed: str, meant: str) -> None:
-    """With what was probably meant; nothing is set."""
+    """The error has the most similar name; nothing is set."""
     assert line.code("queue", "set", queue, typed) == 2
     assert meant in line.said.err
     assert line.code("queue", "show", queue) == 3
 
 
 def test_the_command_line_works_on_dead_letters(line: Line, client: Client, queue: str) -> None:
-    """Listed, shown, requeued and discarded, by id or by filter."""
+    """They are listed, shown, requeued and discarded, by id or by filter."""
     first, second = (died(client, queue, error).hex() for error in ("no host", "no user"))
     assert [task["id"] for task in line.json("dead", "list", "--queue", queue, "--where", "host")["tasks"]] == [first]
     assert line.json("dead", "show", second)["error"] == "no user"
@@ -351,7 +351,7 @@ def test_the_command_line_sets_periodic_tasks(line: Line, queue: str) -> None:
 
 
 def test_a_claim_that_names_no_lease_has_its_queues(client: Client, queue: str) -> None:
-    """As the client counts it, and as the cluster does; renewals are for the same."""
+    """This holds for client and cluster; renewals use the same."""
     client.set_queue(queue, lease_ms=3_600_000)
     client.enqueue(queue, b"x")
     before = time.monotonic()
@@ -363,7 +363,7 @@ def test_a_claim_that_names_no_lease_has_its_queues(client: Client, queue: str) 
 
 
 def test_an_update_says_how_many_nodes_have_it(live: Live, client: Client, queue: str) -> None:
-    """Over HTTP, if it asks for a number: on one node, one."""
+    """Over HTTP the answer has it on request: one on a single node."""
     task_id = client.enqueue(queue, b"x")
     (claim,) = client.claim(queue, wait_ms=WAIT_MS)
     assert client.update(claim, b"one", w=1) == 0

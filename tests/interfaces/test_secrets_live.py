@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 
 
 def test_no_secret_is_told(tmp_path: Path) -> None:
-    """A node that logs all it can says nothing of them, nor do its answers and the commands that ask it."""
+    """A node that logs everything shows none, nor do its answers and the commands."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     pair = authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem
@@ -42,7 +42,7 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
         "ONYXQ_ACCESS": str(access),
         "ONYXQ_ZOOKEEPER_AUTH": AUTH,
     }
-    # Everything that any module logs.
+    # The log lines of all modules.
     program = "import logging; logging.basicConfig(level=1); from onyxq.interfaces.cli.main import main; main()"
     command = [sys.executable, "-c", program]
     start = ["dev", "--json", "--peers", "2", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
@@ -78,7 +78,7 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
 
 
 def asked(listen: str, http: str, home: Path) -> str:
-    """All that a node answers about itself to the right token and to wrong ones."""
+    """Return all answers of a node about itself to the right token and to wrong ones."""
     told = ""
     host, port = listen.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as plain:

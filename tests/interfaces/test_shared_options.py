@@ -1,4 +1,4 @@
-"""Options that several calls share: shown in every signature, and refused by name if they do not exist."""
+"""Options that several calls share: they are in every signature, and unknown ones are refused by name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def unknown(call: Callable[..., Any]) -> str:
 
 
 def test_an_unknown_option_is_a_type_error_that_names_it() -> None:
-    """As for every other function of Python, before anything is sent."""
+    """As for any Python function, this comes before anything is sent."""
     client, app = AsyncClient("127.0.0.1:1"), App("127.0.0.1:1")
     expected = "{}() got an unexpected keyword argument 'colour'"
     calls: dict[str, Callable[..., Any]] = {

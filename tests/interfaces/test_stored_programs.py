@@ -1,6 +1,6 @@
-"""Programs of updates and claims, many at a time, on a store that is closed under them and opened again.
+"""Programs of updates and claims, many at a time, on a store that is closed meanwhile and opened again.
 
-``ONYXQ_TEST_PROGRAMS`` says how many programs of five requests run, in place of the usual few.
+``ONYXQ_TEST_PROGRAMS`` is the number of programs of five requests, instead of the usual few.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from simulation.world.stored import Requests, Truth, as_answered
 
 PROGRAMS = int(os.environ.get("ONYXQ_TEST_PROGRAMS", "160"))
 TOGETHER = 2_000
-"""Programs in the life of one store."""
+"""Programs between two openings of the store."""
 THREADS = 8
 REQUESTS = 5
-"""Of one program."""
+"""Requests of one program."""
 CLOSED_S = 20
-"""Half a minute is what a call that nobody answers would wait for."""
+"""Longest close; a call without an answer would wait for half a minute."""
 GROUPS = ("map", "reduce/1")
 
 
 class Programs:
-    """Requests at random of several threads at a time, each a client of its own, and their answers."""
+    """Random requests of several threads at a time, each with a client of its own, and their answers."""
 
     def __init__(self, seed: int) -> None:
         self.requests = Requests(random.Random(seed), GROUPS)
         self.asked: dict[int, Any] = {}
-        """Mark -> the answer; None where it was lost."""
+        """Mark -> the answer; None if it was lost."""
         self._lock = threading.Lock()
 
     def run(self, opened: Embedded, client: int, programs: int) -> None:
-        """Programs one after the other, until the store is closed."""
+        """Run programs one after the other, until the store is closed."""
         with suppress(Unavailable):
             for _ in range(programs * REQUESTS):
                 self._request(opened, client)
@@ -63,7 +63,7 @@ class Programs:
             self.requests.seen += [task[0] for task in answer["tasks"]]
 
     def together(self, opened: Embedded, programs: int, *, close: bool) -> None:
-        """So many programs, side by side; with ``close`` the store is closed when half of their requests are made."""
+        """Run a number of programs side by side; with ``close``, close the store in the middle."""
         half = self.requests.marks + programs * REQUESTS // 2
         threads = [
             threading.Thread(target=self.run, args=(opened, client, programs // THREADS))
@@ -83,7 +83,7 @@ class Programs:
 
 @pytest.mark.parametrize("place", range(max(1, PROGRAMS // TOGETHER)))
 def test_answers_are_the_models_although_the_store_is_closed_under_them(place: int, tmp_path: Path) -> None:
-    """Each is what the model gives at the request's place in the log, and what nobody answered is there or not."""
+    """Each equals the model's at the request's place in the log; unanswered ones may have an effect or not."""
     programs, wanted = Programs(place), min(PROGRAMS, TOGETHER)
     programs.together(onyxq.open(tmp_path), wanted // 2, close=True)
     cut_off = programs.requests.marks

@@ -1,4 +1,4 @@
-"""What the dashboard asks a node for: queues by the page, who holds claims, what happened so far."""
+"""Requests of the dashboard to a node: queues by the page, holders of claims, counts of events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEPTHS = {"apple": 1, "banana": 3, "cherry": 2}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """Of a cluster of two nodes with three queues; a task of one of them failed for good, two are claimed."""
+    """A client of a cluster of two nodes with three queues, one failed task, and two claimed ones."""
     with running(peers=2) as cluster, Client(cluster.addresses[0]) as client:
         for name, count in DEPTHS.items():
             client.enqueue_many(name, [b"1"] * count, retries=0)
@@ -28,12 +28,12 @@ def client() -> Iterator[Client]:
 
 
 def names(page: dict[str, Any]) -> list[str]:
-    """The queues of a page."""
+    """Return the queues of a page."""
     return [one["queue"] for one in page["queues"]]
 
 
 def test_queues_are_sorted_and_cut(client: Client) -> None:
-    """By name, by what is left to do, by what failed; the sums are those of all."""
+    """They are sorted by name, unfinished tasks or failures; the sums are those of all."""
     page = client.call("queues.page", {})
     assert names(page) == ["apple", "banana", "cherry"] and page["all"] == page["found"] == 3
     assert (page["sums"]["total"], page["sums"]["failed"], page["sums"]["claimed"]) == (6, 1, 2)
@@ -46,7 +46,7 @@ def test_queues_are_sorted_and_cut(client: Client) -> None:
 
 
 def test_queues_are_found_by_a_part_of_their_name(client: Client) -> None:
-    """How many there are in all is still told."""
+    """The total number is still reported."""
     page = client.call("queues.page", {"like": "an"})
     assert (names(page), page["found"], page["all"]) == (["banana"], 1, 3)
 
@@ -56,14 +56,14 @@ def test_queues_are_found_by_a_part_of_their_name(client: Client) -> None:
     [({"order": "best"}, "order"), ({"like": 1}, "like"), ({"skip": -1}, "skip"), ({"limit": 0}, "limit")],
 )
 def test_bad_arguments_are_named(client: Client, args: dict[str, Any], field: str) -> None:
-    """As everywhere."""
+    """They are named as in all requests."""
     with pytest.raises(BadRequest) as raised:
         client.call("queues.page", args)
     assert raised.value.field == field
 
 
 def test_who_holds_claims_is_told(client: Client) -> None:
-    """With how many tasks, and when the first lease ends."""
+    """The answer has the number of tasks and the first end of a lease."""
     found = client.call("workers", {})
     (worker,) = [one for one in found["workers"] if one["worker"] == "w1"]
     assert found["all"] == len(found["workers"]) and worker["claimed"] == 2
@@ -71,7 +71,7 @@ def test_who_holds_claims_is_told(client: Client) -> None:
 
 
 def test_who_waits_is_told_wherever_he_asks(client: Client) -> None:
-    """A worker without tasks, at another node than the one that is asked, with the queues that it waits for."""
+    """A worker without tasks at another node is listed with the queues for which it waits."""
     others = [one["address"] for one in client.peers()["peers"]]
     wires = [Wire(address) for address in others]
     try:
@@ -86,7 +86,7 @@ def test_who_waits_is_told_wherever_he_asks(client: Client) -> None:
 
 
 def test_what_happened_is_summed_over_the_nodes(client: Client) -> None:
-    """Each event once, wherever it happened; as many tasks waited as were claimed."""
+    """Each event counts once at any node; as many tasks waited as were claimed."""
     found = client.call("rates", {})
     assert len(found["nodes"]) == 2 and found["silent"] == []
     events = found["events"]

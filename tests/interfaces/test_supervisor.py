@@ -1,4 +1,4 @@
-"""A peer tells systemd that it is ready, alive and stopping, in systemd's own words."""
+"""A peer reports to systemd that it is ready, alive and stopping, by systemd's protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
-    """A socket as systemd opens one, and its path."""
+    """Open a socket like systemd; return it and its path."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         path = str(tmp_path / "notify")
         listening.bind(path)
@@ -30,7 +30,7 @@ def systemd(tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
 
 
 def test_nobody_is_told_anything_where_nobody_listens(tmp_path: Path) -> None:
-    """Neither without a supervisor nor with one that has gone; the watchdog's task ends at once."""
+    """No message is sent without a supervisor or after its end; the watchdog's task ends at once."""
     assert Supervisor.of({}) == Supervisor.of({"NOTIFY_SOCKET": "relative"}) == Supervisor()
     Supervisor().tell("READY=1")
     Supervisor(str(tmp_path / "gone")).tell("READY=1")
@@ -47,7 +47,7 @@ def test_a_watchdog_of_another_process_is_not_ours() -> None:
 
 
 def test_the_watchdog_hears_of_us_twice_as_often_as_it_must(systemd: tuple[socket.socket, str]) -> None:
-    """On a clock that jumps: thirty seconds of a limit of ten are six messages, and one at the start."""
+    """With a clock that jumps, thirty seconds of a limit of ten give six messages, and one at the start."""
     listening, path = systemd
 
     async def main() -> None:
@@ -62,7 +62,7 @@ def test_the_watchdog_hears_of_us_twice_as_often_as_it_must(systemd: tuple[socke
 
 
 def test_a_peer_is_ready_alive_and_stopping(systemd: tuple[socket.socket, str], tmp_path: Path) -> None:
-    """One process from its start to SIGTERM."""
+    """One process is observed from its start to SIGTERM."""
     listening, path = systemd
     free = ["--listen", "127.0.0.1:0", "--http", "off", "--data", str(tmp_path / "data")]
     with subprocess.Popen(

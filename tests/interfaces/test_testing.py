@@ -1,4 +1,4 @@
-"""The test kit as a user's tests use it: time, handlers, workers (design: interfaces)."""
+"""The test kit from a user's tests: time, handlers, workers (design: interfaces)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onyxq.worker import Worker, current_claim, current_client
 
 
 def outcomes(cluster: Cluster, task: object = None) -> list[str]:
-    """How every run of a handler ended."""
+    """Return the outcome of every run of a handler."""
     return [run.outcome for run in cluster.runs(task)]
 
 
@@ -33,7 +33,7 @@ def outcomes(cluster: Cluster, task: object = None) -> list[str]:
 
 
 def test_time_stands_still_between_calls() -> None:
-    """Nothing moves while the test itself works, however long that takes."""
+    """Simulated time does not pass while the test itself works, however long that takes."""
     with open_cluster(peers=1) as cluster:
         before = cluster.now_ms
         sum(range(200_000))
@@ -44,7 +44,7 @@ def test_time_stands_still_between_calls() -> None:
 
 
 def test_a_month_passes_at_once() -> None:
-    """Time leaps where nothing but waiting goes on, and what was due on the way is done then."""
+    """Time jumps while everything waits, and due work on the way is done."""
     app = App()
     seen: list[int] = []
 
@@ -66,7 +66,7 @@ def test_a_month_passes_at_once() -> None:
 
 
 def test_a_condition_that_never_holds_is_named() -> None:
-    """`until` gives up after its simulated seconds and says what it waited for."""
+    """`until` fails after its simulated seconds and names its condition."""
 
     def the_moon_is_full() -> bool:
         return False
@@ -79,7 +79,7 @@ def test_a_condition_that_never_holds_is_named() -> None:
 
 
 def test_a_condition_may_use_the_cluster() -> None:
-    """It is looked at in the test's own thread, between two steps of time."""
+    """It is evaluated in the test's own thread, between two steps of time."""
     with open_cluster(seed=1) as cluster:
         client = cluster.client()
         client.enqueue("q", b"x", delay_ms=10_000)
@@ -88,7 +88,7 @@ def test_a_condition_may_use_the_cluster() -> None:
 
 
 def test_a_test_may_run_trio_and_asyncio_for_itself() -> None:
-    """Between two calls the cluster is out of the way."""
+    """Between two calls the cluster does not run."""
 
     async def five() -> int:
         await anyio.lowlevel.checkpoint()
@@ -128,7 +128,7 @@ def test_back_off_grows_and_costs_no_time() -> None:
 
 
 def test_a_blocking_handler_sleeps_and_enqueues_in_simulated_time() -> None:
-    """It may use the cluster, the application's client and its claim like anywhere else."""
+    """It may use the cluster, the application's client and its claim as usual."""
     app = App()
 
     @app.task(queue="long")
@@ -152,7 +152,7 @@ def test_a_blocking_handler_sleeps_and_enqueues_in_simulated_time() -> None:
 
 
 def test_an_asyncio_handler_has_all_of_asyncio() -> None:
-    """Timers, tasks, timeouts, threads of asyncio and of anyio, the worker's client: in simulated time."""
+    """Timers, tasks, timeouts, threads of asyncio and anyio, and the worker's client use simulated time."""
     app = App()
     seen: list[Any] = []
 
@@ -223,14 +223,14 @@ def test_a_blocking_call_in_an_async_handler_says_what_to_do() -> None:
 
 
 def test_a_handler_that_blocks_for_real_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A blocking handler that waits for what cannot happen ends the test, with the line where it waits."""
+    """A blocking handler that waits for an impossible event ends the test, with the line of the wait."""
     monkeypatch.setattr(onyxq.testing.loop, "BLOCKED_S_MAX", 0.2)
     app = App()
     never = threading.Event()
 
     @app.task
     def handler() -> None:
-        never.wait(10)  # nobody will set it
+        never.wait(10)  # it will never be set
 
     with open_cluster(seed=4) as cluster:
         cluster.use(app)
@@ -258,7 +258,7 @@ def test_a_handler_that_never_sleeps_is_shown(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_foreign_thread_is_refused() -> None:
-    """A thread that the cluster does not know would make the order of things random."""
+    """An unknown thread would make the order of events random."""
     with open_cluster(peers=1) as cluster:
         client, errors = cluster.client(), []
 
@@ -298,7 +298,7 @@ def test_the_application_is_given_back() -> None:
 
 
 def test_a_task_runs_again_when_its_worker_dies_before_the_outcome_is_known() -> None:
-    """``after=``: the handler was through; the lease runs out; another worker repeats it."""
+    """``after=``: the handler ended; the lease expires; another worker repeats the task."""
     app = App()
 
     @app.task
@@ -319,7 +319,7 @@ def test_a_task_runs_again_when_its_worker_dies_before_the_outcome_is_known() ->
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_worker_dies_where_its_handler_first_waits(backend: str) -> None:
-    """``during=``: what comes after the wait is not done by the dead worker."""
+    """``during=``: the dead worker does nothing after the wait."""
     app = App()
     steps: list[str] = []
 
@@ -339,7 +339,7 @@ def test_a_worker_dies_where_its_handler_first_waits(backend: str) -> None:
 
 
 def test_a_killed_workers_blocking_handler_does_not_go_on() -> None:
-    """Its thread ends where it stands."""
+    """Its thread ends at its present line."""
     app = App()
     steps: list[str] = []
 
@@ -362,7 +362,7 @@ def test_a_killed_workers_blocking_handler_does_not_go_on() -> None:
 
 
 def test_a_worker_may_die_at_a_chosen_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`die_here` in the place of something that the handler calls; no ``except Exception`` stops it."""
+    """`die_here` replaces a function that the handler calls; no ``except Exception`` stops it."""
     app = App()
 
     class Books:
@@ -389,7 +389,7 @@ def test_a_worker_may_die_at_a_chosen_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_blocking_handler_that_lost_its_lease_is_not_heard() -> None:
-    """Its thread goes on, as in production; what it returns is dropped, and the task runs again."""
+    """Its thread continues, as in production; its result is dropped, and the task runs again."""
     app = App()
 
     @app.task
@@ -410,7 +410,7 @@ def test_a_blocking_handler_that_lost_its_lease_is_not_heard() -> None:
 
 
 def test_a_worker_that_is_stopped_gives_back_what_it_has_not_begun() -> None:
-    """As on SIGTERM: what runs is finished, the rest is there for others at once."""
+    """As on SIGTERM, running tasks are finished, and others can be claimed at once."""
     app = App()
 
     @app.task
@@ -448,7 +448,7 @@ def test_a_worker_without_an_application_can_be_used() -> None:
 
 
 def test_a_drain_leaves_what_is_due_too_late() -> None:
-    """Tasks beyond its reach are counted, not run."""
+    """Tasks that are due later than its limit are counted, not run."""
     app = App()
 
     @app.task
@@ -465,7 +465,7 @@ def test_a_drain_leaves_what_is_due_too_late() -> None:
 
 
 def test_a_drain_without_a_worker_says_so() -> None:
-    """It names the queue, the tasks, and what to call."""
+    """The error names the queue, the tasks, and the function to call."""
     with open_cluster(seed=10) as cluster:
         cluster.client().enqueue("mail", b"letter")
         with pytest.raises(NotDrained) as caught:
@@ -476,7 +476,7 @@ def test_a_drain_without_a_worker_says_so() -> None:
 
 
 def test_a_drain_names_a_handler_that_never_ends() -> None:
-    """It gives up when nothing has begun or ended for a while, in simulated time."""
+    """It fails when nothing has started or ended for a while, in simulated time."""
     app = App()
 
     @app.task(name="wait_for")
@@ -494,7 +494,7 @@ def test_a_drain_names_a_handler_that_never_ends() -> None:
 
 
 def test_a_drain_ends_tasks_without_end() -> None:
-    """A task that enqueues itself is found out by the number of runs."""
+    """A task that enqueues itself is detected by the number of runs."""
     app = App()
 
     @app.task
@@ -511,7 +511,7 @@ def test_a_drain_ends_tasks_without_end() -> None:
 
 
 def test_a_drain_mentions_faults_that_stand_in_its_way() -> None:
-    """A peer that is down, a parted network: the message says so."""
+    """The message names a dead peer or a parted network."""
     app = App()
 
     @app.task
@@ -561,7 +561,7 @@ PROGRAM = """
 
 
 def told(seed: int, hash_seed: str) -> str:
-    """What a program prints in an interpreter of its own."""
+    """Return the output of a program in an interpreter of its own."""
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM).replace("SEED", str(seed))],
         check=True,

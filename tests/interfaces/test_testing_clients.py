@@ -1,4 +1,4 @@
-"""The test kit's clients in what spans several calls: transactions, flows, lists; in tests and in handlers."""
+"""The test kit's clients for transactions, flows and lists, in tests and in handlers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onyxq.testing.cluster import run_async
 
 
 def states(cluster: Cluster) -> dict[str, str]:
-    """Every task's queue and state."""
+    """Return every task's queue and state."""
     return {task.queue: task.state for task in cluster.tasks()}
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_async_test_commits_transactions(backend: str) -> None:
-    """All of it happens; with a claim that does not stand nothing does; nor if the block raises."""
+    """A transaction applies completely; with an invalid claim, or if the block raises, it has no effect."""
     with open_cluster(seed=1, peers=1, backend=backend) as cluster:
         around = AsyncCluster(cluster._core)
 
@@ -48,7 +48,7 @@ def test_an_async_test_commits_transactions(backend: str) -> None:
 
 
 def test_an_async_test_stores_flows_and_reads_lists() -> None:
-    """Steps run in their order; ``list_all`` goes through everything."""
+    """Steps run in their order; ``list_all`` lists everything."""
     with open_cluster(seed=1, peers=1) as cluster:
         around = AsyncCluster(cluster._core)
 
@@ -65,7 +65,7 @@ def test_an_async_test_stores_flows_and_reads_lists() -> None:
 
 
 def test_handlers_commit_transactions() -> None:
-    """Async ones and others, in the words that they use outside of tests."""
+    """Async and other handlers use the same calls as outside of tests."""
     app = App()
 
     @app.task(queue="first")
@@ -96,7 +96,7 @@ def test_handlers_commit_transactions() -> None:
 
 
 def test_a_plain_test_gathers_and_commits() -> None:
-    """As an async one does."""
+    """It does so as an async one does."""
     with open_cluster(seed=1, peers=1) as cluster:
         client = cluster.client()
         client.enqueue("in", b"1")
@@ -113,7 +113,7 @@ def test_a_plain_test_gathers_and_commits() -> None:
 
 
 def test_a_lost_answer_to_a_transaction_is_asked_for_again() -> None:
-    """It happens once."""
+    """The transaction has one effect."""
     with open_cluster(seed=1, peers=1) as cluster:
         cluster.lose_answers(method="transact")
         with cluster.client().transaction() as tx:

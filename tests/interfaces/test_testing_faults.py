@@ -1,4 +1,4 @@
-"""Faults that the test kit makes, each with what a user's code sees of it (design: interfaces)."""
+"""Faults of the test kit, each with its effect on a user's code (design: interfaces)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onyxq.testing import Cluster, open_cluster
 
 
 def unacknowledged(cluster: Cluster, method: str) -> list[str]:
-    """States of three tasks, each worked on by hand, when one answer to ``method`` was lost."""
+    """Return the states of three tasks, each processed by hand, when one answer to ``method`` was lost."""
     client = cluster.client()
     cluster.lose_answers(method=method)
     for number in range(3):
@@ -21,7 +21,7 @@ def unacknowledged(cluster: Cluster, method: str) -> list[str]:
         [claim] = client.claim("q", lease_ms=5_000, wait_ms=30_000)
         client.update(claim, b"u")
         client.renew(claim)
-        with suppress(StaleToken):  # told to a release or failure that was done the first time
+        with suppress(StaleToken):  # the answer to a release or failure that had succeeded the first time
             if number == 0:
                 client.release(claim)
             elif number == 1:
@@ -33,7 +33,7 @@ def unacknowledged(cluster: Cluster, method: str) -> list[str]:
 
 @pytest.mark.parametrize("method", ["enqueue", "claim", "update", "renew", "release", "fail", "complete"])
 def test_a_lost_answer_is_asked_for_again(method: str) -> None:
-    """Whatever the client had sent is done once, as if the answer had come."""
+    """Each request of the client has its effect once, as if the answer had come."""
     with open_cluster(seed=1) as cluster:
         states = unacknowledged(cluster, method)
         assert len(states) == 3
@@ -44,7 +44,7 @@ def test_a_lost_answer_is_asked_for_again(method: str) -> None:
 
 
 def test_a_lost_claim_comes_back_when_its_lease_is_over() -> None:
-    """Nobody knows of the grant; the task is handed out again with a higher token."""
+    """No worker knows of the grant; the task is granted again with a higher token."""
     with open_cluster(seed=1) as cluster:
         client = cluster.client()
         task_id = client.enqueue("q", b"x")
@@ -70,13 +70,13 @@ def test_a_lost_outcome_of_a_worker_is_told_again() -> None:
 
 
 def test_an_unknown_method_is_refused() -> None:
-    """Only answers to what changes something can be lost."""
+    """Only answers of changing requests can be lost."""
     with open_cluster(peers=1) as cluster, pytest.raises(BadRequest, match="'cluter' is not one of cancel, claim"):
         cluster.lose_answers(method="cluter")
 
 
 def test_a_late_worker_is_refused_after_the_lease() -> None:
-    """Time that passes expires a claim that nobody renews; its token is stale then."""
+    """Time expires a claim that is not renewed; its token is stale then."""
     with open_cluster(seed=2) as cluster:
         client = cluster.client()
         client.enqueue("q", b"x")
@@ -93,7 +93,7 @@ def test_a_late_worker_is_refused_after_the_lease() -> None:
 
 
 def test_an_acknowledged_task_outlives_peers() -> None:
-    """One peer after the other dies and comes back; all tasks are there."""
+    """One peer after the other dies and returns; no task is missing."""
     with open_cluster(seed=3) as cluster:
         client = cluster.client()
         client.enqueue_many("q", [b"%d" % number for number in range(20)])
@@ -110,7 +110,7 @@ def test_an_acknowledged_task_outlives_peers() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_cluster_comes_back_after_all_its_peers_were_killed(seed: int) -> None:
-    """Peers start one after the other; the first one serves nothing alone, and all tasks are there in the end."""
+    """Peers start one after the other; the first one serves nothing alone, and at the end no task is missing."""
     with open_cluster(seed=seed) as cluster:
         client = cluster.client()
         task = client.enqueue("q", b"x")
@@ -124,7 +124,7 @@ def test_a_cluster_comes_back_after_all_its_peers_were_killed(seed: int) -> None
 
 
 def test_a_peer_that_is_unknown_or_down_cannot_be_killed() -> None:
-    """The message names those there are."""
+    """The message names the existing ones."""
     with open_cluster(seed=3) as cluster:
         with pytest.raises(BadRequest, match="no peer 'n7'; there are n0, n1, n2"):
             cluster.kill_peer("n7")
@@ -134,7 +134,7 @@ def test_a_peer_that_is_unknown_or_down_cannot_be_killed() -> None:
 
 
 def test_a_parted_peer_is_done_without() -> None:
-    """It loses its session as well, so two of three serve on; it is back when the network heals."""
+    """It loses its session too, so two of three continue; it returns when the network heals."""
     app = App()
 
     @app.task
@@ -152,7 +152,7 @@ def test_a_parted_peer_is_done_without() -> None:
 
 
 def test_a_client_leaves_a_peer_that_lost_the_log() -> None:
-    """The peer it asks answers, but can grant nothing: the next one is asked."""
+    """The asked peer answers but cannot grant tasks: the next one is asked."""
     with open_cluster(seed=4) as cluster:
         client = cluster.client()
         for number in range(8):
@@ -167,7 +167,7 @@ def test_a_client_leaves_a_peer_that_lost_the_log() -> None:
 
 
 def test_a_handler_that_is_cut_off_stops_with_its_lease() -> None:
-    """Not a renewal later: somebody else may have the task from then on."""
+    """It does not stop only at the next renewal: another worker may have the task from then on."""
     app = App()
     stopped_ms: list[int] = []
 
@@ -190,7 +190,7 @@ def test_a_handler_that_is_cut_off_stops_with_its_lease() -> None:
 
 
 def test_a_minority_takes_no_work() -> None:
-    """A client that reaches only one of three peers, which reaches nobody, is told so."""
+    """A client that reaches only one isolated peer of three gets an error."""
     with open_cluster(seed=4) as cluster:
         client = cluster.client()
         cluster.kill_peer("n0")
@@ -202,7 +202,7 @@ def test_a_minority_takes_no_work() -> None:
 
 
 def test_a_frozen_log_stops_claims_and_nothing_else() -> None:
-    """Enqueues go on; a claim waits until the log is back."""
+    """Enqueues continue; a claim waits until the log is available again."""
     with open_cluster(seed=5) as cluster:
         client = cluster.client()
         client.enqueue("q", b"0")
@@ -218,7 +218,7 @@ def test_a_frozen_log_stops_claims_and_nothing_else() -> None:
 
 
 def test_leases_do_not_run_out_while_the_log_is_frozen() -> None:
-    """Nobody could have renewed; after the freeze the claim still stands."""
+    """No worker could have renewed; after the freeze the claim is still valid."""
     with open_cluster(seed=5) as cluster:
         client = cluster.client()
         client.enqueue("q", b"0")
@@ -230,7 +230,7 @@ def test_leases_do_not_run_out_while_the_log_is_frozen() -> None:
 
 
 def test_a_peer_that_loses_its_session_begins_anew() -> None:
-    """It is another member of the ring then; what it keeps is served again."""
+    """It becomes another member of the ring; its data is served again."""
     with open_cluster(seed=6) as cluster:
         client = cluster.client()
         client.enqueue("q", b"0")
@@ -245,7 +245,7 @@ def test_a_peer_that_loses_its_session_begins_anew() -> None:
 
 
 def test_faults_may_come_together() -> None:
-    """A dead peer, a frozen log and a dying worker at once: the work is done all the same."""
+    """With a dead peer, a frozen log and a dying worker at once, all tasks are completed."""
     app = App()
 
     @app.task(queue="a", backoff_ms=10_000)

@@ -33,19 +33,19 @@ TASKS = """
 
 @pytest.fixture(autouse=True)
 def only_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether OnyxQ is installed here makes no difference."""
+    """Load only the named plug-ins, whether OnyxQ is installed or not."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A user's project with an application, outside of this tree."""
+    """Return a user's project with an application, outside of this tree."""
     pytester.makepyfile(mailer=textwrap.dedent(TASKS))
     return pytester
 
 
 def programs() -> dict[str, str]:
-    """The files that the page shows, each put together from its blocks."""
+    """Return the files of the page, each assembled from its blocks."""
     files: dict[str, str] = {}
     pattern = r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n|\n)+)"
     for name, block in re.findall(pattern, PAGE):
@@ -55,7 +55,7 @@ def programs() -> dict[str, str]:
 
 @pytest.mark.long
 def test_what_the_page_shows_passes(pytester: pytest.Pytester) -> None:
-    """Every example of docs/testing.rst, as it stands there."""
+    """Every example of docs/testing.rst passes unchanged."""
     files = programs()
     assert set(files) == {"shop", "test_shop", "test_leases", "test_clients", "test_books"}
     pytester.makepyfile(**files)
@@ -65,7 +65,7 @@ def test_what_the_page_shows_passes(pytester: pytest.Pytester) -> None:
 
 
 def test_every_call_of_a_cluster_is_on_the_page() -> None:
-    """Nothing public is left unexplained, and both kinds of cluster have the same calls."""
+    """Everything public is explained, and both kinds of cluster have the same calls."""
     from onyxq.testing import AsyncCluster, Cluster
 
     calls = {name for name in dir(Cluster) if not name.startswith("_")}
@@ -76,7 +76,7 @@ def test_every_call_of_a_cluster_is_on_the_page() -> None:
 
 @pytest.mark.long
 def test_an_installed_plug_in_is_found(project: pytest.Pytester) -> None:
-    """With the metadata that setup.cfg gives to an installation, pytest knows the fixture by itself."""
+    """With the metadata of setup.cfg, pytest finds the fixture."""
     made = [sys.executable, "-c", "import setuptools; setuptools.setup()", "egg_info", "--egg-base", "site"]
     tree = project.mkdir("tree")
     for name in ("setup.cfg", "pyproject.toml", "README.rst", "LICENSE"):
@@ -147,7 +147,7 @@ def test_a_failure_says_how_to_repeat_it(project: pytest.Pytester) -> None:
 
 
 def test_a_failed_call_is_shown_where_the_test_made_it(project: pytest.Pytester) -> None:
-    """The traceback ends in the test's line, not in the machinery."""
+    """The traceback ends in the test's line, not in the test kit."""
     project.makepyfile(
         test_it="""
         def test_it(onyxq_cluster):
@@ -191,7 +191,7 @@ def test_seeds_come_from_the_line_the_marker_or_the_name(project: pytest.Pyteste
     ],
 )
 def test_a_wrong_marker_is_an_error(project: pytest.Pytester, marker: str, said: str) -> None:
-    """It says what is right."""
+    """The error says what is right."""
     project.makepyfile(
         test_it=f"""
         import pytest
@@ -253,7 +253,7 @@ def test_async_tests_and_settings_of_the_project(project: pytest.Pytester, backe
 
 
 def test_tests_without_a_cluster_are_left_alone(project: pytest.Pytester) -> None:
-    """Plain and async tests of others are not touched."""
+    """Plain and async tests of other code are not changed."""
     project.makepyfile(
         test_it="""
         import pytest

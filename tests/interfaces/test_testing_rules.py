@@ -9,12 +9,12 @@ from onyxq.testing import Cluster, NotDrained, open_cluster
 
 
 def ran(cluster: Cluster) -> list[object]:
-    """The first argument of every run that returned, in order."""
+    """Return the first argument of every run that returned, in order."""
     return [run.args[0] for run in cluster.runs() if run.outcome == "returned"]
 
 
 def test_a_drain_runs_what_waits_for_tasks_that_are_due_later() -> None:
-    """Time passes to the scheduled task, and behind it goes what depends on it."""
+    """Time passes until the delayed task is due, and its dependents follow."""
     app = App()
 
     @app.task
@@ -32,7 +32,7 @@ def test_a_drain_runs_what_waits_for_tasks_that_are_due_later() -> None:
 
 
 def test_what_waits_for_tasks_beyond_the_reach_is_left() -> None:
-    """It counts among those that are due later."""
+    """It counts as due later."""
     app = App()
 
     @app.task
@@ -48,7 +48,7 @@ def test_what_waits_for_tasks_beyond_the_reach_is_left() -> None:
 
 
 def test_a_drain_says_which_queue_is_paused() -> None:
-    """At once: nothing would come of waiting."""
+    """It does so at once, because waiting would not help."""
     app = App()
 
     @app.task(queue="mail")
@@ -68,7 +68,7 @@ def test_a_drain_says_which_queue_is_paused() -> None:
 
 
 def test_tasks_tell_their_keys_and_what_they_wait_for() -> None:
-    """As they are stored; a drain that cannot end says what a task waits for."""
+    """They are shown as stored; a drain that cannot end says for what a task waits."""
     app = App()
 
     @app.task(ordering_key="{order}", retries=0)

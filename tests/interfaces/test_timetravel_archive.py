@@ -1,4 +1,4 @@
-"""Archive directories: pieces of history put together again, whoever wrote them and whatever is missing."""
+"""Archive directories: parts of history are combined, for any writers and gaps."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def world() -> World:
 
 
 def keep(world: World, directory: Path, after: int, last: int, *, node: str = "n1", origin: int | None = None) -> None:
-    """Archive the records behind ``after`` up to ``last``; ``origin``: position of the origin before."""
+    """Archive the records after ``after`` up to ``last``; ``origin``: position of the snapshot before."""
     archived(world, directory, after, last, node=node, origin=None if origin is None else at(world, origin))
 
 
 def at(world: World, position: int) -> Replica:
-    """The replica at a position of this world."""
+    """Return the replica at a position of this world."""
     return world.replicas[position + 1]
 
 
 def live(world: World, origin: int) -> Part:
-    """What is left in the log behind an origin."""
+    """Return what is left in the log after a snapshot."""
     return Part(origin, None, Dump("main", at(world, origin), world.records[origin + 1 :]))
 
 
 def test_an_archive_knows_how_far_it_reaches(world: World, tmp_path: Path) -> None:
-    """Without holes from its last start on; unfinished files do not count."""
+    """It is counted without gaps from its last start on; unfinished files do not count."""
     archive = Archive(tmp_path / "archive", "n1")
     assert archive.reached(None) == -1
     keep(world, archive.directory, -1, 50)
@@ -51,7 +51,7 @@ def test_an_archive_knows_how_far_it_reaches(world: World, tmp_path: Path) -> No
 
 
 def test_history_goes_from_the_archive_into_the_log(world: World, tmp_path: Path) -> None:
-    """Every replica since the beginning can be had, though the log begins late."""
+    """Every replica since the beginning can be computed, although the log begins late."""
     keep(world, tmp_path, -1, 50)
     keep(world, tmp_path, 50, 120, origin=50)
     pieces = [live(world, 120), *parts([tmp_path])]
@@ -66,7 +66,7 @@ def test_history_goes_from_the_archive_into_the_log(world: World, tmp_path: Path
 
 
 def test_the_latest_start_is_taken(world: World, tmp_path: Path) -> None:
-    """So that going back a little does not mean stepping everything."""
+    """So going back a little does not step everything."""
     keep(world, tmp_path, -1, 50)
     keep(world, tmp_path, 50, 120, origin=50)
     found = best([live(world, 120), *parts([tmp_path])], 100)
@@ -74,7 +74,7 @@ def test_the_latest_start_is_taken(world: World, tmp_path: Path) -> None:
 
 
 def test_repeats_are_read_once(world: World, tmp_path: Path) -> None:
-    """A collector that came after a crash wrote again what was there."""
+    """A collector after a crash wrote existing records again."""
     keep(world, tmp_path, -1, 50)
     keep(world, tmp_path, -1, 80, node="n2")
     keep(world, tmp_path, 40, 120, origin=40)
@@ -83,7 +83,7 @@ def test_repeats_are_read_once(world: World, tmp_path: Path) -> None:
 
 
 def test_archives_of_several_nodes_complete_each_other(world: World, tmp_path: Path) -> None:
-    """Each collector keeps what it trimmed itself."""
+    """Each collector archives what it trims itself."""
     keep(world, tmp_path / "a", -1, 50)
     keep(world, tmp_path / "b", 50, 90, node="n2", origin=50)
     keep(world, tmp_path / "a", 90, 130, origin=90)
@@ -92,7 +92,7 @@ def test_archives_of_several_nodes_complete_each_other(world: World, tmp_path: P
 
 
 def test_what_is_missing_is_not_made_up(world: World, tmp_path: Path) -> None:
-    """Behind a hole history starts anew at the next origin; positions in the hole cannot be had."""
+    """After a gap, history starts again at the next snapshot; positions in the gap cannot be shown."""
     keep(world, tmp_path, -1, 50)
     keep(world, tmp_path, 90, 130, origin=90)
     pieces = [live(world, 130), *parts([tmp_path])]
@@ -107,7 +107,7 @@ def test_what_is_missing_is_not_made_up(world: World, tmp_path: Path) -> None:
 
 
 def test_records_before_the_origin_of_their_file_continue_others(world: World, tmp_path: Path) -> None:
-    """A trim that had stopped half way left records below the origin: they are kept too."""
+    """A trim that had stopped half way left records before the snapshot: they are kept too."""
     keep(world, tmp_path, -1, 50)
     keep(world, tmp_path, 50, 120, origin=80)
     pieces = [live(world, 120), *parts([tmp_path])]
@@ -118,7 +118,7 @@ def test_records_before_the_origin_of_their_file_continue_others(world: World, t
 
 
 def test_an_empty_directory_is_named(tmp_path: Path) -> None:
-    """As is one that is not there."""
+    """A missing directory is named too."""
     for directory in (tmp_path, tmp_path / "none"):
         assert files(directory) == []
         with pytest.raises(NotFound, match="no archived records"):

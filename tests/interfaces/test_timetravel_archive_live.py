@@ -1,4 +1,4 @@
-"""An archive at work: history outlives collections, and nothing is trimmed that is not kept."""
+"""An archive in use: history survives log collections, and nothing is trimmed that is not archived."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_history_outlives_collections(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_cannot_be_archived_is_not_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collection waits until the directory can be written, and then goes on."""
+    """The collection waits until the directory can be written, and then continues."""
     monkeypatch.setattr(record_archive, "RETRY_PAUSE_S", 0.05)
     archive = tmp_path / "archive"
     with started(peers=1, partitions=4, archive=str(archive)) as (cluster, portal), Client(cluster.addresses) as client:
@@ -89,8 +89,10 @@ def test_what_cannot_be_archived_is_not_trimmed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_collector_goes_on_where_the_archive_ends(tmp_path: Path) -> None:
-    """One that died between archiving and trimming left a file: the next adds what came since, and no more;
-    what a dead process of the node had begun is cleared away."""
+    """A collector that died between archiving and trimming left a file: the next adds only newer records.
+
+    Unfinished files of a dead process of the node are removed.
+    """
     archive = tmp_path / "archive"
     with started(peers=1, partitions=4, archive=str(archive)) as (cluster, portal), Client(cluster.addresses) as client:
         world = World(cluster, portal, client)
@@ -112,7 +114,7 @@ def test_a_collector_goes_on_where_the_archive_ends(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_starts_late_starts_at_the_origin(tmp_path: Path) -> None:
-    """Its first file holds the origin before it, and is a dump that can be replayed by itself."""
+    """Its first file has the snapshot before it, and can be replayed alone."""
     with started(peers=1, partitions=4) as (cluster, portal), Client(cluster.addresses) as client:
         world = World(cluster, portal, client)
         world.story()
@@ -145,7 +147,7 @@ def test_a_file_does_not_start_at_an_origin_that_lies_before_its_first_record(tm
         assert node is not None
 
         class BegunBefore(record_archive.Archiver):
-            """Collects twice: the first collector dies after it has archived."""
+            """Collect twice: the first collector dies after it has archived."""
 
             async def keep(self, old: Origin | None, upto: int) -> None:
                 await super().keep(old, died_at)

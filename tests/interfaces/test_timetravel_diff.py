@@ -1,4 +1,4 @@
-"""The diff of two replicas: complete, minimal where nothing moved, sorted, and readable."""
+"""The diff of two replicas: complete, minimal, sorted, and readable."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def world() -> World:
 
 
 def test_a_replica_does_not_differ_from_itself(world: World) -> None:
-    """Nor from an equal one that shares nothing with it."""
+    """It does not differ from an equal one without shared parts either."""
     assert diff(world.now, world.now) == ()
     assert diff(world.now, unpack(pack(world.now))) == ()
 
 
 def test_changes_applied_to_the_old_tree_give_the_new_one(world: World) -> None:
-    """From each replica to the next."""
+    """This is checked from each replica to the next."""
     for old, new in zip(world.replicas, world.replicas[1:], strict=False):
         assert patched(tree(old), diff(old, new)) == tree(new)
 
 
 @pytest.mark.parametrize("ends", [(0, -1), (-1, 0), (40, 200), (200, 40)])
 def test_distant_replicas_differ_by_what_leads_from_one_to_the_other(world: World, ends: tuple[int, int]) -> None:
-    """Forth and back, and a tree that was patched is not changed itself."""
+    """This holds in both directions, and a patched tree is not changed itself."""
     old, new = (world.replicas[end] for end in ends)
     before = tree(old)
     assert patched(before, diff(old, new)) == tree(new)
@@ -66,19 +66,19 @@ def test_states_of_extensions_are_compared_whatever_they_hold(one: Any, other: A
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether trees are equal with their types: true is not 1."""
+    """Return whether trees are equal with their types: true is not 1."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def test_changes_are_sorted_and_name_each_place_once(world: World) -> None:
-    """So that two programs that compare the same replicas say the same."""
+    """So two programs give the same differences of the same replicas."""
     changes = diff(EMPTY, world.now)
     paths = [change.path for change in changes]
     assert paths == sorted(paths) and len(paths) == len(set(paths))
 
 
 def test_a_single_entry_shows_as_what_it_changed(world: World) -> None:
-    """A renewed lease is one changed deadline of one claim, beside the bookkeeping of the record."""
+    """A renewed lease is one changed deadline of one claim, and the counters of the record."""
     for old, done, new in zip(world.replicas, world.steps, world.replicas[1:], strict=False):
         if [(one.name, one.verdict) for one in done.outcomes] == [("renew_claims", "applied")]:
             told = [change for change in diff(old, new) if change.path[0] not in BOOKKEEPING | {"peers"}]
@@ -116,7 +116,7 @@ def test_subtrees_that_are_shared_are_not_looked_at() -> None:
 
 
 def test_changes_are_told_in_words() -> None:
-    """What came, what went, what became of it; bookkeeping is left out, and what is too much is counted."""
+    """Added, removed and changed things are named; counters are left out, and long lists are cut with a count."""
     old = evolve(EMPTY, position=1, enabled=pmap({"a": 1, "b": 1}))
     new = evolve(EMPTY, position=2, enabled=pmap({"b": 2, "c": 1}))
     assert in_words(diff(old, new)) == ["enabled/a: gone, was 1", "enabled/b: 1 -> 2", "enabled/c: new, 1"]
@@ -125,14 +125,14 @@ def test_changes_are_told_in_words() -> None:
 
 
 def test_a_change_as_a_map_leaves_out_what_is_absent(world: World) -> None:
-    """So JSON tells null from nothing."""
+    """So JSON distinguishes null from a missing value."""
     shown = [change.as_map() for change in diff(EMPTY, world.now)]
     assert json.loads(json.dumps(shown)) == shown
     assert any("before" not in one for one in shown)
 
 
 def test_a_tree_is_plain(world: World) -> None:
-    """All of it goes through JSON unchanged."""
+    """JSON does not change it."""
     found: list[Replica] = [EMPTY, *world.replicas[::50], world.now]
     for replica in found:
         assert json.loads(json.dumps(tree(replica))) == tree(replica)

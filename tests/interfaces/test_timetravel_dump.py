@@ -1,4 +1,4 @@
-"""Dump files: what goes in comes out, little memory is needed, and damage is named, never believed."""
+"""Dump files: complete, small in memory, and damage is detected and named."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def world() -> World:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where a dump goes."""
+    """The file of a dump."""
     return tmp_path / "a.onyxqlog"
 
 
@@ -50,7 +50,7 @@ def middle(world: World) -> Dump:
 
 
 def test_a_dump_from_the_beginning_comes_back(world: World, file: Path) -> None:
-    """Every record with its position, time and bytes; more than once."""
+    """Every record has its position, time and bytes; it can be read repeatedly."""
     assert write(file, Dump("main", None, world.records, "c1")).records == len(world.records)
     found = read(file)
     assert (found.cluster, found.cluster_id, found.origin, found.start) == ("main", "c1", None, EMPTY)
@@ -60,7 +60,7 @@ def test_a_dump_from_the_beginning_comes_back(world: World, file: Path) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_dump_from_an_origin_comes_back(world: World, file: Path) -> None:
-    """With the records behind the origin; those before it are left out."""
+    """It has the records after the snapshot; earlier ones are left out."""
     write(file, middle(world))
     found = read(file)
     assert found.origin == world.replicas[100]
@@ -68,14 +68,14 @@ def test_a_dump_from_an_origin_comes_back(world: World, file: Path) -> None:
 
 
 def test_an_empty_log_can_be_dumped(file: Path) -> None:
-    """No origin, no records."""
+    """It has no snapshot and no records."""
     write(file, Dump("main", None, ()))
     assert list(read(file).records) == []
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_the_blocks_before_a_damaged_one_can_be_read(world: World, file: Path) -> None:
-    """What comes before it is whole, and the error says which block it is."""
+    """Earlier blocks are complete, and the error names the damaged one."""
     write(file, middle(world))
     data = bytearray(file.read_bytes())
     data[-200] ^= 1
@@ -93,7 +93,7 @@ def test_the_blocks_before_a_damaged_one_can_be_read(world: World, file: Path) -
 
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_that_change_places_are_noticed(world: World, file: Path) -> None:
-    """Each is sound, but not where it stands."""
+    """Each is valid, but not in its place."""
     write(file, Dump("main", None, world.records))
     blocks = list(read_blocks(file, KIND))
     blocks[2], blocks[3] = blocks[3], blocks[2]
@@ -128,7 +128,7 @@ NONSENSE: dict[str, list[tuple[bytes, Any]]] = {
 
 @pytest.mark.parametrize("what", NONSENSE)
 def test_sound_blocks_of_nonsense_are_refused(what: str, file: Path) -> None:
-    """By a clear error, never by another exception."""
+    """There is a clear error and no other exception."""
     data = file_of(NONSENSE[what])
     if what == "a bomb of a length":
         data = data[:-8] + b"\xff" * 4 + data[-4:]
@@ -138,7 +138,7 @@ def test_sound_blocks_of_nonsense_are_refused(what: str, file: Path) -> None:
 
 
 def test_another_file_is_refused(tmp_path: Path, file: Path) -> None:
-    """One that is no dump, one of a newer format, one that is not there, a directory."""
+    """Refused are a file of another kind, a newer format, a missing file, and a directory."""
     file.write_bytes(b"hello")
     with pytest.raises(BadRequest, match="no dump"):
         read(file)
@@ -151,7 +151,7 @@ def test_another_file_is_refused(tmp_path: Path, file: Path) -> None:
 
 
 def test_a_dump_that_is_interrupted_leaves_the_old_one(world: World, file: Path) -> None:
-    """The name stands for a complete file, before and after."""
+    """The name is that of a complete file before and after."""
     write(file, Dump("main", None, world.records[:5]))
 
     def interrupted() -> Iterator[Record]:
@@ -171,7 +171,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named_and_leaves_the_old_dump(world: World, file: Path) -> None:
-    """A limit for the size of files stands for it."""
+    """A limit for the size of files simulates it."""
     write(file, Dump("main", None, world.records[:5]))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
@@ -185,7 +185,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_dump(world: World, file: Path) 
 
 
 def test_a_long_dump_needs_little_memory(file: Path) -> None:
-    """40 MB of records through a few blocks."""
+    """It has 40 MB of records and few blocks in memory."""
     random = Random(3)
     payload = random.randbytes(2_000)
     tracemalloc.start()
@@ -203,7 +203,7 @@ def test_a_long_dump_needs_little_memory(file: Path) -> None:
 
 
 def test_a_replay_takes_the_steps_that_peers_took(world: World, file: Path) -> None:
-    """From the beginning and from an origin: the same replicas and verdicts."""
+    """From the beginning and from a snapshot it gives the same replicas and verdicts."""
     write(file, Dump("main", None, world.records))
     assert list(replay(read(file))) == world.steps
     write(file, middle(world))
@@ -211,21 +211,21 @@ def test_a_replay_takes_the_steps_that_peers_took(world: World, file: Path) -> N
 
 
 def test_a_replay_stops_where_it_is_told(world: World) -> None:
-    """Behind the record of that position."""
+    """It stops after the record of that position."""
     found = list(replay(Dump("main", None, world.records), until=41))
     assert [done.replica.position for done in found] == list(range(42))
 
 
 @pytest.mark.parametrize("position", [0, 7, 100, 250])
 def test_the_replica_of_any_position_can_be_had(world: World, position: int) -> None:
-    """Equal in value and digest to the one that was there."""
+    """It equals the original in value and digest."""
     found = replica_at(Dump("main", None, world.records), position)
     assert found == world.replicas[position + 1]
     assert snapshot.digest(found) == snapshot.digest(world.replicas[position + 1])
 
 
 def test_a_position_before_the_origin_cannot(world: World) -> None:
-    """The error says where the dump starts; the origin's own position can be had."""
+    """The error says where the dump starts; the snapshot's own position can be shown."""
     found = middle(world)
     assert replica_at(found, 99) == world.replicas[100]
     with pytest.raises(NotFound, match="origin of position 99, behind 98"):
@@ -251,7 +251,7 @@ def test_a_broken_invariant_is_reported(world: World) -> None:
 
 
 def test_digests_tell_replicas_apart(world: World) -> None:
-    """Equal ones have one digest, however they came about; each record gives another."""
+    """Equal replicas have one digest, however they were made; each record gives another one."""
     digests = [snapshot.digest(replica) for replica in world.replicas]
     assert len(set(digests)) == len(digests)
     assert snapshot.digest(snapshot.unpack(snapshot.pack(world.now))) == digests[-1]

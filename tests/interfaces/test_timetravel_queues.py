@@ -1,4 +1,4 @@
-"""Limits, transactions, reopenings and periodic tasks in words, and a task's way through them."""
+"""Limits, transactions, requeues and periodic tasks in words, and the story of a task."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ NOW_MS = 1_700_000_060_000
 
 @pytest.fixture(scope="module")
 def dump() -> Dump:
-    """A log in which a queue is limited, transactions commit, tasks are reopened."""
+    """Return a log with a limited queue, transactions, and requeued tasks."""
     return Dump(cluster="main", origin=None, records=queue_log())
 
 
 def told(dump: Dump, task_id: TaskId) -> list[tuple[str, str, int | None]]:
-    """Entry, verdict and token of all that the log says of a task."""
+    """Return entry, verdict and token of all log entries about a task."""
     return [(one.entry, one.verdict, one.token) for one in from_log(dump, task_id, 1 << 60)]
 
 
 def test_a_task_of_a_transaction_is_told_until_its_part_is_settled(dump: Dump) -> None:
-    """With what was tried on it in vain; what became of the other partition's part is not about it."""
+    """Refused entries about it are included; the part of another partition is not."""
     found = from_log(dump, id_at(FIRST, 51), 1 << 60)
     said = [(one.entry, one.verdict) for one in found]
     assert said[0] == ("grant_claims", "applied")
@@ -56,7 +56,7 @@ def test_a_task_of_a_transaction_is_told_until_its_part_is_settled(dump: Dump) -
 
 
 def test_a_grant_within_limits_and_a_reopening_are_told(dump: Dump) -> None:
-    """The grant with its token, refused ones without."""
+    """A grant is shown with its token, refused ones without."""
     limited = told(dump, id_at(FIRST, 1))
     assert [entry for entry, verdict, _ in limited if verdict == "applied"] == ["grant_limited_claims"]
     assert all((token is None) == (verdict != "applied") for _, verdict, token in limited)
@@ -66,7 +66,7 @@ def test_a_grant_within_limits_and_a_reopening_are_told(dump: Dump) -> None:
 
 
 def test_settings_read_as_people_say_them() -> None:
-    """Rates by the second, durations with units, and who paused what for which reason."""
+    """Rates are per second, durations have units, and a pause has its user and reason."""
     assert sentence("set_queue", EXAMPLES["set_queue"]) == (
         "queue mail is paused by ops (the relay is down); lease ms 1 min, on dead stops, rate 1.5/s, "
         "retries until success, grace ms back to the default"
@@ -78,7 +78,7 @@ def test_settings_read_as_people_say_them() -> None:
 
 
 def test_transactions_name_what_they_end_and_what_they_need() -> None:
-    """And in which partitions."""
+    """The partitions are named too."""
     claim = Claim(0, 7, RUNS[:1])
     args = commit_transaction.Args("t", 9, (claim,), (claim._replace(runs=RUNS[1:]),), (Part(0, 1, b"d"),))
     assert sentence("commit_transaction", args, "too late") == (
@@ -91,7 +91,7 @@ def test_transactions_name_what_they_end_and_what_they_need() -> None:
 
 
 def test_what_is_said_of_jobs_is_told() -> None:
-    """With the version under which, where there is one."""
+    """The version is shown if there is one."""
     plain = ("words", b"x", b"0123456789abcdef", "balanced", 0, 2)
     rest = ((), (), "", (), (), False, 0)
     assert sentence("submit_job", submit_job.Args(*plain, 0, *rest)) == (
@@ -108,7 +108,7 @@ def test_what_is_said_of_jobs_is_told() -> None:
 
 
 def test_periodic_tasks_are_told_with_their_times() -> None:
-    """When they were due and when they are next."""
+    """The last and the next due time are shown."""
     fired = fire_periodic.Args("nightly", NOW_MS, NOW_MS + 1_000, 1)
     assert sentence("fire_periodic", fired) == (
         "periodic task nightly, due at 2023-11-14 22:14:20.000Z: 1 run is enqueued, "
@@ -125,7 +125,7 @@ def test_periodic_tasks_are_told_with_their_times() -> None:
 
 
 def test_a_task_of_a_batch_is_told_with_its_batch_until_its_part_is_settled() -> None:
-    """Which job, which number, under which version; attempts that were refused as well."""
+    """Job, number and version are shown, and refused attempts as well."""
     found = from_log(Dump(cluster="main", origin=None, records=batch_log()), batches.FIRST, 1 << 60)
     said = [(one.entry, one.verdict) for one in found]
     assert said[0] == ("grant_claims", "applied") and said[-1] == ("settle_transaction", "applied")

@@ -1,4 +1,4 @@
-"""Entries in words: every built-in one reads well, and anything else is told by its fields."""
+"""Entries in words: built-in entries have sentences, and others are shown by their fields."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ONE = (Run(FIRST, 1),)
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_built_in_entry_has_a_sentence_of_its_own(name: str) -> None:
-    """A new entry wants one in `onyxq.history.words`."""
+    """A new entry needs one in `onyxq.history.words`."""
     assert name in words._SENTENCES
 
 
 def test_every_entry_of_a_log_can_be_told() -> None:
-    """Typed or plain, whatever its verdict, in one line that is no bare dump of its arguments."""
+    """It has one line for any form and verdict, which is not just a dump of its arguments."""
     world = generated_world(seed=3, records=250, check=False)
     told = {}
     for done in world.steps:
@@ -42,7 +42,7 @@ def test_every_entry_of_a_log_can_be_told() -> None:
 
 
 def test_claims_read_as_a_story() -> None:
-    """Who got how much for how long, and what became of it."""
+    """The words say who got how much for how long, and the outcome."""
     grants = grant_claims.Args(3, 2, (grant_claims.Grant("w1", 30_000, RUNS), grant_claims.Grant("", 90_000, ONE)))
     assert sentence("grant_claims", grants) == (
         f"partition 3 (epoch 2) grants 500 tasks from {FIRST.hex()} on to worker w1 for 30 s; "
@@ -64,14 +64,14 @@ def test_claims_read_as_a_story() -> None:
 
 
 def test_long_entries_are_cut_and_say_so() -> None:
-    """A thousand grants in one entry are told by the first few."""
+    """A thousand grants in one entry are shown by the first few."""
     grants = grant_claims.Args(3, 2, tuple(grant_claims.Grant(f"w{n}", 1_000, ONE) for n in range(1_000)))
     said = sentence("grant_claims", grants)
     assert said.endswith("and 996 more") and len(said) < 600
 
 
 def test_what_is_not_known_is_told_by_its_fields() -> None:
-    """Extensions' entries, other versions' arguments, and lists that do not fit the types."""
+    """This is for entries of extensions, arguments of other versions, and lists of other types."""
 
     @frozen
     class Args:
@@ -86,7 +86,7 @@ def test_what_is_not_known_is_told_by_its_fields() -> None:
 
 
 def test_a_reason_is_told() -> None:
-    """Of a peer that is out of the ring."""
+    """It is the reason of a peer that left the ring."""
     assert sentence("leave_cluster", leave_cluster.Args("p1", "its pulse is gone")) == (
         "peer p1 is out of the ring (its pulse is gone)"
     )
@@ -102,7 +102,7 @@ def test_a_reason_is_told() -> None:
     ],
 )
 def test_history_rows_are_told(event: int, start: str) -> None:
-    """What the store keeps when the log is trimmed."""
+    """These rows are in the store when the log is trimmed."""
     said = words.history(event, token=5, worker="w", retry_ms=1_000, attempts=2, note="why")
     assert said.startswith(start)
 
@@ -111,7 +111,7 @@ def test_history_rows_are_told(event: int, start: str) -> None:
     ("ms", "text"), [(0, "0 ms"), (250, "250 ms"), (1_500, "1.5 s"), (90_000, "1.5 min"), (7_200_000, "2 h")]
 )
 def test_durations_have_the_unit_that_fits(ms: int, text: str) -> None:
-    """At most three digits."""
+    """They have at most three digits."""
     assert duration(ms) == text
 
 

@@ -1,4 +1,4 @@
-"""Callers who never come to an end of their handshake: cut off after a time, counted meanwhile, on both ports."""
+"""Clients that never finish their handshake: disconnected after a time, and limited in number, on both ports."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.interfaces.http_world import FakeService, app_of, on_trio
 
 PATIENCE_S = 60.0
 CUT_S = 0.3
-"""After which a handshake is given up, where a test has it happen."""
+"""Time limit of a handshake in these tests, in seconds."""
 BEGINNING = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + bytes(32)
-"""Of a handshake; 16 KiB would have to come."""
+"""The start of a handshake; 16 KiB would follow."""
 ANSWER = b"hello"
 
 Port: TypeAlias = Callable[[], AbstractAsyncContextManager[str]]
 
 
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of a server at 127.0.0.1, and of a client who knows its authority."""
+    """TLS contexts of a server at 127.0.0.1 and of a client that knows its authority."""
     authority = trustme.CA()
     serving, connecting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.issue_cert("127.0.0.1").configure_cert(serving)
@@ -43,7 +43,7 @@ SERVING, CONNECTING = contexts()
 
 @asynccontextmanager
 async def http_port() -> AsyncIterator[str]:
-    """The address of HTTP over TLS."""
+    """Return the address of HTTP over TLS."""
     shutdown = trio.Event()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -61,7 +61,7 @@ async def http_port() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def wire_port() -> AsyncIterator[str]:
-    """The address of a TCP port with TLS that says something to whoever has shaken hands."""
+    """Return the address of a TCP port with TLS that sends a greeting after the handshake."""
 
     async def handler(stream: ByteStream) -> None:
         await stream.send(ANSWER)
@@ -76,12 +76,12 @@ PORTS = pytest.mark.parametrize("port", [http_port, wire_port])
 
 
 async def connected(address: str) -> trio.SocketStream:
-    """A connection that says nothing of itself."""
+    """Open a connection without sending anything."""
     return await trio.open_tcp_stream(*split_address(address))
 
 
 async def ended(stream: trio.SocketStream) -> bool:
-    """Wait until the other side has closed; whether it said nothing before."""
+    """Wait until the other side has closed; return whether it sent nothing."""
     said = b""
     try:
         while piece := await stream.receive_some():
@@ -92,7 +92,7 @@ async def ended(stream: trio.SocketStream) -> bool:
 
 
 async def answered(address: str) -> bytes:
-    """What somebody is told who shakes hands and asks; nothing if he is sent away."""
+    """Return the answer after a handshake and a request; nothing if the connection is closed."""
     stream = trio.SSLStream(await connected(address), CONNECTING, server_hostname="127.0.0.1", https_compatible=True)
     try:
         await stream.do_handshake()
@@ -106,7 +106,7 @@ async def answered(address: str) -> bytes:
 
 @PORTS
 def test_a_handshake_that_never_ends_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether nothing comes of it, a part, or a byte now and then."""
+    """This holds for no bytes, a part of a handshake, and single bytes at intervals."""
     monkeypatch.setattr(server, "IDLE_TIME_MAX_S", CUT_S)
     monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT_S", CUT_S)
 
@@ -136,7 +136,7 @@ def test_a_handshake_that_never_ends_is_cut_off(port: Port, monkeypatch: pytest.
 
 @PORTS
 def test_handshakes_that_never_end_keep_nobody_out(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound the oldest is given up for the next one: who speaks TLS at once is answered."""
+    """Above the limit the oldest is closed for the next one: a client with a quick handshake is answered."""
     monkeypatch.setattr(tcp, "NEWCOMERS_MAX", 2)
     for name in ("IDLE_TIME_MAX_S", "RESERVED_S"):
         monkeypatch.setattr(server, name, 10 * PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A cluster whose ports speak TLS: peers with certificates, callers who know the authority, and everybody else."""
+"""A cluster with TLS: peers with certificates, clients that know the authority, and others."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.interfaces.live_world import ANSWER_S_MAX, running
 TOKEN, SECRET = "a token of some length", "what peers show each other"
 ACCESS = Access((Token.of(TOKEN, "all", ["admin"]),), SECRET)
 REFUSAL_S_MAX = 1.0
-"""After which somebody who says nothing is sent away, in these tests."""
+"""Time after which a silent client is disconnected in these tests, in seconds."""
 
 
 def issued(authority: trustme.CA, home: Path, name: str, *identities: str) -> Certificates:
-    """Files of a certificate for these names, and of its authority."""
+    """Make the files of a certificate for these names, and of its authority."""
     home.mkdir(exist_ok=True)
     made = authority.issue_cert(*identities)
     authority.cert_pem.write_to_path(str(home / "ca.pem"))
@@ -41,19 +41,19 @@ def issued(authority: trustme.CA, home: Path, name: str, *identities: str) -> Ce
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the files are."""
+    """Directory of the files."""
     return tmp_path_factory.mktemp("certificates")
 
 
 @pytest.fixture(scope="module")
 def peers(home: Path) -> Certificates:
-    """What the peers have."""
+    """Files of the peers."""
     return issued(trustme.CA(), home, "peer", "127.0.0.1")
 
 
 @pytest.fixture(scope="module")
 def strangers(home: Path) -> Certificates:
-    """The same of an authority that nobody knows."""
+    """Files of an unknown authority."""
     return issued(trustme.CA(), home / "strangers", "peer", "127.0.0.1")
 
 
@@ -65,12 +65,12 @@ def cluster(peers: Certificates) -> Iterator[LocalCluster]:
 
 
 def knows(certificates: Certificates) -> Certificates:
-    """One who knows the authority and has no certificate of his own."""
+    """A client that knows the authority and has no certificate."""
     return Certificates(ca=certificates.ca)
 
 
 def test_a_task_lives_its_life_on_three_peers(cluster: LocalCluster, peers: Certificates) -> None:
-    """Which it only does if peers reach each other; callers need no certificate."""
+    """This requires that peers reach each other; clients need no certificate."""
     with Client(cluster.addresses, token=TOKEN, tls=knows(peers)) as client:
         (task,) = client.enqueue_many("mail", [b"x"], w=3)
         (claim,) = client.claim(["mail"], wait_ms=20_000, worker="w")
@@ -79,7 +79,7 @@ def test_a_task_lives_its_life_on_three_peers(cluster: LocalCluster, peers: Cert
 
 
 def test_http_answers_over_tls_and_only_there(cluster: LocalCluster, peers: Certificates) -> None:
-    """With the version that is negotiated today, and no answer in the clear."""
+    """It uses a current version of TLS, and does not answer without TLS."""
     host = cluster.http_addresses[0]
     headers = {"authorization": f"Bearer {TOKEN}"}
     context = ssl.create_default_context(cafile=peers.ca)
@@ -94,14 +94,14 @@ def test_http_answers_over_tls_and_only_there(cluster: LocalCluster, peers: Cert
 
 
 def test_who_does_not_know_the_authority_shows_no_token(cluster: LocalCluster, strangers: Certificates) -> None:
-    """A server that cannot prove who it is gets nothing; nor does one whose client speaks in the clear."""
+    """A server without a valid certificate gets no token, nor does a server without TLS."""
     for tls in (knows(strangers), PLAIN):
         with pytest.raises(Unavailable), Client(cluster.addresses[0], token=TOKEN, tls=tls, timeout_ms=1_500) as client:
             client.queues()
 
 
 def greeting(cluster: LocalCluster, certificates: Certificates, **hello: Any) -> Any:
-    """What the TCP port says to a hello over TLS; None if it closes."""
+    """Return the TCP port's answer to a hello over TLS; None if it closes."""
     host, port = cluster.addresses[0].rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=ANSWER_S_MAX) as plain:
         with certificates.connecting().wrap_socket(plain, server_hostname=host) as stream:
@@ -117,7 +117,7 @@ def greeting(cluster: LocalCluster, certificates: Certificates, **hello: Any) ->
 def test_only_who_has_a_certificate_is_a_peer(
     cluster: LocalCluster, peers: Certificates, strangers: Certificates
 ) -> None:
-    """The secret alone is not enough; a certificate of another authority is refused with the connection."""
+    """The secret alone is not enough; a certificate of another authority fails the connection."""
     hello = {"role": "peer", "credential": SECRET, "cluster_id": cluster_id(cluster, peers), "node": "n"}
     told = greeting(cluster, knows(peers), **hello)
     assert told[:2] == [0, 1] and (told[2]["code"], told[2]["field"]) == ("unauthorized", "tls_cert")
@@ -127,7 +127,7 @@ def test_only_who_has_a_certificate_is_a_peer(
 
 
 def cluster_id(cluster: LocalCluster, peers: Certificates) -> str:
-    """As callers are told it."""
+    """Return the cluster's id, as clients get it."""
     with Client(cluster.addresses[0], token=TOKEN, tls=knows(peers)) as client:
         return str(client.call("routes", {})["cluster_id"])
 
@@ -135,7 +135,7 @@ def cluster_id(cluster: LocalCluster, peers: Certificates) -> str:
 def test_half_open_connections_are_closed_and_others_answered(
     cluster: LocalCluster, peers: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some say nothing, some begin a handshake and stop; both ports."""
+    """Some send nothing, some start a handshake and stop; this holds for both ports."""
     monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT_S", REFUSAL_S_MAX)
     hello = b"\x16\x03\x01\x02\x00\x01\x00"  # the beginning of a handshake
     sockets = []
@@ -160,7 +160,7 @@ def test_half_open_connections_are_closed_and_others_answered(
 def test_the_command_line_speaks_tls(
     cluster: LocalCluster, peers: Certificates, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By flag and by environment."""
+    """It is set by a flag or by the environment."""
     command = ["queue", "list", "--connect", cluster.addresses[0], "--json"]
     monkeypatch.setenv("ONYXQ_TOKEN", TOKEN)
     assert run([*command, "--tls-ca", peers.ca]) == 0

@@ -1,4 +1,4 @@
-"""A credential reaches a command in a file or on its standard input, where no other user sees it."""
+"""A command reads a credential from a file or from standard input, where no other user sees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onyxq.interfaces.cli.main import run
 def test_a_token_is_read_from_a_private_file(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And from standard input; either way the command asks with it, here nobody."""
+    """This holds for standard input too; the command then sends it, here to no peer."""
     file = tmp_path / "token"
     file.write_text(content)
     file.chmod(0o600)
@@ -32,7 +32,7 @@ def test_a_token_is_read_from_a_private_file(
 def test_a_file_without_a_token_or_open_to_others_is_refused(
     content: str, mode: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error names the file and not what it holds."""
+    """The error names the file, not its contents."""
     file = tmp_path / "token"
     file.write_text(content)
     file.chmod(mode)
@@ -42,7 +42,7 @@ def test_a_file_without_a_token_or_open_to_others_is_refused(
 
 
 def test_a_token_among_the_arguments_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is taken all the same; the warning does not repeat it."""
+    """It is used; the warning does not repeat it."""
     run(["cluster", "show", "--connect", "127.0.0.1:1", "--token", "a-token-of-a-test"])
     said = capsys.readouterr().err
     assert "--token-file" in said and "a-token-of-a-test" not in said
@@ -50,7 +50,7 @@ def test_a_token_among_the_arguments_is_warned_of(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("name", ["spark.hadoop.fs.s3a.secret.key", "spark.ssl.keyPassword", "spark.my.TOKEN"])
 def test_a_file_of_spark_s_settings_with_secrets_must_be_private(name: str, tmp_path: Path) -> None:
-    """One without may be read by everybody."""
+    """A file without secrets may be readable by all."""
     file = tmp_path / "spark.conf"
     file.write_text(f"spark.driver.memory 2g\n{name} hush\n")
     file.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Traces with OpenTelemetry: one trace from whoever enqueues, through the log, to every attempt."""
+"""Traces with OpenTelemetry: one trace from the enqueue through the log to every attempt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ held: list[str | None] = []
 
 @app.task(queue="traced", retries=1, backoff_ms=1)
 async def flaky() -> None:
-    """Fail at first, and enqueue what follows then."""
+    """Fail at first, then enqueue a following task."""
     if context().attempt == 1:
         raise ValueError("not yet")
     await follow.enqueue_async()
@@ -38,20 +38,20 @@ async def flaky() -> None:
 
 @app.task(queue="traced")
 def follow() -> None:
-    """Tell the trace that a function in a thread finds itself in."""
+    """Return the trace that a function in a thread sees."""
     held.append(tracing.carried())
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """A peer with HTTP in this process, so that its spans are seen here, too."""
+    """Run a peer with HTTP in this process, so its spans are visible here too."""
     with running(http=True) as started:
         yield started
 
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """What a process that takes part in traces exports."""
+    """Return the spans that this process exports."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -60,24 +60,24 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
-    """The spans of a name, in the order in which they began."""
+    """Return the spans of a name, in the order of their starts."""
     return sorted((one for one in exporter.get_finished_spans() if one.name == name), key=lambda one: one.start_time)
 
 
 def parent_of(span: ReadableSpan) -> int:
-    """The id of the span that it follows on."""
+    """Return the id of its parent span."""
     assert span.parent is not None
     return span.parent.span_id
 
 
 def traceparent(span: ReadableSpan) -> str:
-    """As W3C has it."""
+    """Return the W3C form."""
     context = span.context
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def work_until(cluster: LocalCluster, application: App, done: Callable[[], bool]) -> None:
-    """Have a worker work till it has done what it should."""
+    """Let a worker work until a condition holds."""
 
     async def main() -> None:
         worker = application.worker(concurrency=2)
@@ -94,7 +94,7 @@ def work_until(cluster: LocalCluster, application: App, done: Callable[[], bool]
 def test_a_trace_holds_the_enqueueing_each_grant_and_each_attempt(
     cluster: LocalCluster, spans: InMemorySpanExporter
 ) -> None:
-    """And what an attempt enqueues itself."""
+    """It also has tasks that an attempt enqueues."""
     app.address = cluster.addresses[0]
     held.clear()
     tracer = opentelemetry.trace.get_tracer("test")
@@ -127,7 +127,7 @@ def test_a_trace_holds_the_enqueueing_each_grant_and_each_attempt(
 
 
 def test_a_request_of_another_language_belongs_to_its_trace(cluster: LocalCluster, spans: InMemorySpanExporter) -> None:
-    """By the header ``traceparent``, or per task; what is no trace, or not sampled, is none."""
+    """The header ``traceparent`` or a task's field names it; invalid and unsampled ones are ignored."""
 
     def enqueue(headers: dict[str, str], **more: Any) -> str | None:
         url = f"http://{cluster.http_addresses[0]}/v1/tasks"
@@ -153,7 +153,7 @@ def test_a_request_of_another_language_belongs_to_its_trace(cluster: LocalCluste
 def test_a_process_of_its_own_takes_over_the_trace(
     cluster: LocalCluster, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told the attempt's span; whether it exports any of its own is its own business."""
+    """It gets the attempt's span; it may export spans of its own or not."""
     told: list[str | None] = []
     from onyxq.worker import processes
 
@@ -175,7 +175,7 @@ def test_a_process_of_its_own_takes_over_the_trace(
 
 
 def test_flows_and_transactions_carry_the_trace(cluster: LocalCluster, spans: InMemorySpanExporter) -> None:
-    """Of the span in which they are gathered."""
+    """The trace is that of the span in which they are built."""
     tracer = opentelemetry.trace.get_tracer("test")
     with Client(cluster.addresses[0]) as client:
         with tracer.start_as_current_span("flow"):
@@ -192,7 +192,7 @@ def test_flows_and_transactions_carry_the_trace(cluster: LocalCluster, spans: In
 
 
 def test_nothing_is_traced_without_a_provider(cluster: LocalCluster) -> None:
-    """Whether or not OpenTelemetry is installed, nothing is stored or measured."""
+    """With and without OpenTelemetry, nothing is stored or measured."""
     assert tracing.carried() is None and tracing.clock() == 0
     with tracing.enqueuing("q", 1) as trace:
         assert trace is None
@@ -204,7 +204,7 @@ def test_nothing_is_traced_without_a_provider(cluster: LocalCluster) -> None:
 
 
 def test_a_trace_that_is_not_sampled_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that tasks of traces that nobody keeps stay in runs together."""
+    """So tasks of unsampled traces stay in runs together."""
     monkeypatch.setattr(opentelemetry.trace, "_TRACER_PROVIDER", TracerProvider(sampler=ALWAYS_OFF))
     with tracing.enqueuing("q", 1) as trace:
         assert trace is None

@@ -1,4 +1,4 @@
-"""Transactions as users meet them: over HTTP, with the blocking client, and from workers; on a live cluster."""
+"""Transactions from a user's view: over HTTP, with the blocking client, and from workers; on a live cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def web(cluster: LocalCluster) -> Iterator[httpx.Client]:
-    """HTTP of one of them."""
+    """An HTTP client of one of them."""
     with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=20) as client:
         yield client
 
@@ -43,7 +43,7 @@ def queue() -> str:
 
 
 def claimed(web: httpx.Client, queue: str, number: int) -> list[dict[str, Any]]:
-    """Claimed tasks as the requests name them."""
+    """Return claimed tasks in the form of requests."""
     tasks = [{"queue": queue, "data": n} for n in range(number)]
     assert web.post("/v1/tasks", json={"tasks": tasks}).status_code == 201
     found: list[dict[str, Any]] = []
@@ -63,7 +63,7 @@ def total(web: httpx.Client, queue: str) -> int:
 
 
 def test_a_transaction_over_http_does_all_of_it(web: httpx.Client, queue: str) -> None:
-    """Ids are made where none are given; JSON and bytes come and go as they are elsewhere."""
+    """Missing ids are made; JSON and bytes have their usual forms."""
     first, second, third = claimed(web, queue, 3)
     answer = web.post(
         "/v1/transactions",
@@ -89,7 +89,7 @@ def test_a_transaction_over_http_does_all_of_it(web: httpx.Client, queue: str) -
 
 
 def test_claims_that_do_not_stand_are_each_named(web: httpx.Client, queue: str) -> None:
-    """409 stale_token, and nothing changed."""
+    """The answer is 409 stale_token, and nothing changed."""
     first, second = claimed(web, queue, 2)
     assert web.post("/v1/claims/release", json={"claims": [second]}).json()["results"][0]["ok"]
     answer = web.post(
@@ -105,7 +105,7 @@ def test_claims_that_do_not_stand_are_each_named(web: httpx.Client, queue: str) 
 
 
 def test_an_idempotency_key_gets_the_first_answer_from_any_peer(cluster: LocalCluster, queue: str) -> None:
-    """The same ids and token; another body under it is refused."""
+    """Ids and token are the same; another body with it is refused."""
     body = {"enqueue": [{"queue": queue, "data": n, "delay_ms": 100 * n} for n in range(3)]}
     answers = []
     for address in cluster.http_addresses:
@@ -145,7 +145,7 @@ def test_without_a_key_each_request_is_another_transaction(web: httpx.Client, qu
     ],
 )
 def test_bad_input_over_http_names_the_field(web: httpx.Client, body: dict[str, Any], status: int, field: str) -> None:
-    """As the request calls it."""
+    """The error has the name of the request."""
     answer = web.post("/v1/transactions", json=body)
     assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
 
@@ -168,7 +168,7 @@ def test_a_key_that_is_too_long(web: httpx.Client) -> None:
 
 
 def test_a_blocking_client_commits_at_the_end_of_the_block(cluster: LocalCluster, queue: str) -> None:
-    """And not at all if the block raises."""
+    """If the block raises, it does not commit."""
     with Client(cluster.addresses) as client:
         client.enqueue_many(queue, [b"a", b"b"])
         claims = list(client.claim([queue], max=2, wait_ms=5_000))
@@ -213,7 +213,7 @@ def test_a_client_refuses_what_makes_no_sense(cluster: LocalCluster, queue: str)
 
 
 def test_a_worker_completes_its_task_and_goes_on_in_one_step(cluster: LocalCluster, queue: str) -> None:
-    """The worker reports nothing more of it; what fails behind the commit changes nothing."""
+    """The worker does not report the task again; an error after the commit has no effect."""
 
     async def body(claim: Claim) -> bytes | None:
         async with context().transaction(b"mapped " + claim.data) as tx:
@@ -234,7 +234,7 @@ def test_a_worker_completes_its_task_and_goes_on_in_one_step(cluster: LocalClust
 
 
 def test_a_function_in_a_thread_can_do_the_same(cluster: LocalCluster, queue: str) -> None:
-    """With ``with``."""
+    """It uses ``with``."""
 
     async def body(claim: Claim) -> bytes | None:
         def in_thread() -> None:

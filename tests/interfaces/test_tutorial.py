@@ -1,4 +1,4 @@
-"""docs/tutorial.rst is gone through from its first command to its last, in a real shell with real processes."""
+"""Run docs/tutorial.rst from its first command to its last, in a real shell with real processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LOOK_EVERY_S = 0.2
 
 
 def blocks(kind: str, caption: str) -> list[str]:
-    """What is shown under a caption."""
+    """Return the code under a caption."""
     return [textwrap.dedent(text) for of, name, text in BLOCK.findall(PAGE) if (of, name) == (kind, caption)]
 
 
 def steps(caption: str) -> list[tuple[str, list[str]]]:
-    """The commands of a terminal, each with the lines that it is said to print."""
+    """Return the commands of a terminal, each with the expected lines."""
     found: list[tuple[str, list[str]]] = []
     for line in "\n".join(blocks("console", caption)).splitlines():
         if line.startswith("$ "):
@@ -40,7 +40,7 @@ def steps(caption: str) -> list[tuple[str, list[str]]]:
 
 
 class Shell:
-    """A shell in which the commands of the second terminal are typed."""
+    """A shell for the commands of the second terminal."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -55,7 +55,7 @@ class Shell:
         )
 
     def type(self, command: str) -> str:
-        """What a command prints until the shell takes the next one."""
+        """Run a command; return its output until the next prompt."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{command}\necho; echo ---\n")
         self.process.stdin.flush()
@@ -67,7 +67,7 @@ class Shell:
         pytest.fail(f"the shell ended at {command!r}: {''.join(lines)}")
 
     def type_until(self, command: str, wanted: list[str]) -> str:
-        """The same again and again, as a reader would, until it prints what the page says."""
+        """Repeat a command, as a reader would, until it prints the expected lines."""
         until = time.monotonic() + PATIENCE_S
         printed = self.type(command)
         while not all(re.search(_pattern(line), printed) for line in wanted):
@@ -77,19 +77,19 @@ class Shell:
         return printed
 
     def end(self) -> None:
-        """Kill it with all that it started."""
+        """Kill it and all processes that it started."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
 
 
 def _pattern(line: str) -> str:
-    """A line of the page as what is looked for: fields may stand apart from their values."""
+    """Return a pattern for a line of the page; fields may be apart from their values."""
     return re.escape(line).replace(r":\ ", r":?\s+")
 
 
 @pytest.fixture
 def first_terminal(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """The cluster, started as the page says but on free ports: where it serves, and where for HTTP."""
+    """Start the cluster as on the page but on free ports; return its addresses."""
     command = steps("first terminal")[1][0].split()
     free = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with subprocess.Popen(
@@ -109,7 +109,7 @@ def first_terminal(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def shell(tmp_path: Path, first_terminal: tuple[str, str]) -> Iterator[Shell]:
-    """The second terminal, where the file is."""
+    """Open the second terminal, in the directory of the file."""
     (file,) = blocks("python", "hello.py")
     (tmp_path / "hello.py").write_text(file.replace("127.0.0.1:7400", first_terminal[0]), "utf-8")
     (tmp_path / "bin").mkdir()
@@ -124,14 +124,14 @@ def shell(tmp_path: Path, first_terminal: tuple[str, str]) -> Iterator[Shell]:
 
 
 def test_the_path_is_short_and_begins_as_the_readme_does() -> None:
-    """Twelve commands, the first of which is the installation, which runs before these tests do."""
+    """It has twelve commands; the first one is the installation, which is done before these tests."""
     commands = [command for caption in ("first terminal", "second terminal") for command, _ in steps(caption)]
     assert 8 <= len(commands) <= COMMANDS_MAX
     assert f"    {commands[0]}\n" in (ROOT / "README.rst").read_text("utf-8")
 
 
 def test_a_new_user_arrives(shell: Shell, first_terminal: tuple[str, str]) -> None:
-    """Task, worker, what HTTP shows, the worker's death, the retry: each command prints what the page says."""
+    """With task, worker, HTTP, the worker's death and the retry, each command prints the lines of the page."""
     printed = {command: shell.type_until(command, said) for command, said in steps("second terminal")}
     assert "kill -9 $worker" in printed
 

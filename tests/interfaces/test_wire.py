@@ -1,4 +1,4 @@
-"""Framing: however bytes are cut, damaged or made up, frames stay frames and garbage stays harmless."""
+"""Framing: for any cut, damage or invention of bytes, frames stay intact and garbage does no harm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MESSAGES = st.lists(st.lists(VALUES, min_size=1, max_size=3), min_size=1, max_si
 
 
 def decoded(decoder: Decoder, data: bytes) -> list[Any]:
-    """The messages that become complete with ``data``."""
+    """Return the messages that become complete with ``data``."""
     decoder.feed(data)
     return [message for message, _ in decoder.messages()]
 
@@ -47,7 +47,7 @@ def test_any_cut_of_the_stream_gives_the_same_messages(messages: list[list[Any]]
 
 @given(messages=MESSAGES, keep=st.integers(0, 10_000))
 def test_a_truncated_stream_gives_the_messages_that_are_complete(messages: list[list[Any]], keep: int) -> None:
-    """What is missing is waited for; nothing is invented."""
+    """The missing part is awaited; nothing is invented."""
     encoder, decoder = Encoder(), Decoder()
     frames = [encoder.encode(message) for message in messages]
     data = b"".join(frames)
@@ -59,7 +59,7 @@ def test_a_truncated_stream_gives_the_messages_that_are_complete(messages: list[
 
 @given(data=st.binary(max_size=500))
 def test_random_bytes_give_messages_or_a_protocol_error(data: bytes) -> None:
-    """Nothing else is ever raised, also not by the parsers of messages."""
+    """Nothing else is raised, also not by the parsers of messages."""
     decoder = Decoder(frame_bytes_max=400)
     try:
         for message in decoded(decoder, data):
@@ -75,7 +75,7 @@ def test_random_bytes_give_messages_or_a_protocol_error(data: bytes) -> None:
 
 @given(body=st.binary(max_size=200))
 def test_a_frame_of_random_bytes_gives_a_message_or_a_protocol_error(body: bytes) -> None:
-    """Also with a true length in front."""
+    """This holds with a right length in front."""
     decoder = Decoder()
     try:
         assert len(decoded(decoder, len(body).to_bytes(4, "little") + body)) == 1
@@ -84,7 +84,7 @@ def test_a_frame_of_random_bytes_gives_a_message_or_a_protocol_error(body: bytes
 
 
 def test_an_oversized_frame_is_refused_by_its_length_alone() -> None:
-    """A receiver does not wait for, or make room for, bytes it will not take."""
+    """A receiver neither waits for such bytes nor reserves memory."""
     decoder = Decoder()
     decoder.feed((FRAME_BYTES_MAX + 1).to_bytes(4, "little"))
     with pytest.raises(ProtocolError, match="at most"):
@@ -92,7 +92,7 @@ def test_an_oversized_frame_is_refused_by_its_length_alone() -> None:
 
 
 def test_messages_before_a_malformed_one_are_delivered() -> None:
-    """The error is raised where it is, not earlier."""
+    """The error comes at its place, not earlier."""
     decoder, found = Decoder(), []
     decoder.feed(Encoder().encode([1, "a", {}]) + b"\x01\x00\x00\x00\xc1")
     with pytest.raises(ProtocolError):
@@ -108,7 +108,7 @@ def test_a_list_that_claims_to_be_huge_is_refused() -> None:
 
 
 def test_a_message_that_is_too_large_or_no_msgpack_is_not_sent() -> None:
-    """And the encoder goes on working."""
+    """The encoder still works afterwards."""
     encoder = Encoder()
     with pytest.raises(TooLarge):
         encoder.encode([1, 0, b"x" * FRAME_BYTES_MAX])
@@ -120,7 +120,7 @@ def test_a_message_that_is_too_large_or_no_msgpack_is_not_sent() -> None:
 
 
 def test_a_hello_comes_back_as_it_was_said() -> None:
-    """All its fields travel."""
+    """All its fields are sent."""
     hello = Hello(cluster="main", cluster_id="c1", credential="secret", role="peer", node="n1", peer="p1")
     assert Hello.from_message(msgpack.unpackb(msgpack.packb(hello.to_message()))) == hello
     assert "secret" not in repr(hello)
@@ -143,7 +143,7 @@ def test_a_malformed_request_is_a_protocol_error(message: Any) -> None:
 
 
 def exchange(data: bytes, *, hello: Any = None, ends: bool = False) -> list[Any]:
-    """What a server says to a caller that sends ``data`` and then nothing more, or ends its side at once."""
+    """Return a server's answer to a client that sends ``data`` and then nothing, or ends its side at once."""
     answers: list[Any] = []
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
@@ -159,7 +159,7 @@ def exchange(data: bytes, *, hello: Any = None, ends: bool = False) -> list[Any]
             decoder = Decoder()
             try:
                 await stream.send(data)
-                if ends:  # the data may end within a frame, whose rest a server awaits for ever
+                if ends:  # the data may end within a frame, for whose rest a server waits for ever
                     await stream.send_eof()
                 while True:
                     decoder.feed(await stream.receive())
@@ -177,7 +177,7 @@ HELLO = Encoder().encode(Hello().to_message())
 
 
 def test_a_server_answers_requests_after_the_hello() -> None:
-    """The plain case, byte for byte."""
+    """This is the plain case, byte for byte."""
     answers = exchange(HELLO + Encoder().encode([5, "echo", {"a": 1}]))
     assert answers[0][:2] == ["onyxq", 1]
     assert answers[1:] == [[5, 0, {"a": 1}]]
@@ -197,14 +197,14 @@ def test_a_server_answers_requests_after_the_hello() -> None:
     ids=["http", "no hello", "no msgpack", "oversized", "oversized later", "no request", "garbage later"],
 )
 def test_a_server_says_what_is_wrong_and_closes(data: bytes) -> None:
-    """Garbage ends its own connection with an error about the connection."""
+    """Garbage ends only its own connection, with an error about the connection."""
     last = exchange(data)[-1]
     assert last[:2] == [0, 1]
     assert last[2]["code"] == "protocol_error"
 
 
 def test_a_server_gives_up_on_a_caller_that_says_nothing() -> None:
-    """An idle stranger does not hold a connection; it hears why."""
+    """An idle client does not keep a connection; it gets the reason."""
     for said in (b"", HELLO[:7]):
         ((number, status, error),) = exchange(said)
         assert (number, status, error["code"]) == (0, 1, "timed_out")
@@ -219,6 +219,6 @@ def test_a_server_refuses_a_caller_of_another_cluster() -> None:
 @given(data=st.binary(max_size=300), greeted=st.booleans(), framed=st.booleans())
 @example(data=b"\x10\x00\x00\x00", greeted=True, framed=False)
 def test_no_bytes_harm_a_server(data: bytes, greeted: bool, framed: bool) -> None:
-    """Whatever comes, `serve` ends the connection and raises nothing."""
+    """For any bytes, `serve` ends the connection and raises nothing."""
     body = len(data).to_bytes(4, "little") + data if framed else data
     exchange((HELLO if greeted else b"") + body + b"\xff\xff\xff\xff", ends=True)

@@ -1,4 +1,4 @@
-"""Callers that are slow, many, or send a lot: each is cut off, and the others are answered."""
+"""Clients that are slow, many, or send a lot: each is disconnected, and the others are served."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ VALUES = (
 
 
 class Caller:
-    """One connection by hand."""
+    """One connection under the control of a test."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
         self._decoder = Decoder()
 
     async def said(self, count: int = 1) -> list[Any]:
-        """The next messages; fewer if the server closes."""
+        """Return the next messages; fewer if the server closes."""
         found: list[Any] = []
         while len(found) < count:
             found += [message for message, _ in self._decoder.messages()]
@@ -56,7 +56,7 @@ class Caller:
         return found
 
     async def answer(self, number: int) -> Any:
-        """The answer to one request."""
+        """Return the answer to one request."""
         await self.stream.send(Encoder().encode([number, "echo", {"a": number}]))
         return (await self.said())[0]
 
@@ -70,7 +70,7 @@ def echo(request: Request) -> None:
 
 
 def welcome(theirs: Hello) -> Hello:
-    """The server's hello; the caller's connection counts for its credential."""
+    """Return the server's hello; the client's connection counts for its credential."""
     OWNER.set(theirs.credential or "")
     return Hello(cluster="main", cluster_id="c1")
 
@@ -105,12 +105,12 @@ def served(
 
 
 def part_of_a_message(size: int) -> bytes:
-    """The beginning of a frame that is a good deal longer."""
+    """Return the beginning of a much longer frame."""
     return (2 * size).to_bytes(4, "little") + bytes(size - 4)
 
 
 def test_a_message_that_stops_half_way_ends_its_connection() -> None:
-    """After a pause, with the reason; whoever says nothing at all may stay."""
+    """It ends after a pause, with the reason; a client that sends nothing may stay."""
 
     async def body(opened: Open) -> None:
         slow, idle = await opened(), await opened()
@@ -128,7 +128,7 @@ def test_a_message_that_stops_half_way_ends_its_connection() -> None:
 
 
 def test_a_message_that_drips_ends_its_connection() -> None:
-    """However short its pauses are, it must come to its end; whole messages before it give it no more time."""
+    """Even with short pauses it must end in time; whole messages before it do not extend the time."""
 
     async def body(opened: Open) -> None:
         slow = await opened()
@@ -156,7 +156,7 @@ def test_a_message_that_drips_ends_its_connection() -> None:
 
 
 def test_messages_in_pieces_arrive() -> None:
-    """What is slow and not too slow is answered, again and again on one connection."""
+    """Slow messages within the limits are answered, repeatedly on one connection."""
 
     async def body(opened: Open) -> None:
         bounds_seen = set()
@@ -177,7 +177,7 @@ def test_messages_in_pieces_arrive() -> None:
 
 
 def test_parts_of_large_messages_are_bounded_for_all_together() -> None:
-    """Those beyond are refused, small requests are not, and what a connection had is given back when it ends."""
+    """Those above the limit are refused, small requests are not, and the memory is freed when a connection ends."""
     size = 3 * PARTIAL_BYTES_FREE
     bounds = Bounds(partial_bytes=4 * size)
 
@@ -199,7 +199,7 @@ def test_parts_of_large_messages_are_bounded_for_all_together() -> None:
 
 
 def test_clients_are_bounded_and_peers_are_not() -> None:
-    """The next one is told why; a place that is left is free again."""
+    """The next one gets the reason; a closed connection makes room."""
     bounds = Bounds(clients=2)
 
     async def body(opened: Open) -> None:
@@ -222,7 +222,7 @@ def test_clients_are_bounded_and_peers_are_not() -> None:
 
 
 def test_one_credential_does_not_keep_the_connections_of_all() -> None:
-    """It may have all of them while nobody else comes; then its newest ones make room, up to an equal share."""
+    """It may have all of them while no other client comes; then its newest ones make room, up to an equal share."""
     bounds = Bounds(clients=4)
 
     async def body(opened: Open) -> None:
@@ -249,7 +249,7 @@ def test_one_credential_does_not_keep_the_connections_of_all() -> None:
 
 
 def test_connections_that_say_nothing_keep_nobody_out() -> None:
-    """The oldest makes room for the next one, and a caller that says hello at once is answered."""
+    """The oldest makes room for the next one, and a client that sends a hello at once is served."""
     bounds = Bounds(newcomers=10)
 
     async def body(opened: Open) -> None:
@@ -266,7 +266,7 @@ def test_connections_that_say_nothing_keep_nobody_out() -> None:
 
 
 def test_a_hello_on_its_way_is_not_lost_to_connections_that_come_after_it() -> None:
-    """The flood continues while a caller's hello travels: only older connections make room."""
+    """The flood continues while a client's hello is in flight: only older connections make room."""
 
     async def body(opened: Open) -> None:
         silent = [await opened(b"") for _ in range(10)]
@@ -284,13 +284,13 @@ def test_a_hello_on_its_way_is_not_lost_to_connections_that_come_after_it() -> N
 
 
 def requests(count: int, *, one_way: bool) -> bytes:
-    """Frames of that many requests that nobody answers."""
+    """Return frames of that many requests that are never answered."""
     return b"".join(Encoder().encode([0 if one_way else number, "wait", {}]) for number in range(1, count + 1))
 
 
 @pytest.mark.parametrize("one_way", [True, False])
 def test_requests_in_progress_are_bounded_whether_or_not_an_answer_is_expected(one_way: bool) -> None:
-    """A connection has at most `REQUESTS_MAX` of them; the rest waits unread until some are answered."""
+    """A connection has at most `REQUESTS_MAX` of them; the others wait unread until some are answered."""
     taken: list[Request] = []
 
     async def body(opened: Open) -> None:
@@ -310,7 +310,7 @@ def test_requests_in_progress_are_bounded_whether_or_not_an_answer_is_expected(o
 @pytest.mark.parametrize("one_way", [True, False])
 @pytest.mark.parametrize("count", [10, REQUESTS_MAX, REQUESTS_MAX + 10])
 def test_requests_of_a_gone_connection_are_withdrawn(one_way: bool, count: int) -> None:
-    """Also those that expect no answer, and also when so many wait that no more is taken."""
+    """This includes those without an answer, and the case that too many wait."""
     taken: list[Request] = []
 
     async def body(opened: Open) -> None:
@@ -329,7 +329,7 @@ def test_requests_of_a_gone_connection_are_withdrawn(one_way: bool, count: int) 
 
 
 def test_a_one_way_request_may_finish_after_its_connection_ended() -> None:
-    """A client that gives claims back and closes at once does not wait for the answer."""
+    """A client that releases claims and closes at once does not wait for the answer."""
     taken: list[Request] = []
 
     async def body(opened: Open) -> None:
@@ -348,7 +348,7 @@ def test_a_one_way_request_may_finish_after_its_connection_ended() -> None:
 
 
 def of_empty_maps(method: str, lists: int, *, number: int = 1) -> bytes:
-    """A frame of lists of 262,143 empty maps: a byte of it becomes 72 bytes in memory."""
+    """Return a frame of lists of 262,143 empty maps: each byte becomes 72 bytes in memory."""
     args = {"a": [b"x"] * lists}
     one = b"\xdd" + (262_143).to_bytes(4, "big") + b"\x80" * 262_143
     body = msgpack.packb([number, method, args]).replace(msgpack.packb(b"x"), one)
@@ -356,7 +356,7 @@ def of_empty_maps(method: str, lists: int, *, number: int = 1) -> bytes:
 
 
 def test_a_message_of_too_many_values_is_refused_before_it_is_decoded() -> None:
-    """Its request gets an error, and the connection goes on."""
+    """Its request gets an error, and the connection continues."""
     taken: list[Request] = []
 
     async def body(opened: Open) -> None:
@@ -394,7 +394,7 @@ def test_a_request_that_is_not_admitted_is_not_decoded() -> None:
 
 
 def test_decoded_requests_in_progress_are_bounded_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is beyond is refused, and what is answered or withdrawn makes room."""
+    """Requests above the limit are refused; answered and withdrawn ones make room."""
     monkeypatch.setattr(bounds_module, "REQUESTS_BYTES_MAX", 150 << 20)
     taken: list[Request] = []
     bounds = Bounds()
@@ -419,13 +419,13 @@ def test_decoded_requests_in_progress_are_bounded_for_all_together(monkeypatch: 
     st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(st.integers(0, 1 << 60), inner), max_leaves=50)
 )
 def test_the_estimate_is_above_what_a_value_takes(value: Any) -> None:
-    """For every value of MessagePack: its own size and that of all in it."""
+    """For every value of MessagePack, it includes the value and all parts."""
     frame = msgpack.packb(value, use_bin_type=True)
-    looked_at = frame + bytes(LOOKED_AT_BYTES)  # zeros at its end are numbers
+    looked_at = frame + bytes(LOOKED_AT_BYTES)  # zeros at its end count as numbers
     assert decoded_bytes(memoryview(looked_at)) >= size_of(msgpack.unpackb(frame, strict_map_key=False))
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a value in memory, with all in it."""
+    """Return the bytes of a value in memory, with all parts."""
     inner = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []
     return sys.getsizeof(value) + sum(size_of(one) for one in inner)

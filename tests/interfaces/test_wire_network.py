@@ -1,4 +1,4 @@
-"""The simulated network: what its faults do to a stream, and that a run can be repeated."""
+"""The simulated network: effects of its faults on a stream, and repeatable runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.interfaces.fake_service import FakeCluster, play
 
 @asynccontextmanager
 async def ends(network: SimulatedNetwork) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
-    """Both ends of a stream between hosts ``a`` and ``b``."""
+    """Return both ends of a stream between hosts ``a`` and ``b``."""
     far: list[ByteStream] = []
     done = anyio.Event()
 
@@ -38,7 +38,7 @@ async def ends(network: SimulatedNetwork) -> AsyncIterator[tuple[ByteStream, Byt
 
 
 def test_bytes_arrive_in_order_after_the_delay() -> None:
-    """Also when the delay shrinks while some are on the way."""
+    """This holds if the delay becomes shorter meanwhile."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async with ends(network) as (near, far):
@@ -55,7 +55,7 @@ def test_bytes_arrive_in_order_after_the_delay() -> None:
 
 
 def test_a_partition_holds_bytes_back_until_it_heals() -> None:
-    """As TCP repeats what was lost: late, but complete and in order."""
+    """TCP repeats lost bytes: they are late, but complete and in order."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async with ends(network) as (near, far):
@@ -77,7 +77,7 @@ def test_a_partition_holds_bytes_back_until_it_heals() -> None:
 
 
 def test_a_cut_breaks_both_ends_at_once() -> None:
-    """Also for whoever waits in receive."""
+    """This includes a task that waits in receive."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async with ends(network) as (near, far), anyio.create_task_group() as group:

@@ -1,4 +1,4 @@
-"""The loop of a worker: how far ahead it claims, what it gives back, renewals, and the way out."""
+"""The loop of a worker: claims ahead, releases, renewals, and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.interfaces.worker_world import play_in_real_time, until, with_worker
 
 
 def held_ids(cluster: FakeCluster) -> set[bytes]:
-    """Tasks that somebody holds and nobody has finished."""
+    """Return claimed and unfinished tasks."""
     return set(cluster.tokens) - set(cluster.outcomes)
 
 
@@ -27,7 +27,7 @@ def held_ids(cluster: FakeCluster) -> set[bytes]:
 
 
 def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() -> None:
-    """Nor when they take long: what is held unbegun nobody else can run."""
+    """The same holds if they take long: a held task is unavailable to other workers."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         running = most_running = most_held = 0
@@ -54,7 +54,7 @@ def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() ->
 
 @pytest.mark.parametrize(("ahead", "held"), [(None, 44), (6, 10)])
 def test_short_tasks_are_claimed_ahead_up_to_a_limit(ahead: int | None, held: int) -> None:
-    """So that slots do not wait for grants; never more run than was asked for."""
+    """So slots do not wait for grants; never more tasks run than requested."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         most_running = most_held = 0
@@ -73,13 +73,13 @@ def test_short_tasks_are_claimed_ahead_up_to_a_limit(ahead: int | None, held: in
 
         await with_worker(cluster, network, worker, body)
         assert most_running == 4
-        assert held - 4 <= most_held <= held + 4  # those whose outcome is on its way count as well
+        assert held - 4 <= most_held <= held + 4  # tasks whose outcome is in flight count as well
 
     play(scenario)
 
 
 def test_what_is_not_begun_in_time_is_given_back_in_one_request() -> None:
-    """When tasks suddenly take long; another worker can have them a second later."""
+    """This is so when tasks suddenly take long; another worker can claim them a second later."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         slow = trio.Event()
@@ -111,7 +111,7 @@ def test_what_is_not_begun_in_time_is_given_back_in_one_request() -> None:
 
 
 def test_a_slot_that_gets_free_does_not_wait_for_others() -> None:
-    """One short task behind another runs although nine long ones do."""
+    """One short task after another runs although nine long ones are running."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         async def work(claim: Claim) -> None:
@@ -134,7 +134,7 @@ def test_a_slot_that_gets_free_does_not_wait_for_others() -> None:
 
 
 def test_the_pace_follows_what_tasks_take() -> None:
-    """By their mean, by those that run longer, and by claims that were held in vain."""
+    """It follows their mean, longer running ones, and claims that were held for nothing."""
     pace = Pace(4)
     assert pace.ahead(0.0) == 0
     pace.took(0.1)
@@ -154,7 +154,7 @@ def test_the_pace_follows_what_tasks_take() -> None:
 
 
 def test_a_stopping_worker_finishes_what_runs_and_gives_back_the_rest() -> None:
-    """At once, in one request, and it claims nothing more."""
+    """It does so at once, in one request, and claims no more tasks."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         async def work(claim: Claim) -> None:
@@ -183,7 +183,7 @@ def test_a_stopping_worker_finishes_what_runs_and_gives_back_the_rest() -> None:
 
 
 def test_what_a_second_signal_stops_is_told_so() -> None:
-    """The running code is cancelled, and finds its context saying so."""
+    """The running code is cancelled, and its context says so."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         said: list[bool] = []
@@ -218,7 +218,7 @@ def test_what_a_second_signal_stops_is_told_so() -> None:
     [SystemExit(3), ValueError("boom"), ValueError("half of a pair: \ud800"), asyncio.CancelledError("something else")],
 )
 def test_whatever_a_body_raises_is_the_error_of_its_attempt(error: BaseException) -> None:
-    """Also what would end a process, or came from a task of its own that was cancelled."""
+    """This includes exceptions that would end a process, and cancellations within the task."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         async def work(claim: Claim) -> None:
@@ -229,7 +229,7 @@ def test_whatever_a_body_raises_is_the_error_of_its_attempt(error: BaseException
         async def body(client: AsyncClient, peer: FakePeer) -> None:
             task_id = await client.enqueue("q", b"")
             await until(lambda: task_id in cluster.outcomes)
-            said = str(error).replace("\ud800", "\\ud800")  # as it is it could not be sent
+            said = str(error).replace("\ud800", "\\ud800")  # unchanged it could not be sent
             assert cluster.outcomes[task_id].message == f"{type(error).__name__}: {said}"
             worker.stop()
 
@@ -240,7 +240,7 @@ def test_whatever_a_body_raises_is_the_error_of_its_attempt(error: BaseException
 
 
 def test_a_result_that_is_not_taken_is_a_failed_attempt() -> None:
-    """It would be forgotten until the lease is over, otherwise."""
+    """Otherwise it would be lost until the lease expires."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         async def work(claim: Claim) -> bytes:
@@ -270,7 +270,7 @@ def test_a_result_that_is_not_taken_is_a_failed_attempt() -> None:
 
 
 def test_leases_are_renewed_while_work_goes_on() -> None:
-    """Every third of the lease, all that is held in one request."""
+    """This happens every third of the lease, for all claims in one request."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         async def work(claim: Claim) -> None:
@@ -293,7 +293,7 @@ def test_leases_are_renewed_while_work_goes_on() -> None:
 
 
 def test_work_whose_claim_went_stale_is_stopped() -> None:
-    """Nothing is reported for it; the others go on."""
+    """Nothing is reported for it; the others continue."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         stopped: list[bytes] = []
@@ -323,7 +323,7 @@ def test_work_whose_claim_went_stale_is_stopped() -> None:
 
 @pytest.mark.parametrize(("error", "stopped"), [(Unavailable("no quorum"), True), (LogUnavailable(), False)])
 def test_work_is_stopped_when_its_lease_may_have_ended(error: OnyxqError, stopped: bool) -> None:
-    """Unless it is the log that cannot be reached: then its time, and the lease, stand still."""
+    """An unavailable log is different: then its time and the lease stop."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         ended: list[bool] = []
@@ -357,7 +357,7 @@ def test_work_is_stopped_when_its_lease_may_have_ended(error: OnyxqError, stoppe
 
 @pytest.mark.parametrize("twice", [True, False], ids=["second signal", "drain time over"])
 def test_work_that_does_not_end_is_stopped_and_given_back(twice: bool) -> None:
-    """At the second signal, or when the time to drain is over."""
+    """This happens at the second signal, or when the time of the drain is over."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         worker = Worker(lambda claim: trio.sleep_forever(), queues=["q"], concurrency=2, drain_ms=10_000)
@@ -379,7 +379,7 @@ def test_work_that_does_not_end_is_stopped_and_given_back(twice: bool) -> None:
 
 
 def test_a_worker_goes_on_when_claiming_fails_for_a_while() -> None:
-    """Whatever passes by itself."""
+    """This is for every temporary error."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         async def work(claim: Claim) -> bytes:
@@ -406,7 +406,7 @@ def test_a_worker_goes_on_when_claiming_fails_for_a_while() -> None:
 
 
 def test_a_worker_ends_with_an_error_that_no_retry_mends() -> None:
-    """A bad queue name, a missing permission."""
+    """Examples are a bad queue name and a missing permission."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")

@@ -1,4 +1,4 @@
-"""Arguments of tasks: what fits, what it is in JSON, and how what does not fit is told."""
+"""Arguments of tasks: valid types, their JSON, and the errors of others."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ FITS: list[tuple[Any, Any]] = [
 
 
 def arguments_of(hint: Any) -> Arguments:
-    """Of a function with one annotated argument."""
+    """Return the checked arguments of a function with one annotated argument."""
 
     def send(value: Any) -> None:
         """A task."""
@@ -91,7 +91,7 @@ def arguments_of(hint: Any) -> Arguments:
 
 @pytest.mark.parametrize(("hint", "value"), FITS, ids=[str(hint) for hint, _ in FITS])
 def test_what_fits_arrives_as_it_was_given(hint: Any, value: Any) -> None:
-    """By way of JSON; results as well."""
+    """They are sent as JSON; so are results."""
     arguments = arguments_of(hint)
     call = json.loads(arguments.call((value,), {}))
     assert call["task"] == "send"
@@ -123,7 +123,7 @@ WRONG: list[tuple[Any, Any, str, str]] = [
 
 @pytest.mark.parametrize(("hint", "value", "path", "problem"), WRONG, ids=str)
 def test_what_does_not_fit_is_named(hint: Any, value: Any, path: str, problem: str) -> None:
-    """The argument, the place in it, what was expected and what was found."""
+    """The error has the argument, the place in it, the expected and the found type."""
     with pytest.raises(BadRequest) as caught:
         arguments_of(hint).call((value,), {})
     assert caught.value.message == f"send: argument 'value{path}' {problem}"
@@ -149,7 +149,7 @@ def test_what_is_no_json_is_named_although_nothing_is_annotated(value: Any) -> N
     ],
 )
 def test_the_shape_of_a_call_is_checked(args: tuple[Any, ...], kwargs: dict[str, Any], field: str) -> None:
-    """Missing, given twice, unknown, too many."""
+    """Arguments may be missing, given twice, unknown, or too many."""
 
     def send(to: str, body: str = "", *, copies: int = 1) -> None:
         """A task."""
@@ -160,7 +160,7 @@ def test_the_shape_of_a_call_is_checked(args: tuple[Any, ...], kwargs: dict[str,
 
 
 def test_any_number_of_arguments_is_checked_one_by_one() -> None:
-    """Those behind a star, and those behind two."""
+    """This is for arguments after one star and after two."""
 
     def add(*numbers: int, **labels: str) -> None:
         """A task."""
@@ -174,7 +174,7 @@ def test_any_number_of_arguments_is_checked_one_by_one() -> None:
 
 
 def test_what_arrives_is_checked_as_well() -> None:
-    """It may come from elsewhere, in any shape."""
+    """They may come from another program, in any form."""
     arguments = arguments_of(list[Color])
     for value in ("red", ["green"], [1], {"a": 1}):
         with pytest.raises(BadRequest, match="'value"):
@@ -186,7 +186,7 @@ def test_what_arrives_is_checked_as_well() -> None:
 
 
 def test_annotations_that_cannot_be_resolved_check_nothing() -> None:
-    """They may be there for type checkers only."""
+    """They may be for type checkers only."""
 
     def send(to: Nowhere) -> None:  # type: ignore[name-defined]  # noqa: F821
         """A task."""
@@ -196,7 +196,7 @@ def test_annotations_that_cannot_be_resolved_check_nothing() -> None:
 
 
 def test_a_result_that_does_not_fit_is_told() -> None:
-    """The attempt fails with it."""
+    """The attempt fails with this error."""
     with pytest.raises(BadRequest, match=r"send: its result\[0\] must be int") as caught:
         arguments_of(list[int]).result(["a"])
     assert caught.value.field == "result"
@@ -205,7 +205,7 @@ def test_a_result_that_does_not_fit_is_told() -> None:
 
 
 def test_arguments_stay_where_they_were_given() -> None:
-    """By place or by name; defaults are left to the worker's version of the function."""
+    """They are sent by place or by name; the worker's version of the function adds defaults."""
 
     def send(to: str, body: str = "", *rest: int, copies: int = 1, **more: str) -> None:
         """A task."""

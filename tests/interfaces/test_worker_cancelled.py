@@ -1,4 +1,4 @@
-"""A cancelled task's running code is told: in the loop, in a thread, in a process; on a live cluster."""
+"""The running code of a cancelled task is stopped: in the loop, a thread, or a process; on a live cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cluster() -> Iterator[LocalCluster]:
 def cancelled_at_work(
     cluster: LocalCluster, worker: Worker, call: bytes, queue: str, *, began: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Have a worker begin a task, cancel it, and return once the worker holds nothing: the task's only claim."""
+    """Let a worker start a task, cancel it, and wait until the worker holds nothing; return the task's only claim."""
     claims: list[Any] = []
 
     async def main() -> None:
@@ -59,7 +59,7 @@ def cancelled_at_work(
 
 
 def test_an_async_function_is_cancelled(cluster: LocalCluster) -> None:
-    """Where it waits, as its event loop has it."""
+    """It is cancelled where it waits, as usual in its event loop."""
     app, said = App(), []
 
     @app.task(name="wait", queue="loop")
@@ -78,7 +78,7 @@ def test_an_async_function_is_cancelled(cluster: LocalCluster) -> None:
 
 
 def test_a_function_in_a_thread_finds_out(cluster: LocalCluster) -> None:
-    """By its context."""
+    """Its context shows it."""
     app, began, ended = App(), threading.Event(), threading.Event()
 
     @app.task(name="wait", queue="thread")
@@ -98,7 +98,7 @@ def test_a_function_in_a_thread_finds_out(cluster: LocalCluster) -> None:
 
 
 def test_a_process_is_interrupted(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Wherever it is."""
+    """It is interrupted at any line."""
     path = tmp_path / "said"
     worker = processes.worker(lease_ms=LEASE_MS)
 
@@ -127,7 +127,7 @@ def test_who_logs_need_not_wait_for_the_next_renewal(cluster: LocalCluster) -> N
 def test_claimed_tasks_are_cancelled_over_http_and_from_the_shell(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only if that is asked for: 409 and exit code 4 otherwise."""
+    """This is so only on request: otherwise 409 and exit code 4."""
     with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=20) as web:
         for way in ("http", "shell"):
             (task_id,) = web.post("/v1/tasks", json={"tasks": [{"queue": way}]}).json()["ids"]

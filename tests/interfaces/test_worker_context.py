@@ -1,4 +1,4 @@
-"""What running code may say of its task, and what a later attempt finds of it, on a whole cluster."""
+"""Calls of running code about its task, and the data that a later attempt finds, on a whole cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 
 def results(cluster: Cluster, queue: str) -> list[Any]:
-    """Of completed tasks."""
+    """Return results of completed tasks."""
     return [task.result for task in cluster.tasks(queue, "completed")]
 
 
 @BACKENDS
 def test_a_later_attempt_goes_on_where_an_earlier_one_stopped(backend: str) -> None:
-    """By the log of those before; progress is not part of it."""
+    """It reads the updates of earlier attempts; progress is not part of them."""
     app = App()
 
     @app.task(queue="q", retries=5, backoff_ms=10)
@@ -49,7 +49,7 @@ def test_a_later_attempt_goes_on_where_an_earlier_one_stopped(backend: str) -> N
 
 
 def test_progress_is_stored_once_a_second_and_at_the_end() -> None:
-    """However often it is told."""
+    """This holds however often it is reported."""
     app = App()
 
     @app.task(queue="q")
@@ -68,7 +68,7 @@ def test_progress_is_stored_once_a_second_and_at_the_end() -> None:
 
 
 def test_a_function_in_a_thread_has_the_same_calls() -> None:
-    """They wait; and it can complete its task together with what follows from it."""
+    """They block; it can also complete its task together with following tasks."""
     app = App()
 
     @app.task(queue="q", retries=2, backoff_ms=10)
@@ -95,7 +95,7 @@ def test_a_function_in_a_thread_has_the_same_calls() -> None:
 
 @BACKENDS
 def test_a_transaction_finishes_its_task_whatever_comes_after(backend: str) -> None:
-    """Nothing is reported twice."""
+    """The outcome is not reported twice."""
     app = App()
 
     @app.task(queue="q", retries=0)
@@ -118,7 +118,7 @@ def test_a_transaction_finishes_its_task_whatever_comes_after(backend: str) -> N
 
 
 def test_a_step_finds_the_results_of_those_before_it() -> None:
-    """A chain of functions with a group in it; the last one joins."""
+    """It is a chain of functions with a group in it; the last one joins."""
     app = App()
 
     @app.task(queue="q")
@@ -143,7 +143,7 @@ def test_a_step_finds_the_results_of_those_before_it() -> None:
 
 
 def test_results_that_there_are_not_are_told() -> None:
-    """Not finished in time, failed."""
+    """This is for unfinished and failed tasks."""
     app = App()
 
     @app.task(queue="q", retries=0)
@@ -161,7 +161,7 @@ def test_results_that_there_are_not_are_told() -> None:
 
 
 def test_there_is_no_context_where_no_task_runs() -> None:
-    """An error that says so."""
+    """There is an error that says so."""
     for ask in (context, blocking_context):
         with pytest.raises(Conflict, match="no task runs here"):
             ask()
@@ -169,7 +169,7 @@ def test_there_is_no_context_where_no_task_runs() -> None:
 
 @BACKENDS
 def test_an_async_function_that_takes_too_long_has_failed(backend: str) -> None:
-    """It is cancelled where it waits; the limit of a call wins over the function's."""
+    """It is cancelled where it waits; the limit of a call has precedence over the function's."""
     app = App()
     seen: list[bool] = []
 
@@ -193,7 +193,7 @@ def test_an_async_function_that_takes_too_long_has_failed(backend: str) -> None:
 
 
 def test_check_ends_an_attempt_that_is_to_end() -> None:
-    """And nothing otherwise."""
+    """Otherwise it does nothing."""
     app = App()
 
     @app.task(queue="q")

@@ -1,4 +1,4 @@
-"""What docs/workers.rst shows works, and its table of options is complete."""
+"""The examples of docs/workers.rst work, and its table of options is complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n
 
 
 def code(caption: str) -> str:
-    """All that is shown of a file."""
+    """Return all code that the page shows of a file."""
     return "\n".join(textwrap.dedent(text) for name, text in BLOCK.findall(PAGE) if name == caption)
 
 
@@ -35,7 +35,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_what_the_page_shows_runs(shop: Any) -> None:
-    """Calls, checkpoints, transactions, flows."""
+    """There are calls, checkpoints, transactions and flows."""
     with open_cluster(peers=1, seed=1) as cluster:
         cluster.use(shop.app)
         found: dict[str, Any] = dict(shop.__dict__)
@@ -52,7 +52,7 @@ def test_what_the_page_shows_runs(shop: Any) -> None:
 
 
 def test_every_option_is_told() -> None:
-    """Those of a task in the table, those of a call beside it."""
+    """Options of a task are in the table, those of a call beside it."""
     table = PAGE.split("\noption ", 1)[1].split("\n\n", 1)[0]
     told = set(re.findall(r"^``(\w+)``", table, re.MULTILINE)) - {"name"}
     assert told <= set(fields_dict(Options))

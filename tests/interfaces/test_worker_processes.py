@@ -1,4 +1,4 @@
-"""Functions in processes of their own: results, errors, contexts, and how they are stopped."""
+"""Functions in processes of their own: results, errors, contexts, and their stop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def work(body: Body, *, backend: str = "trio", **settings: Any) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has buried has, too."""
+    """Return whether a process has ended; a zombie has, too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -68,7 +68,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_a_process_runs_one_task_after_the_other(backend: str) -> None:
-    """What fails in it fails only there; one that dies is replaced."""
+    """An error affects only its task; a process that dies is replaced."""
 
     async def body(cluster: FakeCluster, client: AsyncClient, peer: FakePeer, worker: Any) -> None:
         calls = [a_call("pid", 1), a_call("fail"), a_call("pid", 2), a_call("die"), a_call("pid", 3)]
@@ -86,7 +86,7 @@ def test_a_process_runs_one_task_after_the_other(backend: str) -> None:
 
 
 def test_a_process_has_all_of_a_context() -> None:
-    """What it asks for is done by the worker: updates, transactions."""
+    """Its requests are made by the worker: updates, transactions."""
 
     async def body(cluster: FakeCluster, client: AsyncClient, peer: FakePeer, worker: Any) -> None:
         sent: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def test_a_process_has_all_of_a_context() -> None:
 
 
 def test_a_process_is_told_that_its_claim_is_gone(tmp_path: Path) -> None:
-    """Where it is, and it serves the next task."""
+    """It learns this at any line, and then serves the next task."""
     path = tmp_path / "said"
 
     async def body(cluster: FakeCluster, client: AsyncClient, peer: FakePeer, worker: Any) -> None:
@@ -132,7 +132,7 @@ def test_a_process_is_told_that_its_claim_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_process_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its task is given back at the second signal. Signals to the whole group do not end it before."""
+    """Its task is released at the second signal. Signals to the whole group do not end it before."""
     path = tmp_path / "said"
     monkeypatch.setattr(processes, "KILL_S", 0.2)
     pids: list[int] = []
@@ -154,7 +154,7 @@ def test_a_process_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: p
 
 
 async def at_work(directory: Path, body: Callable[[subprocess.Popen[bytes], int], Awaitable[None]]) -> FakeCluster:
-    """Have ``onyxq worker start`` begin a task; then ``body(worker, id of the task's process)``."""
+    """Let ``onyxq worker start`` start a task; then call ``body(worker, id of the task's process)``."""
     directory.joinpath("shop.py").write_text(textwrap.dedent(SHOP))
     os.mkfifo(directory / "go")
     command = [sys.executable, "-m", "onyxq", "worker", "start", "shop:app", "--connect"]
@@ -176,7 +176,7 @@ async def at_work(directory: Path, body: Callable[[subprocess.Popen[bytes], int]
 
 
 def test_a_signal_to_all_processes_lets_a_task_finish(tmp_path: Path) -> None:
-    """It is meant for the worker, which waits for what runs."""
+    """The signal is for the worker, which waits for running tasks."""
 
     async def body(worker: subprocess.Popen[bytes], pid: int) -> None:
         os.killpg(worker.pid, signal.SIGTERM)
@@ -189,7 +189,7 @@ def test_a_signal_to_all_processes_lets_a_task_finish(tmp_path: Path) -> None:
 
 
 def test_the_processes_of_a_killed_worker_end(tmp_path: Path) -> None:
-    """Whatever they do: somebody else will get their tasks."""
+    """They end in any state, because another worker will get their tasks."""
 
     async def body(worker: subprocess.Popen[bytes], pid: int) -> None:
         worker.kill()

@@ -20,7 +20,7 @@ from tests.interfaces.worker_world import a_call, until, with_worker
 
 
 def slots_of(scaling: Scaling, running: list[int]) -> list[int]:
-    """The slots after each second in which so many tasks ran."""
+    """Return the slots after each second in which that many tasks ran."""
     found = []
     scaling.look(100.0)
     for second, tasks in enumerate(running):
@@ -31,14 +31,14 @@ def slots_of(scaling: Scaling, running: list[int]) -> list[int]:
 
 
 def test_busy_slots_get_half_as_many_again_up_to_the_bound() -> None:
-    """And no more once one of them has nothing to do."""
+    """There are no more once one of them has nothing to do."""
     assert slots_of(Scaling(2, 16), [2, 3, 4, 6, 9, 13, 16]) == [3, 4, 6, 9, 13, 16, 16]
     assert slots_of(Scaling(2, 16), [2, 3, 3, 3]) == [3, 4, 4, 4]
     assert slots_of(Scaling(1, 1), [1, 1]) == [1, 1]
 
 
 def test_a_second_is_busy_by_its_mean() -> None:
-    """Slots between two tasks for a moment are busy; those that rest for a quarter of the time are not."""
+    """Slots between two tasks for a moment are busy; slots that are idle for a quarter of the time are not."""
     for rest_s, slots in ((0.02, 3), (0.25, 2)):
         scaling = Scaling(2, 4)
         scaling.look(10.0)
@@ -49,16 +49,16 @@ def test_a_second_is_busy_by_its_mean() -> None:
 
 
 def test_slots_that_are_not_used_go_after_a_while() -> None:
-    """As many as were not used at any moment of it, down to the least."""
+    """As many go as were unused all the time, down to the minimum."""
     scaling = Scaling(2, 16)
     found = slots_of(scaling, [2, 3, 4, 6] + [5] * (2 * UNUSED_LOOKS) + [0] * (2 * UNUSED_LOOKS))
     assert found[3] == found[UNUSED_LOOKS - 5] == 9 and found[-1] == 2
-    # Five busy ones are asked now and then whether there is work for more.
+    # The five busy slots ask at intervals for more work.
     assert set(found[2 * UNUSED_LOOKS - 10 : 2 * UNUSED_LOOKS]) <= {5, 6, 7}
 
 
 def test_a_worker_grows_with_its_backlog_and_shrinks_after_it() -> None:
-    """A backlog of long tasks is done by as many slots as are allowed; after it one long task is done by few."""
+    """A backlog of long tasks uses all allowed slots; after it, one long task uses few."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         most_running = 0
@@ -89,7 +89,7 @@ def test_a_worker_grows_with_its_backlog_and_shrinks_after_it() -> None:
 
 
 def test_processes_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the slots that went."""
+    """Processes of removed slots end."""
     monkeypatch.setattr(loop, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(slot_count, "UNUSED_LOOKS", 20)
 
@@ -106,20 +106,20 @@ def test_processes_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("text", "found"), [("8", (8, 8)), ("2-16", (2, 16)), ("3-3", (3, 3))])
 def test_bounds_are_a_number_or_two(text: str, found: tuple[int, int]) -> None:
-    """As the command line has them."""
+    """This is the form of the command line."""
     assert bounds(text) == found
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "4-2", "0-3", "two", "", "2-", "2-x", "1-2-3"])
 def test_what_is_no_bound_is_refused(text: str) -> None:
-    """With the field named."""
+    """The error has the field."""
     with pytest.raises(BadRequest) as caught:
         bounds(text)
     assert caught.value.field == "concurrency"
 
 
 def test_a_most_below_the_least_is_refused() -> None:
-    """In Python, too."""
+    """This holds in Python, too."""
 
     async def body(claim: Claim) -> None: ...
 

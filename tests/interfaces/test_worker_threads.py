@@ -1,4 +1,4 @@
-"""Functions that are not async, in a worker's threads: what they may do, and how they are stopped."""
+"""Functions that are not async, in a worker's threads: their calls, and their stop."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that do not end are left soon."""
+    """Threads that do not end are abandoned soon."""
     monkeypatch.setattr(threads, "GRACE_S", 0.1)
 
 
 @BACKENDS
 def test_a_thread_says_what_it_does_over_the_workers_connection(backend: str) -> None:
-    """Updates and further tasks need no other."""
+    """Updates and enqueues need no other connection."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App("nowhere:1")
@@ -101,7 +101,7 @@ def test_a_thread_that_is_cancelled_ends_where_it_checks(backend: str) -> None:
 
 @BACKENDS
 def test_a_thread_that_takes_too_long_has_failed(backend: str) -> None:
-    """It is told so; what it returns shortly after counts all the same."""
+    """It learns this; a result shortly afterwards still counts."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App()
@@ -135,7 +135,7 @@ def test_a_thread_that_takes_too_long_has_failed(backend: str) -> None:
 
 @BACKENDS
 def test_a_thread_that_never_ends_keeps_its_slot_until_it_does(backend: str) -> None:
-    """Its attempt is over all the same, and threads do not pile up."""
+    """Its attempt is over nevertheless, and threads do not accumulate."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App()
@@ -167,7 +167,7 @@ def test_a_thread_that_never_ends_keeps_its_slot_until_it_does(backend: str) -> 
 
 
 def test_a_worker_without_a_slot_left_ends_with_the_reason() -> None:
-    """Whoever started it may start it anew; its threads do not keep the process."""
+    """Its supervisor may restart it; its threads do not keep the process alive."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App()
@@ -190,7 +190,7 @@ def test_a_worker_without_a_slot_left_ends_with_the_reason() -> None:
 
 @BACKENDS
 def test_a_second_signal_leaves_a_thread_and_gives_its_task_back(backend: str) -> None:
-    """Soon, and uncounted."""
+    """This happens soon, and is not counted."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App()
@@ -217,7 +217,7 @@ def test_a_second_signal_leaves_a_thread_and_gives_its_task_back(backend: str) -
 
 
 def test_records_of_the_log_tell_the_task(caplog: pytest.LogCaptureFixture) -> None:
-    """In threads, in the event loop, and outside of tasks."""
+    """This is so in threads, in the event loop, and outside of tasks."""
     before = logging.getLogRecordFactory()
     contextual_logs()
     contextual_logs()
@@ -259,7 +259,7 @@ def test_records_of_the_log_tell_the_task(caplog: pytest.LogCaptureFixture) -> N
 
 @BACKENDS
 def test_a_call_into_the_worker_fails_once_it_has_ended(backend: str) -> None:
-    """A thread that was left does not hang in it."""
+    """An abandoned thread does not hang in it."""
 
     async def main() -> None:
         failed: list[BaseException] = []

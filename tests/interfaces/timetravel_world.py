@@ -1,4 +1,4 @@
-"""A cluster in this process and commands against it, for tests that travel in time."""
+"""A cluster in this process and commands on it, for tests of time travel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 
 PATIENCE_S = 60.0
 PATIENCE_MS = 20_000
-"""Of a claim of a task that is there."""
+"""Longest wait of a claim for an existing task."""
 _serial = count(1)
 
 
@@ -32,11 +32,11 @@ class World:
 
     @property
     def address(self) -> str:
-        """The first peer's."""
+        """Return the first peer's address."""
         return self.cluster.addresses[0]
 
     def story(self) -> tuple[str, list[int]]:
-        """A task that fails once and is completed then; its id and both tokens."""
+        """Make a task that fails once and is then completed; return its id and both tokens."""
         task_id = self.client.enqueue(self.queue, b"x", backoff_ms=1)
         (first,) = self.client.claim(self.queue, wait_ms=PATIENCE_MS, worker="w1")
         self.client.renew(first, 60_000)
@@ -44,12 +44,12 @@ class World:
         (second,) = self.client.claim(self.queue, wait_ms=PATIENCE_MS, worker="w2")
         self.client.update(second, b"half way")
         self.client.complete(second)
-        # The completion is acknowledged before the log says that the claim ended.
+        # The completion is acknowledged before the log records the end of the claim.
         eventually(lambda: self.client.call("log", {"from": second.token}), lambda found: released(found, second.token))
         return task_id.hex(), [first.token, second.token]
 
     def collect(self) -> int:
-        """Collect garbage, and have every peer forget what it remembers of the log; the origin's position."""
+        """Collect the log, and let every peer forget what it remembers of it; return the snapshot's position."""
         position = api.gc(self.address).position
         for node in self.cluster.nodes:
             assert node.node is not None
@@ -58,7 +58,7 @@ class World:
         return position
 
     def settled(self) -> list[dict[str, Any]]:
-        """Position and digest of each peer, all as of the same position."""
+        """Return position and digest of each peer, all at the same position."""
         with ExitStack() as stack:
             clients = [stack.enter_context(Client(address)) for address in self.cluster.addresses]
             return eventually(
@@ -68,13 +68,13 @@ class World:
 
 
 def released(log: dict[str, Any], token: int) -> bool:
-    """Whether the log says that the token's claim ended."""
+    """Return whether the log has the end of the token's claim."""
     entries = [entry for record in log["records"] for entry in record["entries"] if entry["entry"] == "release_claims"]
     return any(one["token"] == token for entry in entries for one in entry["args"]["releases"])
 
 
 def eventually(look: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
-    """What ``look`` gives once something holds of it."""
+    """Call ``look`` until a condition holds; return its result."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds(found := look()):
         assert time.monotonic() < deadline, found
@@ -83,7 +83,7 @@ def eventually(look: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
 
 @contextmanager
 def started(*, peers: int, **settings: Any) -> Iterator[tuple[LocalCluster, BlockingPortal]]:
-    """A cluster on one embedded log in a thread of its own; ``settings``: of all its nodes."""
+    """Run a cluster on one embedded log in a thread of its own; ``settings`` are those of all nodes."""
     with start_blocking_portal("trio") as portal:
         made = LocalCluster(peers=peers, config=evolve(LOCAL, **settings))
         with portal.wrap_async_context_manager(made) as cluster:
@@ -91,13 +91,13 @@ def started(*, peers: int, **settings: Any) -> Iterator[tuple[LocalCluster, Bloc
 
 
 class Line:
-    """Runs commands and reads what they print."""
+    """Runs commands and reads their output."""
 
     def __init__(self, world: World, capsys: pytest.CaptureFixture[str]) -> None:
         self._world, self._capsys = world, capsys
 
     def text(self, *arguments: str, code: int = 0, connect: bool = True) -> str:
-        """What a command prints."""
+        """Return a command's output."""
         where = ["--connect", self._world.address] if connect else []
         found = run([*arguments, *where])
         said = self._capsys.readouterr()
@@ -106,5 +106,5 @@ class Line:
         return said.out
 
     def json(self, *arguments: str, code: int = 0, connect: bool = True) -> Any:
-        """The document it prints with ``--json``."""
+        """Return the document that it prints with ``--json``."""
         return json.loads(self.text(*arguments, "--json", code=code, connect=connect))

@@ -14,7 +14,7 @@ app = App("nowhere:1")
 
 @app.task(name="pid", queue="p", runs="process")
 def pid(number: int) -> tuple[int, int]:
-    """Where it ran."""
+    """Return the process id."""
     return os.getpid(), number
 
 
@@ -32,7 +32,7 @@ def die() -> None:
 
 @app.task(name="say", queue="p", runs="process")
 def say() -> list[Any]:
-    """All that a context tells, and may be told."""
+    """Use everything of a context."""
     ctx = blocking_context()
     ctx.progress(1, 2, "half")
     ctx.log({"page": 1})
@@ -44,7 +44,7 @@ def say() -> list[Any]:
 
 @app.task(name="wait", queue="p", runs="process")
 def wait(path: str) -> None:
-    """Until it is cancelled, wherever that is."""
+    """Wait until cancelled."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(str(os.getpid()))
@@ -58,7 +58,7 @@ def wait(path: str) -> None:
 
 @app.task(name="stuck", queue="p", runs="process")
 def stuck(path: str) -> None:
-    """Whatever is said to it."""
+    """Run on after any signal."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(str(os.getpid()))
     while True:

@@ -17,7 +17,7 @@ PATIENCE_S = 60
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that is about to happen, under any clock."""
+    """Wait for an event that will come soon, with any clock."""
     while not condition():
         await anyio.sleep(0.05)
 
@@ -28,7 +28,7 @@ async def with_worker(
     worker: Worker,
     body: Callable[[AsyncClient, FakePeer], Awaitable[None]],
 ) -> None:
-    """Run ``body`` while a worker works at a cluster of one peer; ends when both have."""
+    """Run ``body`` while a worker works at a cluster of one peer; end when both have ended."""
     peer = await cluster.start(network.host("a"), "a:1")
     async with AsyncClient("a:1", network=network.host("w")) as client, anyio.create_task_group() as group:
         group.start_soon(worker.serve, client)
@@ -48,5 +48,5 @@ def play_in_real_time(scenario: Callable[[FakeCluster, SimulatedNetwork], Awaita
 
 
 def a_call(name: str, *args: Any, **kwargs: Any) -> bytes:
-    """The payload of a call of a task."""
+    """Return the payload of a call of a task."""
     return json.dumps({"task": name, "args": args, "kwargs": kwargs}).encode()
