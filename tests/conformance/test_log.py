@@ -386,7 +386,7 @@ async def test_a_reader_at_the_tail_is_not_led_astray_by_trimming(opened: Opener
 
 @bounded
 async def test_a_reader_overtaken_by_trimming_is_told(opened: Opener) -> None:
-    """It is told although it had prefetched some of the deleted records."""
+    """It gets the error although it had prefetched some of the deleted records."""
     writer, reader = await opened(), await opened()
     await append_many(writer, 1_000)
     await reader.read(0)

@@ -401,7 +401,7 @@ async def test_readers_never_stall_or_differ_while_connections_break_and_the_log
 ) -> None:
     """Readers see the same records through broken connections and trims at many points of the log.
 
-    There are three readers, two of which append. The log has one segment, or many.
+    There are three readers; two of them append. The log has one segment, or many.
     """
     sessions = [await opened() for _ in range(3)]
     seen: dict[int, Record] = {}

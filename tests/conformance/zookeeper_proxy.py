@@ -51,7 +51,7 @@ class Proxy:
     refused: int = 0
     """How many it has not let in."""
     ignoring: int = 0
-    """So many of the next connections it takes and does nothing with, as a server does that starts."""
+    """Number of next connections that it accepts and then ignores, like a server that is starting."""
     address: str = ""
     _streams: set[trio.SocketStream] = field(factory=set)
 

@@ -42,7 +42,7 @@ def holding(deadlines_ms: dict[int, int]) -> Replica:
 
 
 def applied(*args: Any) -> list[Outcome]:
-    """Apply entries of one record, all of which change something."""
+    """Apply entries of one record that all change something."""
     return [Outcome(index, "", one, APPLIED, 1) for index, one in enumerate(args)]
 
 

@@ -48,7 +48,7 @@ def test_a_lost_copy_counts_for_the_size_of_a_majority_and_never_for_one() -> No
 
 
 def test_the_same_store_changes_no_member() -> None:
-    """A restart is no loss."""
+    """A restart loses nothing."""
     world = three()
     lose(world, "a2", "node-a", store="")
     assert all(found.members == ("node-a", "node-b", "node-c") for found in world.now.partitions.values())

@@ -67,7 +67,7 @@ def test_ready_makes_the_partition_serve_and_forgets_yields() -> None:
 
 
 def test_ready_twice_changes_nothing() -> None:
-    """The second one is told so."""
+    """The verdict of the second one says so."""
     replica = cluster("a", partitions=1)
     assert submit(replica, ready_partition.Args(0, the(replica).epoch), the(replica).leader)[1] == "already ready"
 
@@ -91,7 +91,7 @@ def test_settling_needs_a_ready_leader() -> None:
 
 
 def test_settling_twice_changes_nothing() -> None:
-    """The second one is told so."""
+    """The verdict of the second one says so."""
     replica = cluster("a", partitions=1)
     verdict = submit(replica, settle_partition.Args(0, the(replica).epoch), the(replica).leader)[1]
     assert verdict == "already settled"

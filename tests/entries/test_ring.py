@@ -193,7 +193,7 @@ def test_a_second_peer_of_the_only_node_is_the_ring_at_once() -> None:
 
 
 def test_a_second_peer_of_a_node_replaces_a_joiner() -> None:
-    """This includes one that is stitching or queued."""
+    """This includes a stitching or queued one."""
     world = queued_world()
     world.submit("s2", joining("s2", "node-s", previous="s"))
     world.submit("r2", joining("r2", "node-r", previous="r"))

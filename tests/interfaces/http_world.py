@@ -1,7 +1,7 @@
-"""A small service in memory behind the HTTP interface, and ways to call it in tests.
+"""A small service in memory under the HTTP interface, and ways to call it in tests.
 
-It stores task rows as real ones do (packed runs), so that what goes through the HTTP
-interface is decoded by the same code as in a node.
+It stores task rows like real services (packed runs), so the code of a node decodes what the HTTP
+interface stores.
 """
 
 from __future__ import annotations

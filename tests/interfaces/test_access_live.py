@@ -1,4 +1,4 @@
-"""Every operation and every route of a real node, with too small a credential: nothing is told, nothing changed."""
+"""Every operation and every route of a real node, with too small a credential: no data is shown or changed."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_the_walk_knows_every_operation(cluster: LocalCluster) -> None:
 def test_without_a_known_credential_nobody_gets_past_the_hello(
     cluster: LocalCluster, credential: str | None, role: str
 ) -> None:
-    """Whatever a caller says that it is; the peers' secret is no token, and a token no peers' secret."""
+    """This holds for any claimed identity; the peers' secret is not a token, nor a token the peers' secret."""
     if (credential, role) == (SECRET, "peer"):
         credential = "token to admin"
     with greeted(cluster, credential, role=role, cluster_id="c", node="n") as wire:
@@ -308,7 +308,7 @@ def test_what_only_peers_may_call_needs_their_secret(cluster: LocalCluster) -> N
 
 
 def test_functions_are_not_brought_as_bytes_where_credentials_are_asked_for(cluster: LocalCluster) -> None:
-    """Not even by who may do everything: they come by name, or the peer was told otherwise."""
+    """Not even an admin may do so: functions come by name, or the peer has a setting for it."""
     work = Function("work", Pickled("f", b"cos\nsystem\n."))
     catalog = [Input("in", queue="a"), work, Output("out", queue="b")]
     job = Job(id="pickled", workflow=[("in", "work"), ("work", "out")], catalog=catalog)
@@ -330,7 +330,7 @@ def test_a_job_names_no_function_that_the_operator_did_not_allow(cluster: LocalC
 
 
 def test_a_token_that_is_used_too_often_is_told_so(cluster: LocalCluster) -> None:
-    """On both ports together; others go on."""
+    """Both ports count together; other clients continue."""
     with greeted(cluster, PACED) as wire, greeted(cluster, "token to read") as other:
         codes = [(wire.answer("cluster", {})[1] or {}).get("code") for _ in range(100)]
         assert codes[:2] == [None] * 2 and codes.count("overloaded") > 20
@@ -377,7 +377,7 @@ def requested(cluster: LocalCluster, endpoint: Endpoint, token: str | None, *, v
 
 @pytest.mark.parametrize("endpoint", [*ENDPOINTS, *ROOT], ids=lambda endpoint: endpoint.path)
 def test_no_route_answers_without_the_right_token(cluster: LocalCluster, endpoint: Endpoint) -> None:
-    """401 without one, or with one that is not known; 403 with the wrong role, or for other queues."""
+    """The answer is 401 without a known token, and 403 with the wrong role or for other queues."""
     before = state(cluster)
     if endpoint.name in OPEN_ROUTES:
         answer = requested(cluster, endpoint, None)
@@ -433,7 +433,7 @@ def visited(cluster: LocalCluster, endpoint: Endpoint, token: str | None) -> htt
 
 @pytest.mark.parametrize("endpoint", PAGES, ids=lambda endpoint: endpoint.name)
 def test_no_page_shows_or_does_anything_without_the_right_token(cluster: LocalCluster, endpoint: Endpoint) -> None:
-    """Without one, or with one that is not known, the way in; 403 with the wrong role; nothing of others' queues."""
+    """Without a known token there is the login page; 403 with the wrong role; nothing of others' queues."""
     before = state(cluster)
     if endpoint.name in OPEN_PAGES:
         assert THEIRS not in visited(cluster, endpoint, None).text and not endpoint.roles

@@ -134,7 +134,7 @@ def test_a_node_that_was_slow_is_tried_again() -> None:
 
 
 def test_a_disk_that_takes_long_for_every_write_is_kept_busy() -> None:
-    """The time of a single write is no wait for others: the bound does not shrink to what is in progress."""
+    """Other writes do not wait for the time of a single write, so the bound does not shrink to a few writes."""
     queue = Queue()
     for _ in range(100):  # each takes 0.6 s, for any number of them
         queue.fill("a", "b", "c")

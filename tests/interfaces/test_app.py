@@ -183,7 +183,7 @@ def test_plain_code_enqueues_through_the_application() -> None:
 
 @pytest.mark.parametrize("target", ["", "json", "json:", ":app", "no.such.module:app", "json:dumps", "json:nothing"])
 def test_a_wrong_application_is_a_bad_request(target: str) -> None:
-    """This is so for a missing object, and for one that is not an App."""
+    """This is so for a missing object, and for an object that is not an App."""
     with pytest.raises(BadRequest) as caught:
         load_app(target)
     assert caught.value.field == "app"

@@ -382,7 +382,7 @@ REFUSED = [
     for method, rest in ENDS
     if (which, method) != ("stale", "release")
 ]
-"""The claim of the stale token was released: another release is no error."""
+"""The claim of the stale token was released, and another release succeeds."""
 
 
 class TestTokens:

@@ -275,7 +275,7 @@ def test_many_bytes_come_in_several_answers(client: Client, queue: str) -> None:
 
 
 def test_the_data_that_replaced_a_unique_tasks_is_read(client: Client, queue: str) -> None:
-    """As whoever claims the task gets it."""
+    """It is the data that a claimer gets."""
     first = client.enqueue(queue, b"old", unique_key="k")
     assert client.enqueue(queue, b"new", unique_key="k") == first
     ((_, body),) = client.read_bodies([(first, 1)]).found

@@ -21,7 +21,7 @@ from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, r
 LONG_AGO_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 TOLD_MS = HEAD_TIMEOUT_MS_MAX // 2
-"""Within it a claimer is told of a task, or it looks again too late."""
+"""Time within which a claimer is notified of a task; its own check would come too late."""
 
 
 @pytest.fixture(scope="module")

@@ -243,7 +243,7 @@ def test_durations_have_units(text: str, ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1w", "ten"])
 def test_a_malformed_duration_names_its_field(text: str) -> None:
-    """What is no duration is refused under the option's name."""
+    """An invalid duration is refused under the option's name."""
     with pytest.raises(BadRequest) as refused:
         milliseconds(text, field="delay")
     assert refused.value.field == "delay"

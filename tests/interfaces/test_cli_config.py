@@ -122,7 +122,7 @@ def test_a_switch_is_on_or_off(
 
 
 def test_a_switch_that_is_neither_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A number or any other word is no switch."""
+    """A number, or any other word, is refused."""
     for said in ('"maybe"', "7", '""'):
         (here / "onyxq.toml").write_text(f"spark = {said}\n")
         assert run(["config", "show"]) == 2

@@ -96,7 +96,7 @@ def test_a_large_keyed_task_goes_where_its_key_is() -> None:
 
 
 def test_the_id_that_stands_for_a_unique_key_comes_back() -> None:
-    """Also where another task stands for it."""
+    """This includes the case that another task is the current one."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -173,7 +173,7 @@ def test_a_repeated_request_does_not_name_a_time_that_lay_ahead_at_first() -> No
 
 
 def test_a_bad_task_does_not_spoil_those_that_leave_with_it() -> None:
-    """Each caller hears what became of its own, with the field as it is called there."""
+    """Each caller gets the outcome of its own task, with the field's name in that call."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         peer = await cluster.start(network.host("a"), "a:1")
@@ -297,7 +297,7 @@ def task_answer(task_id: bytes, **more: Any) -> dict[str, Any]:
 
 
 def test_all_tasks_are_listed_page_by_page() -> None:
-    """Each page begins behind the one before."""
+    """Each page begins after the previous one."""
     ids = [make_id(5, 1, 7, n) for n in range(3)]
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:

@@ -13,7 +13,7 @@ from tests.interfaces.http_world import check_problem, on_trio, world
 
 @on_trio
 async def test_an_entry_is_submitted_by_name() -> None:
-    """Arguments are an object; bytes come as base64; the answer tells what became of it."""
+    """Arguments are an object; bytes come as base64; the answer has the verdict."""
     async with world() as (service, client):
         sent = {"name": "db", "lease_ms": 5, "raw_base64": base64.b64encode(b"\xff\x00").decode()}
         answer = await client.post("/v1/entries/lock.acquire", json=sent)

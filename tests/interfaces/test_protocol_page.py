@@ -216,7 +216,7 @@ def alone(method: str, name: str) -> dict[str, Any]:
 
 
 def rows(after: str) -> dict[str, str]:
-    """First and second column of the table behind a line of heads."""
+    """Return first and second column of the table after a line of heads."""
     table = PAGE.split(f"\n{after} ", 1)[1].split("\n====", 2)[1]
     return dict(re.findall(r"^``(\w+)`` +(\S+)", table, re.MULTILINE))
 

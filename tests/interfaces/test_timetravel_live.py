@@ -108,7 +108,7 @@ def test_the_replica_of_a_past_position_is_shown(world: World, line: Line, tmp_p
 
 
 def test_positions_that_are_not_there_are_refused(world: World, line: Line) -> None:
-    """One that is not written yet, and one that is trimmed."""
+    """A position is refused if it is not written yet, or trimmed."""
     position = world.collect()
     line.text("replica", "show", "--at", str(1 << 40), code=3)
     assert "does not exist yet" in line.error
@@ -294,7 +294,7 @@ def test_the_log_is_served_over_http(world: World) -> None:
 
 
 def until(events: Iterator[Event], holds: Callable[[Event], bool]) -> list[Event]:
-    """Events up to the first of which something holds."""
+    """Return events up to the first one for which a condition holds."""
     out = []
     for event in events:
         out.append(event)
@@ -326,7 +326,7 @@ def test_a_subscription_tells_every_entry_with_its_effect(world: World) -> None:
 
 
 def test_a_subscription_starts_now(world: World) -> None:
-    """Without a start only what comes later is told."""
+    """Without a start, it has only later entries."""
     end = world.settled()[0]["position"]
     events = api.subscribe(connect=world.address)
     found: list[Event] = []
@@ -403,7 +403,7 @@ def test_nobody_to_subscribe_to_is_an_error() -> None:
 
 
 def test_a_subscription_survives_its_peer() -> None:
-    """It goes on at another one, without a gap and without a repeat."""
+    """It continues at another peer, without a gap or a repeat."""
     with start_blocking_portal("trio") as portal:
         made = LocalCluster(peers=3, config=evolve(LOCAL, partitions=4))
         with portal.wrap_async_context_manager(made) as cluster:

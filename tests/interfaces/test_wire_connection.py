@@ -201,7 +201,7 @@ def test_a_server_error_is_raised_with_its_class_and_field(backend: str) -> None
 
 
 def test_a_bug_in_a_handler_is_an_internal_error_for_its_request_only() -> None:
-    """The connection and the other requests go on."""
+    """The connection and the other requests continue."""
 
     def dispatch(request: Request) -> None:
         request.reply(request.args["wanted"])

@@ -54,7 +54,7 @@ def test_what_changes_while_a_job_runs_is_passed_on() -> None:
 
 
 def test_a_job_starts_again_after_the_death_of_its_host() -> None:
-    """It restarts under the same version from the log's state, and this is no failure."""
+    """It restarts under the same version from the log's state, and does not count as failed."""
 
     async def play(stage: Stage) -> None:
         await submit(stage)

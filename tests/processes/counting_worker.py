@@ -72,7 +72,7 @@ async def some_of(client: AsyncClient, queue: str, name: str, rng: random.Random
 
 
 async def reduce_step(client: AsyncClient, number: int, claims: list[Claim], texts_in_all: int) -> None:
-    """Combine several tasks into one; release a single one that is not complete yet."""
+    """Combine several tasks into one; release a single task that is not complete yet."""
     texts, total = 0, Counter[str]()
     for claim in claims:
         part_texts, counts = unpack(claim.data)

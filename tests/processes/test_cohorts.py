@@ -173,7 +173,7 @@ async def expect_refusal(cluster: Cluster, peer: PeerProcess, method: str, path:
 
 @bounded(240)
 async def test_one_of_two_without_the_other_says_so_until_it_is_back(cluster: Cluster) -> None:
-    """SIGKILL leaves one of two, which is no majority: it refuses such requests and still answers others."""
+    """SIGKILL leaves one of two, too few for a majority: it refuses such requests and answers others."""
     await cluster.start("a", "b")
     await cluster.whole("a", "b")
     left, killed = cluster["a"], cluster["b"]

@@ -29,7 +29,7 @@ SEED = 11
 
 
 async def set_timers(cluster: Cluster) -> Timers:
-    """Set timers, none of which is due yet."""
+    """Set timers that are all due later."""
     begin_ms = int(wall_ms() + 1_000 * (2 + TIMERS / SET_PER_S))
     timers = Timers.spread("timers", TIMERS, begin_ms=begin_ms, seconds=SECONDS, rng=random.Random(SEED))
     async with cluster.client() as client:

@@ -79,7 +79,7 @@ def test_a_task_whose_dependencies_are_done_already_is_ready_at_once() -> None:
 
 
 def test_a_dependency_that_does_not_exist_is_refused_by_name() -> None:
-    """Nothing is stored, and the error says which field of which run."""
+    """Nothing is stored, and the error names run and field."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:

@@ -42,7 +42,7 @@ class Host:
 
 
 class Node:
-    """One node's heads over a store, and which coordinator was notified of which head, and when."""
+    """One node's heads over a store, and a record of each notification: coordinator, head and time."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(now_ms=lambda: NOW_MS)

@@ -108,7 +108,7 @@ class Standalone:
 
 @contextmanager
 def standalone(folder: Path, *, cores: int = 1, memory: str = "600m", workers: int = 2) -> Iterator[Standalone]:
-    """A master and its workers; killed behind the test, whatever happened."""
+    """Run a master and its workers; kill them after the test in any case."""
     found = Standalone(folder, cores=cores, memory=memory)
     try:
         found.begin(workers)

@@ -1,4 +1,4 @@
-"""The same job on a real Spark cluster: a standalone master and two workers, one of which is killed."""
+"""The same job on a real Spark cluster: a standalone master and two workers; one worker is killed."""
 
 from __future__ import annotations
 
