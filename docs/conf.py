@@ -1,8 +1,8 @@
-"""The site: ``python -m sphinx -W docs site`` makes it.
+"""Configuration of the documentation site; make it with ``python -m sphinx -W docs site``.
 
-Pages are plain reStructuredText that can be read where they stand: they link to each other by file name
-(``making/links.py`` turns that into links of the site, and the lists of ``index.rst`` into its contents).
-What can be told by the code is printed from the code, while the site is made (``making/reference.py``).
+Pages are plain reStructuredText that can be read in the repository. They link to each other by file
+name: ``making/links.py`` turns these into links of the site, and the lists of ``index.rst`` into
+its contents. ``making/reference.py`` prints the reference from the code while the site is made.
 """
 
 from __future__ import annotations

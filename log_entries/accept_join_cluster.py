@@ -1,7 +1,7 @@
 """Third phase of a join: make the joiner a member.
 
 Owed by the joiner, which watches its successor by then. The joiner enters the ring after the member
-that took it in, and its node is present. Partitions are placed anew. Both peers may now take in
+that took it in, and its node is present. Partitions are placed again. Both peers may now take in
 others, so queued joiners may be prepared. ``joined_position`` of the peer becomes the position of
 this entry's record.
 """

@@ -28,7 +28,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Mark the node and place partitions anew."""
+    """Mark the node and place partitions again."""
     node = replica.nodes.get(args.node)
     if node is None:
         return replica, "unknown node"

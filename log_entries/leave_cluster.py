@@ -2,8 +2,8 @@
 
 Submitted by a watcher of the peer that sees its pulse absent, or by the peer itself when it stops.
 The ring is closed around it. A joiner that it was taking in goes to the head of the queue and is
-prepared anew in the same entry. Its node becomes absent at the present log time. Partitions are
-placed anew. When the last member leaves, the first queued joiner becomes the ring. A peer that was
+prepared again in the same entry. Its node becomes absent at the present log time. Partitions are
+placed again. When the last member leaves, the first queued joiner becomes the ring. A peer that was
 only joining is removed. Several watchers may report the same peer: repeats change nothing.
 """
 

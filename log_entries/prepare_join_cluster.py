@@ -10,7 +10,7 @@ The request names the node's latest peer, which the joiner's data directory must
 directories with one node id (a copy, or a directory restored from an older copy) cannot take turns:
 the second request names a peer that is not the latest any more, and is refused. It also names the
 directory's store: if that is not the one that the node had, the node's copies are void from the
-moment at which the peer joins, and are made anew. A peer is also
+moment at which the peer joins, and are made again. A peer is also
 refused if it does not know an enabled entry, or not in the enabled version: it is older than the
 cluster.
 """

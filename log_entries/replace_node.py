@@ -27,7 +27,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Mark the node replaced and place its copies anew."""
+    """Mark the node replaced and place its copies again."""
     node = replica.nodes.get(args.node)
     if node is None:
         return replica, "no such node"

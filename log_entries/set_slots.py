@@ -1,7 +1,7 @@
 """Change the number of job slots that a peer offers.
 
 Submitted by the peer, or through it by an operator. Sets ``slots`` of the peer. Jobs are allocated
-anew.
+again.
 """
 
 from __future__ import annotations

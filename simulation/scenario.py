@@ -2,7 +2,7 @@
 
 A line is a command; indented lines below it are what it printed, and belong to the file:
 every record that landed with its verdicts, and the ring wherever it changed.  Comments
-start with ``#``.  `play` runs a file and writes it anew; a test compares both, and
+start with ``#``.  `play` runs a file and writes it again; a test compares both, and
 ``python -m simulation.scenario --regenerate`` replaces what was printed, to be read in
 review.  ``docs/scenarios.rst`` describes the commands.
 """
@@ -126,7 +126,7 @@ class Scenario:
             self.join(f"{node}{number + 1:02}")
 
     def settle(self) -> None:
-        """Everybody reads all and appends what it owes, in turn, until there is nothing more to append."""
+        """Let all peers read everything and append what they owe, in turn, until nothing is left to append."""
         for _ in range(ROUNDS_MAX):
             before = self.cluster.log.end
             for peer in self.cluster.living():

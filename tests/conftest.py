@@ -56,7 +56,7 @@ def no_session_with_zookeeper_stays() -> Iterator[None]:
 
 
 def _clients_of_zookeeper() -> list[Any]:
-    """Those of kazoo that nobody has stopped, found by their threads, whose loop is a connection's method."""
+    """Return kazoo clients that were not stopped, found by their threads."""
     loops = [getattr(one, "_target", None) for one in threading.enumerate() if one.name.endswith("(zk_loop)")]
     clients = [loop.__self__.client for loop in loops if loop is not None]
     return [client for client in clients if not client._stopped.is_set()]

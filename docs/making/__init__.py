@@ -1,1 +1,1 @@
-"""What the site is made with, beside Sphinx."""
+"""Extensions of Sphinx that make the site."""

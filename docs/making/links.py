@@ -1,4 +1,4 @@
-"""Links by file name, which work in the repository, become links of the site; the index's lists its contents."""
+"""Turns links by file name, which work in the repository, into links of the site; the index gets its contents."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ELSEWHERE = {
     "bench/README": "project/benchmarks",
     "examples/jobs/README": "project/example-jobs",
 }
-"""Documents outside ``docs/``, without their ending, and the pages that hold them."""
+"""Documents outside ``docs/``, without their ending, and the pages that include them."""
 
 
 def page_of(target: str, docname: str, known: set[str]) -> str | None:
-    """The page that a relative link means: relative to the page, or, in an included text, to its own folder."""
+    """Return the page of a relative link: relative to the page or, in an included text, to its own folder."""
     for base in ("docs/" + posixpath.dirname(docname), "", *{posixpath.dirname(name) for name in ELSEWHERE}):
         path = posixpath.normpath(posixpath.join(base, target)).removesuffix(".rst")
         if path in ELSEWHERE:
@@ -33,12 +33,12 @@ def page_of(target: str, docname: str, known: set[str]) -> str | None:
 
 
 class FileLinks(SphinxTransform):
-    """Makes a link to a page of each link to a document's file."""
+    """Turns each link to a document's file into a link to its page."""
 
     default_priority = 200
 
     def apply(self, **_: Any) -> None:
-        """Change the document; a relative link that leads to no page becomes plain text."""
+        """Change the document; a relative link without a page becomes plain text."""
         docname = self.env.docname
         for link in list(self.document.findall(nodes.reference)):
             target = link.get("refuri", "")
@@ -58,7 +58,7 @@ class FileLinks(SphinxTransform):
             self._contents()
 
     def _contents(self) -> None:
-        """Behind each section of the index, unseen, the table of contents that its links are."""
+        """Add a hidden table of contents after each section of the index, made from its links."""
         for section in self.document.findall(nodes.section):
             links = [link for link in section.findall(addnodes.pending_xref) if link["reftype"] == "doc"]
             pages = list(dict.fromkeys(link["reftarget"].lstrip("/") for link in links))

@@ -35,7 +35,7 @@ from onyxq.system.settings import SETTINGS
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table with a line of heads; a cell is a text of its own."""
+    """Return a table with a line of heads; a cell is a text of its own."""
     out = [".. list-table::", "   :header-rows: 1", ""]
     for row in (head, *rows):
         for place, cell in enumerate(row):
@@ -46,17 +46,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def section(title: str, line: str = "-") -> list[str]:
-    """A heading."""
+    """Return a heading."""
     return [title, line * len(title), ""]
 
 
 def literal(text: str) -> str:
-    """Text as code; nothing for nothing."""
+    """Return text as code, or nothing for an empty text."""
     return f"``{text}``" if text else ""
 
 
 def plain(text: str) -> str:
-    """Text of which nothing is markup, but for what stands between backticks: that is code."""
+    """Return text without markup; parts between backticks are code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         parts = [text.replace("`", "'")]
@@ -70,7 +70,7 @@ def plain(text: str) -> str:
 
 
 def settings_page() -> list[str]:
-    """Every setting of `onyxq.system.settings`."""
+    """Return every setting of `onyxq.system.settings`."""
     kinds = {str: "text", int: "number", bool: "on or off"}
     return table(
         ("setting", "flag", "environment", "kind", "default", "meaning"),
@@ -89,7 +89,7 @@ def settings_page() -> list[str]:
 
 
 def commands_page() -> list[str]:
-    """Every command of the command line with its options."""
+    """Return every command of the command line with its options."""
     out: list[str] = []
     for noun in ("", *NOUNS):
         found = [command for command in COMMANDS if command.name.rpartition(" ")[0] == noun]
@@ -123,7 +123,7 @@ def _usage(flags: tuple[str, ...], details: dict[str, Any]) -> str:
 
 
 def queue_settings_page() -> list[str]:
-    """Every setting of a queue."""
+    """Return every setting of a queue."""
     shown = plain_values(shown_settings(DEFAULTS))
     return table(
         ("setting", "default", "meaning"),
@@ -132,7 +132,7 @@ def queue_settings_page() -> list[str]:
 
 
 def operations_page() -> list[str]:
-    """Every operation of the table, as a client sends it to a peer."""
+    """Return every operation of the table, as a client sends it to a peer."""
     out: list[str] = []
     for title, group in GROUPS.items():
         out += section(title)
@@ -172,7 +172,7 @@ def _default(value: Any) -> str:
 
 
 def http_page() -> list[str]:
-    """Every operation of the OpenAPI document."""
+    """Return every operation of the OpenAPI document."""
     document = openapi(ENDPOINTS, with_tokens=True)
     out: list[str] = []
     for tag in document["tags"]:
@@ -238,7 +238,7 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def schemas_page() -> list[str]:
-    """What the OpenAPI document calls by name."""
+    """Return the named types of the OpenAPI document."""
     out: list[str] = []
     schemas = openapi(ENDPOINTS, with_tokens=True)["components"]["schemas"]
     for name, schema in schemas.items():
@@ -252,7 +252,7 @@ def schemas_page() -> list[str]:
 
 
 def metrics_page() -> list[str]:
-    """Every metric of `onyxq.system.metrics`."""
+    """Return every metric of `onyxq.system.metrics`."""
     known = [one for one in vars(metrics.Metrics()).values() if hasattr(one, "render")]
     return table(
         ("metric", "type", "labels", "meaning"),
@@ -269,7 +269,7 @@ def metrics_page() -> list[str]:
 
 
 def errors_page() -> list[str]:
-    """Every error of `onyxq.errors`."""
+    """Return every error of `onyxq.errors`."""
     return table(
         ("code", "class", "HTTP", "exit", "meaning, and what to do"),
         [
@@ -286,7 +286,7 @@ def errors_page() -> list[str]:
 
 
 def python_page() -> list[str]:
-    """All public names: those of ``onyxq``, then what belongs to them."""
+    """Return all public names: those of ``onyxq``, then their members."""
     out = [*section("onyxq.api"), ".. automodule:: onyxq.api", "   :members:", ""]
     told = {id(api), *(id(getattr(api, name)) for name in api.__all__)}
     for module in PUBLIC:
@@ -329,16 +329,16 @@ PAGES: dict[str, Callable[[], list[str]]] = {
 
 
 class Printed(SphinxDirective):
-    """Puts in the text that the function of the directive's name returns."""
+    """Inserts the text of the function that the directive's name selects."""
 
     def run(self) -> list[nodes.Node]:
-        """The nodes in the directive's place."""
+        """Return the nodes in the directive's place."""
         text = "\n".join(PAGES[self.name]())
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
 
 def own_signature(_app: Sphinx, _what: str, _name: str, thing: Any, *_: Any) -> None:
-    """Have a call that lists its shared options shown with that signature, not with its overloads."""
+    """Show a call that lists its shared options with that signature, not with its overloads."""
     if hasattr(thing, "__signature__"):
         analyzer = ModuleAnalyzer.for_module(thing.__module__)
         analyzer.analyze()

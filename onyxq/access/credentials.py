@@ -9,7 +9,7 @@ from attrs import field, frozen
 class ZookeeperCredentials:
     """Credentials for ZooKeeper.
 
-    Without ``auth``, its znodes are open to everybody, so that other clients can read them.
+    Without ``auth``, its znodes are open to all, so that other clients can read them.
     """
 
     auth: str = field(default="", repr=False)

@@ -236,7 +236,7 @@ class Managing:
     ) -> None:
         """Set a timer that makes a callback ``timeout_ms`` from now.
 
-        ``replace``: set a timer that has not fired anew. Raises `Conflict` if such a timer exists, or with ``replace``
+        ``replace``: change a timer that has not fired. Raises `Conflict` if such a timer exists, or with ``replace``
         `NotFound` if it does not exist; `BadRequest` naming the field.
         """
         callback = {"transport": transport, "uri": uri, "method": method}

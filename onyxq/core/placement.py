@@ -48,7 +48,7 @@ def reconcile(replica: Replica) -> Replica:
 
 
 def settled(replica: Replica, number: int) -> Replica:
-    """Return the replica with partition ``number``'s target as its members, and its leader chosen anew.
+    """Return the replica with partition ``number``'s target as its members, and its leader chosen again.
 
     When the last partition settles, all leaders are evened out.  Before that, each partition only
     chooses its own leader, which is cheap when many settle together.
@@ -67,7 +67,7 @@ LOST = "~"
 
 
 def voided(replica: Replica, node: str, store: str) -> Replica:
-    """Return the replica after a node lost its store: its copies count no more, and are made anew.
+    """Return the replica after a node lost its store: its copies no longer count, and are made again.
 
     In the members, the lost copy takes the node's place under a name that no node has.  So it counts
     towards the size of a majority, but is never part of one.  The node stays in the targets, and is a

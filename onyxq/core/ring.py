@@ -201,7 +201,7 @@ def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
 
     Peers that left the ring are removed and their nodes marked absent.  New
     members are stamped and their nodes marked present.  The copies of a node that comes with another
-    store are void.  If membership changed, partitions are placed and jobs allocated anew.
+    store are void.  If membership changed, partitions are placed and jobs allocated again.
     """
     before = replica.ring
     peers, nodes = replica.peers, replica.nodes

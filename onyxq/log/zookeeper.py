@@ -72,7 +72,7 @@ class ZookeeperBackend:
         """Return a new ZooKeeper session; raises `LogUnavailable` if there is none in time.
 
         Raises `BadRequest` if the cluster belongs to another credential, or if a credential is given
-        and the cluster is open to everybody.
+        and the cluster is open to all clients.
         """
         session = await self._session()
         try:
@@ -105,7 +105,7 @@ class ZookeeperBackend:
         return session
 
     async def protect(self) -> int:
-        """Restrict all znodes of a cluster that was open to everybody to the credential; return their number."""
+        """Restrict all znodes of a cluster that was open to all clients to the credential; return their number."""
         session = await self._session()
         try:
             return await session.protect()
@@ -209,7 +209,7 @@ class ZookeeperSession:
         await self._segments.open()
 
     async def check_owner(self) -> None:
-        """Raise `BadRequest` if a credential is given and the cluster is open to everybody."""
+        """Raise `BadRequest` if a credential is given and the cluster is open to all clients."""
         if not self._shown.owned:
             return
         acl, _ = await self._link.insist(lambda client: client.get_acls_async(self._layout.log))

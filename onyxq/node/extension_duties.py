@@ -1,7 +1,7 @@
 """Extensions within a node: their duties, run and restarted, and the methods for clients.
 
 A core duty that fails ends the peer; an extension's duty never does. It is started again with growing pauses.
-After `FAILURES_MAX` failures in a row it stops until its peer, or the duty, begins anew.
+After `FAILURES_MAX` failures in a row it stops until its peer, or the duty, starts again.
 """
 
 from __future__ import annotations

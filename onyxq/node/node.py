@@ -565,7 +565,7 @@ class Node:
         return leader is not None and leader.reads_index
 
     async def give_up(self, partition: int) -> None:
-        """Have another node lead the partition, or this one anew."""
+        """Have another node lead the partition, or this one again."""
         if (leader := self.leaders.get(partition)) is not None:
             await leader.give_up()
 

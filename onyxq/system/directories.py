@@ -105,7 +105,7 @@ def writing(path: Path, field: str) -> Iterator[None]:
 def open_regular(path: Path) -> IO[bytes]:
     """Open a file for reading; raises `OSError`, also for what is not a regular file.
 
-    A FIFO would block until somebody writes to it.
+    A FIFO would block until another process writes to it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

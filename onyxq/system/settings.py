@@ -23,7 +23,7 @@ FILE_NAME = "onyxq.toml"
 SECRET = ("token", "tokens", "peer_secret", "zookeeper_auth")
 """Settings whose values are never shown."""
 PRIVATE = ("tokens", "peer_secret", "zookeeper_auth")
-"""Those of the secret settings that must not be in a file that everybody may read."""
+"""Those of the secret settings that must not be in a file that all users may read."""
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 

@@ -1,8 +1,8 @@
-"""A transaction happens, or it does not: there is nothing in between, and each input counts once.
+"""A transaction applies completely or not at all, and each input counts once.
 
-From the log the checker knows which were committed.  Of these everything must be found when
-the run is read back, of all others nothing; clients must have been told the same; and nobody
-may be given a task of a transaction before its commit.
+From the log the checker knows which transactions were committed. At the end of the run all of their
+effects must be found, and none of the others'. Clients must have got the same answers. No task of a
+transaction may be granted before its commit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AllOrNothing(Checker):
                 self.committed[name] = step.replica.position
 
     def seen(self, payload: bytes, catch_up: Callable[[], None]) -> None:
-        """Somebody was given a task."""
+        """A worker got a task."""
         asked = self.history.transaction_of.get(payload)
         if asked is None or asked.name in self.committed:
             return

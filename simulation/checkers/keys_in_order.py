@@ -100,7 +100,7 @@ class KeysInOrder(Checker):
             )
 
     def _over(self, task: Task, until_s: float) -> bool:
-        """Whether somebody had begun to complete a task by then, or to give it up."""
+        """Return whether a client had begun to complete or discard a task by then."""
         return any(
             call.kind in (COMPLETE, *GIVING_UP) and call.outcome != REFUSED and call.invoked_s < until_s
             for call in self.history.operations.get(task.id, ())

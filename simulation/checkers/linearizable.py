@@ -58,7 +58,7 @@ class Model(NamedTuple):
     finished: int = NOBODY
     """Token of the completion that counts; -1: it was cancelled."""
     requeued: bool = False
-    """It was a dead letter, and somebody had it run again."""
+    """It was a dead letter, and a client requeued it."""
 
     def after(self, call: Operation) -> Model | None:
         """The task after a call that took effect; None if it cannot take effect now."""
@@ -82,7 +82,7 @@ class Model(NamedTuple):
         return ended and call.kind in (COMPLETE, *GIVING_UP)
 
     def _free(self, call: Operation) -> bool:
-        """Whether nobody need hold the task when the call takes effect."""
+        """Whether the task may be unclaimed when the call takes effect."""
         return call.kind == STOP or not self.held or call.answered_s >= self.sure_until_s
 
     def _taken(self, call: Operation) -> Model | None:

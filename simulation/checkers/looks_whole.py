@@ -1,7 +1,7 @@
-"""A count, or a list, has every acknowledged task exactly once, wherever it is asked for, or it is an error.
+"""A count or a list has every acknowledged task exactly once, at any node, or it is an error.
 
-What was acknowledged before somebody began to look must be in what is found; what is being sent meanwhile
-may be.  Lists are judged whole: all pages, each asked for after the one before.
+Tasks that were acknowledged before the request must be in the answer; tasks that are being sent
+meanwhile may be. Lists are checked as a whole: all pages, each requested after the one before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LooksWhole(Checker):
             raise self.broken(f"{total} tasks of {queue} were counted: {least} were acknowledged, {most} sent")
 
     def listed(self, queue: str, found: Sequence[TaskId], *, began_s: float) -> None:
-        """Somebody who began to list a queue then has been told of these, to the end."""
+        """A client that began to list a queue then got these tasks, to the end."""
         if len(set(found)) < len(found):
             twice = next(task_id for task_id in found if found.count(task_id) > 1)
             raise self.broken(f"{twice.hex()} of {queue} was listed twice")

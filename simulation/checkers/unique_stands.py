@@ -81,7 +81,7 @@ class UniqueStands(Checker):
                 raise self.broken(f"{task.id.hex()} of key {key} holds {task.data!r}; {data!r} replaced that")
 
     def _was_free(self, task_id: TaskId, first: Event | None, sent: Sent) -> bool:
-        """Whether surely nobody had been granted the task when an enqueue was answered."""
+        """Return whether the task had certainly not been granted when an enqueue was answered."""
         if any(lost_s < sent.answered_s and given_up_s > sent.invoked_s for lost_s, given_up_s in self._unanswered()):
             return False
         if first is None:

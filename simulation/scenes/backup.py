@@ -120,7 +120,7 @@ async def leader_killed(world: World, asking: Asking) -> None:
 
 
 async def leader_isolated(world: World, asking: Asking) -> None:
-    """A leader is cut off from the other nodes, and perhaps from everybody."""
+    """A leader loses contact to the other nodes, and perhaps to all clients."""
     await asking.due()
     world.isolate(_some_leader(world), clients=world.random.random() < 0.5)
     await _for_a_while(world)
@@ -175,14 +175,14 @@ async def asked_killed(world: World, asking: Asking) -> None:
 
 
 async def hold_ended(world: World, asking: Asking) -> None:
-    """Somebody ends the hold."""
+    """End the hold."""
     await asking.due()
     async with world.client() as client:
         await tried(client.client.call("backup.hold", {"name": asking.hold, "why": "", "for_ms": 0}))
 
 
 async def unheard(world: World, asking: Asking) -> None:
-    """Who takes the backup reaches nobody, perhaps for longer than the hold lasts."""
+    """The client that takes the backup has no contact, perhaps for longer than the hold lasts."""
     await asking.due()
     world.network.part([asking.client.name], [node.name for node in world.nodes])
     await trio.sleep(world.random.uniform(0, 40))
@@ -243,7 +243,7 @@ async def _for_a_while(world: World) -> None:
 
 
 async def backup_restored(world: World) -> None:
-    """A cluster is backed up under load and faults; what is restored has all that stood, and nothing by halves."""
+    """A cluster is backed up under load and faults; the restored cluster has all facts and no partial transaction."""
     load = Load(world, Mix(workers=2, pause_s=2.0, backlog_max=300, fail=0.15, update=0.25))
     moves = Moves(world, MovesMix(pause_s=1.0, backlog_max=300))
     with tempfile.TemporaryDirectory(prefix="onyxq-backup-") as place:

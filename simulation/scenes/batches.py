@@ -20,7 +20,7 @@ ROWS = 30
 SUBMISSION = submit_job.Args(JOB, b"body", bytes(16), "balanced", 0, 1, 1, (), (), "", (), (), False, 60_000)
 DONE_S = 120.0
 LEFT_S = 30.0
-"""Within this all is gone that drivers prepared and nobody committed."""
+"""Time within which all pending rows of drivers that were never committed are deleted."""
 
 
 class Drivers:
@@ -77,7 +77,7 @@ async def running_job(world: World, nodes: Sequence[SimulatedNode] = ()) -> Job:
 
 
 async def take_over(world: World, nodes: Sequence[SimulatedNode] = ()) -> None:
-    """Another peer is to drive the job, which nobody tells the present one."""
+    """Let another peer drive the job without a message to the present driver."""
     job = await running_job(world, nodes)
     spare = [peer for peer in sorted(world.audit.replica.ring.members) if peer != job.driver]
     await append(world, *(set_slots.Args(peer, 2) for peer in spare), set_slots.Args(job.driver, 0), nodes=nodes)
@@ -106,7 +106,7 @@ async def finished(world: World, client: RecordingClient) -> None:
 
 
 async def nothing_left(world: World) -> None:
-    """Return once no node keeps anything that was prepared: nobody is going to commit it."""
+    """Wait until no node has pending rows that will never be committed."""
     with trio.fail_after(LEFT_S):
         while world.pending():
             await trio.sleep(0.5)
@@ -191,7 +191,7 @@ async def late_batches(world: World) -> None:
 
 
 async def _claim_inputs(world: World, nodes: Sequence[SimulatedNode]) -> None:
-    """Somebody else takes inputs as they come free, and does nothing with them."""
+    """Another claimer takes inputs as they become free, and does not process them."""
     async with world.client(nodes=nodes) as client:
         while True:
             if await tried(client.claim(INPUT, maximum=20, lease_ms=1_500, wait_ms=1_500)) is None:

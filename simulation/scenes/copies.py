@@ -39,7 +39,7 @@ COPIED_S = 1.0
 CAUGHT_UP_S = 1.5
 """From when a node can be reached again until it has what it missed."""
 NOTICED_S = 30.0
-"""In which a leader that nobody answers gives up leading, and another takes over."""
+"""Time within which a leader without contact yields, and another one takes over."""
 ON_ITS_WAY_S = 0.07
 """From a node's answer to the client's hearing of it; and the nodes' windows do not begin together."""
 
@@ -53,8 +53,9 @@ def holds(node: SimulatedNode, task_id: TaskId) -> bool:
 
 
 async def half_written(world: World) -> None:
-    """A leader alone wrote a completion, and leads anew when the claim is long gone: what comes next in the key must
-    wait until others have the completion too.
+    """A leader alone has a completion, and leads again after the claim ended.
+
+    The next task of the key must wait until others have the completion too.
     """
     draw, old = world.random, leader_of(world)
     first, second = [node for node in world.nodes if node is not old]
@@ -118,8 +119,10 @@ async def crossed(world: World) -> None:
 
 
 async def turned_up(world: World) -> None:
-    """Completions that only a leader that is cut off has are refused by its successor, which grants the tasks
-    anew, in vain: when that copy is found they do not count, and what depends on the tasks still waits.
+    """Completions that only an unreachable leader has are refused by its successor, which grants the tasks again.
+
+    The new claims end without a completion. When the old copy is found, its completions do not count, and
+    dependents of the tasks still wait.
     """
     draw = world.random
     async with world.client() as client:
@@ -251,7 +254,7 @@ async def _enqueue_in_turn(client: RecordingClient, lane: int) -> None:
 
 
 async def missed(world: World) -> None:
-    """Nobody hears a node for long, though it is in the ring; when it is heard again it gets what it missed at once."""
+    """A node in the ring is unreachable for long; when it is back it gets the missed rows at once."""
     away = world.random.choice(world.nodes)
     async with world.client(nodes=[node for node in world.nodes if node is not away]) as client:
         await client.enqueue("q", [b"before"])

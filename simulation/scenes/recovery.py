@@ -45,7 +45,7 @@ async def log_recovered(world: World) -> None:
 
 
 def _late(world: World) -> list[str]:
-    """A node that nobody can reach when the cluster is recovered, if the others know as much of the log."""
+    """A node is unreachable when the cluster is recovered, if the others know as much of the log."""
     known = {node.name: knowledge(node) for node in world.nodes}
     if len(known) != world.options.replicas or world.random.random() < 0.6:
         return []

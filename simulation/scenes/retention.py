@@ -118,7 +118,7 @@ async def _enqueue_some(world: World, client: RecordingClient, sent: dict[bytes,
 
 
 async def _send_again(world: World, sent: dict[bytes, TaskId], over: trio.Event) -> None:
-    """Somebody who does not know that his tasks were taken sends them again under their ids, however old."""
+    """Send tasks again under their ids, however old, like a client that did not get the answers."""
     async with world.client() as client:
         while not over.is_set():
             await trio.sleep(world.random.uniform(0.5, 3))

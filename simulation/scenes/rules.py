@@ -149,7 +149,7 @@ async def _enqueue_keyed(world: World, client: RecordingClient) -> None:
 
 
 async def overtaken_in_a_key(world: World) -> None:
-    """Dead letters that a key had gone on without come in again before the one that somebody has, which fails too."""
+    """Requeued dead letters come before the claimed task of their key, which fails too."""
     over, opened = trio.Event(), trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", on_dead="goes on", backoff_ms=0)

@@ -57,7 +57,7 @@ async def _enqueued(world: World, client: RecordingClient) -> dict[TaskId, Rank]
 
 
 def _judge_quiet(ranks: Mapping[TaskId, Rank], claims: Sequence[Claim], maximum: int) -> None:
-    """Nobody else claims: the best tasks are granted, as many as there are."""
+    """Without other claimers, the best tasks are granted, as many as there are."""
     best = sorted(ranks.values())[:maximum]
     found = sorted(ranks[claim.id] for claim in claims)
     if found != best:

@@ -92,7 +92,7 @@ async def _committed(world: World, before: int, *, within_s: float = 3.0) -> Non
 
 
 async def dead_leaders(world: World) -> None:
-    """The leaders of a transaction's parts die as soon as it is committed, before anybody could see it."""
+    """The leaders of a transaction's parts die as soon as it is committed, before it is visible."""
     async with world.client() as client:
         claims = await _inputs(client, 12)
         for number in range(6):

@@ -66,7 +66,7 @@ async def _enqueue(world: World, client: RecordingClient, other: RecordingClient
 
 
 async def _insist(world: World, ask: Callable[[], Awaitable[object]]) -> None:
-    """Ask, for a short time, and then until there is an answer."""
+    """Make a request with a short timeout, and repeat it until there is an answer."""
     with trio.move_on_after(world.random.uniform(0, PATIENCE_S)):
         await tried(ask())
         return
@@ -96,7 +96,7 @@ async def _work_off(worker: RecordingClient, client: RecordingClient) -> None:
 
 
 async def _requeue(world: World, client: RecordingClient, task_id: TaskId) -> None:
-    """Ask, for a short time, and then again: it was a dead letter, and nobody else has asked."""
+    """Make a request with a short timeout, and repeat it: it was a dead letter, and no other client asked."""
     with trio.move_on_after(world.random.uniform(0, PATIENCE_S)):
         await tried(client.requeue(task_id))
     try:

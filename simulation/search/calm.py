@@ -1,8 +1,8 @@
 """The end of the faults: the state that every pure cluster must reach without help.
 
-Sessions of the dead end, live peers do what they owe, leaders take over, settle and
-declare claims over.  Then everybody alive is in the ring, the ring is closed, partitions
-are ready where they should be, and nothing is under way any more.
+Sessions of dead peers end, live peers do what they owe, leaders take over, settle and expire
+claims. Then all live peers are in the ring, the ring is closed, partitions are ready where they
+should be, and nothing is in progress any more.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ CLAIM_ENTRIES = (
 )
 """Of the leader of a partition."""
 PLAIN = (set_queue.Args, set_periodic.Args, pause_periodic.Args, remove_periodic.Args, fire_periodic.Args, gc.Args)
-"""Of anybody, and without a word about who leads."""
+"""Whether any peer may write it, without a word about who leads."""
 LEASE_MS_MAX = 86_400_000
 HELD_MS = (1 << 63) - 1
 """The deadline of what a transaction holds."""
@@ -296,7 +296,7 @@ class ClaimsModel(Model):
         return True, changes
 
     def _plain(self, done: Step, outcome: Outcome) -> str:
-        """Follow an entry that anybody may write."""
+        """Follow an entry that any peer may write."""
         args, applied = outcome.args, outcome.verdict == "applied"
         if isinstance(args, fire_periodic.Args):
             if outcome.verdict != NOT_IN_RING and self.periodic.fire(args) != applied:

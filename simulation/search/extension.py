@@ -45,7 +45,7 @@ class Add:
 
 @frozen
 class Clear:
-    """Starts a count that is full anew."""
+    """Starts a full count again."""
 
     name: str
 

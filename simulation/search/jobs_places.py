@@ -1,7 +1,7 @@
-"""Who may drive jobs, and with how many slots: judged record by record (design: jobs on Spark, simulation).
+"""Checks of the drivers and slots of jobs, record by record (design: jobs on Spark, simulation).
 
-Told from the rules alone, without the code that allocates: bounds, versions, that nobody waits who
-could run, and that nobody moves who need not.
+They use the rules alone, without the code that allocates: bounds and versions hold, no job waits
+that could run, and no job moves without need.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Places:
         return ""
 
     def _version(self, before: Replica, job: Job, *, alone: bool) -> str:
-        """It rises with each change of driver; nobody else ever drives under the same one."""
+        """It rises with each change of driver; no other driver ever has the same one."""
         if not job.driver:
             return ""
         if self.versions.setdefault((job.id, job.version), job.driver) != job.driver:
@@ -104,7 +104,7 @@ class Places:
         return ""
 
     def _peers(self, after: Replica, asked: Mapping[str, Asked], offered: Mapping[str, int]) -> str:
-        """No peer gives more than it has, nor less than it could; nobody waits for whom there is room."""
+        """No peer gives more than it has or less than it could; no job waits if there is room for it."""
         drivers = {name: after.jobs[name].driver for name in asked}
         for peer, slots in offered.items():
             here = {name: after.jobs[name].slots for name in asked if drivers[name] == peer}
@@ -147,7 +147,7 @@ class Places:
     # --- moves
 
     def _moves(self, before: Replica, after: Replica, asked: Mapping[str, Asked], offered: Mapping[str, int]) -> str:
-        """Who runs keeps its driver, unless that cannot be, or somebody else would starve."""
+        """A running job keeps its driver, unless that is impossible or another job would starve."""
         order = sorted(asked, key=lambda name: asked[name].order)
         kept: dict[str, str] = {}
         room = dict(offered)

@@ -47,7 +47,7 @@ class JobSearch(Search):
         super().__init__(seed, job_plan_of(seed))
         self.kinds = KINDS[seed % len(KINDS)]
         self.left = list(reversed(JOBS))
-        """Jobs that nobody has submitted yet."""
+        """Jobs that are not submitted yet."""
 
     def _name(self) -> str:
         return JOBS[self._below(len(JOBS))]

@@ -40,7 +40,7 @@ class PureLog:
     """See the module's first paragraph."""
 
     now_ms: int = START_MS
-    """True time; nobody in the cluster sees it."""
+    """True time, which no peer knows."""
     ctime_offset_ms: int = 0
     """How far the log's own clock is ahead of true time."""
     following: int = 0
@@ -86,7 +86,7 @@ class PureLog:
         self.following = segment_start(segment_of(self.following) + 1)
 
     def store_origin(self, place: int, data: bytes, *, expected_version: int) -> bool:
-        """Move the pointer to another snapshot, unless somebody else did so since, or to a later one."""
+        """Move the pointer to another snapshot, unless another peer did so since, or to a later one."""
         if self.version != expected_version or (self.origin and place <= self.origin.place):
             return False
         self.origin = Origin(place, data, expected_version + 1)

@@ -1,9 +1,9 @@
 """One peer of the pure cluster: a reader of the log and an outbox, without any I/O (design: simulation).
 
-It knows the log up to its own place.  What it has to say waits, is made into numbered
-records, and each record flies until its writer knows that it landed.  Several may fly at
-once, and any of them may be written anew under its number: this is the widest use that
-the rule of outbox numbers allows, wider than the outbox of a real peer makes of it.
+It has read the log up to a position. Its entries wait, are put into numbered records, and each
+record is in flight until its writer knows that it was appended. Several may be in flight at once,
+and any of them may be written again under its number. The rule of outbox numbers allows this, and
+real outboxes use less of it.
 """
 
 from __future__ import annotations

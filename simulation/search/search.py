@@ -214,7 +214,7 @@ class Search:
         return found[self._below(len(found))] if found else None
 
     def _race(self) -> None:
-        """While one collects somebody else collects as well, before the first one has read of it."""
+        """Another peer collects while one is collecting, before the first one has read of it."""
         first, second = self._collector(), self._peer()
         if first is None or second is None or first is second:
             return
@@ -262,7 +262,7 @@ class Search:
 
     @of_peer
     def _raise(self, peer: Peer) -> None:
-        """Somebody asks for a version that not everybody need know."""
+        """A peer asks for a version that not all peers need to know."""
         name, version = ((ADD, 1), (ADD, 2), (CLEAR, 1))[self._below(3)]
         self._do("append", peer.id, "raise_minimum", name, version)
 
@@ -344,7 +344,7 @@ class Search:
             self._do("grant-limited", peer.id, partition, offset, count, lease_ms, queue)
 
     def _stale(self, peer: Peer, partition: int, offset: int, count: int) -> None:
-        """A grant at an epoch that has passed, or by somebody who does not lead."""
+        """A grant at a past epoch, or by a peer that does not lead."""
         other = self._peer()
         if other is not None and self._random() < 0.4:
             self._do("grant", other.id, partition, offset, count, 1_500)
@@ -394,7 +394,7 @@ class Search:
 
     @of_peer
     def _transact(self, peer: Peer) -> None:
-        """Somebody that knows of claims commits a transaction over some of them, now and then a wrong one."""
+        """A peer that knows of claims commits a transaction over some of them, sometimes a wrong one."""
         if self._random() < 0.8:
             self._do("read", peer.id, 50)
         name = NAMES[self._below(len(NAMES))]

@@ -56,7 +56,7 @@ class Driver:
     nodes: Sequence[SimulatedNode] = ()
     """Those that it asks; empty: all."""
     committing: trio.Event = field(factory=trio.Event)
-    """Set, and made anew, when it begins to commit a batch."""
+    """Set, and replaced, when it begins to commit a batch."""
     committed: int = 0
     superseded: bool = False
     _output: QueueOutput = field(factory=lambda: QueueOutput(OUTPUT))

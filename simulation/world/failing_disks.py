@@ -23,7 +23,7 @@ PAGE_ENTRIES = 12
 LEFT_S = STORE_PATIENCE_S + 15.0
 """In which a peer whose disk refuses writes is out of the ring."""
 MET_S = 8.0
-"""A damage that nobody has met by then stays while the process is killed or stopped."""
+"""Time after which damage that was not met stays while the process is killed or stopped."""
 ROUNDS = (3, 6)
 
 

@@ -1,9 +1,4 @@
-"""Faults that befall a simulated cluster, each as an episode that begins and ends.
-
-An episode is an async function of a world; it draws what it needs from the world's
-generator and undoes what it did before it returns, so that afterwards the cluster must
-recover without help.  `storm` runs several at once.
-"""
+"""Faults of a simulated cluster, each as an episode that begins and ends."""
 
 from __future__ import annotations
 
@@ -219,7 +214,7 @@ async def _somebody_may_leave(world: World) -> AsyncIterator[None]:
 
 @of_a_node
 async def node_clock_jump(world: World, node: SimulatedNode) -> None:
-    """A node's clock is set forward or back, and right again before anybody need leave for it."""
+    """A node's clock is set forward or back, and corrected before any node must leave for it."""
     by_ms = world.random.choice((-600_000, -4_000, -1_500, 300, 2_000, 4_000, _far(world, 600_000)))
     async with _somebody_may_leave(world):
         node.clock.jump(by_ms)
@@ -229,7 +224,7 @@ async def node_clock_jump(world: World, node: SimulatedNode) -> None:
 
 @of_a_node
 async def wrong_clock(world: World, node: SimulatedNode) -> None:
-    """A node's clock goes wrong until the node has left for it, or nobody can say whose clock is right."""
+    """A node's clock is wrong until the node has left for it, or until it is unknown whose clock is right."""
     by_ms = world.random.choice((-3_600_000, -7_000, 7_000, _far(world, 3_600_000)))
     async with _somebody_may_leave(world):
         node.clock.jump(by_ms)
@@ -240,7 +235,7 @@ async def wrong_clock(world: World, node: SimulatedNode) -> None:
 
 
 async def late_appends(world: World) -> None:
-    """The log is cut off with records of everybody on their way, which land when it is back."""
+    """The log becomes unreachable with records of all peers in flight, which arrive when it is back."""
     for session in list(world.backend.sessions):
         world.backend.break_append(session, landed=world.random.choice((0, 1, 1, 2)), late=True)
     await _some_time(world, 0, 2)
@@ -250,7 +245,7 @@ async def late_appends(world: World) -> None:
 
 
 async def collection(world: World) -> None:
-    """Somebody asks for a garbage collection."""
+    """A client requests a log collection."""
     async with world.client() as client:
         await tried(client.client.gc(timeout_ms=20_000))
 

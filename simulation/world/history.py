@@ -33,7 +33,7 @@ class Sent:
     said: Said
     invoked_s: float
     answered_s: float = float("inf")
-    """When it was acknowledged, and from when on everybody sees the task."""
+    """When it was acknowledged, and from when on all clients see the task."""
 
 
 @frozen

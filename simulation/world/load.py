@@ -38,7 +38,7 @@ REPEATED = 0.5
 ALL_QUEUES = 0.15
 """How often workers ask for tasks of every queue rather than of one."""
 CALM_LEASE_MS = 20_000
-"""Of claims while everything is worked off: waiting claims are asked for anew in each quarter of a lease."""
+"""Lease of claims while everything is completed: waiting claims are repeated in each quarter of it."""
 RECENT = 10
 """Tasks on which a new one may depend: few, so that some of them are not done yet."""
 

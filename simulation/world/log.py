@@ -49,9 +49,9 @@ class MemoryBackend:
 
     clock: WallClock
     append_delay_s: Callable[[], float] | None = None
-    """How long an append takes, asked anew for each; None: no time."""
+    """Returns how long each append takes; None: no time."""
     read_delay_s: Callable[[], float] | None = None
-    """How long a record takes to reach a reader, asked anew for each; None: no time."""
+    """Returns how long each record takes to reach a reader; None: no time."""
     available: bool = True
     """Whether new sessions are possible."""
     records: dict[int, Record] = field(factory=dict)

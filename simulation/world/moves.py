@@ -1,7 +1,7 @@
 """Moves: inputs become outputs by transactions, as maps and reduces of a word count do (design: simulation).
 
 A mover claims inputs and, in one transaction, completes them and enqueues what they become:
-a map makes several of one, a reduce one of several.  Whatever befalls the cluster, each
+a map makes several of one, a reduce one of several.  With any faults, each
 input counts once.  When the faults are over everything is worked off, and no pending fact
 of a transaction is left anywhere.
 """

@@ -100,7 +100,7 @@ class Operator:
             await self._random.choice((client.requeue, client.discard))(task.id)
 
     async def _cancel(self, client: RecordingClient) -> None:
-        """Cancel one of the newest tasks; of one in two also if somebody works on it."""
+        """Cancel one of the newest tasks; in half of the cases also if a worker has it."""
         recent: list[TaskId] = list(self._world.history.enqueued)[-20:]
         if recent:
             task_id = self._random.choice(recent)

@@ -31,7 +31,7 @@ async def recover(world: World, *, late: Collection[str] = ()) -> None:
     """Recover a cluster, on whose nodes nothing runs, and start it again; raises `Broken`.
 
     The world has another log, history and audit afterwards: clients of before must be gone.
-    ``late``: names of nodes that nobody could reach; they are started when the others serve.
+    ``late``: names of unreachable nodes; they are started when the others serve.
     """
     newest = newest_of([knowledge(node) for node in world.nodes if node.name not in late])
     lost, told = world.audit, standing(world)

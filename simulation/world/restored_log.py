@@ -4,7 +4,7 @@ The log that the nodes reach is swapped for a damaged one: an older copy, an emp
 others have written on.  The audit still reads the true log, so a grant that the damaged log knows and the
 true one does not is found as soon as a client hears of it.  Then the true log is brought back, as an operator
 would do with the newest copy: nodes that stayed join again, nodes that ended are started, and everything is
-worked off.  Or there is no newer copy: all nodes are stopped, and the log is begun anew from what they keep.
+worked off.  Or there is no newer copy: all nodes are stopped, and a new log is made from what they have.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Plan:
     ahead: int
     """Records by which others overtake what the nodes have read."""
     recovered: bool
-    """Whether the log is begun anew in the end, instead of bringing the newest copy back."""
+    """Whether a new log is made at the end, instead of bringing the newest copy back."""
 
 
 def plan_of(draw: random.Random, nodes: int) -> Plan:
@@ -282,7 +282,7 @@ class RestoredLog:
 
 
 def _copied(backend: MemoryBackend, *, wiped: bool) -> MemoryBackend:
-    """A log as ``backend`` is now, or an empty one, which nobody has a session with."""
+    """Return a log like ``backend`` now, or an empty one, without any session."""
     copy = MemoryBackend(
         backend.clock, append_delay_s=backend.append_delay_s, read_delay_s=backend.read_delay_s, probes=backend.probes
     )

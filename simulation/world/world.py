@@ -343,7 +343,7 @@ class World:
             self.backend.reconnect(session)
 
     def log_down(self) -> None:
-        """Nobody reaches the log; sessions stand still with it."""
+        """Make the log unreachable for all; sessions pause with it."""
         self.backend.available = False
         for session in list(self.backend.sessions):
             self.backend.disconnect(session)

@@ -306,7 +306,7 @@ async def test_a_row_that_is_discarded_leaves_no_trace(tmp_path: Path) -> None:
 ROTTEN = tasks(first_id(0), 1)
 """A row that `SIXTEEN_MORE` changes so that it seems to cover its neighbours."""
 NEIGHBOUR = (tasks(first_id(1), 1), tasks(first_id(1), 2))
-"""A row, and another leader's longer one under its key, for which the stretch is indexed anew."""
+"""A row, and another leader's longer one under its key, after which the stretch is indexed again."""
 SIXTEEN_MORE = 36
 """The bit of a row's count."""
 

@@ -47,7 +47,7 @@ class Proxy:
     cuts: int = 0
     """How often the connection was cut by the plan."""
     refusing: bool = False
-    """Whether it lets nobody in."""
+    """Whether it refuses all connections."""
     refused: int = 0
     """How many it has not let in."""
     ignoring: int = 0
@@ -57,7 +57,7 @@ class Proxy:
 
     @property
     def used(self) -> bool:
-        """Whether somebody is connected."""
+        """Whether a client is connected."""
         return bool(self._streams)
 
     async def interrupt(self) -> None:

@@ -271,7 +271,7 @@ def test_a_bug_in_obligations_or_duties_stops_the_peer() -> None:
 
 
 def test_members_have_obligations_and_duties_once_the_entry_is_enabled() -> None:
-    """Other peers have none, and nobody has any before."""
+    """Other peers have none, and no peer has any before."""
     entries = tally(owed=lambda replica, me: [Args(me)], duties=lambda replica, me: [me], run=run)
     replica = begun(entries).replica
     assert owed(replica, "a", entries) == [Args("a")] and owed(replica, "b", entries) == []

@@ -152,7 +152,7 @@ class FakeCluster:
         return {"position": 7, "trimmed": 3, "origin_bytes": 100}
 
     def steal(self, task_id: bytes) -> None:
-        """Somebody else gets a newer claim of a task."""
+        """Give another client a newer claim of a task."""
         self.last_token += 1
         self.tokens[task_id] = self.last_token
 

@@ -80,7 +80,7 @@ class FakeService:
         self.led = list(range(PARTITIONS))
         self.metrics = Metrics(version="test")
         self.claiming = anyio.Event()
-        """Set once somebody waits for a task."""
+        """Set once a client waits for a task."""
         self._arrived = anyio.Event()
         self._token = 100
         self._maker = IdMaker(lambda: self.now_ms, lambda: 7)

@@ -288,7 +288,7 @@ def test_the_id_of_a_task_of_others_gives_no_hold_on_it(cluster: LocalCluster) -
 
 
 def test_tasks_that_are_not_there_are_not_found(cluster: LocalCluster) -> None:
-    """A token for some queues learns of ids that there are none of, as everybody does."""
+    """A token for some queues learns that an id does not exist, like any token."""
     with greeted(cluster, PREFIXED) as wire:
         assert wire.error("get", {"id": fresh_id()})["code"] == "not_found"
         assert wire.error("complete", {"items": [[HELD, 0, 1, None, []]]})["code"] == "bad_request"

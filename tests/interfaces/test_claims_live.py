@@ -320,11 +320,11 @@ class TestLeases:
 
 
 class TestCancel:
-    """Tasks that nobody wants any more."""
+    """Tasks that are no longer wanted."""
 
     @in_cluster
     async def test_a_ready_and_a_delayed_task_can_be_cancelled(self, world: World) -> None:
-        """Again, too, as one does who was not answered; nobody gets them."""
+        """It may be repeated, as after a lost answer; the tasks are never granted."""
         ready = await world.client.enqueue(world.queue, b"x")
         later = await world.client.enqueue(world.queue, b"x", delay_ms=60_000)
         for task_id in (ready, later):

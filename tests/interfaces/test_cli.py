@@ -45,7 +45,7 @@ PROMISED = """
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address on which nobody listens, kept from others while the test runs."""
+    """An address without a listener, which stays reserved while the test runs."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"

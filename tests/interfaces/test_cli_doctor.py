@@ -50,7 +50,7 @@ def examine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
 @contextmanager
 def answering(said: bytes, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """A server that says the same to everybody; its address."""
+    """Run a server that gives the same answer to all; return its address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -74,7 +74,7 @@ def answering(said: bytes, tls: ssl.SSLContext | None = None) -> Iterator[str]:
 
 
 def test_a_machine_before_its_first_peer_is_fine(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody serves yet, which is a warning; named expressly, it fails."""
+    """No peer serves yet, which is a warning; if a peer is named, it is an error."""
     monkeypatch.setitem(cast(dict[str, Known], SETTINGS), "connect", Known("127.0.0.1:1", ""))
     code, found = examine()
     assert code == 0
@@ -126,7 +126,7 @@ def test_a_disk_that_is_nearly_full_fails(examine: Any, monkeypatch: pytest.Monk
 
 
 def test_a_secret_that_zookeeper_s_writers_learn_is_told(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers show their secret to the addresses in the log; without a credential anybody may change these."""
+    """Peers show their secret to the addresses in the log, which any client may change without a credential."""
     monkeypatch.setenv("ONYXQ_TOKENS", "a-token-of-some-length=admin")
     monkeypatch.setenv("ONYXQ_PEER_SECRET", "what the peers share")
     for auth, state in (("", "warning"), ("digest:u:p", "ok")):

@@ -157,7 +157,7 @@ def test_head_is_answered_where_get_is(path: str) -> None:
 
 @on_trio
 async def test_a_head_of_the_stream_reads_one_page() -> None:
-    """Nothing is streamed to nobody."""
+    """No body is sent after that page."""
     async with world() as (service, client):
         await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}] * 1_500})
         answer = await client.head("/v1/tasks", headers={"accept": "application/x-ndjson"})

@@ -438,7 +438,7 @@ def test_a_dump_file_serves_as_the_log(world: World, line: Line, tmp_path: Path)
 
 
 def test_a_task_is_explained_from_the_log_alone(world: World, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nobody can read its partition."""
+    """This works while its partition cannot be read."""
 
     async def nobody(args: dict[str, Any]) -> Any:
         raise Unavailable("no leader, and no majority answers")

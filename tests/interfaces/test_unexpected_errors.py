@@ -148,7 +148,7 @@ class World:
 
 
 def job(name: str) -> Job:
-    """A job that nobody runs."""
+    """Submit a job that no peer can run."""
     catalog = [
         Input("in", queue="in"),
         Function("f", fn="os.path:basename"),

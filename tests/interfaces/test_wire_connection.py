@@ -139,7 +139,7 @@ def test_calls_and_answers_of_one_turn_leave_in_one_send(backend: str) -> None:
 
 
 def test_more_calls_than_a_connection_takes_wait_in_line() -> None:
-    """The bound holds, and everybody is served."""
+    """The limit holds, and all calls are served."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         most = 0
@@ -267,7 +267,7 @@ def test_a_call_without_answer_times_out_and_is_withdrawn(backend: str) -> None:
 
 
 def test_an_answer_that_crossed_the_withdrawal_goes_to_late() -> None:
-    """What a claim got must not be lost when nobody waits for it any more."""
+    """Granted tasks must not be lost when the caller no longer waits."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         network.delay("a", "b", delay_ms=50)
@@ -302,7 +302,7 @@ def test_a_connection_that_breaks_fails_its_calls(backend: str) -> None:
 
 
 def test_requests_are_withdrawn_when_their_caller_is_gone() -> None:
-    """The server stops working for nobody."""
+    """The server stops work without a caller."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         withdrawn = anyio.Event()
@@ -358,7 +358,7 @@ def test_a_peer_that_only_waits_is_not_taken_for_dead() -> None:
 
 
 def test_notices_need_no_answer() -> None:
-    """One-way messages reach the dispatch with nobody to reply to."""
+    """One-way messages reach the dispatch and need no answer."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async with connected(network, echo) as world:

@@ -13,7 +13,6 @@ LEFT = (
     "onyxq/operations/job_batches.py",
     "onyxq/operations/jobs.py",
     "onyxq/operations/transactions.py",
-    "tests/",
 )
 """Packages whose docstrings are not held to the list yet."""
 

@@ -28,6 +28,15 @@ WORDS = {
     r"comes? to (?:be|lie)": "is",
     r"with commas between them": "comma-separated",
     r"be it by": "by",
+    r"(?:some|no|any|every)body": "name the component, or use the passive",
+    r"anew": "again",
+    r"in vain": "without effect",
+    r"by halves": "partly",
+    r"all the same": "nevertheless, or still",
+    r"at (?:its|their|the log's)? ?leisure": "later",
+    r"(?:is|are|was|were|be|been) handed out": "is granted, or returned",
+    r"befalls?": "happens to",
+    r"as ever": "as usual",
     r"(?<!there )is no (?!longer|more|limit)[a-z]+": "is not a",
 }
 """Pattern -> what to write instead."""

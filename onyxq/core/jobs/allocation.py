@@ -37,7 +37,7 @@ from onyxq.core.replica import Job, Node, Peer, Replica
 
 
 def allocated(replica: Replica, position: int) -> Replica:
-    """Return the replica with drivers and slots allocated anew; ``position``: of the entry that asks for it."""
+    """Return the replica after a new allocation of drivers and slots; ``position``: of the entry that asks for it."""
     jobs = active(replica)
     if not jobs:
         return replica

@@ -161,12 +161,12 @@ class _Search:
         mate = plan.mate(job)
         if mate in self.kept or mate not in plan.drivers:
             fit = any(plan.fits(job, peer) for peer in plan.offers)
-        else:  # the job that it runs beside is placed anew with it
+        else:  # the job that it runs beside is placed again with it
             fit = any(suits(offer, job) and offer.slots >= plan.needs[job.id] for offer in plan.offers.values())
         return fit and sum(plan.room.values()) >= plan.needs[job.id]
 
     def _rearrange(self, job: Job) -> bool:
-        """Place this job and all jobs added before it anew, with as few moves as possible."""
+        """Place this job and all jobs added before it again, with as few moves as possible."""
         if len(self.added) > TOGETHER_MAX:
             return False  # the next pass counts them as jobs that keep their drivers
         before = dict(self.plan.drivers)

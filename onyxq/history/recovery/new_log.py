@@ -105,7 +105,7 @@ async def check_nobody_runs(session: LogSession) -> None:
 
 
 async def begin_anew(backend: LogBackend, newest: Newest, *, replace: bool, now_ms: Callable[[], int]) -> Replica:
-    """Begin the cluster's log anew, and return the replica with which it begins.
+    """Begin a new log of the cluster; return the replica with which it begins.
 
     ``backend``: its segments may be closed after one record. ``replace``: delete the existing log.
     It can be repeated after an interruption. Raises `Conflict` if another process began a log meanwhile.

@@ -258,9 +258,9 @@ class Heads:
         """Wait for a head better than ``known`` (any, if None); return the head, or the present one after the timeout.
 
         Only as many waiting coordinators are notified of a head as can take its tasks. The others are notified
-        a moment later, because they would claim in vain. ``wanted`` is the number of tasks that the coordinator
-        could take. If it is a function, it is this node's own coordinator, which is notified first. ``ahead``:
-        as in `head`.
+        a moment later, because their claims would get nothing. ``wanted`` is the number of tasks that the
+        coordinator could take. If it is a function, it is this node's own coordinator, which is notified first.
+        ``ahead``: as in `head`.
         """
         heads = self._queues.setdefault(queue, _QueueHeads())
         heads.waiting += 1

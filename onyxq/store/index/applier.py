@@ -346,7 +346,7 @@ class Applier:
             self._tables.dead.delete(key)
 
     def _replace_task(self, stretch: Stretch, key: bytes, value: bytes) -> None:
-        """Put another task row under a key and index all tasks of the stretch anew."""
+        """Put another task row under a key and index all tasks of the stretch again."""
         self._ruled.retract(stretch, stretch.known)
         for owner in owners(self._tables, stretch, stretch.known & ~stretch.ruled):
             self._leave(stretch, owner)
