@@ -7,8 +7,6 @@ operation has its own module; this one combines them.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import trio
 
 from onyxq.leader.cancellations import Cancellations
@@ -25,18 +23,13 @@ from onyxq.leader.task_keys import TaskKeys
 from onyxq.leader.task_updates import TaskUpdates
 from onyxq.leader.timers import Timers
 from onyxq.leader.token_check import TokenCheck
-from onyxq.leader.transaction_apply import TransactionHost
 from onyxq.leader.transaction_parts import TransactionParts
-
-
-class Host(TransactionHost, PurgingHost, Protocol):
-    """What the operations need of their node."""
 
 
 class Operations:
     """Serves the ``lead.*`` methods of one node."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: PurgingHost) -> None:
         self.tokens = TokenCheck(host)
         task_updates = TaskUpdates(host, self.tokens)
         self.completions = Completions(host, self.tokens, task_updates)

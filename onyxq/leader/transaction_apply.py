@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -19,7 +19,7 @@ from onyxq.core import facts
 from onyxq.core.errors import Corrupt, NotLeader, OnyxqError, Unavailable, from_map
 from onyxq.core.facts import Row, Update
 from onyxq.core.ids import Run, TaskId
-from onyxq.core.replica import Replica, Transaction
+from onyxq.core.replica import Transaction
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.cohort.pending_facts import key_in
 from onyxq.leader.completion_rows import Finish
@@ -27,7 +27,6 @@ from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import updates_of
-from onyxq.log.outbox import Outbox
 
 AT_ONCE_MAX = 512
 """Most transactions that one partition makes visible together."""
@@ -39,32 +38,13 @@ FETCH_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class TransactionHost(OperationsHost, Protocol):
-    """What transactions need of their node."""
-
-    node_id: str
-    replica: Replica
-
-    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
-        """Call a method of another node; raises `Unavailable`."""
-        ...
-
-    def outbox_now(self) -> Outbox:
-        """The outbox of the member peer; raises `LogUnavailable`."""
-        ...
-
-    def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run something in the node's nursery."""
-        ...
-
-
 Enqueue = Callable[[Sequence[Any], int | None], Awaitable[list[Any]]]
 
 
 class TransactionApplier:
     """Makes transactions visible in the partitions that a node leads; one per node."""
 
-    def __init__(self, host: TransactionHost, *, completions: Completions, enqueue: Enqueue) -> None:
+    def __init__(self, host: OperationsHost, *, completions: Completions, enqueue: Enqueue) -> None:
         self._host = host
         self._completions = completions
         self._enqueue = enqueue

@@ -34,10 +34,11 @@ from onyxq.leader.cohort.pending_facts import Part, is_over, key_in
 from onyxq.leader.completion_rows import overtaken_bits
 from onyxq.leader.completions import Completions
 from onyxq.leader.freshness import unsure_partitions
+from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import check_room, updates_of
 from onyxq.leader.token_check import TokenCheck
-from onyxq.leader.transaction_apply import Enqueue, TransactionApplier, TransactionHost
+from onyxq.leader.transaction_apply import Enqueue, TransactionApplier
 from onyxq.store.interface import Batch, PendingRow
 from onyxq.system import failures
 
@@ -67,9 +68,7 @@ class PartRequest(NamedTuple):
 class TransactionParts:
     """Prepares and finishes parts of transactions in the partitions that a node leads; one per node."""
 
-    def __init__(
-        self, host: TransactionHost, *, tokens: TokenCheck, completions: Completions, enqueue: Enqueue
-    ) -> None:
+    def __init__(self, host: OperationsHost, *, tokens: TokenCheck, completions: Completions, enqueue: Enqueue) -> None:
         self._host = host
         self._tokens = tokens
         self._completions = completions

@@ -93,7 +93,6 @@ class Exchange:
 
         `run` sets it to False if the rows turn out to be too many for an unpaced exchange.
         """
-        self.pulled = 0
         self.pushed = 0
 
     async def run(self, *, pull: bool, push: bool, paced: bool = True) -> bool:
@@ -149,7 +148,6 @@ class Exchange:
                 rows = checked_rows(given, self._partition)
                 await self._keep(rows)
             size = sum(len(row.value) for row in rows)
-            self.pulled += len(rows)
             self._transfer.moved("taken", len(rows), size)
             if self._paced:
                 await self._pacer.took(size)
