@@ -8,15 +8,14 @@ request may have been executed.  A call given up is withdrawn at the server.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 from anyio.abc import ByteStream
 
 from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
-from onyxq.wire.background import Background, Spawner
+from onyxq.wire.background import Spawner
 from onyxq.wire.network import Network
 from onyxq.wire.outlet import UNSENT_BYTES_MAX, Outlet
 from onyxq.wire.protocol import (
@@ -58,7 +57,7 @@ class _Call:
 
 
 class Connection:
-    """A connection to one server; make it with `open` or `start`."""
+    """A connection to one server; make it with `start`."""
 
     def __init__(self, stream: ByteStream, *, address: str) -> None:
         self.address = address
@@ -80,23 +79,6 @@ class Connection:
         self._heard_at = 0.0
         self._pinged = False
         """Whether a ping was sent and the server has been silent since."""
-
-    @classmethod
-    def open(
-        cls, network: Network, address: str, *, hello: Hello, timeout_ms: int = CONNECT_TIMEOUT_MS
-    ) -> AbstractAsyncContextManager[Connection]:
-        """Open a connection for the length of an ``async with`` block; raises as `start` does."""
-        return cls._open(network, address, hello, timeout_ms)
-
-    @classmethod
-    @asynccontextmanager
-    async def _open(cls, network: Network, address: str, hello: Hello, timeout_ms: int) -> AsyncIterator[Connection]:
-        async with Background() as background:
-            connection = await cls.start(background, network, address, hello=hello, timeout_ms=timeout_ms)
-            try:
-                yield connection
-            finally:
-                connection.close()
 
     @classmethod
     async def start(

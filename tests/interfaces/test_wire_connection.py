@@ -13,7 +13,9 @@ from anyio.abc import ByteStream
 
 from onyxq.errors import BadRequest, NotFound, OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
 from onyxq.wire import connection as connection_module
+from onyxq.wire.background import Background
 from onyxq.wire.connection import CALLS_MAX, Connection
+from onyxq.wire.network import Network
 from onyxq.wire.outlet import SEND_BYTES_MAX, STALL_S, Outlet
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import REQUESTS_MAX, Request, serve
@@ -74,6 +76,17 @@ class World:
 
 
 @asynccontextmanager
+async def opened(network: Network, address: str, *, hello: Hello, timeout_ms: int = 5_000) -> AsyncIterator[Connection]:
+    """A connection for one block."""
+    async with Background() as background:
+        connection = await Connection.start(background, network, address, hello=hello, timeout_ms=timeout_ms)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+@asynccontextmanager
 async def connected(network: SimulatedNetwork, dispatch: Callable[[Request], None]) -> AsyncIterator[World]:
     """A connection to a server with this dispatch."""
     world = World(network)
@@ -90,7 +103,7 @@ async def connected(network: SimulatedNetwork, dispatch: Callable[[Request], Non
         address = await group.start(
             lambda task_status: network.host("a").serve("a:1", handler, task_status=task_status)
         )
-        async with Connection.open(world, address, hello=Hello()) as world.connection:
+        async with opened(world, address, hello=Hello()) as world.connection:
             yield world
         group.cancel_scope.cancel()
 
@@ -375,12 +388,12 @@ def test_connecting_to_nobody_is_unavailable_in_time() -> None:
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         with pytest.raises(Unavailable, match="nobody listens"):
-            async with Connection.open(network.host("b"), "a:1", hello=Hello()):
+            async with opened(network.host("b"), "a:1", hello=Hello()):
                 pass
         network.part(["a"], ["b"])
         start = anyio.current_time()
         with pytest.raises(Unavailable, match="in time|did not answer"):
-            async with Connection.open(network.host("b"), "a:1", hello=Hello(), timeout_ms=500):
+            async with opened(network.host("b"), "a:1", hello=Hello(), timeout_ms=500):
                 pass
         assert anyio.current_time() - start <= 1
 
@@ -394,7 +407,7 @@ def test_an_error_of_the_body_leaves_a_connection_as_it_is() -> None:
         caught = []
         async with connected(network, echo) as world:
             try:
-                async with Connection.open(network.host("b"), world.connection.address, hello=Hello()):
+                async with opened(network.host("b"), world.connection.address, hello=Hello()):
                     raise KeyError("mine")
             except KeyError as error:
                 caught.append(error)
@@ -418,7 +431,7 @@ def test_a_server_that_answers_garbage_breaks_the_connection_only() -> None:
             address = await group.start(
                 lambda task_status: network.host("a").serve("a:1", handler, task_status=task_status)
             )
-            async with Connection.open(network.host("b"), address, hello=Hello()) as connection:
+            async with opened(network.host("b"), address, hello=Hello()) as connection:
                 assert await connection.call("x", {}) == b"x" * 10
                 await connection.closed.wait()
                 with pytest.raises(Unavailable):
@@ -448,10 +461,10 @@ def test_tcp_carries_calls_on_a_free_port(backend: str) -> None:
                 lambda task_status: network.serve("127.0.0.1:0", handler, task_status=task_status)
             )
             large = {"data": b"x" * 5_000_000}
-            async with Connection.open(network, address, hello=Hello(credential="open sesame")) as connection:
+            async with opened(network, address, hello=Hello(credential="open sesame")) as connection:
                 assert await connection.call("x", large) == large
             with pytest.raises(ProtocolError, match="who are you"):
-                async with Connection.open(network, address, hello=Hello()):
+                async with opened(network, address, hello=Hello()):
                     pass
             group.cancel_scope.cancel()
 

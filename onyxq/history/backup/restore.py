@@ -28,8 +28,8 @@ from onyxq.core.replica import ClaimPiece, Replica, with_pieces, without
 from onyxq.core.ring import latest_peer
 from onyxq.history.backup.file import Backup
 from onyxq.history.claim_rows import history_rows, returned_runs
+from onyxq.history.recovery.new_log import begin_log
 from onyxq.history.replay import steps
-from onyxq.log.first_record import begin_log
 from onyxq.store.interface import ADMITTED_META, CLUSTER_META, NODE_META, PEERS_META, STORE_META, Batch
 from onyxq.store.store import Store
 from onyxq.system.clock import SystemClock, WallClock

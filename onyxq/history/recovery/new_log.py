@@ -10,11 +10,11 @@ from attrs import frozen
 from onyxq.core import snapshot
 from onyxq.core.errors import Conflict, OnyxqError
 from onyxq.core.log.interface import START, LogBackend, LogSession, Trimmed, segment_of
+from onyxq.core.log.record import encode_record
 from onyxq.core.replica import EMPTY, Replica
 from onyxq.core.step import step
 from onyxq.history.recovery.findings import Newest
 from onyxq.history.recovery.new_replica import SEGMENTS_AHEAD, WRITER, new_replica
-from onyxq.log.first_record import begin_log
 from onyxq.system.extensions import installed
 
 PULSES_S = 20.0
@@ -102,6 +102,22 @@ async def check_nobody_runs(session: LogSession) -> None:
             f"these peers still run: {running}",
             hint="Stop every peer, then run the command again. After kill -9 wait for the session timeout.",
         )
+
+
+async def begin_log(
+    session: LogSession, cluster_id: str, writer: str, *, segment: int, now_ms: Callable[[], int]
+) -> int:
+    """Write a record that changes nothing into ``segment``, or a later present one; return its position.
+
+    ``session``: of a log whose segments may be closed after one record.
+    """
+    number = 0
+    while True:
+        number += 1
+        position = await session.append(encode_record(cluster_id, writer, number, now_ms(), []))
+        if segment_of(position) >= segment:
+            return position
+        await session.rotate()
 
 
 async def begin_anew(backend: LogBackend, newest: Newest, *, replace: bool, now_ms: Callable[[], int]) -> Replica:

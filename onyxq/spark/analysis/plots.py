@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onyxq.core.errors import BadRequest, Incomplete
+from onyxq.history.words import duration
 from onyxq.spark.analysis.stats import OUTCOMES, Figures, Stats, Times
 
 QUEUES_MAX = 6
@@ -110,7 +111,7 @@ def _times(part: Callable[[Figures], Times]) -> Panel:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(FixedLocator(_ticks(*axes.get_ylim())))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(lambda value, _: _told(value))
+        axes.yaxis.set_major_formatter(lambda value, _: duration(round(value * 1_000)))
 
     return panel
 
@@ -175,11 +176,3 @@ def _moment(one: Figures) -> datetime:
 def _seconds(value_ms: int | None) -> float:
     """Return seconds, at least 0.001: the scale is logarithmic."""
     return float("nan") if value_ms is None else max(value_ms, 1) / 1_000
-
-
-def _told(seconds: float) -> str:
-    """Return a time as text: ``5 ms``, ``1 s``, ``10 min``, ``2 h``, ``1 d``."""
-    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.3g} {unit}"
-    return f"{seconds * 1_000:.3g} ms"
