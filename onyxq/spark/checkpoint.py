@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from onyxq.core.errors import Incomplete
 from onyxq.jobs.model import Job
-from onyxq.spark.places import located
+from onyxq.spark.places import exists, located, read, write
 from onyxq.spark.plan.regions import stateful
 
 RECORD_BYTES_MAX = 60 * 1024
@@ -42,7 +42,7 @@ class Checkpoints:
         base = job.checkpoint or self.base
         system, root = located(f"{base.rstrip('/')}/{job.id}")
         mine = f"{root}/{version}"
-        if not _exists(system, mine):
+        if not exists(system, mine):
             before = _before(system, root, version, batch)
             if before is not None:
                 _copy(system, f"{root}/{before}", mine, batch)
@@ -63,7 +63,7 @@ class Checkpoints:
     def forget(self, job: Job) -> None:
         """Remove the folders of a job that has ended."""
         system, root = located(f"{(job.checkpoint or self.base).rstrip('/')}/{job.id}")
-        if _exists(system, root):
+        if exists(system, root):
             system.delete_dir(root)
 
 
@@ -86,7 +86,7 @@ def recorded(folder: str, batch: int, mark: str = "") -> bytes:
 def offsets_of(folder: str, batch: int) -> bytes:
     """Return the offsets that Spark noted for a batch."""
     system, path = located(folder)
-    return _read(system, f"{path}/offsets/{batch}")
+    return read(system, f"{path}/offsets/{batch}")
 
 
 def news_of(folder: str, batch: int) -> str:
@@ -96,7 +96,7 @@ def news_of(folder: str, batch: int) -> str:
     """
     system, path = located(folder)
     before: list[str] = []
-    if _exists(system, f"{path}/offsets/{batch - 1}"):
+    if exists(system, f"{path}/offsets/{batch - 1}"):
         before = offsets_of(folder, batch - 1).decode().split("\n")
     lines = offsets_of(folder, batch).decode().split("\n")
     return "\n".join(line for place, line in enumerate(lines) if before[place : place + 1] != [line])
@@ -121,12 +121,12 @@ def _fresh(system: fs.FileSystem, path: str, batch: int, record: bytes) -> None:
             "the job has read too many files for the log to know them, and its checkpoint is at another peer",
             hint="Give the job, or its peers, a checkpoint path that all of them reach (--checkpoints).",
         )
-    _write(system, f"{path}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+    write(system, f"{path}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
     for name, data in msgpack.unpackb(zlib.decompress(said["sources"])).items():
-        _write(system, f"{path}/sources/{name}", data)
+        write(system, f"{path}/sources/{name}", data)
     for number in {max(batch - 1, 0), batch}:  # Spark reads the last two, even to continue after the last.
-        _write(system, f"{path}/offsets/{number}", said["offsets"])
-    _write(system, f"{path}/commits/{batch}", _COMMITTED.encode())
+        write(system, f"{path}/offsets/{number}", said["offsets"])
+    write(system, f"{path}/commits/{batch}", _COMMITTED.encode())
 
 
 def _lean(offsets: bytes) -> bytes:
@@ -155,7 +155,7 @@ def _seen_files(system: fs.FileSystem, path: str, offsets: bytes) -> bytes | Non
         whole = max((_number(name) for name in names if name.endswith(".compact")), default=-1)
         for name in names:
             if _number(name) >= whole:
-                kept[f"{folder}/{name}"] = _read(system, f"{path}/{folder}/{name}")
+                kept[f"{folder}/{name}"] = read(system, f"{path}/{folder}/{name}")
     if sum(map(len, kept.values())) > 64 * RECORD_BYTES_MAX:
         return None
     return zlib.compress(msgpack.packb(kept))
@@ -181,8 +181,8 @@ def _number(name: str) -> int:
 def _before(system: fs.FileSystem, root: str, version: int, batch: int) -> int | None:
     """Return the newest earlier version whose folder has the batch, or None."""
     for older in _versions(system, root, below=version):
-        if batch < 0 or _exists(system, f"{root}/{older}/offsets/{batch}"):
-            return older if _exists(system, f"{root}/{older}/metadata") else None
+        if batch < 0 or exists(system, f"{root}/{older}/offsets/{batch}"):
+            return older if exists(system, f"{root}/{older}/metadata") else None
     return None
 
 
@@ -197,8 +197,8 @@ def _copy(system: fs.FileSystem, old: str, new: str, batch: int) -> None:
     part = f"{new}.{uuid.uuid4().hex}.part"
     for name in _listed(system, old):
         if not _beyond(name, batch):
-            data = _read(system, f"{old}/{name}")
-            _write(system, f"{part}/{name}", data)
+            data = read(system, f"{old}/{name}")
+            write(system, f"{part}/{name}", data)
     system.move(part, new)
 
 
@@ -210,7 +210,7 @@ def _drop(system: fs.FileSystem, path: str, batch: int) -> None:
 
 def _drop_state(system: fs.FileSystem, path: str) -> None:
     """Drop the state of a first batch that was not finished: Spark refuses to run a first batch if state exists."""
-    if _exists(system, f"{path}/state"):
+    if exists(system, f"{path}/state"):
         system.delete_dir(f"{path}/state")
 
 
@@ -225,19 +225,3 @@ def _listed(system: fs.FileSystem, path: str) -> list[str]:
     """Return the files under a folder, by their path in it, sorted."""
     found = system.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
     return sorted(one.path.removeprefix(f"{path}/") for one in found if one.type == fs.FileType.File)
-
-
-def _exists(system: fs.FileSystem, path: str) -> bool:
-    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
-
-
-def _read(system: fs.FileSystem, path: str) -> bytes:
-    with system.open_input_stream(path, compression=None) as stream:
-        data: bytes = stream.read()
-        return data
-
-
-def _write(system: fs.FileSystem, path: str, data: bytes) -> None:
-    system.create_dir(path.rpartition("/")[0], recursive=True)
-    with system.open_output_stream(path, compression=None) as stream:
-        stream.write(data)

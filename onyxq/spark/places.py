@@ -49,6 +49,25 @@ def located(path: str) -> tuple[fs.FileSystem, str]:
     return found, inside.rstrip("/")
 
 
+def exists(system: fs.FileSystem, path: str) -> bool:
+    """Return whether there is a file or folder."""
+    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def read(system: fs.FileSystem, path: str) -> bytes:
+    """Return the content of a file."""
+    with system.open_input_stream(path, compression=None) as stream:
+        data: bytes = stream.read()
+        return data
+
+
+def write(system: fs.FileSystem, path: str, data: bytes) -> None:
+    """Write a file, and make its folder if it is missing."""
+    system.create_dir(path.rpartition("/")[0], recursive=True)
+    with system.open_output_stream(path, compression=None) as stream:
+        stream.write(data)
+
+
 def check_place(session: Any, path: str, *, field: str) -> None:
     """Raise `Incomplete` unless Spark supports the scheme of a path.
 

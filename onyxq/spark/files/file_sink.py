@@ -18,7 +18,7 @@ from attrs import frozen
 from pyarrow import fs
 
 from onyxq.spark.files.formats import WRITERS, Parquet, Writer, united_schema, widened
-from onyxq.spark.places import located
+from onyxq.spark.places import exists, located, read, write
 
 HIDDEN = "_onyxq"
 DONE = "done"
@@ -104,7 +104,7 @@ def stage(folders: Sequence[Folder], written: Sequence[Written], *, job: str, ba
         if found:
             schemas[folder.name] = united_schema(folder, found) if len(found) > 1 else found[0]
         names += [[one.out, _alike(folder, job, one, schemas.get(folder.name, ""))] for one in mine]
-    _write(system, f"{aside}/{batch}.{mark}.json", {"files": names, "schemas": schemas})
+    _note(system, f"{aside}/{batch}.{mark}.json", {"files": names, "schemas": schemas})
     return mark
 
 
@@ -125,7 +125,7 @@ def _found(folders: Sequence[Folder], job: str) -> dict[str, str]:
     system, aside = _notes(folders, job)
     done = [one for one in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)) if _is_done(one)]
     last = max(done, key=lambda one: _batch_of(one.base_name), default=None)
-    return {} if last is None else dict(_read(system, last.path)["schemas"])
+    return {} if last is None else dict(json.loads(read(system, last.path))["schemas"])
 
 
 def _is_done(found: fs.FileInfo) -> bool:
@@ -149,14 +149,14 @@ def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str) -> No
     """Make the files of the committed attempt visible, and remove other files up to this batch."""
     notes, aside = _notes(folders, job)
     noted = f"{aside}/{batch}.{mark}.json"
-    if mark != DONE and _exists(notes, noted):
-        written = _read(notes, noted)
+    if mark != DONE and exists(notes, noted):
+        written = json.loads(read(notes, noted))
         for folder in folders:
             system, path = folder.system()
             for name in (name for out, name in written["files"] if out == folder.name):
-                if _exists(system, f"{path}/{HIDDEN}/{job}/{name}"):
+                if exists(system, f"{path}/{HIDDEN}/{job}/{name}"):
                     system.move(f"{path}/{HIDDEN}/{job}/{name}", f"{path}/{name}")
-        _write(notes, f"{aside}/{batch}.{DONE}.json", written)
+        _note(notes, f"{aside}/{batch}.{DONE}.json", written)
     for folder in folders:
         system, path = folder.system()
         _clear(system, f"{path}/{HIDDEN}/{job}", batch)
@@ -166,7 +166,7 @@ def forget(folders: Sequence[Folder], *, job: str) -> None:
     """Remove the hidden files of a job that has ended."""
     for folder in folders:
         system, path = folder.system()
-        if _exists(system, f"{path}/{HIDDEN}/{job}"):
+        if exists(system, f"{path}/{HIDDEN}/{job}"):
             system.delete_dir(f"{path}/{HIDDEN}/{job}")
             if not system.get_file_info(fs.FileSelector(f"{path}/{HIDDEN}")):
                 system.delete_dir(f"{path}/{HIDDEN}")
@@ -190,18 +190,8 @@ def _batch_of(name: str) -> int:
     return int(number)
 
 
-def _exists(system: fs.FileSystem, path: str) -> bool:
-    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
-
-
-def _write(system: fs.FileSystem, path: str, note: Mapping[str, Any]) -> None:
+def _note(system: fs.FileSystem, path: str, note: Mapping[str, Any]) -> None:
     """Write a note as a file that appears complete or not at all."""
     part = f"{path}.{secrets.token_hex(4)}.part"
-    with system.open_output_stream(part, compression=None) as stream:
-        stream.write(json.dumps(note).encode())
+    write(system, part, json.dumps(note).encode())
     system.move(part, path)
-
-
-def _read(system: fs.FileSystem, path: str) -> Any:
-    with system.open_input_stream(path, compression=None) as stream:
-        return json.loads(stream.read())

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
-from onyxq.spark.places import located
+from onyxq.spark.places import exists, located, write
 from onyxq.spark.plan import rows
 
 FORMAT = "onyxq-end"
@@ -23,15 +23,12 @@ NOTE = "ended"
 
 def note(checkpoint: str) -> None:
     """Note that all inputs have ended, and that their segments are processed."""
-    system, path = located(checkpoint)
-    with system.open_output_stream(f"{path}/{NOTE}", compression=None) as stream:
-        stream.write(b"")
+    write(*located(f"{checkpoint}/{NOTE}"), b"")
 
 
 def noted(checkpoint: str) -> bool:
     """Return whether it was noted."""
-    system, path = located(checkpoint)
-    return bool(system.get_file_info(f"{path}/{NOTE}").is_file)
+    return exists(*located(f"{checkpoint}/{NOTE}"))
 
 
 class End(DataSource):
