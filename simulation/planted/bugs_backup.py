@@ -109,7 +109,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a restored cluster reuses tokens",
-        "onyxq.log.first_record:segment_of",
+        "onyxq.history.recovery.new_log:segment_of",
         returning(sys.maxsize),
         "a worker of the old cluster still holds tasks after the restore",
         "backups",
