@@ -23,7 +23,7 @@ from log_entries import commit_transaction
 from onyxq.core.entry import APPLIED, Stamp, Verdict
 from onyxq.core.jobs.lifetime import refusal
 from onyxq.core.replica import Replica
-from onyxq.core.transactions import Prepared
+from onyxq.core.transactions import OFFSETS_BYTES_MAX, Prepared
 
 VERSION = 1
 
@@ -32,7 +32,6 @@ CONFLICT = "conflict"
 OUT_OF_ORDER = "out of order"
 NAME_TAKEN = "name taken"
 """A transaction of the batch was committed before."""
-OFFSETS_BYTES_MAX = 64 * 1024
 
 
 @frozen

@@ -151,7 +151,10 @@ def _row(operation: OperationRow[Any, Any]) -> list[str]:
     if rows:
         out += table(("argument", "kind", "needed", "default", "meaning"), rows)
     answers = [literal(name) for name in members(operation.result)]
-    out += [f":Role: {' or '.join(operation.access.roles)}", f":Runs on: {operation.place.value}"]
+    out += [
+        f":Role: {' or '.join(operation.access.roles) or 'as the arguments need'}",
+        f":Runs on: {operation.place.value}",
+    ]
     out += [f":Answers: {', '.join(answers) or 'nothing'}", ""]
     if operation.example:
         out += ["For example::", "", f"    {dict(operation.example)!r}", ""]

@@ -11,6 +11,10 @@ from onyxq.client.options import known, takes
 from onyxq.client.pool import Pool
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId, partition_of
+from onyxq.core.transactions import KEEP_MS
+from onyxq.operations.table.operation import plain
+from onyxq.operations.table.task import READ_BODIES
+from onyxq.operations.table.transaction import AHEAD_MS_MAX, COMMIT_BATCH, PREPARE_BATCH
 
 COMMIT_WAIT_MS = 20_000
 """Time that a peer may take to answer, beyond that of an ordinary request, in milliseconds."""
@@ -82,7 +86,7 @@ class Batching:
     ) -> None:
         try:
             while runs:
-                said = await self._pool.call("tasks.bodies", {"runs": runs}, until=until, address=address)
+                said = await self._pool.call(READ_BODIES.name, {"runs": runs}, until=until, address=address)
                 answer.found.extend((TaskId(first), body) for first, body in said["bodies"])
                 answer.missing.extend((TaskId(first), count) for first, count in said["missing"])
                 runs = said["rest"]
@@ -96,7 +100,7 @@ class Batching:
         name: str,
         enqueue: Iterable[Sequence[Any]] = (),
         complete: Iterable[Sequence[Any]] = (),
-        deadline_ms: int | None = None,
+        deadline_ms: int = AHEAD_MS_MAX,
         timeout_ms: int | None = None,
         **job: Unpack[JobOptions],
     ) -> bytes:
@@ -106,19 +110,21 @@ class Batching:
         ``complete``: ``[first id, count, token, results]``. ``name``: a unique name for the share. ``deadline_ms``: how
         long the share waits for its commit, in milliseconds of the log's time. Raises `Superseded` or `StaleToken`.
         """
-        args: dict[str, Any] = {
+        args = {
             **known(job, "AsyncClient.prepare_batch", NO_JOB),
             "name": name,
             "enqueue": [list(run) for run in enqueue],
             "complete": [list(item) for item in complete],
+            "deadline_ms": deadline_ms,
         }
-        if deadline_ms is not None:
-            args["deadline_ms"] = deadline_ms
-        first = next((item[0] for part in ("enqueue", "complete") for item in args[part]), None)
+        asked = PREPARE_BATCH.decode(args)
+        first = next((part[0].id for part in (asked.enqueue, asked.complete) if part), None)
         until = self._until(timeout_ms)
         await self._pool.loaded_routes(until)
         address = None if first is None else self._pool.leader_of(partition_of(first))
-        answer = await self._pool.call("jobs.prepare", args, until=until, address=address, wait_ms=COMMIT_WAIT_MS)
+        answer = await self._pool.call(
+            PREPARE_BATCH.name, plain(asked), until=until, address=address, wait_ms=COMMIT_WAIT_MS
+        )
         return bytes(answer["prepared"])
 
     @takes(JobOptions, NO_JOB)
@@ -130,7 +136,7 @@ class Batching:
         complete: Iterable[Sequence[Any]] = (),
         batch: int = 0,
         offsets: bytes = b"",
-        keep_ms: int | None = None,
+        keep_ms: int = KEEP_MS,
         timeout_ms: int | None = None,
         **job: Unpack[JobOptions],
     ) -> BatchCommitted:
@@ -139,15 +145,17 @@ class Batching:
         ``name``: unique name of the tasks that it completes. For a batch without a job the name also identifies a
         repeat, for ``keep_ms``. Raises `Superseded`, `Conflict`, or `StaleToken` naming the invalid claims.
         """
-        args: dict[str, Any] = {
-            **known(job, "AsyncClient.commit_batch", NO_JOB),
-            "batch": batch,
-            "offsets": offsets,
-            "prepared": list(prepared),
-            "name": name,
-            "complete": [list(item) for item in complete],
-        }
-        if keep_ms is not None:
-            args["keep_ms"] = keep_ms
-        answer = await self._pool.call("jobs.commit", args, until=self._until(timeout_ms), wait_ms=COMMIT_WAIT_MS)
+        asked = COMMIT_BATCH.decode(
+            {
+                **known(job, "AsyncClient.commit_batch", NO_JOB),
+                "batch": batch,
+                "offsets": offsets,
+                "prepared": list(prepared),
+                "name": name,
+                "complete": [list(item) for item in complete],
+                "keep_ms": keep_ms,
+            }
+        )
+        until = self._until(timeout_ms)
+        answer = await self._pool.call(COMMIT_BATCH.name, plain(asked), until=until, wait_ms=COMMIT_WAIT_MS)
         return BatchCommitted(answer["position"], answer["repeat"], answer["settled"])

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, Unpack
 
-from onyxq.client.policy import DEPENDS_MAX, Policy, StepOptions, When
+from onyxq.client.policy import Policy, StepOptions, When
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import TaskId
+from onyxq.core.limits import DEPENDS_MAX
 from onyxq.system.tracing import carried
 
 R = TypeVar("R")

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypedDict, cast
+from typing import Any, Final, NamedTuple, TypedDict, cast, get_args
 
 from onyxq.client.values import as_id
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import DEPENDS_MAX, NAME_CHARACTERS_MAX, PRIORITY_MAX, PRIORITY_MIN, TIME_MS_MAX, Fate
 from onyxq.system.tracing import check_traceparent
 
-NAME_CHARACTERS_MAX = 200
-DEPENDS_MAX = 100
-"""Largest number of tasks that one task may depend on."""
-FATES = ("fail", "cancel", "run")
-"""What happens to a task when a task that it depends on fails or is cancelled."""
-TIME_MS_MAX = (1 << 48) - 1
+FATES = get_args(Fate)
 
 
 class OfQueue(Enum):
@@ -124,7 +120,7 @@ class Policy(NamedTuple):
         """Raise `BadRequest` for options that no server would accept."""
         queue, priority, retries, backoff_ms, form, _, *relations = self
         _check_name(queue, "queue", "a queue's name")
-        if type(priority) is not int or not -(2**31) <= priority < 2**31:
+        if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise BadRequest("priority is a signed 32-bit number", field="priority")
         if retries is not OF_QUEUE and retries is not None and (type(retries) is not int or retries < 0):
             raise BadRequest("retries is a whole number from 0 on, or None for no limit", field="retries")

@@ -26,9 +26,10 @@ from onyxq.client.values import as_id
 from onyxq.core.errors import BadRequest, Conflict, StaleToken
 from onyxq.core.facts import pack_task, partition_of_keys
 from onyxq.core.ids import TaskId, counter_of, partition_of
+from onyxq.core.limits import NAME_CHARACTERS_MAX
+from onyxq.operations.table.transaction import TRANSACT
 from onyxq.system.tracing import carried
 
-NAME_CHARACTERS_MAX = 200
 WAIT_MS = 10_000
 """Time that a peer may take to answer, beyond that of an ordinary request, in milliseconds."""
 KEEP_OWN_MS = 120_000
@@ -226,7 +227,7 @@ class Committer:
         args = gathered._arguments(self._enqueuer, routes.partitions)
         first = next((item[0] for name in ("complete", "update", "enqueue") for item in args[name]), None)
         address = None if first is None else self._pool.leader_of(partition_of(first))
-        return gathered._done(await self._pool.call("transact", args, until=until, address=address, wait_ms=WAIT_MS))
+        return gathered._done(await self._pool.call(TRANSACT.name, args, until=until, address=address, wait_ms=WAIT_MS))
 
 
 class AsyncTransaction(Gathered):

@@ -228,34 +228,51 @@ def pack_task(header: dict[str, Any], payloads: Sequence[bytes]) -> bytes:
 
 def unpack_task(body: bytes) -> TaskRun:
     """Decode the body of a task row; raises `BadRequest` if it is malformed."""
+    packed, lengths, checksums = task_table(body)
+    try:
+        header = msgpack.unpackb(packed)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise BadRequest(f"a task run is malformed: {error}", field="runs") from None
+    if not isinstance(header, dict):
+        raise BadRequest("the header of a task run must be a map", field="runs")
+    return TaskRun(header, len(lengths), lengths, checksums, body[8 + len(packed) + 8 * len(lengths) :])
+
+
+def task_table(body: bytes) -> tuple[bytes, array[int], array[int]]:
+    """Return the packed header, the payload lengths and the checksums of a task row; raises `BadRequest`."""
     try:
         head_bytes, count = _HEAD.unpack_from(body)
-        table = 8 + head_bytes
-        start = table + 8 * count
-        if not 1 <= count <= RUN_TASKS_MAX or start > len(body):
-            raise BadRequest("a task run's table is out of range", field="runs")
-        header = msgpack.unpackb(body[8:table])
-    except (struct.error, ValueError, msgpack.UnpackException) as error:
+    except struct.error as error:
         raise BadRequest(f"a task run is malformed: {error}", field="runs") from None
-    lengths, checksums = array("I"), array("I")
-    lengths.frombytes(body[table : table + 4 * count])
-    checksums.frombytes(body[table + 4 * count : start])
-    if not isinstance(header, dict) or sum(lengths) != len(body) - start:
+    table = 8 + head_bytes
+    middle = table + 4 * count
+    start = middle + 4 * count
+    if not 1 <= count <= RUN_TASKS_MAX or start > len(body):
+        raise BadRequest("a task run's table is out of range", field="runs")
+    lengths = array("I", body[table:middle])
+    if sum(lengths) != len(body) - start:
         raise BadRequest("a task run's lengths do not add up", field="runs")
-    return TaskRun(header, count, lengths, checksums, body[start:])
+    return body[8:table], lengths, array("I", body[middle:start])
+
+
+def check_payloads(body: bytes, lengths: array[int], checksums: array[int]) -> None:
+    """Raise `TooLarge` if a task row has too many payload bytes, `Corrupt` if a checksum does not match."""
+    count, size = len(lengths), sum(lengths)
+    limit = TASK_BYTES_MAX if count == 1 else RUN_BYTES_MAX
+    if size > limit:
+        raise TooLarge(f"{size} payload bytes in a run of {count}; at most {limit}", field="data")
+    start = len(body) - size
+    for length, checksum in zip(lengths, checksums, strict=True):
+        end = start + length
+        if zlib.crc32(body[start:end]) != checksum:
+            raise Corrupt("a payload does not match its checksum")
+        start = end
 
 
 def task_header(body: bytes) -> tuple[dict[str, Any], int]:
     """Return header and count of a task row's body that was checked before."""
     head_bytes, count = _HEAD.unpack_from(body)
     return msgpack.unpackb(body[8 : 8 + head_bytes]), count
-
-
-def check_sizes(run: TaskRun) -> None:
-    """Raise `TooLarge` if a run is over the limits."""
-    limit = TASK_BYTES_MAX if run.count == 1 else RUN_BYTES_MAX
-    if len(run.payloads) > limit:
-        raise TooLarge(f"{len(run.payloads)} payload bytes in a run of {run.count}; at most {limit}", field="data")
 
 
 def slice_task(body: bytes, offset: int, count: int) -> bytes:

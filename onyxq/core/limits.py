@@ -38,7 +38,7 @@ DEPENDS_MAX = 100
 HOLD_MS_MAX = 600_000
 """Longest time for which a backup makes transactions wait."""
 
-PLAIN = r"^(?![\s\S]*[\x00-\x1f\x7f])"
+PLAIN = r"^[^\x00-\x1f\x7f]*(?![\s\S])"
 """Matches a text without control characters."""
 _PLAIN = re.compile(PLAIN)
 
@@ -53,6 +53,20 @@ Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_M
 Remark: TypeAlias = Annotated[str, Meta(max_length=REMARK_CHARACTERS_MAX, pattern=PLAIN)]
 """A short text for people, stored with what it is about."""
 Priority: TypeAlias = Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)]
+
+TimeMs: TypeAlias = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+ExpiresMs: TypeAlias = Annotated[int, Meta(ge=1, le=TIME_MS_MAX)]
+RetryCount: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
+BackoffMs: TypeAlias = Annotated[int, Meta(ge=0, le=86_400_000)]
+Fate: TypeAlias = Literal["fail", "cancel", "run"]
+"""What happens to a task when a task that it depends on fails or is cancelled."""
+TRACEPARENT = "00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+"""Pattern of version, trace, span, flags (source: W3C Trace Context, level 1)."""
+TRACEPARENT_CHARACTERS = 55
+Trace: TypeAlias = Annotated[
+    str, Meta(min_length=TRACEPARENT_CHARACTERS, max_length=TRACEPARENT_CHARACTERS, pattern=f"^(?:{TRACEPARENT})$")
+]
+"""A W3C ``traceparent``."""
 
 Format: TypeAlias = Literal["bytes", "json"]
 """What a task's data is: any bytes, or JSON in UTF-8."""

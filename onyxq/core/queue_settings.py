@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 from attrs import frozen
 from msgspec import Meta, inspect
 
-from onyxq.core.limits import Member, members
+from onyxq.core.limits import BackoffMs, Member, RetryCount, members
 
 NO_LIMIT = -1
 """The number that means ``None`` (no limit) in entries, which hold no null."""
@@ -36,14 +36,14 @@ class Queue:
         int, Meta(ge=1_000, le=DAY_MS, description="Lease of claims that name none, in milliseconds.")
     ] = 30_000
     retries: Annotated[
-        Annotated[int, Meta(ge=0, le=1_000_000)] | None,
+        RetryCount | None,
         Meta(
             description="Retries of tasks that set no number themselves; null: until an attempt succeeds.",
             extra={"null": "no limit"},
         ),
     ] = 25
     backoff_ms: Annotated[
-        int, Meta(ge=0, le=DAY_MS, description="Pause before the first retry, for tasks that set none; it doubles.")
+        BackoffMs, Meta(description="Pause before the first retry, for tasks that set none; it doubles.")
     ] = 1_000
     on_dead: Annotated[
         Literal["goes on", "stops"], Meta(description="Effect of a dead letter on the later tasks of its ordering key.")

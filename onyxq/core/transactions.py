@@ -24,6 +24,7 @@ A repeat gets the position of the commit and the note that came with it.
 """
 NAME_CHARACTERS_MAX = 200
 NOTE_BYTES_MAX = 64
+OFFSETS_BYTES_MAX = 64 * 1024
 KEEP_MS = 600_000
 """Default time for which the name of a settled transaction is remembered, in ms."""
 KEEP_MS_MAX = 7 * 86_400_000

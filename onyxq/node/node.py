@@ -49,6 +49,7 @@ from onyxq.node.moved_copies import MovedAway
 from onyxq.node.recent_records import RecentRecords
 from onyxq.node.store_admission import Admission
 from onyxq.node.world import NodeSettings, RecordKeeper, World
+from onyxq.operations.table.enqueue import Enqueue, Enqueued
 from onyxq.store.interface import Batch, Piece, Written
 from onyxq.system import failures
 from onyxq.system.metrics import Metrics
@@ -88,7 +89,7 @@ class Node:
     session: LogSession | None = None
     """The peer's session with the log, while it has one."""
     log_lag = 0
-    enqueue: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
+    enqueue: Callable[[Enqueue], Awaitable[Enqueued]] | None = None
     """The method by which clients enqueue, for tasks that the node itself creates."""
     ask: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
     """Calls a client method, for claims that the node itself maintains."""

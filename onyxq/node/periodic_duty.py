@@ -21,6 +21,7 @@ from onyxq.core.ids import TaskId
 from onyxq.core.periodic import Plan, due, plan, task_id
 from onyxq.core.replica import Periodic
 from onyxq.node.node import Node
+from onyxq.operations.table.enqueue import Enqueue, NewRun
 
 LOOK_EVERY_S = 0.25
 """Longest pause between checks, in seconds: wall clocks may jump, and periodic tasks may change meanwhile."""
@@ -141,5 +142,5 @@ async def _enqueue(node: Node, work: Sequence[tuple[int, TaskId, bytes]]) -> lis
     """Enqueue runs, and return each one's error, or None."""
     if node.enqueue is None:
         raise Unavailable("this node serves nobody yet")
-    answer = await node.enqueue({"runs": [[first, body] for _, first, body in work]})
-    return [from_map(ack) if isinstance(ack, dict) else None for ack in answer["acks"]]
+    answer = await node.enqueue(Enqueue(runs=[NewRun(first, body) for _, first, body in work]))
+    return [from_map(ack) if isinstance(ack, dict) else None for ack in answer.acks]

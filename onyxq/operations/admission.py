@@ -38,7 +38,7 @@ URGENT = frozenset("complete fail release renew cancel".split())
 """Writes that end or extend claims."""
 ADMITTED = URGENT | frozenset(
     """
-    enqueue transact prepare jobs.prepare jobs.commit requeue
+    prepare requeue
     """.split()
 )
 """Such writes, besides those of the table of operations; peers ask for some with ``lead.`` before the name."""

@@ -17,12 +17,12 @@ from onyxq.core.errors import Corrupt, NotLeader, OnyxqError
 from onyxq.core.facts import pack_task, slice_task, task_header
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.task_headers import UNIQUE_KEY
-from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import CALL_TIMEOUT_S, RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, ROUTE_TIMEOUT_S, is_passing, leader_of
+from onyxq.operations.checks.runs import check_runs
 from onyxq.operations.handlers import Handler, served
 from onyxq.operations.table.operation import converted
-from onyxq.operations.table.task import READ_BODIES, Bodies, ReadBodies, TaskRun
+from onyxq.operations.table.task import READ_BODIES, Bodies, ReadBodies
 from onyxq.operations.task_reads import partitions_of
 
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -46,14 +46,10 @@ class BulkReading:
         """Return the functions that serve the operations."""
         return served(READ_BODIES, self.read)
 
-    def _runs(self, asked: Sequence[TaskRun]) -> Runs:
-        """Return runs of partitions that exist; raises `BadRequest`."""
-        partitions = partitions_of(self._node)
-        return [check.run(list(run), f"runs[{place}]", partitions) for place, run in enumerate(asked)]
-
     async def read(self, args: ReadBodies) -> Bodies:
         """Return the bodies of runs; raises `OnyxqError`."""
-        runs = self._runs(args.runs)
+        runs = args.runs
+        check_runs(runs, partitions_of(self._node), "runs")
         answer: dict[str, Any] = {"bodies": [], "missing": [], "rest": []}
         left = ANSWER_BYTES
         for leader, part in self._by_leader(runs):
@@ -64,7 +60,7 @@ class BulkReading:
             for name in answer:
                 answer[name] += found[name]
             left -= sum(len(body) for _, body in found["bodies"])
-        return converted(Bodies, answer)
+        return Bodies(**answer)
 
     def _by_leader(self, runs: Runs) -> list[tuple[str, list[tuple[TaskId, int]]]]:
         found: dict[str, list[tuple[TaskId, int]]] = {}
@@ -102,7 +98,7 @@ class BulkReading:
     async def lead_read(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the bodies of runs in partitions that are led from here; raises `NotLeader`."""
         asked = converted(Part, args)
-        runs, most = self._runs(asked.runs), asked.most_bytes
+        runs, most = asked.runs, asked.most_bytes
         for partition in sorted({partition_of(first) for first, _ in runs}):
             self._node.operations.leader(partition)
         bodies: list[Any] = []

@@ -26,6 +26,7 @@ from onyxq.core.replica import leader_node, live_nodes, unserved
 from onyxq.leader.grants.granter import ClaimRequest, Granted, Room
 from onyxq.leader.grants.ready_heads import Head, is_ahead, unpack_head
 from onyxq.node.node import Node
+from onyxq.operations.checks.peers import WANTED_MAX
 from onyxq.operations.claim_shares import Offer, shares
 
 POLL_S = 1.0
@@ -47,7 +48,6 @@ CLAIMERS_MAX = 50_000
 """Claims that wait at this node; those of one credential get the share that `Claiming._has_room` tells."""
 WANTED_CLAIMERS = 64
 """So many of those who wait are asked how many tasks they want."""
-WANTED_MAX = 1 << 16
 AHEAD_AGAIN_S = 0.05
 """A claimer that was given nothing ahead asks for what is ready only for so long."""
 GATHER_S = 0.5

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from onyxq.core.ids import PARTITIONS_MAX, TaskId
-from onyxq.node import arguments as check
+from onyxq.core.ids import TaskId
 from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map
+from onyxq.operations.checks.runs import check_ids
 from onyxq.operations.handlers import Handler, served
 from onyxq.operations.handlers import merged as all_of
 from onyxq.operations.table.operation import converted
@@ -54,8 +54,6 @@ class DeadLetters:
 
     async def page(self, args: ListDead) -> TaskPage:
         """Return a page of dead letters in id order."""
-        if args.after is not None:
-            check.task_id(args.after, "after", PARTITIONS_MAX)
         wanted = msgspec.structs.asdict(args) | {"views": True}
         tasks, after = await self._listing.gather("lead.dead", wanted, self.look)
         return converted(TaskPage, {"tasks": tasks, "after": after})
@@ -72,9 +70,9 @@ class DeadLetters:
         self, args: NamedDeadLetters, method: str, local: Callable[[Sequence[TaskId]], Awaitable[list[Any]]]
     ) -> DeadResults:
         if args.ids is not None:
-            ids = check.task_ids({"ids": args.ids}, partitions_of(self._node))
-            errors = await self._send(ids, method, local)
-            results = [task_result(one, error) for one, error in zip(ids, errors, strict=True)]
+            check_ids(args.ids, partitions_of(self._node))
+            errors = await self._send(args.ids, method, local)
+            results = [task_result(one, error) for one, error in zip(args.ids, errors, strict=True)]
             return DeadResults(count=sum(one.ok for one in results), results=results)
         wanted: dict[str, Any] = {"queue": args.queue, "where": args.where, "after": None, "views": False}
         count, left = 0, args.limit

@@ -13,13 +13,15 @@ from onyxq.core import facts
 from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, from_map
 from onyxq.core.ids import IdMaker, TaskId, ids_of, mask_of, stretch_of
 from onyxq.core.task_headers import DEPENDS, may_say
-from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map
 from onyxq.operations import guarantees
-from onyxq.operations.table.task import Ids, MakeIds
+from onyxq.operations.checks.runs import check_new_runs, write_level
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.enqueue import ENQUEUE, Enqueue, Enqueued, NewRun
+from onyxq.operations.table.task import MAKE_IDS, Ids, MakeIds
 
-Asked = Sequence[tuple[TaskId, bytes, int | None]]
+Asked = Sequence[NewRun]
 
 
 class Enqueueing:
@@ -35,21 +37,24 @@ class Enqueueing:
         self._partition = partition
         """The partition of the last ids that were made."""
 
-    async def enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(served(ENQUEUE, self.enqueue), served(MAKE_IDS, self.ids))
+
+    async def enqueue(self, args: Enqueue) -> Enqueued:
         """Store task runs; see `onyxq.leader.enqueues.Ack` for the answers. Raises `BadRequest`."""
-        runs, wanted = check.task_runs(args, self._partitions(), self._node.replica.settings.replicas)
+        runs, replica = args.runs, self._node.replica
+        wanted = write_level(args.w, replica.settings.replicas)
+        check_new_runs(runs, self._partitions())
         acks = await self._in_waves(runs, wanted)
-        answer = {"acks": acks, "now_ms": self._node.wall_ms()}
-        replica = self._node.replica
+        answer, replica = Enqueued(acks=acks, now_ms=self._node.wall_ms()), self._node.replica
         if (wanted is not None or replica.queues) and (lacking := guarantees.of_enqueue(replica, runs, acks)):
-            answer["guarantee"] = lacking
+            answer.guarantee = lacking
         return answer
 
-    async def lead_enqueue(self, args: dict[str, Any]) -> list[Any]:
+    async def lead_enqueue(self, args: Enqueue) -> list[Any]:
         """Store task runs that are led from here."""
-        copies = self._node.replica.settings.replicas
-        runs, wanted = check.task_runs(args, self._partitions(), copies, from_peer=True)
-        return await self._node.operations.enqueue(runs, wanted)
+        return await self._node.operations.enqueue(args.runs, args.w)
 
     async def ids(self, args: MakeIds) -> Ids:
         """Make ids for new tasks, spread over the partitions."""

@@ -8,8 +8,6 @@ no answer to a commit sends it again, to any node.
 
 from __future__ import annotations
 
-from typing import Any
-
 import trio
 
 from log_entries import commit_batch, commit_transaction
@@ -30,8 +28,10 @@ from onyxq.core.transactions import DEADLINE_AHEAD_MS_MAX, Prepared, known_as, s
 from onyxq.leader.transaction_parts import stale_token
 from onyxq.node.node import Node
 from onyxq.node.routing import insist
-from onyxq.operations.arguments import batches
-from onyxq.operations.arguments.batches import Asked, Fence
+from onyxq.operations.checks import batches
+from onyxq.operations.checks.batches import Asked, Fence
+from onyxq.operations.checks.transactions import Contents
+from onyxq.operations.table.transaction import CommitBatch, CommittedBatch, PrepareBatch, PreparedBatch
 from onyxq.operations.transactions import UNKNOWN_TIMEOUT_S, Transactions, held
 
 COMPLETE_AHEAD_MS = 60_000
@@ -50,22 +50,21 @@ class JobBatches:
             raise Unavailable("the cluster is not known here yet")
         return self._node.replica.settings.partitions
 
-    async def prepare(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Keep a share of a batch as pending facts: ``prepared`` is to be handed to its commit. Raises `OnyxqError`."""
-        fence, wanted, ahead_ms = batches.prepare(args, self._partitions())
+    async def prepare(self, args: PrepareBatch) -> PreparedBatch:
+        """Store a share of a batch as pending facts; its commit takes the answer. Raises `OnyxqError`."""
+        fence, wanted = batches.prepare(args, self._partitions())
         with self._transactions.under_way(wanted):
-            return await insist(self._node, lambda: self._prepare(fence, wanted, ahead_ms))
+            return await insist(self._node, lambda: self._prepare(fence, wanted, args.deadline_ms))
 
-    async def _prepare(self, fence: Fence, wanted: Any, ahead_ms: int) -> dict[str, Any]:
+    async def _prepare(self, fence: Fence, wanted: Contents, ahead_ms: int) -> PreparedBatch:
         self._check_fence(fence)
         ready = await self._transactions.prepared(wanted, ahead_ms)
         if ready is None:
             raise Conflict("this name was committed already", field="name", hint="Use a fresh name.")
-        return {"prepared": batches.pack(ready)}
+        return PreparedBatch(prepared=batches.pack(ready))
 
-    async def commit(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Commit a batch, once: ``position``, ``repeat`` (it was committed before) and ``settled`` (all of it can
-        be read). Raises `Superseded`, `StaleToken`, other `OnyxqError`."""
+    async def commit(self, args: CommitBatch) -> CommittedBatch:
+        """Commit a batch, once; raises `Superseded`, `StaleToken`, other `OnyxqError`."""
         asked = batches.commit(args, self._partitions())
         return await insist(self._node, lambda: self._commit(asked))
 
@@ -96,7 +95,7 @@ class JobBatches:
 
     # --- one attempt
 
-    async def _commit(self, asked: Asked) -> dict[str, Any]:
+    async def _commit(self, asked: Asked) -> CommittedBatch:
         self._check_fence(asked.fence)
         known = self._known(asked)
         if known is not None:
@@ -123,16 +122,16 @@ class JobBatches:
         transactions = (*marker, *asked.prepared, *done)
         return commit_batch.Args(asked.fence.job, asked.fence.version, asked.batch, asked.offsets, transactions)
 
-    async def _again(self, asked: Asked) -> dict[str, Any]:
+    async def _again(self, asked: Asked) -> CommittedBatch:
         self._check_fence(asked.fence)
         known = self._known(asked)
         if known is None:
             raise Conflict("what the batch completes was committed under this name before", field="name")
         return await self._answer(asked.prepared, known, repeat=True)
 
-    async def _answer(self, prepared: tuple[Prepared, ...], position: int, *, repeat: bool) -> dict[str, Any]:
+    async def _answer(self, prepared: tuple[Prepared, ...], position: int, *, repeat: bool) -> CommittedBatch:
         settled = await self._transactions.visible([one.name for one in prepared])
-        return {"position": position, "repeat": repeat, "settled": settled}
+        return CommittedBatch(position=position, repeat=repeat, settled=settled)
 
     async def _decided(self, asked: Asked, args: commit_batch.Args) -> tuple[int, str]:
         """Position and verdict of the entry; raises `Unknown` if it cannot be told whether it was written."""

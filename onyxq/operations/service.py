@@ -14,14 +14,12 @@ from typing import Any, TypeVar
 
 import trio
 
-from onyxq.core.claims import AHEAD_MS_MAX
 from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Unavailable
-from onyxq.core.ids import PARTITIONS_MAX, IdMaker
+from onyxq.core.ids import IdMaker, TaskId
 from onyxq.core.log.interface import LogBackend
 from onyxq.core.replica import Replica
 from onyxq.leader.cohort.member import checked_rows
 from onyxq.leader.grants.granter import Granted
-from onyxq.node import arguments as check
 from onyxq.node.all_leaders import AllLeaders
 from onyxq.node.extension_duties import Extending
 from onyxq.node.jobs.driver import Driving
@@ -33,10 +31,12 @@ from onyxq.node.routing import Router, passing_map, passing_parts
 from onyxq.operations import cluster_views, guarantees
 from onyxq.operations.access.check import check_size
 from onyxq.operations.admission import URGENT, Admission, admitted
-from onyxq.operations.arguments.transactions import asked_parts
 from onyxq.operations.backup_rows import BackingUp
 from onyxq.operations.bulk_reads import BulkReading
-from onyxq.operations.claims import WANTED_MAX, Claimer, Claiming, claim_here, pack_answer
+from onyxq.operations.checks import peers
+from onyxq.operations.checks.peers import taking
+from onyxq.operations.checks.runs import check_completions, check_ids, check_runs, write_level
+from onyxq.operations.claims import Claimer, Claiming, claim_here, pack_answer
 from onyxq.operations.cluster_changes import Operating
 from onyxq.operations.dead_letters import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
@@ -47,14 +47,17 @@ from onyxq.operations.jobs import Jobs
 from onyxq.operations.settings import Settings
 from onyxq.operations.summaries import Summaries
 from onyxq.operations.table.claim import (
+    CLAIM,
     COMPLETE,
     FAIL,
     RELEASE,
     RENEW,
     UPDATE,
+    ClaimTasks,
     Complete,
     Fail,
-    NewUpdate,
+    GrantedTasks,
+    Held,
     Release,
     Renew,
     Settled,
@@ -71,6 +74,7 @@ from onyxq.operations.table.cluster import (
     GetRoutes,
     Routes,
 )
+from onyxq.operations.table.enqueue import Enqueue
 from onyxq.operations.table.everything import BY_NAME, decoded
 from onyxq.operations.table.log import (
     GC,
@@ -84,7 +88,8 @@ from onyxq.operations.table.log import (
     GcReport,
 )
 from onyxq.operations.table.operation import A, Operation, R, converted, plain
-from onyxq.operations.table.task import CANCEL_TASKS, LIST_TASKS, MAKE_IDS, CancelTasks, ItemResults
+from onyxq.operations.table.task import CANCEL_TASKS, LIST_TASKS, CancelTasks, ItemResults
+from onyxq.operations.table.transaction import COMMIT_BATCH, PREPARE_BATCH, TRANSACT
 from onyxq.operations.task_lists import Listing
 from onyxq.operations.task_reads import Reading, partitions_of
 from onyxq.operations.taskstore import TaskStore
@@ -94,7 +99,6 @@ from onyxq.system.failures import serving
 from onyxq.wire.bounds import OWNER
 from onyxq.wire.server import Request
 
-HEAD_TIMEOUT_MS_MAX = 10_000
 H = TypeVar("H", Fail, Renew, Release)
 
 log = logging.getLogger(__name__)
@@ -174,16 +178,15 @@ class Service:
 
     def _task_methods(self) -> dict[str, Handler]:
         return {
-            "enqueue": self._enqueueing.enqueue,
-            **served(MAKE_IDS, self._enqueueing.ids),
+            **self._enqueueing.handlers(),
             **served(CANCEL_TASKS, self._cancel),
             **served(LIST_TASKS, self._listing.page),
         }
 
     def _claim_methods(self) -> dict[str, Handler]:
-        """Return the methods of claimed tasks; ``claim`` itself is not one, because its answer may wait."""
         operations = self.node.operations
         return merged(
+            served(CLAIM, self._claim),
             served(COMPLETE, self._complete),
             self._settles(FAIL, operations.fail),
             self._settles(RENEW, operations.renew),
@@ -192,11 +195,11 @@ class Service:
         )
 
     def _transaction_methods(self) -> dict[str, Handler]:
-        return {
-            "transact": self.transactions.transact,
-            "jobs.prepare": self._batches.prepare,
-            "jobs.commit": self._batches.commit,
-        }
+        return merged(
+            served(TRANSACT, self.transactions.transact),
+            served(PREPARE_BATCH, self._batches.prepare),
+            served(COMMIT_BATCH, self._batches.commit),
+        )
 
     def _log_methods(self) -> dict[str, Handler]:
         return merged(
@@ -224,18 +227,18 @@ class Service:
         """Return the methods by which a node changes tasks at the leader of a partition."""
         operations, dependencies = self.node.operations, self.node.operations.dependencies
         return {
-            "lead.enqueue": self._enqueueing.lead_enqueue,
-            "lead.update": self._lead_update,
-            "lead.cancel": self._lead(check.cancels, lambda asked: operations.cancel(asked[0], claimed=asked[1])),
-            "lead.requeue": self._lead(check.task_ids, operations.dead_letters.requeue),
-            "lead.discard": self._lead(check.task_ids, operations.dead_letters.discard),
-            "lead.outcomes": self._lead(check.outcomes, lambda asked: dependencies.outcomes(*asked)),
-            "lead.finished": self._lead(check.task_ids, dependencies.heard),
-            "lead.depended": lambda a: operations.dependents.depended(check.stretches(a)),
+            "lead.enqueue": taking(Enqueue, self._enqueueing.lead_enqueue),
+            "lead.update": taking(UpdateTasks, lambda asked: operations.update(asked.items, asked.w)),
+            "lead.cancel": taking(CancelTasks, lambda asked: operations.cancel(asked.ids, claimed=asked.claimed)),
+            "lead.requeue": taking(peers.Ids, lambda asked: operations.dead_letters.requeue(asked.ids)),
+            "lead.discard": taking(peers.Ids, lambda asked: operations.dead_letters.discard(asked.ids)),
+            "lead.outcomes": taking(peers.Watched, lambda asked: dependencies.outcomes(asked.ids, asked.watcher)),
+            "lead.finished": taking(peers.Ids, lambda asked: dependencies.heard(asked.ids)),
+            "lead.depended": taking(peers.Stretches, lambda asked: operations.dependents.depended(asked.stretches)),
             "lead.timer.set": self.timers.lead_set,
             "lead.timer.find": self.timers.lead_find,
             "lead.timer.cancel": self.timers.lead_cancel,
-            "lead.prepare": self._lead(asked_parts, operations.transaction_parts.prepare),
+            "lead.prepare": taking(peers.Parts, lambda asked: operations.transaction_parts.prepare(asked.asked())),
             "lead.offer": self._lead_offer,
         }
 
@@ -243,12 +246,12 @@ class Service:
         """Return the methods by which a node changes claims at the leader of a partition."""
         operations = self.node.operations
         return {
-            "lead.claim": self._lead_claim,
-            "lead.head": self._lead_head,
-            "lead.complete": self._lead(_decoded(COMPLETE, check.completions), operations.complete),
-            "lead.fail": self._lead(_decoded(FAIL, check.held), operations.fail),
-            "lead.renew": self._lead(_decoded(RENEW, check.held), operations.renew),
-            "lead.release": self._lead(_decoded(RELEASE, check.held), operations.release),
+            "lead.claim": taking(peers.Claims, self._lead_claim),
+            "lead.head": taking(peers.Head, self._lead_head),
+            "lead.complete": taking(Complete, lambda asked: operations.complete(asked.items)),
+            "lead.fail": taking(Fail, lambda asked: operations.fail(asked.items)),
+            "lead.renew": taking(Renew, lambda asked: operations.renew(asked.items)),
+            "lead.release": taking(Release, lambda asked: operations.release(asked.items)),
         }
 
     def _lead_view_methods(self) -> dict[str, Handler]:
@@ -256,7 +259,7 @@ class Service:
         leaders = self._leaders
         return {
             "lead.dead": leaders.serving(self._dead.look),
-            "lead.view": self._reading.lead_view,
+            "lead.view": taking(peers.OneTask, lambda asked: self._reading.lead_view(asked.id)),
             "lead.bodies": self._bulk.lead_read,
             "lead.rows": self._backing_up.lead_rows,
             "lead.list": leaders.serving(self._listing.look),
@@ -280,7 +283,7 @@ class Service:
             "cohort.leaves": _sync(lambda a: cohort.leaves(a["partition"], a["hour"])),
             "cohort.keys": _sync(lambda a: cohort.keys(a["partition"], a["hour"], a["leaves"])),
             "cohort.rows": _sync(lambda a: cohort.rows(a["keys"])),
-            "cohort.covering": _sync(lambda a: cohort.covering(self._task_id(a["id"]))),
+            "cohort.covering": _sync(lambda a: cohort.covering(converted(peers.OneTask, a).id)),
             "cohort.position": self._cohort_position,
             "peer.leave": self.operating.told_to_leave,
         }
@@ -293,8 +296,6 @@ class Service:
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
         """Call a client method in this process; raises `OnyxqError`."""
-        if method == "claim":
-            return await self._claim(args)
         handler = self._methods.get(method)
         if handler is None:
             raise NotFound(f"there is no method {method[:100]!r}", field="method")
@@ -307,14 +308,8 @@ class Service:
 
     def dispatch(self, request: Request) -> None:
         """Serve a request that came over the wire."""
-        if request.method == "claim":
-            claimer = self._claimer(request.args, request.reply, request.fail)
-
-            def withdrawn() -> None:
-                claimer.gone = True
-
-            request.on_cancel = withdrawn
-            self.claiming.submit(claimer)
+        if request.method == CLAIM.name:
+            self._dispatch_claim(request)
             return
         handler = self._methods.get(request.method) or self.peer_methods.get(request.method)
         if handler is None:
@@ -323,6 +318,18 @@ class Service:
             raise Forbidden(f"{request.method[:100]} is for peers only")
         request.args = decoded(request.method, request.args)
         self.node.start_soon(self._serve, request, handler)
+
+    def _dispatch_claim(self, request: Request) -> None:
+        """Let a claim wait without a task of its own: there may be tens of thousands."""
+        with serving(CLAIM.name):
+            asked = decoded(CLAIM.name, request.args)
+            claimer = self._claimer(asked, lambda result: request.reply(plain(result)), request.fail)
+
+        def withdrawn() -> None:
+            claimer.gone = True
+
+        request.on_cancel = withdrawn
+        self.claiming.submit(claimer)
 
     async def _serve(self, request: Request, handler: Handler) -> None:
         with trio.CancelScope() as scope:
@@ -376,19 +383,21 @@ class Service:
         return Settled(results=refused)
 
     async def _complete(self, args: Complete) -> Settled:
-        work = check.completions(args, self._partitions())
-        return await self._items("complete", work, self.node.operations.complete)
+        check_completions(args.items, self._partitions())
+        return await self._items("complete", args.items, self.node.operations.complete)
 
     def _settles(
         self, operation: Operation[H, Settled], local: Callable[[Any], Awaitable[list[Any]]]
     ) -> dict[str, Handler]:
         async def settle(args: H) -> Settled:
-            return await self._items(operation.name, check.held(args, self._partitions()), local)
+            check_runs(args.items, self._partitions())
+            return await self._items(operation.name, args.items, local)
 
         return served(operation, settle)
 
     async def _update(self, args: UpdateTasks) -> Updated:
-        work, wanted = self._checked_updates(args)
+        work, wanted = args.items, write_level(args.w, self.node.replica.settings.replicas)
+        check_ids([item.id for item in work], self._partitions(), "items", member=".id")
         acks = await self._router.each(
             work,
             method="lead.update",
@@ -405,16 +414,10 @@ class Service:
             answer.guarantee = guarantees.few(self.node.replica, stored) or None
         return answer
 
-    async def _lead_update(self, args: dict[str, Any]) -> Any:
-        return await self.node.operations.update(*self._checked_updates(UPDATE.decode(args)))
-
-    def _checked_updates(self, args: UpdateTasks) -> tuple[list[NewUpdate], int | None]:
-        return check.updates(args, self._partitions(), self.node.replica.settings.replicas)
-
     async def _cancel(self, args: CancelTasks) -> ItemResults:
-        ids = check.task_ids({"ids": args.ids}, self._partitions())
+        check_ids(args.ids, self._partitions())
         results = await self._router.each(
-            [(one,) for one in ids],
+            [(one,) for one in args.ids],
             method="lead.cancel",
             pack=lambda part: {"ids": [one[0] for one in part], "claimed": args.claimed},
             unpack=lambda answer: list(answer),
@@ -424,45 +427,30 @@ class Service:
         )
         return ItemResults(results=results)
 
-    def _lead(self, checked: Callable[[dict[str, Any], int], Any], work: Callable[[Any], Awaitable[Any]]) -> Handler:
-        async def handler(args: dict[str, Any]) -> Any:
-            return await work(checked(args, self._partitions()))
-
-        return handler
-
-    def _task_id(self, value: Any) -> bytes:
-        return check.task_id(value, "id", self._partitions())
-
     # --- claims
 
     def _claimer(
-        self, args: dict[str, Any], reply: Callable[[Any], None], fail: Callable[[OnyxqError], None]
+        self, asked: ClaimTasks, reply: Callable[[GrantedTasks], None], fail: Callable[[OnyxqError], None]
     ) -> Claimer:
-        check.only(args, ("queues", "max", "lease_ms", "wait_ms", "worker", "ahead_ms"))
-        ahead_ms = check.integer(args.get("ahead_ms", 0), "ahead_ms", 0, AHEAD_MS_MAX)
-        wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, check.WAIT_MS_MAX)
-        worker = args.get("worker")
-        queues, maximum, lease_ms, worker = check.claim_terms(
-            args.get("queues"), args.get("max", 1), args.get("lease_ms"), "" if worker is None else worker
-        )
+        lease_ms = asked.lease_ms or 0
         return Claimer(
-            queues=queues,
-            maximum=maximum,
+            queues=asked.queues,
+            maximum=asked.max,
             lease_ms=lease_ms,
-            worker=worker,
+            worker=asked.worker or "",
             owner=OWNER.get(),
-            deadline=trio.current_time() + wait_ms / 1000,
-            ahead_ms=ahead_ms,
+            deadline=trio.current_time() + asked.wait_ms / 1000,
+            ahead_ms=asked.ahead_ms,
             reply=lambda granted: reply(_claims(granted, told=not lease_ms)),
             fail=fail,
         )
 
-    async def _claim(self, args: dict[str, Any]) -> Any:
+    async def _claim(self, args: ClaimTasks) -> GrantedTasks:
         done = trio.Event()
-        found: list[Any] = []
+        found: list[GrantedTasks] = []
         errors: list[OnyxqError] = []
 
-        def reply(result: Any) -> None:
+        def reply(result: GrantedTasks) -> None:
             found.append(result)
             done.set()
 
@@ -477,7 +465,7 @@ class Service:
         except trio.Cancelled:
             claimer.gone = True
             if found:
-                self._give_back([Granted(*one) for one in found[0]["claims"]])
+                self._give_back([Granted(*one) for one in found[0].claims])
             raise
         if errors:
             raise errors[0]
@@ -486,30 +474,24 @@ class Service:
     def _give_back(self, granted: Sequence[Granted]) -> None:
         if not granted:
             return
-        work = [[one.first, int.from_bytes(one.body[4:8], "little"), one.token] for one in granted]
+        work = [Held(TaskId(one.first), int.from_bytes(one.body[4:8], "little"), one.token) for one in granted]
 
         async def release() -> None:
             try:
-                await self.call("release", {"items": work})
+                await self.do(RELEASE, Release(items=work))
             except OnyxqError as error:
                 log.info("claims that nobody waited for expire instead: %s", error.message)
 
         self.node.start_soon(release)
 
-    async def _lead_claim(self, args: dict[str, Any]) -> dict[str, Any]:
-        answers, heads = await claim_here(self.node, *check.claims(args))
+    async def _lead_claim(self, asked: peers.Claims) -> dict[str, Any]:
+        answers, heads = await claim_here(self.node, asked.requests, asked.wanted)
         return {"claims": [pack_answer(one) for one in answers], "heads": heads}
 
-    async def _lead_head(self, args: dict[str, Any]) -> Any:
-        queue = check.name(args["queue"], "queue", check.QUEUE_CHARS_MAX, least=1)
-        timeout_ms = check.integer(args["timeout_ms"], "timeout_ms", 0, HEAD_TIMEOUT_MS_MAX)
-        known = args["known"]
-        if known is not None:
-            priority, due_ms = (check.integer(one, "known", -(1 << 63), 1 << 63) for one in known)
-            known = (priority, due_ms)
-        wanted = check.integer(args.get("wanted", 1), "wanted", 0, WANTED_MAX)
-        ahead = args.get("ahead") is True
-        return await self.node.granter.heads.wait_head(queue, known, timeout_ms / 1000, wanted=wanted, ahead=ahead)
+    async def _lead_head(self, asked: peers.Head) -> Any:
+        return await self.node.granter.heads.wait_head(
+            asked.queue, asked.known, asked.timeout_ms / 1000, wanted=asked.wanted, ahead=asked.ahead
+        )
 
     # --- the cohort
 
@@ -526,8 +508,8 @@ class Service:
         await self.node.taking.took(sum(len(value) for _, value in args["rows"]))
 
     async def _lead_offer(self, args: dict[str, Any]) -> None:
-        leader = self.node.operations.leader(check.integer(args["partition"], "partition", 0, PARTITIONS_MAX - 1))
-        await leader.write(checked_rows(args["rows"], args["partition"]))
+        asked = converted(peers.Offer, args)
+        await self.node.operations.leader(asked.partition).write(checked_rows(asked.rows, asked.partition))
 
     # --- the cluster
 
@@ -555,16 +537,14 @@ class Service:
         return converted(GcReport, await self.peer.collector.collect())
 
 
-def _claims(granted: Sequence[Granted], *, told: bool) -> dict[str, Any]:
-    """Return the answer to a claim; ``told``: with the leases, because the claimer named none."""
-    answer: dict[str, Any] = {"claims": [list(one[:5]) for one in granted]}
+def _claims(granted: Sequence[Granted], *, told: bool) -> GrantedTasks:
+    """Return the answer to a claim; ``told``: with the leases, because the request named none."""
+    answer = GrantedTasks(claims=[list(one[:5]) for one in granted])
     if any(one.due_in_ms for one in granted):
-        answer["due_in_ms"] = [one.due_in_ms for one in granted]
-    return {**answer, "leases": [one.lease_ms for one in granted]} if told else answer
-
-
-def _decoded(operation: Operation[A, R], checked: Callable[[A, int], Any]) -> Callable[[dict[str, Any], int], Any]:
-    return lambda args, partitions: checked(operation.decode(args), partitions)
+        answer.due_in_ms = [one.due_in_ms for one in granted]
+    if told:
+        answer.leases = [one.lease_ms for one in granted]
+    return answer
 
 
 def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:

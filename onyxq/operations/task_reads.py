@@ -19,11 +19,11 @@ from onyxq.core.placement import holders
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import claim_of, majority
 from onyxq.leader.missing_tasks import missing
-from onyxq.node import arguments as check
 from onyxq.node.all_leaders import READ_TIMEOUT_S, AllLeaders
 from onyxq.node.node import Node
 from onyxq.node.routing import is_passing, leader_of
 from onyxq.operations import cluster_views
+from onyxq.operations.checks.runs import check_id
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.log import GET_LOG, EntryView, GetLog, Log, RecordView
 from onyxq.operations.table.operation import converted
@@ -117,8 +117,9 @@ class Reading:
             raise missing(self._node.store, task_id)
         return dict(found["view"])
 
-    def _task_id(self, task_id: bytes) -> TaskId:
-        return check.task_id(task_id, "id", partitions_of(self._node))
+    def _task_id(self, task_id: TaskId) -> TaskId:
+        check_id(task_id, partitions_of(self._node))
+        return task_id
 
     async def _read(self, task_id: TaskId) -> dict[str, Any]:
         leader = leader_of(self._node, partition_of(task_id))
@@ -126,7 +127,7 @@ class Reading:
             if not leader:
                 raise Unavailable("no node leads the partition now")
             if leader == self._node.node_id:
-                return await self.lead_view({"id": task_id})
+                return await self.lead_view(task_id)
             answer = await self._node.call(leader, "lead.view", {"id": task_id}, timeout_s=READ_TIMEOUT_S)
             return dict(answer)
         except OnyxqError as error:
@@ -134,9 +135,8 @@ class Reading:
                 raise
             return await self._read_majority(task_id)
 
-    async def lead_view(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def lead_view(self, task_id: TaskId) -> dict[str, Any]:
         """Return the task as this leader knows it; raises `NotLeader`."""
-        task_id = self._task_id(args["id"])
         self._node.operations.leader(partition_of(task_id))
         await self._node.settled()
         return self._view(task_id, self._node.cohort.covering(task_id))

@@ -7,10 +7,10 @@ from typing import Any
 
 from onyxq.core import facts, timer_model
 from onyxq.core.errors import Conflict, NotFound, OnyxqError, Unavailable, from_map
-from onyxq.core.ids import PARTITIONS_MAX, IdMaker, TaskId, make_id
+from onyxq.core.ids import IdMaker, TaskId, make_id
+from onyxq.core.limits import TIME_MS_MAX
 from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from onyxq.leader import timers as leading
-from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map
 from onyxq.operations.handlers import Handler, merged, served
@@ -73,7 +73,7 @@ class Timers:
             timeout=args.timeout,
             data=args.data,
             callback=plain(args.callback),
-            longest_ms=check.TIME_MS_MAX - self._node.wall_ms(),
+            longest_ms=TIME_MS_MAX - self._node.wall_ms(),
             request=args.request,
         )
         payload = timer_model.pack(timer)
@@ -121,23 +121,18 @@ class Timers:
 
     async def lead_set(self, args: dict[str, Any]) -> Any:
         """Set a timer that is led from here."""
-        first, body, _ = check.task_run(args["run"], 0, self._node.replica.settings.partitions, from_peer=True)
+        first, body = args["run"]
         return await self._node.operations.timers.set(first, body, replace=bool(args["replace"]))
 
     async def lead_find(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the valid task of a timer's id as ``{"view"}``, None if there is none."""
-        timer, partition = (
-            timer_model.timer_id(args["id"]),
-            check.integer(args["partition"], "partition", 0, PARTITIONS_MAX),
-        )
         await self._node.settled()
-        task_id = self._node.operations.timers.current_task(partition, QUEUE, timer)
+        task_id = self._node.operations.timers.current_task(args["partition"], QUEUE, args["id"])
         return {"view": None if task_id is None else self._reading.view_here(task_id)}
 
     async def lead_cancel(self, args: dict[str, Any]) -> str:
         """Cancel a task if it is the valid one of its timer's id."""
-        task_id = check.task_id(args["id"], "id", self._node.replica.settings.partitions)
-        return await self._node.operations.timers.cancel(task_id)
+        return await self._node.operations.timers.cancel(args["id"])
 
     # --- helpers
 

@@ -40,8 +40,9 @@ from onyxq.leader.outcomes import UNSERVED
 from onyxq.leader.transaction_parts import REPEAT, HeldClaim, PartRequest, stale_token
 from onyxq.node.node import Node
 from onyxq.node.routing import insist, is_passing, leader_of
-from onyxq.operations.arguments.transactions import DIGEST_BYTES, Contents, transaction
+from onyxq.operations.checks.transactions import Contents, transaction
 from onyxq.operations.prepares import ToLeader
+from onyxq.operations.table.transaction import DIGEST_BYTES, CommittedTransaction, Transact
 
 DEADLINE_MS = 60_000
 """Log time within which a prepared transaction must be committed."""
@@ -60,8 +61,8 @@ class Transactions:
         self._leaders: dict[str, ToLeader] = {}
         self._under_way = 0
 
-    async def transact(self, args: dict[str, Any]) -> dict[str, Any]:
-        """All of a transaction, or nothing; see ``docs/transactions.rst``. Raises `OnyxqError`."""
+    async def transact(self, args: Transact) -> CommittedTransaction:
+        """Do all of a transaction or nothing; see ``docs/transactions.rst``. Raises `OnyxqError`."""
         if self._node.replica.cluster is None:
             raise Unavailable("the cluster is not known here yet")
         wanted = transaction(args, self._node.replica.settings.partitions)
@@ -79,7 +80,7 @@ class Transactions:
         finally:
             self._under_way -= wanted.size
 
-    async def _decided(self, wanted: Contents) -> dict[str, Any]:
+    async def _decided(self, wanted: Contents) -> CommittedTransaction:
         async def attempt() -> tuple[int, bytes]:
             while (known := known_as(self._node.replica, wanted.name)) is None:
                 await self._attempt(wanted)
@@ -87,14 +88,14 @@ class Transactions:
 
         return await self._answer(wanted, await insist(self._node, attempt))
 
-    async def _answer(self, wanted: Contents, known: tuple[int, bytes]) -> dict[str, Any]:
-        """Of a committed transaction: the answer, once it is visible or that takes too long."""
+    async def _answer(self, wanted: Contents, known: tuple[int, bytes]) -> CommittedTransaction:
+        """Return the answer for a committed transaction, once it is visible or that takes too long."""
         position, note = known
         if note[:DIGEST_BYTES] != wanted.digest:
             raise Conflict("this name was given to another transaction", field="name", hint="Use a fresh name.")
         settled = await self.visible([wanted.name])
         made_ms = int.from_bytes(note[DIGEST_BYTES:], "big")
-        return {"token": position, "settled": settled, "made_ms": made_ms}
+        return CommittedTransaction(token=position, settled=settled, made_ms=made_ms)
 
     async def visible(self, names: Sequence[str]) -> bool:
         """Wait until committed transactions can be read, or that takes too long; whether they can."""

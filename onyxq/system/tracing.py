@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import TRACEPARENT
 
 SYSTEM = "onyxq"
-TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-"""Pattern of version, trace, span, flags (source: W3C Trace Context, level 1)."""
+_TRACEPARENT = re.compile(TRACEPARENT)
 SAMPLED = 1
 
 
 def is_traceparent(value: Any) -> TypeGuard[str]:
     """Return whether a value is a ``traceparent`` of the existing version."""
-    return isinstance(value, str) and TRACEPARENT.fullmatch(value) is not None
+    return isinstance(value, str) and _TRACEPARENT.fullmatch(value) is not None
 
 
 def sampled(trace: str) -> bool:

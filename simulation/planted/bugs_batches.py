@@ -13,7 +13,7 @@ from onyxq.core.errors import Conflict
 from onyxq.core.jobs.batch_names import share_of
 from onyxq.core.jobs.lifetime import with_job
 from onyxq.core.replica import Replica
-from onyxq.operations.arguments.batches import Asked
+from onyxq.operations.checks.batches import Asked
 from onyxq.operations.job_batches import JobBatches
 from simulation.planted.planted import Planted
 from simulation.planted.seams import instead, returning

@@ -113,7 +113,7 @@ class FakeCluster:
     def do_enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
         """See the wire API."""
         for first, body, *_ in args["runs"]:
-            facts.check_sizes(facts.unpack_task(body))
+            facts.check_payloads(body, *facts.task_table(body)[1:])
             self.rows.setdefault(first, body)
         self._wake()
         return {"acks": [2 for _ in args["runs"]]}

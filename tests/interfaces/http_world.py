@@ -117,7 +117,7 @@ class FakeService:
             run = unpack_task(body)
             for task_id, data in zip(ids_of(first, run.count), run.all_payloads(), strict=True):
                 self.tasks.setdefault(task_id, FakeTask(run.header, data))
-            acks.append(args["w"] or 2)
+            acks.append(args.get("w") or 2)
         self._arrived.set()
         self._arrived = anyio.Event()
         return {"acks": acks}

@@ -14,7 +14,7 @@ from onyxq.core.ids import TaskId, ids_of, ms_of
 from onyxq.errors import AlreadyFinished, Conflict, SequenceGap, StaleToken
 from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.operations import claims
-from onyxq.operations.service import HEAD_TIMEOUT_MS_MAX
+from onyxq.operations.checks.peers import HEAD_TIMEOUT_MS_MAX
 from tests.interfaces.claims_world import World, in_cluster, refusal
 from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
 

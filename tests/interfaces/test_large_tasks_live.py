@@ -14,7 +14,7 @@ from onyxq.core.facts import TASK_BYTES_MAX
 from onyxq.errors import TooLarge
 from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.leader.task_updates import UPDATES_BYTES_MAX
-from onyxq.node.arguments import RESULT_BYTES_MAX
+from onyxq.operations.checks.runs import RESULT_BYTES_MAX
 
 LARGE = 900_000
 TASKS = 60

@@ -13,17 +13,14 @@ from attrs import fields_dict
 from msgspec import inspect
 
 from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
-from onyxq.core.limits import RUN_BYTES_MAX, Member
+from onyxq.core.limits import RUN_BYTES_MAX, Member, members
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS
-from onyxq.node import arguments
-from onyxq.operations.table.everything import BY_NAME, OPERATIONS
+from onyxq.operations.table.enqueue import TaskHeader
+from onyxq.operations.table.everything import OPERATIONS
 from onyxq.wire import protocol, server
 from tests.interfaces.live_world import Wire, fresh_id, running
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/protocol.rst").read_text("utf-8")
-METHODS = PAGE.split("\nMethods\n", 1)[1].split("\nA small client\n", 1)[0]
-ENTRY = re.compile(r"^(``[a-z_.]+``(?:, ``[a-z_.]+``)*)\n((?:    .*\n|\n)*)", re.MULTILINE)
-ARGUMENT = re.compile(r"^    :(\w+) \(([a-z ]+?)(, needed)?\):", re.MULTILINE)
 ID = fresh_id()
 RUN = [ID, pack_task({"queue": "page"}, [b"x"])]
 OTHER = {
@@ -88,7 +85,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "job.seal": {"id": "page", "input": "in"},
     "jobs.prepare": {
         "job": "", "version": -1, "name": "page", "complete": [], "enqueue": [[fresh_id(), RUN[1]]],
-        "deadline_ms": 1_000, "keep_ms": 1,
+        "deadline_ms": 1_000,
     },
     "jobs.commit": {
         "job": "", "version": -1, "batch": 0, "offsets": b"", "prepared": [], "name": "page commits", "complete": [],
@@ -113,20 +110,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Each argument of each method as it may be; what needs something that is not there is refused for that only."""
 
-UNSEEN = {("jobs.prepare", "keep_ms"), ("dead.requeue", "ids"), ("dead.discard", "ids")}
-"""The one is never looked at, as the page says; the others may be nil only beside a filter."""
+UNSEEN = {("dead.requeue", "ids"), ("dead.discard", "ids")}
+"""Nil only beside a filter."""
 NEEDED = {("periodic.set", "queue"), ("periodic.set", "schedule")}
 """Needed, but to pause or resume."""
-
-
-def told() -> dict[str, dict[str, tuple[str, bool]]]:
-    """Per method of the page and of the table: its arguments, their types, and whether they are needed."""
-    found = {}
-    for names, text in ENTRY.findall(METHODS):
-        for name in re.findall(r"``([a-z_.]+)``", names):
-            found[name] = {argument: (kind, bool(needed)) for argument, kind, needed in ARGUMENT.findall(text)}
-    assert not found.keys() & BY_NAME.keys()
-    return found | {one.name: {name: declared(member) for name, member in one.members.items()} for one in OPERATIONS}
 
 
 def declared(member: Member) -> tuple[str, bool]:
@@ -140,16 +127,16 @@ def declared(member: Member) -> tuple[str, bool]:
     return kind + " or nil" * member.nullable, member.required
 
 
-TOLD = told()
+TOLD = {one.name: {name: declared(member) for name, member in one.members.items()} for one in OPERATIONS}
+"""Per method of the table: its arguments, their types, and whether they are needed."""
 
 
 class Peer:
-    """A peer that runs, a connection with it, and what its methods looked for in their arguments."""
+    """A peer that runs, and a connection with it."""
 
-    def __init__(self, wire: Wire, methods: set[str], seen: list[set[str]]) -> None:
+    def __init__(self, wire: Wire, methods: set[str]) -> None:
         self.wire = wire
         self.methods = methods
-        self.seen = seen
 
     def refused(self, method: str, args: dict[str, Any]) -> str | None:
         """The argument that a call is refused for as malformed, without what stands inside it; None if none is."""
@@ -161,35 +148,25 @@ class Peer:
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
-    """One peer, whose checks of arguments are listened to."""
-    seen: list[set[str]] = []
-    only = arguments.only
-
-    def listen(args: dict[str, Any], known: Any) -> None:
-        seen.append(set(known))
-        only(args, known)
-
-    with pytest.MonkeyPatch.context() as patch, running() as cluster:
-        patch.setattr(arguments, "only", listen)
+    """One peer."""
+    with running() as cluster:
         service = cluster.nodes[0].service
         assert service is not None
         with Wire(cluster.addresses[0]) as wire:
             wire.call("periodic.set", EXAMPLES["periodic.set"])
-            yield Peer(wire, {*service._methods, "claim"}, seen)
+            yield Peer(wire, set(service._methods))
 
 
 def test_every_method_is_told(peer: Peer) -> None:
-    """Those of the page are those that a peer serves to clients, and each that has arguments has an example here."""
+    """Those of the table are those that a peer serves to clients, and each that has arguments has an example here."""
     assert set(TOLD) == peer.methods
     assert {name for name in TOLD if TOLD[name]} == set(EXAMPLES)
 
 
 @pytest.mark.parametrize("method", sorted(TOLD))
 def test_every_argument_is_told(peer: Peer, method: str) -> None:
-    """The names on the page are those that the method checks for; a call with all of them is well-formed."""
-    peer.seen.clear()
+    """No other argument is taken; an example here has each."""
     assert peer.wire.error(method, {"no such argument": 1})["field"] == "no such argument"
-    assert set(TOLD[method]) in peer.seen or method in BY_NAME
     assert set(EXAMPLES.get(method, {})) == set(TOLD[method])
 
 
@@ -239,7 +216,7 @@ def test_the_hello_has_the_members_that_are_told() -> None:
 
 def test_the_header_has_the_members_that_are_told() -> None:
     """What a task's header may say."""
-    assert set(rows("header")) == set(arguments.HEADER)
+    assert set(rows("header")) == set(members(TaskHeader))
 
 
 def test_the_partition_of_a_key_is_computed_as_told() -> None:

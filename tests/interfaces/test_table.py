@@ -43,7 +43,8 @@ def test_the_clients_have_the_arguments_of_the_table(client: type, operation: Op
             continue
         default = known[name].default
         if default is not inspect.Parameter.empty:
-            assert not member.required and (default or None) == (member.default or None), name
+            chosen = name in operation.python_chosen
+            assert member.required == chosen and (default or None) == (member.default or None), name
         else:
             assert member.required or name in operation.python_needed, name
 

@@ -321,7 +321,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
 
 ELSEWHERE = frozenset(
     """
-    backup.hold backup.rows cohort.keys cohort.pending cohort.position cohort.push cohort.reach
+    backup.hold backup.rows claim cohort.keys cohort.pending cohort.position cohort.push cohort.reach
     cohort.rows
     cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
     lead.head lead.list lead.offer lead.prepare lead.rates lead.rows lead.timer.cancel lead.timer.find lead.timer.set

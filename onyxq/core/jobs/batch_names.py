@@ -1,7 +1,7 @@
 """Names of transactions for the batches of jobs: ``job/ID/VERSION/BATCH/...`` (design: jobs on Spark).
 
 Pure.  A transaction with such a name is committed with that batch and under that version, or never:
-peers reject all other commits of it (`onyxq.operations.arguments.batches`).  So the log shows early, long
+peers reject all other commits of it (`onyxq.operations.checks.batches`).  So the log shows early, long
 before the deadline, that a transaction left by an old driver can never be committed.
 """
 

@@ -19,15 +19,20 @@ TOOL = "tool"
 """Writer of records that no peer appended."""
 
 
+def _checked(value: int, name: str, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise BadRequest(f"{name} must be from {low} to {high}, not {value}", field=name)
+    return value
+
+
 def create(context: Context) -> None:
     """Append the entry that creates a cluster; raises `Conflict` if the name is taken."""
     from onyxq.core.cluster_settings import SETTINGS_LIMITS, Settings
-    from onyxq.node.arguments import integer
 
     args = context.args
     settings = Settings(
         **{
-            name: integer(context.number(name), name, *limits)
+            name: _checked(context.number(name), name, *limits)
             for name, limits in SETTINGS_LIMITS.items()
             if hasattr(args, name)
         }

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from onyxq.core.claims import AHEAD_MS_MAX
 from onyxq.core.ids import RUN_TASKS_MAX
-from onyxq.core.limits import INT_MAX, ITEMS_MAX, RUN_BYTES_MAX, TaskIdBytes
+from onyxq.core.limits import INT_MAX, ITEMS_MAX, PLAIN, RUN_BYTES_MAX, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, Run
+from onyxq.operations.table.enqueue import WriteLevel
 from onyxq.operations.table.operation import Args, Operation, Place, Result
 
 ERROR_CHARS_MAX = 64 * 1024
-W_MAX = 9
+QUEUES_MAX = 100
+CLAIM_TASKS_MAX = 1_000
+WAIT_MS_MAX = 600_000
+WORKER_CHARACTERS_MAX = 200
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=RUN_TASKS_MAX)]
 Token: TypeAlias = Annotated[int, Meta(ge=0, le=INT_MAX)]
 Sequenced: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -66,6 +71,23 @@ class NewUpdate(NamedTuple):
     data: Annotated[bytes, Meta(max_length=RUN_BYTES_MAX)]
 
 
+class GrantedTasks(Result):
+    """Claims: for each run of tasks its token, end of the lease, failed attempts, first id and body.
+
+    Count a lease from the time when you sent the request, by a clock that does not jump.
+    """
+
+    claims: list[Any]
+    due_in_ms: Annotated[
+        list[int] | UnsetType,
+        Meta(
+            description="If tasks were claimed ahead: start none of a claim before this time has passed since the "
+            "answer. Its first lease is longer by the same time, until it is renewed."
+        ),
+    ] = UNSET
+    leases: Annotated[list[int] | UnsetType, Meta(description="Lease of each claim, if none was asked for.")] = UNSET
+
+
 class Settled(Result):
     """For each item a list of the tasks that were refused: first id, count and error."""
 
@@ -78,6 +100,34 @@ class Updated(Result, omit_defaults=True):
     results: list[dict[str, Any] | None]
     acks: list[int] | None = None
     guarantee: str | None = None
+
+
+class ClaimTasks(Args):
+    """Claim tasks of some queues.
+
+    The answer comes with the first tasks, or is empty after ``wait_ms``. Withdraw the request (``$cancel``) if you
+    do not need its answer any more.
+    """
+
+    queues: Annotated[list[Name], Meta(min_length=1, max_length=QUEUES_MAX, description="Names of the queues.")]
+    max: Annotated[int, Meta(ge=1, le=CLAIM_TASKS_MAX, description="Most tasks to claim.")] = 1
+    lease_ms: Annotated[
+        LeaseMs | None, Meta(description="How long the claims are valid; default: as each queue says.")
+    ] = None
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX, description="How long to wait for a first task.")] = 0
+    worker: Annotated[
+        Annotated[str, Meta(max_length=WORKER_CHARACTERS_MAX, pattern=PLAIN)] | None,
+        Meta(description="A name to be shown with the claims."),
+    ] = None
+    ahead_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=AHEAD_MS_MAX,
+            description="If nothing is ready, also claim tasks that are due within this time: at most half of max, or "
+            "one.",
+        ),
+    ] = 0
 
 
 class Complete(Args):
@@ -121,7 +171,7 @@ class UpdateTasks(Args):
 
     items: Annotated[list[NewUpdate], Meta(max_length=ITEMS_MAX)]
     w: Annotated[
-        Annotated[int, Meta(ge=1, le=W_MAX)] | None,
+        WriteLevel | None,
         Meta(description="Nodes that must have the updates before the answer; default: a majority."),
     ] = None
 
@@ -145,6 +195,15 @@ def _held(name: str, args: type[Any], item: list[Any]) -> Operation[Any, Settled
 
 
 _ID = bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000")
+CLAIM = Operation(
+    name="claim",
+    args=ClaimTasks,
+    result=GrantedTasks,
+    access=Access(("consume",), lambda args: (Need(("consume",), queues=tuple(args.queues)),)),
+    place=Place.ALL_LEADERS,
+    python="claim",
+    example={"queues": ["mail"], "max": 10, "wait_ms": 20_000, "worker": "mailer-1"},
+)
 COMPLETE: Operation[Complete, Settled] = _held("complete", Complete, [_ID, 1, 4711, None, [b"done"]])
 FAIL: Operation[Fail, Settled] = _held("fail", Fail, [_ID, 1, 4711, "no such host", 60_000])
 RENEW: Operation[Renew, Settled] = _held("renew", Renew, [_ID, 1, 4711, 30_000])
@@ -159,4 +218,4 @@ UPDATE = Operation(
     large=True,
     example={"items": [[_ID, 4711, 0, b"half way"]]},
 )
-CLAIMS = (COMPLETE, FAIL, RENEW, RELEASE, UPDATE)
+CLAIMS = (CLAIM, COMPLETE, FAIL, RENEW, RELEASE, UPDATE)

@@ -6,7 +6,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from onyxq.operations.table import claim, cluster, job, log, periodic, queue, store, task, timer
+from onyxq.operations.table import (
+    claim,
+    cluster,
+    enqueue,
+    job,
+    log,
+    periodic,
+    queue,
+    store,
+    task,
+    timer,
+    transaction,
+)
 from onyxq.operations.table.operation import Operation
 
 GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
@@ -18,11 +30,12 @@ GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
             periodic.SET_PERIODIC,
             periodic.REMOVE_PERIODIC,
         ),
-        "Tasks": task.TASKS,
+        "Tasks": (enqueue.ENQUEUE, *task.TASKS),
         "Claims": claim.CLAIMS,
+        "Transactions": transaction.TRANSACTIONS,
         "Dead letters": task.DEAD,
         "Timers": timer.TIMERS,
-        "Jobs": job.JOBS,
+        "Jobs": (*job.JOBS, *transaction.BATCHES),
         "Cluster": cluster.CLUSTER,
         "Log": log.LOG,
         "Extensions": log.EXTENSIONS,

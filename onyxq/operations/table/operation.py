@@ -127,6 +127,8 @@ class Operation(Generic[A, R]):
     """Arguments that have another name there."""
     python_needed: tuple[str, ...] = ()
     """Arguments that are needed only there."""
+    python_chosen: tuple[str, ...] = ()
+    """Arguments that are needed, and that the client chooses if its caller does not."""
     python_left_out: tuple[str, ...] = ()
     """Arguments that other methods of the client have."""
     example: Mapping[str, Any] = field(factory=dict)
@@ -158,12 +160,12 @@ class Operation(Generic[A, R]):
 T = TypeVar("T")
 
 
-def converted(kind: type[T], given: Any) -> T:
-    """Return a value of plain parts as a type; raises `BadRequest` naming the field."""
+def converted(kind: type[T], given: Any, *, within: str = "") -> T:
+    """Return a value of plain parts as a type; raises `BadRequest` naming the field, which is ``within`` another."""
     try:
         return msgspec.convert(given, kind, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
-        refuse(kind, given, error)
+        refuse(kind, given, error, within=within)
 
 
 def plain(value: Any) -> Any:

@@ -25,12 +25,12 @@ def clip(text: str) -> str:
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
 
 
-def refuse(kind: Any, value: Any, error: ValidationError) -> NoReturn:
-    """Raise the `BadRequest` for a value that `msgspec` did not convert to a type."""
+def refuse(kind: Any, value: Any, error: ValidationError, *, within: str = "") -> NoReturn:
+    """Raise the `BadRequest` for a value, ``within`` a field, that `msgspec` did not convert to a type."""
     text = str(error)
     place = _PLACE.search(text)
     text = text[: place.start()] if place else text
-    trail = list(_trail(inspect.type_info(kind), value, place[1] if place else ""))
+    trail = list(_trail(inspect.type_info(kind), value, place[1] if place else "", within))
     where, node, found = trail[-1]
     if missing := _MISSING.fullmatch(text):
         field = dotted(where, missing[1])
@@ -52,9 +52,8 @@ def dotted(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _trail(node: Node, value: Any, path: str) -> Iterator[tuple[str, Node, Any]]:
+def _trail(node: Node, value: Any, path: str, where: str) -> Iterator[tuple[str, Node, Any]]:
     """Yield field, type and value of each step on the way to the wrong place; a type or value may be unknown."""
-    where = ""
     yield where, node, value
     for name, index in _PART.findall(path):
         kind = bare(node)[0]

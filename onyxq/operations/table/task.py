@@ -366,6 +366,7 @@ READ_BODIES = Operation(
     place=Place.LEADER,
     reads=True,
     large=True,
+    python="read_bodies",
     example={"runs": [[_SOME["id"], 1]]},
 )
 CANCEL_TASKS = Operation(

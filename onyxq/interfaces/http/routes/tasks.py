@@ -11,7 +11,7 @@ from starlette.responses import Response
 from onyxq.core.errors import BadRequest, OnyxqError, TimedOut, Unavailable, Unknown, from_map
 from onyxq.core.facts import partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, ids_of
-from onyxq.core.limits import DEPENDS_MAX, TIME_MS_MAX, Name, TaskIdBytes
+from onyxq.core.limits import DEPENDS_MAX, TIME_MS_MAX, TRACEPARENT, Name, TaskIdBytes
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.http.endpoint import Call, Endpoint, W
 from onyxq.interfaces.http.keys import Keyed
@@ -91,9 +91,7 @@ NEW_TASK = Object(
         "on_dependency_failed": Field(
             Choice(FATES), doc="What becomes of the task if one that it depends on fails or is cancelled; default fail."
         ),
-        "trace": Field(
-            Text(pattern=tracing.TRACEPARENT.pattern), doc="W3C traceparent of who enqueues it; attempts follow on it."
-        ),
+        "trace": Field(Text(pattern=TRACEPARENT), doc="W3C traceparent of who enqueues it; attempts follow on it."),
     },
 )
 NEW_TASKS = Object(

@@ -1,0 +1,135 @@
+"""The operation that stores new tasks, and the options of a run of tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgpack
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from onyxq.core import facts
+from onyxq.core.errors import BadRequest
+from onyxq.core.limits import (
+    DEPENDS_MAX,
+    ITEMS_MAX,
+    BackoffMs,
+    ExpiresMs,
+    Fate,
+    Format,
+    Name,
+    Priority,
+    RetryCount,
+    TaskIdBytes,
+    TimeMs,
+    Trace,
+)
+from onyxq.operations.table.access import Access, Need
+from onyxq.operations.table.operation import Args, Operation, Place, Result, converted
+
+W_MAX = 9
+WriteLevel: TypeAlias = Annotated[int, Meta(ge=1, le=W_MAX)]
+"""Number of nodes that must have a write before the answer."""
+
+
+class TaskHeader(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of the tasks of a run, as its body has them."""
+
+    queue: Name
+    backoff_ms: BackoffMs | UnsetType = UNSET
+    depends: Annotated[list[TaskIdBytes], Meta(min_length=1, max_length=DEPENDS_MAX)] | UnsetType = UNSET
+    expires_ms: ExpiresMs | UnsetType = UNSET
+    format: Format | UnsetType = UNSET
+    on_dependency_failed: Fate | UnsetType = UNSET
+    ordering_key: Name | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    retries: RetryCount | UnsetType | None = UNSET
+    trace: Trace | UnsetType = UNSET
+    unique_key: Name | UnsetType = UNSET
+
+
+_DECODER = msgspec.msgpack.Decoder(TaskHeader)
+
+
+class NewRun(NamedTuple):
+    """A run of new tasks: its first id, its body, and the due time if the user named one."""
+
+    id: TaskIdBytes
+    body: bytes
+    at_ms: TimeMs | None = None
+
+
+class Enqueue(Args):
+    """Store runs of new tasks.
+
+    A run that is sent again is the same run. If fewer nodes have a run than ``w`` asks for, its error is
+    ``unknown``, with ``details`` ``[[first id, count, nodes that have it]]``, and the run stays stored.
+    """
+
+    runs: Annotated[
+        list[NewRun], Meta(max_length=ITEMS_MAX, description="[first id, body] or [first id, body, due time].")
+    ]
+    w: Annotated[
+        WriteLevel | None,
+        Meta(
+            description="Nodes that must have the tasks before the answer, at most the cluster's copies; "
+            "default: a majority."
+        ),
+    ] = None
+
+
+class Enqueued(Result):
+    """For each run the number of nodes that have it, or its error.
+
+    With a unique key it is [nodes, id of the valid task, new or replaced or exists].
+    """
+
+    acks: list[Any]
+    now_ms: int
+    guarantee: Annotated[str | UnsetType, Meta(description="What is not promised of the stored tasks.")] = UNSET
+
+
+def header_of(packed: bytes, where: str) -> TaskHeader:
+    """Return the options in a packed header; raises `BadRequest` naming the field, which is within ``where``."""
+    try:
+        return _DECODER.decode(packed)
+    except ValueError:
+        return converted(TaskHeader, _unpacked(packed, where), within=where)
+
+
+def _unpacked(packed: bytes, where: str) -> Any:
+    try:
+        return msgpack.unpackb(packed)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise BadRequest(f"{where}: the header is malformed: {error}", field=where) from None
+
+
+def queue_of(run: NewRun, where: str) -> str:
+    """Return the queue of a run; raises `BadRequest`."""
+    try:
+        packed = facts.task_table(run.body)[0]
+    except BadRequest as error:
+        raise BadRequest(f"{where}: {error.message}", field=where) from None
+    return header_of(packed, where).queue
+
+
+def on_new(name: str, runs: list[NewRun]) -> Need:
+    """Return the need of a call that stores runs under the argument ``name``."""
+    return Need(("produce",), queues=tuple(queue_of(run, f"{name}[{place}]") for place, run in enumerate(runs)))
+
+
+_SOME_ID = bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000")
+ENQUEUE = Operation(
+    name="enqueue",
+    args=Enqueue,
+    result=Enqueued,
+    access=Access(("produce",), lambda args: (on_new("runs", args.runs),)),
+    place=Place.LEADER,
+    bounded=True,
+    large=True,
+    example={
+        "runs": [
+            [bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000"), facts.pack_task({"queue": "mail"}, [b"x"])]
+        ]
+    },
+)
