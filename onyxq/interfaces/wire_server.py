@@ -13,7 +13,7 @@ import anyio
 
 from onyxq.access.grants import ALL, Access, Grants, digest_of
 from onyxq.core.errors import OnyxqError, Unauthorized
-from onyxq.operations.access.check import Ask, check_role, judged, look_up
+from onyxq.operations.checks.access import Ask, check_role, judged, look_up
 from onyxq.operations.table.access import Need
 from onyxq.wire.bounds import OWNER
 from onyxq.wire.protocol import Hello

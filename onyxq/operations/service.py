@@ -29,11 +29,11 @@ from onyxq.node.membership import Peer
 from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map, passing_parts
 from onyxq.operations import cluster_views, guarantees
-from onyxq.operations.access.check import check_size
 from onyxq.operations.admission import URGENT, Admission, admitted
 from onyxq.operations.backup_rows import BackingUp
 from onyxq.operations.bulk_reads import BulkReading
 from onyxq.operations.checks import peers
+from onyxq.operations.checks.access import check_size
 from onyxq.operations.checks.peers import taking
 from onyxq.operations.checks.runs import check_completions, check_ids, check_runs, write_level
 from onyxq.operations.claims import Claimer, Claiming, claim_here, pack_answer

@@ -18,7 +18,7 @@ from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.jobs.predicates import Pickled
-from onyxq.operations.access.table import RULES
+from onyxq.operations.table.everything import BY_NAME
 from tests.interfaces.http_world import JOB
 from tests.interfaces.live_world import ANSWER_S_MAX, PATIENCE_MS, Wire, claim_of, fresh_id, running
 
@@ -193,7 +193,7 @@ def test_the_walk_knows_every_operation(cluster: LocalCluster) -> None:
     service = cluster.nodes[0].service
     assert service is not None
     there = {*service._methods, "claim"}
-    assert there == set(RULES) == set(OPERATIONS)
+    assert there == set(BY_NAME) == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("credential", [None, "", "wrong", "token to reach", SECRET])

@@ -22,7 +22,7 @@ from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.operations import OF_OPERATIONS, read_arguments
 from onyxq.interfaces.http.routes import tasks, timers
 from onyxq.interfaces.http.values import decode_json
-from onyxq.operations.access.check import Guarded
+from onyxq.operations.checks.access import Guarded
 from onyxq.operations.table.json_form import from_text
 from onyxq.operations.table.queue import SET_QUEUE
 

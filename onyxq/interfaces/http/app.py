@@ -56,7 +56,7 @@ from onyxq.interfaces.http.routes import (
 )
 from onyxq.interfaces.http.shapes import Invalid, Object, kind_of
 from onyxq.interfaces.http.values import decode_json
-from onyxq.operations.access.check import Guarded
+from onyxq.operations.checks.access import Guarded
 from onyxq.system.failures import serving
 from onyxq.wire.bounds import OWNER
 

@@ -154,7 +154,7 @@ class Endpoint:
     """Role that a token needs, or several roles, one of them enough; None: no token is needed.
 
     A request without it is refused at once.  The operations that the handler calls decide on which queues it is
-    needed: see `onyxq.operations.access`.
+    needed: see `onyxq.operations.table.access`.
     """
     args: type[Args] = Nothing
     """Arguments that the path names, and all others in the query, or in the body of POST and PUT."""

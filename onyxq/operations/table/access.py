@@ -1,6 +1,6 @@
 """Who may call an operation: roles, and the queues, tasks and other things on which a caller needs one of them.
 
-The needs of a call follow from its arguments.  `onyxq.operations.access.check` compares them with
+The needs of a call follow from its arguments.  `onyxq.operations.checks.access` compares them with
 what a caller's token permits.
 """
 

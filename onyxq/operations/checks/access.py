@@ -14,11 +14,14 @@ from attrs import frozen
 from onyxq.access.grants import Grants
 from onyxq.core.errors import Forbidden, NotFound, TooLarge
 from onyxq.core.facts import task_header
-from onyxq.operations.access.table import ARGUMENTS_BYTES_MAX, LARGE, RULES, UNKNOWN
-from onyxq.operations.table.access import Need, Run
-from onyxq.operations.table.everything import decoded
+from onyxq.operations.table.access import Access, Need, Run, everywhere
+from onyxq.operations.table.everything import BY_NAME, decoded
 from onyxq.operations.table.operation import A, Operation, R
 
+ARGUMENTS_BYTES_MAX = 256 * 1024
+"""Bytes of a request, unless its operation takes lists of tasks, or data."""
+UNKNOWN = everywhere("admin")
+"""Needs of a method that does not exist: only an admin learns that."""
 RUNS_AT_ONCE = 1_000
 """Most runs whose queues one request looks up."""
 
@@ -56,15 +59,20 @@ class Guarded:
         return await self.api.do(operation, args)
 
 
+def access_of(operation: str) -> Access:
+    """Return the needs of an operation; any role that is higher has these too (`onyxq.access.grants`)."""
+    return BY_NAME[operation].access if operation in BY_NAME else UNKNOWN
+
+
 def check_size(operation: str, size: int) -> None:
     """Raise `TooLarge` if a request has more bytes than its operation needs."""
-    if size > ARGUMENTS_BYTES_MAX and operation not in LARGE:
+    if size > ARGUMENTS_BYTES_MAX and not (operation in BY_NAME and BY_NAME[operation].large):
         raise TooLarge(f"the request has {size} bytes; {operation[:100]} takes at most {ARGUMENTS_BYTES_MAX}")
 
 
 def check_role(grants: Grants, operation: str) -> None:
     """Raise `Forbidden` if a caller may not make a call with any arguments."""
-    roles = RULES.get(operation, UNKNOWN).roles
+    roles = access_of(operation).roles
     if roles and not any(grants.has(role) for role in roles):
         raise _forbidden(roles)
 
@@ -74,7 +82,7 @@ def judged(grants: Grants, operation: str, args: Any) -> tuple[Any, list[Need]]:
 
     Raises `Forbidden`, `BadRequest`.
     """
-    if RULES.get(operation, UNKNOWN).by_arguments:
+    if access_of(operation).by_arguments:
         args = decoded(operation, args)
         return args, unmet(grants, operation, args)
     needs = unmet(grants, operation, args)
@@ -86,10 +94,10 @@ def unmet(grants: Grants, operation: str, args: Any) -> list[Need]:
 
     It may also raise `BadRequest`, if the arguments do not show their queues.
     """
-    rule = RULES.get(operation, UNKNOWN)
-    if any(grants.everywhere(role) for role in rule.roles):
+    access = access_of(operation)
+    if any(grants.everywhere(role) for role in access.roles):
         return []
-    return [need for need in rule.find(args) if not _settled(grants, need)]
+    return [need for need in access.find(args) if not _settled(grants, need)]
 
 
 def _settled(grants: Grants, need: Need) -> bool:
