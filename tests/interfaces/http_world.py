@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import httpx
+import msgspec
 from attrs import define, field
 from msgspec import inspect
 
@@ -34,6 +35,7 @@ from onyxq.errors import (
 from onyxq.interfaces.http.app import App, create_app
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.encoding import digest as digest_of
+from onyxq.operations.table.enqueue import Enqueue
 from onyxq.operations.table.operation import A, Args, Operation, R, converted, plain
 from onyxq.operations.table.queue import SET_QUEUE, changes, shown_settings
 from onyxq.operations.table.task import TaskView, task_result
@@ -64,6 +66,14 @@ class FakeTask:
     error: str | None = None
 
 
+def sent(args: Args) -> dict[str, Any]:
+    """Arguments as a client would send them, without what need not be sent."""
+    found: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(args))
+    if isinstance(args, Enqueue):
+        found["runs"] = [run if run[2] is not None else run[:2] for run in found["runs"]]
+    return found
+
+
 class FakeService:
     """The methods of a node, on dictionaries. ``broken`` maps methods to errors they raise."""
 
@@ -87,7 +97,7 @@ class FakeService:
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
         """As a node's service; the guard before it decodes the arguments of some methods."""
-        args = plain(args) if isinstance(args, Args) else args
+        args = sent(args) if isinstance(args, Args) else args
         self.calls.append((method, args))
         await anyio.lowlevel.checkpoint()
         if method in self.broken:
@@ -99,7 +109,7 @@ class FakeService:
 
     async def do(self, operation: Operation[A, R], args: A) -> R:
         """As a node's service."""
-        return converted(operation.result, filled(operation.result, await self.call(operation.name, plain(args))))
+        return converted(operation.result, filled(operation.result, await self.call(operation.name, sent(args))))
 
     def asked(self, method: str) -> list[dict[str, Any]]:
         """The arguments of every call of a method so far."""
@@ -188,12 +198,12 @@ class FakeService:
     # --- claims
 
     async def _claim(self, args: dict[str, Any]) -> dict[str, Any]:
-        with anyio.move_on_after(args["wait_ms"] / 1000):
+        with anyio.move_on_after(args.get("wait_ms", 0) / 1000):
             while not (ready := self._ready(args["queues"])):
                 arrived = self._arrived
                 self.claiming.set()
                 await arrived.wait()
-            return {"claims": [self._grant(task_id, args) for task_id in ready[: args["max"]]]}
+            return {"claims": [self._grant(task_id, args) for task_id in ready[: args.get("max", 1)]]}
         return {"claims": []}
 
     def _ready(self, queues: list[str]) -> list[bytes]:
@@ -205,7 +215,7 @@ class FakeService:
         self._token += 1
         task = self.tasks[task_id]
         task.state, task.token = "claimed", self._token
-        expires_ms = self.now_ms + (args["lease_ms"] or 30_000)
+        expires_ms = self.now_ms + (args.get("lease_ms") or 30_000)
         return [task.token, expires_ms, task.attempts, task_id, pack_task(task.header, [task.data])]
 
     def _finish(self, method: str, item: list[Any]) -> list[Any]:

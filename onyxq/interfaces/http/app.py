@@ -54,9 +54,9 @@ from onyxq.interfaces.http.routes import (
     timers,
     transactions,
 )
-from onyxq.interfaces.http.shapes import Invalid, Object, kind_of
 from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.checks.access import Guarded
+from onyxq.operations.table.problems import shown
 from onyxq.system.failures import serving
 from onyxq.wire.bounds import OWNER
 
@@ -312,7 +312,7 @@ class App:
         pairs = query_pairs(arrival.scope["query_string"])
         form = _form_of(endpoint, pairs)
         raw, value = await self._body(endpoint, arrival, form)
-        made = {} if endpoint.body is not None or endpoint.page else value
+        made = {} if endpoint.page else value
         args, limit = read_arguments(endpoint, parts, pairs, made, streamed=is_streamed(arrival.headers))
         if closing is not self.kit.closing:  # the tokens were read again while the body arrived
             closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
@@ -352,10 +352,8 @@ class App:
             raw = form_text(raw, endpoint.form_field) or form
         arrival.body.check_values(raw)
         given = decode_json(raw) if raw or endpoint.body_required else {}
-        if endpoint.body is not None:
-            return raw, _checked(endpoint.body, given)
         if not isinstance(given, dict):
-            raise BadRequest(f"the body must be an object, not {kind_of(given)}")
+            raise BadRequest(f"the body must be an object, not {shown(given)}")
         return raw, given
 
 
@@ -457,13 +455,6 @@ def _form_of(endpoint: Endpoint, pairs: list[tuple[str, str]]) -> bytes:
         return b""
     pairs.remove(found)
     return found[1].encode()
-
-
-def _checked(shape: Object, value: Any) -> dict[str, Any]:
-    try:
-        return shape.check(value)
-    except Invalid as error:
-        raise error.to_error("the body") from None
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -20,16 +20,8 @@ from onyxq.core.ids import IdMaker
 from onyxq.interfaces.http.keys import Keys
 from onyxq.interfaces.http.past import Past
 from onyxq.interfaces.http.problems import problem
-from onyxq.interfaces.http.shapes import Field, Integer, Object, Schema
+from onyxq.operations.table.json_form import Schema
 from onyxq.operations.table.operation import A, Args, Operation, R, Result
-
-W = Field(
-    Integer(1, 9),
-    doc="Nodes that must have it before the answer, at most the cluster's copies; default: a majority. If fewer have "
-    "it in time, the answer is 503 `unknown` with `ids` and `copies`, and what is stored stays.",
-)
-"""The write level of calls that store tasks or updates."""
-
 
 ENDPOINT_ROLES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce")}
 """Name -> roles, one of them enough."""
@@ -164,8 +156,6 @@ class Endpoint:
     """The argument that the whole body is; empty: the body has the arguments as members."""
     rewrite: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     """Function that gives the members of a body their own names before they are decoded; raises `BadRequest`."""
-    body: Object | None = None
-    """Shape of the body, if it is not made of arguments."""
     body_required: bool = True
     large: bool = False
     """Whether the body may have 16 MiB, for lists of tasks or data; others have at most 256 KiB."""
@@ -183,7 +173,8 @@ class Endpoint:
     answer: Schema | None = None
     """JSON schema of an answer without such a type; None: no body."""
     media: str = "application/json"
-    headers: Mapping[str, Field] = field(factory=dict)
+    headers: Mapping[str, Any] = field(factory=dict)
+    """Type of each header that it reads."""
     errors: tuple[int, ...] = ()
     """Statuses of its own errors, besides those of any endpoint."""
     waits: bool = False
@@ -204,7 +195,7 @@ class Endpoint:
     @property
     def has_body(self) -> bool:
         """Whether requests have a JSON body."""
-        return self.body is not None or (self.method in ("POST", "PUT") and not self.page)
+        return self.method in ("POST", "PUT") and not self.page
 
     @property
     def segments(self) -> tuple[str, ...]:

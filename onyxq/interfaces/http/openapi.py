@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from msgspec import inspect
+
 from onyxq import __version__
-from onyxq.core.limits import members
+from onyxq.core.limits import bare, members
 from onyxq.interfaces.http.endpoint import Endpoint
-from onyxq.interfaces.http.problems import PROBLEM_TYPE
-from onyxq.interfaces.http.schemas import components, ref
-from onyxq.interfaces.http.shapes import Array, Field, Object, Schema, Shape
+from onyxq.interfaces.http.problems import PROBLEM_TYPE, Problem
 from onyxq.operations.table import json_form
 
 _DESCRIPTION = (
@@ -40,16 +40,14 @@ _SCHEME = "token"
 def openapi(endpoints: Sequence[Endpoint], *, with_tokens: bool) -> dict[str, Any]:
     """Return the document; ``with_tokens``: whether requests need an Authorization header."""
     paths: dict[str, dict[str, Any]] = {}
-    inputs: dict[str, Schema] = {}
+    inputs = json_form.components(Problem)
     for endpoint in endpoints:
         if endpoint.page:
             continue  # for people with browsers
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, with_tokens)
         if endpoint.result is not None:
             inputs |= json_form.components(endpoint.result)
-        if endpoint.body is not None:
-            _collect(endpoint.body, inputs)
-        elif endpoint.has_body:
+        if endpoint.has_body:
             inputs |= _body(endpoint)
     schemes = {_SCHEME: {"type": "http", "scheme": "bearer"}}
     used = {endpoint.tag for endpoint in endpoints if not endpoint.page}
@@ -66,20 +64,16 @@ def openapi(endpoints: Sequence[Endpoint], *, with_tokens: bool) -> dict[str, An
         "tags": [{"name": tag, "description": text} for tag, text in known.items() if tag in used],
         "paths": paths,
         "components": {
-            "schemas": components(inputs),
+            "schemas": inputs,
             "responses": {"Problem": _problem()},
             **({"securitySchemes": schemes} if with_tokens else {}),
         },
     }
 
 
-def _collect(shape: Shape, inputs: dict[str, Schema]) -> None:
-    if isinstance(shape, Array):
-        _collect(shape.item, inputs)
-    if isinstance(shape, Object):
-        inputs[shape.name] = shape.definition()
-        for member in shape.fields.values():
-            _collect(member.shape, inputs)
+def ref(name: str) -> json_form.Schema:
+    """Return a reference to a component."""
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _problem() -> dict[str, Any]:
@@ -91,18 +85,20 @@ def _problem() -> dict[str, Any]:
     }
 
 
-def _headers(fields: Mapping[str, Field]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "header", "required": False, "schema": member.shape.schema(), "description": member.doc}
-        for name, member in fields.items()
-    ]
+def _headers(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    out = []
+    for name, kind in headers.items():
+        node, _, about, _ = bare(inspect.type_info(kind))
+        shape = json_form.schema(node)
+        out.append({"name": name, "in": "header", "required": False, "schema": shape, "description": about})
+    return out
 
 
 def _path_names(endpoint: Endpoint) -> list[str]:
     return [part[1:-1] for part in endpoint.segments if part.startswith("{")]
 
 
-def _body(endpoint: Endpoint) -> dict[str, Schema]:
+def _body(endpoint: Endpoint) -> dict[str, json_form.Schema]:
     if endpoint.whole:
         return {endpoint.args.__name__: {"type": "object", "additionalProperties": True}}
     elsewhere = {*_path_names(endpoint), *endpoint.fixed}
@@ -136,14 +132,13 @@ def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
         **({"description": endpoint.doc} if endpoint.doc else {}),
     }
     parameters = [*_arguments(endpoint), *_headers(endpoint.headers)]
-    body = endpoint.body.schema() if endpoint.body is not None else ref(endpoint.args.__name__)
     operation["responses"] = _responses(endpoint, with_tokens, has_parameters=bool(parameters))
     if parameters:
         operation["parameters"] = parameters
     if endpoint.has_body:
         operation["requestBody"] = {
             "required": endpoint.body_required,
-            "content": {"application/json": {"schema": body}},
+            "content": {"application/json": {"schema": ref(endpoint.args.__name__)}},
         }
     if with_tokens and endpoint.roles:
         operation["security"] = [{_SCHEME: []}]

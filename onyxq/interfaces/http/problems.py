@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, Unauthorized, Unavailable, Unknown
 from onyxq.core.ids import ids_of
+from onyxq.core.limits import TaskIdBytes
+from onyxq.operations.table.operation import Result
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
@@ -53,6 +56,28 @@ class Stopping(Unavailable):
 def title_of(code: str) -> str:
     """Return a code in words."""
     return code.replace("_", " ").capitalize()
+
+
+class Problem(Result):
+    """A problem document: what is wrong, and what to do about it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: Annotated[str, Meta(description="Stable, for programs.")]
+    field: Annotated[str | None, Meta(description="Dotted path of the wrong argument.")]
+    hint: str
+    ids: Annotated[
+        list[TaskIdBytes] | UnsetType, Meta(description="For a write that failed in part: the id of every task.")
+    ] = UNSET
+    stored: Annotated[
+        list[bool | None] | UnsetType, Meta(description="For the same: which tasks are stored; null: unknown.")
+    ] = UNSET
+    copies: Annotated[
+        int | UnsetType,
+        Meta(description="For a write on fewer nodes than w: the number of nodes that have all of it."),
+    ] = UNSET
 
 
 def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -9,20 +9,22 @@ from msgspec import UNSET, Meta, UnsetType
 
 from onyxq.core.claims import AHEAD_MS_MAX
 from onyxq.core.ids import RUN_TASKS_MAX
-from onyxq.core.limits import INT_MAX, ITEMS_MAX, PLAIN, RUN_BYTES_MAX, Name, TaskIdBytes
+from onyxq.core.limits import INT_MAX, ITEMS_MAX, RUN_BYTES_MAX, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, Run
-from onyxq.operations.table.enqueue import WriteLevel
+from onyxq.operations.table.enqueue import Copies
 from onyxq.operations.table.operation import Args, Operation, Place, Result
 
 ERROR_CHARS_MAX = 64 * 1024
 QUEUES_MAX = 100
 CLAIM_TASKS_MAX = 1_000
 WAIT_MS_MAX = 600_000
-WORKER_CHARACTERS_MAX = 200
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=RUN_TASKS_MAX)]
 Token: TypeAlias = Annotated[int, Meta(ge=0, le=INT_MAX)]
 Sequenced: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 LeaseMs: TypeAlias = Annotated[int, Meta(ge=1_000, le=86_400_000)]
+
+ErrorText: TypeAlias = Annotated[str, Meta(max_length=ERROR_CHARS_MAX)]
+RetryInMs: TypeAlias = Annotated[int, Meta(ge=0, le=366 * 86_400_000)]
 
 
 class Completion(NamedTuple):
@@ -41,8 +43,8 @@ class Failure(NamedTuple):
     id: TaskIdBytes
     count: Count  # type: ignore[assignment]  # not the method of tuples
     token: Token
-    error: Annotated[str, Meta(max_length=ERROR_CHARS_MAX)]
-    retry_in_ms: Annotated[int, Meta(ge=0, le=366 * 86_400_000)] | None
+    error: ErrorText
+    retry_in_ms: RetryInMs | None
 
 
 class Renewal(NamedTuple):
@@ -115,10 +117,7 @@ class ClaimTasks(Args):
         LeaseMs | None, Meta(description="How long the claims are valid; default: as each queue says.")
     ] = None
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX, description="How long to wait for a first task.")] = 0
-    worker: Annotated[
-        Annotated[str, Meta(max_length=WORKER_CHARACTERS_MAX, pattern=PLAIN)] | None,
-        Meta(description="A name to be shown with the claims."),
-    ] = None
+    worker: Annotated[Name | None, Meta(description="A name to be shown with the claims.")] = None
     ahead_ms: Annotated[
         int,
         Meta(
@@ -170,10 +169,7 @@ class UpdateTasks(Args):
     """Store updates of claimed tasks."""
 
     items: Annotated[list[NewUpdate], Meta(max_length=ITEMS_MAX)]
-    w: Annotated[
-        WriteLevel | None,
-        Meta(description="Nodes that must have the updates before the answer; default: a majority."),
-    ] = None
+    w: Copies = None
 
 
 def _on_items(runs: Callable[[Any], Sequence[Run]]) -> Access:

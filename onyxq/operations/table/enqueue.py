@@ -29,7 +29,13 @@ from onyxq.operations.table.operation import Args, Operation, Place, Result, con
 
 W_MAX = 9
 WriteLevel: TypeAlias = Annotated[int, Meta(ge=1, le=W_MAX)]
-"""Number of nodes that must have a write before the answer."""
+Copies: TypeAlias = Annotated[
+    WriteLevel | None,
+    Meta(
+        description="Nodes that must have it before the answer, at most the cluster's copies; default: a majority. If "
+        "fewer have it in time, the error is `unknown` with the number of copies, and what is stored stays."
+    ),
+]
 
 
 class TaskHeader(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,13 +75,7 @@ class Enqueue(Args):
     runs: Annotated[
         list[NewRun], Meta(max_length=ITEMS_MAX, description="[first id, body] or [first id, body, due time].")
     ]
-    w: Annotated[
-        WriteLevel | None,
-        Meta(
-            description="Nodes that must have the tasks before the answer, at most the cluster's copies; "
-            "default: a majority."
-        ),
-    ] = None
+    w: Copies = None
 
 
 class Enqueued(Result):

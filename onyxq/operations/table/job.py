@@ -17,6 +17,9 @@ JobState: TypeAlias = Literal["waiting", "running", "completed", "killed", "fail
 JobId: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern=PLAIN, description="Id of the job.")
 ]
+KeepMs: TypeAlias = Annotated[
+    int, Meta(ge=0, le=JOB_KEEP_MS_MAX, description="How long the outcome is kept after the job has ended.")
+]
 
 
 class JobView(Result):
@@ -77,9 +80,7 @@ class SubmitJob(Args):
     """
 
     body: Annotated[bytes, Meta(description="The job, as `onyxq.jobs.encoding` makes it.")]
-    keep_ms: Annotated[
-        int, Meta(ge=0, le=JOB_KEEP_MS_MAX, description="How long the outcome is kept after the job has ended.")
-    ] = KEEP_MS
+    keep_ms: KeepMs = KEEP_MS
 
 
 class ListJobs(Args):

@@ -11,6 +11,7 @@ import binascii
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -38,17 +39,28 @@ _ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 def arguments(kind: type[A], given: Mapping[str, Any], *, fixed: Mapping[str, Any] | None = None) -> A:
     """Return the arguments that members of JSON give, with those that are fixed; raises `BadRequest`."""
     hidden = {name: value for name, value in (fixed or {}).items() if name not in given}
-    read = _read_members(members(kind), given, "")
+    read = _read_members(kind, given, "")
     for name in fixed or {}:
         if name in given:
             raise BadRequest(f"{name} is not a known field", field=name)
     return converted(kind, read | hidden)
 
 
-def _read_members(known: Mapping[str, Member], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+@cache
+def _data_members(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name, member in members(kind).items() if "data" in member.marks)
+
+
+def _read_members(kind: Any, given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return members as they are on the wire; what does not fit is left for the decoder to refuse."""
-    out: dict[str, Any] = {}
+    known, data, out = members(kind), _data_members(kind), dict[str, Any]()
+    with_format = bool(data) and "format" in known
     for name, value in given.items():
+        if with_format and name == "format":
+            field = dotted(where, name)
+            raise BadRequest(
+                f"{field} is not a known field", field=field, hint="It follows from how the data is given."
+            )
         member = known.get(name)
         if member is None and known.get(name.removesuffix("_base64")) is not None:
             member = known[name.removesuffix("_base64")]
@@ -56,16 +68,15 @@ def _read_members(known: Mapping[str, Member], given: Mapping[str, Any], where: 
             if value is not None or member is None or member.nullable:
                 place = dotted(where, name)
                 out[name] = value if member is None else _read(member.node, member.marks, value, place)
-    for name, member in known.items():
-        if "data" in member.marks:
-            out |= _read_data(name, given, where, with_format="format" in known)
+    for name in data:
+        out |= _read_data(name, given, where, with_format=with_format)
     return out
 
 
 def _read(kind: Node, marks: Mapping[str, Any], value: Any, where: str) -> Any:
     match kind, value:
         case inspect.StructType(array_like=False), dict():
-            return _read_members(members(kind.cls), value, where)
+            return _read_members(kind.cls, value, where)
         case inspect.ListType(item_type=item), list():
             one, _, _, marks = bare(item)
             return [_read(one, marks, part, f"{where}[{place}]") for place, part in enumerate(value)]
@@ -268,7 +279,7 @@ def request_components(kind: type[Args], names: Iterable[str]) -> dict[str, Sche
     waiting: list[tuple[str, Mapping[str, Member]]] = [(kind.__name__, {name: members(kind)[name] for name in names})]
     while waiting:
         title, known = waiting.pop()
-        required = [name for name, member in known.items() if member.required]
+        required = [name for name, member in known.items() if member.required and "data" not in member.marks]
         out[title] = {
             "type": "object",
             "properties": _properties(known, answer=False),
@@ -338,7 +349,7 @@ def _properties(known: Mapping[str, Member], *, answer: bool) -> dict[str, Schem
         about = {"description": member.about} if member.about else {}
         if "data" in member.marks:
             out[name] = about
-            out[f"{name}_base64"] = _BASE64
+            out[f"{name}_base64"] = _BASE64 if answer else {**_BASE64, "description": f"Bytes, instead of {name}."}
         elif "blob" in member.marks:
             out[f"{name}_base64"] = {**_BASE64, **about}
         elif not (has_data and name == "format"):

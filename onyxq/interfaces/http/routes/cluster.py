@@ -10,12 +10,21 @@ from onyxq.core.errors import Unavailable
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.pages import docs_page
 from onyxq.interfaces.http.problems import problem
-from onyxq.interfaces.http.schemas import ref
-from onyxq.interfaces.http.values import answer, plain
+from onyxq.interfaces.http.values import answer, answer_text, plain
 from onyxq.operations.table.cluster import Health
+from onyxq.operations.table.json_form import json_text
+from onyxq.operations.table.operation import Result
 from onyxq.system.metrics import CONTENT_TYPE
 
 HTML = "text/html"
+
+
+class Live(Result):
+    """That the process serves."""
+
+    live: bool
+
+
 _PAGE_HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
@@ -25,7 +34,7 @@ _PAGE_HEADERS = {
 
 async def get_live(call: Call) -> Response:
     """Answer that the process serves; nothing else is checked."""
-    return answer({"live": True})
+    return answer_text(json_text(Live(live=True)))
 
 
 async def get_ready(call: Call) -> Response:
@@ -66,7 +75,7 @@ ENDPOINTS = (
         summary="Whether the process serves; without dependencies",
         handle=get_live,
         role=None,
-        answer=ref("Live"),
+        result=Live,
         vital=True,
     ),
     Endpoint(

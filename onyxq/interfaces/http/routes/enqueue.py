@@ -1,47 +1,125 @@
 """From the tasks of a request to runs: grouped, given ids, packed.
 
-Consecutive tasks of a kind become one run; one with a key is a run of its own.  A task with
-an id of its own keeps it; the due time is part of an id, so ids made here carry the delay that
-was asked for.
+Consecutive tasks with the same options become one run. A task with a key is a run of its own.  A task with
+an id of its own keeps it. The due time is part of an id, so ids that are made here carry the requested delay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import anyio
 from attrs import define, field
+from msgspec import UNSET, Meta, UnsetType
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.facts import pack_task, partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
-from onyxq.core.limits import RUN_BYTES_MAX, TIME_MS_MAX
+from onyxq.core.limits import (
+    DATA,
+    DEPENDS_MAX,
+    RUN_BYTES_MAX,
+    TIME_MS_MAX,
+    BackoffMs,
+    ExpiresMs,
+    Fate,
+    Format,
+    Name,
+    Priority,
+    RetryCount,
+    TaskIdBytes,
+    TimeMs,
+    Trace,
+)
 from onyxq.core.queue_settings import DEFAULTS
-from onyxq.interfaces.http.shapes import Invalid
-from onyxq.interfaces.http.values import encode_value, payload_of
-from onyxq.operations.table.json_form import JSON
+from onyxq.operations.table.enqueue import Copies, NewRun
+from onyxq.operations.table.operation import Args
 
+TASKS_MAX = 100_000
+HEADER_CHARACTERS_MAX = 255
+HeaderText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=HEADER_CHARACTERS_MAX)]
 TASKS_AT_ONCE = 500
 """Tasks handled before others get their turn."""
 KEYS = ("ordering_key", "unique_key")
 """The first of these that a task has decides about its partition."""
 HEADER = (
     "backoff_ms",
-    "depends",
     "expires_ms",
-    "on_dependency_failed",
     "ordering_key",
-    "priority",
     "queue",
-    "retries",
     "trace",
     "unique_key",
 )
-"""Members of a task that go into the header of its run as they are."""
+"""Members of a task that go into the header of its run as they are, unless they are null."""
+Delay: TypeAlias = Annotated[
+    Annotated[int, Meta(ge=0, le=100 * 366 * 86_400_000)] | None,
+    Meta(description="Milliseconds from now until the task is due."),
+]
+At: TypeAlias = Annotated[
+    TimeMs | None, Meta(description="When the task is due; in the past at most by the queue's grace_ms.")
+]
+Became: TypeAlias = Literal["new", "replaced", "exists"]
+"""What a task with a unique key is: new, or it replaced the data of the valid one, or that was claimed already."""
 
-_NULL = encode_value(None)
+
+class NewTask(Args):
+    """A task to enqueue."""
+
+    queue: Name
+    id: Annotated[
+        TaskIdBytes | None,
+        Meta(description="An id from GET /v1/ids: a repeat is then the same task. It holds the due time."),
+    ] = None
+    data: Annotated[bytes, Meta(description="Any JSON value.", extra=DATA)] = b"null"
+    format: Format = "json"
+    priority: Annotated[Priority, Meta(description="Tasks with a higher one are claimed first.")] = 0
+    delay_ms: Delay = None
+    at_ms: At = None
+    expires_ms: Annotated[ExpiresMs | None, Meta(description="A task that has not started by then fails.")] = None
+    retries: Annotated[
+        RetryCount | UnsetType | None,
+        Meta(description="Failed attempts allowed beyond the first; null: no limit. Default: as the queue says."),
+    ] = UNSET
+    backoff_ms: Annotated[
+        BackoffMs | None, Meta(description="Pause before the first retry; it doubles. Default: as the queue says.")
+    ] = None
+    ordering_key: Annotated[
+        Name | None, Meta(description="Tasks of a queue with the same key run one after the other, in order.")
+    ] = None
+    unique_key: Annotated[
+        Name | None,
+        Meta(
+            description="A queue has one task of a key: a repeat replaces its data before it is first claimed, and "
+            "changes nothing later. The answer has the id of the valid task."
+        ),
+    ] = None
+    depends: Annotated[
+        Annotated[list[TaskIdBytes], Meta(max_length=DEPENDS_MAX)] | None,
+        Meta(description="Ids of tasks that must be done before; they may be in this request."),
+    ] = None
+    on_dependency_failed: Annotated[
+        Fate, Meta(description="What happens to the task if one that it depends on fails or is cancelled.")
+    ] = "fail"
+    trace: Annotated[
+        Trace | None, Meta(description="W3C traceparent of the span that enqueues it; attempts follow it.")
+    ] = None
+
+
+class NewTasks(Args):
+    """Tasks to enqueue."""
+
+    tasks: Annotated[list[NewTask], Meta(min_length=1, max_length=TASKS_MAX)]
+    w: Copies = None
+
+
+class Due(NamedTuple):
+    """Members of a request for ids that decide about their due time."""
+
+    delay_ms: int | None
+    at_ms: int | None
+    id: None = None
 
 
 @define
@@ -81,79 +159,76 @@ class Group:
 
 
 async def group_tasks(
-    tasks: Sequence[Mapping[str, Any]],
+    tasks: Sequence[NewTask],
     *,
     partitions: int,
     now_ms: int,
     graces: Mapping[str, int] = MappingProxyType({}),
+    member: str = "tasks",
 ) -> list[Group]:
-    """The groups that the checked tasks of a request fall into; raises `BadRequest`.
+    """Return the groups of the tasks of a request, which are its ``member``; raises `BadRequest`.
 
-    ``graces``: how far back a due time may lie in ms, by queue; for others the default.
+    ``graces``: how far back a due time may be in ms, by queue; for others the default.
     """
     groups: list[Group] = []
     seen: dict[TaskId, int] = {}
     for index, task in enumerate(tasks):
         if index % TASKS_AT_ONCE == 0:
             await anyio.lowlevel.checkpoint()
-        try:
-            task_id = _own_id(task, index, seen, partitions)
-            due_ms = _due_ms(task, now_ms, graces.get(task["queue"], DEFAULTS.grace_ms))
-            _check_dependencies(task, task_id)
-            form, payload = payload_of(task, "data") or (JSON, _NULL)
-        except Invalid as error:
-            error.within(index)
-            error.within("tasks")
-            raise error.to_error("the body") from None
-        header = _header(task, form)
-        if not groups or not groups[-1].takes(header, due_ms, task_id, len(payload)):
+        where = f"{member}[{index}]"
+        if task.id is not None:
+            _check_id(task.id, index, seen, partitions, member)
+        due_ms = _due_ms(task, now_ms, graces.get(task.queue, DEFAULTS.grace_ms), f"{where}.")
+        if task.depends:
+            _check_dependencies(task, where)
+        header = _header(task)
+        if not groups or not groups[-1].takes(header, due_ms, task.id, len(task.data)):
             keyed = any(name in header for name in KEYS)
-            groups.append(Group(index, header, due_ms, task_id, task.get("at_ms") if keyed else None))
-        groups[-1].payloads.append(payload)
-        groups[-1].size += len(payload)
+            groups.append(Group(index, header, due_ms, task.id, task.at_ms if keyed else None))
+        groups[-1].payloads.append(task.data)
+        groups[-1].size += len(task.data)
     return groups
 
 
-def _own_id(task: Mapping[str, Any], index: int, seen: dict[TaskId, int], partitions: int) -> TaskId | None:
-    task_id: TaskId | None = task.get("id")
-    if task_id is None:
-        return None
+def _check_id(task_id: TaskId, index: int, seen: dict[TaskId, int], partitions: int, member: str) -> None:
+    field = f"{member}[{index}].id"
     if partition_of(task_id) >= partitions:
         hint = "Ids come from GET /v1/ids of the same cluster."
-        raise _at("id", Invalid(f"names partition {partition_of(task_id)}; the cluster has {partitions}", hint=hint))
+        there = f"{field} names partition {partition_of(task_id)}; the cluster has {partitions}"
+        raise BadRequest(there, field=field, hint=hint)
     if seen.setdefault(task_id, index) != index:
-        raise _at("id", Invalid(f"is the same as tasks[{seen[task_id]}].id"))
-    return task_id
+        raise BadRequest(f"{field} is the same as {member}[{seen[task_id]}].id", field=field)
 
 
-def _check_dependencies(task: Mapping[str, Any], task_id: TaskId | None) -> None:
-    depends = task.get("depends") or []
+def _check_dependencies(task: NewTask, where: str) -> None:
+    depends, field = task.depends or [], f"{where}.depends"
     if len(set(depends)) != len(depends):
-        raise _at("depends", Invalid("names a task twice"))
-    if task_id is not None and task_id in depends:
-        raise _at("depends", Invalid("names the task itself"))
+        raise BadRequest(f"{field} names a task twice", field=field)
+    if task.id is not None and task.id in depends:
+        raise BadRequest(f"{field} names the task itself", field=field)
 
 
-def past_queues(tasks: Sequence[Mapping[str, Any]], now_ms: int) -> set[str]:
-    """Queues of tasks that are to be due at a time that has passed."""
-    return {task["queue"] for task in tasks if (task.get("at_ms") or now_ms) < now_ms and task.get("id") is None}
+def past_queues(tasks: Sequence[NewTask], now_ms: int) -> set[str]:
+    """Return the queues of tasks whose due time has passed."""
+    return {task.queue for task in tasks if (task.at_ms or now_ms) < now_ms and task.id is None}
 
 
-def _due_ms(task: Mapping[str, Any], now_ms: int, grace_ms: int) -> int:
-    """Due time of a task; 0 for at once. Raises `Invalid`."""
-    delay_ms, at_ms, task_id = task.get("delay_ms"), task.get("at_ms"), task.get("id")
+def _due_ms(task: NewTask | Due, now_ms: int, grace_ms: int, where: str) -> int:
+    """Return the due time of a task, 0 for at once; raises `BadRequest`."""
+    delay_ms, at_ms, task_id = task.delay_ms, task.at_ms, task.id
     if delay_ms is not None and at_ms is not None:
-        raise _at("delay_ms", Invalid("and at_ms exclude each other"))
+        raise BadRequest(f"{where}delay_ms and at_ms exclude each other", field=f"{where}delay_ms")
     if at_ms is not None and at_ms < now_ms - grace_ms and task_id is None:
-        reason = f"is {now_ms - at_ms} ms in the past; the queue allows {grace_ms}"
-        raise _at("at_ms", Invalid(reason, hint="Leave it out to run the task now."))
+        reason = f"{where}at_ms is {now_ms - at_ms} ms in the past; the queue allows {grace_ms}"
+        raise BadRequest(reason, field=f"{where}at_ms", hint="Leave it out to run the task now.")
     due_ms = _due(delay_ms, at_ms, now_ms)
     if due_ms > TIME_MS_MAX:
-        raise _at("delay_ms", Invalid("leads beyond the latest time there is"))
+        raise BadRequest(f"{where}delay_ms leads beyond the latest possible time", field=f"{where}delay_ms")
     if task_id is None or not due_ms or due_ms == ms_of(task_id) or due_ms <= now_ms >= ms_of(task_id):
         return 0 if task_id else due_ms
+    field = where + ("delay_ms" if delay_ms else "at_ms")
     hint = "Get the ids with GET /v1/ids?count=N&at_ms=T: they carry the due time."
-    raise _at("delay_ms" if delay_ms else "at_ms", Invalid("differs from the due time in the task's id", hint=hint))
+    raise BadRequest(f"{field} differs from the due time in the task's id", field=field, hint=hint)
 
 
 def _due(delay_ms: int | None, at_ms: int | None, now_ms: int) -> int:
@@ -162,35 +237,29 @@ def _due(delay_ms: int | None, at_ms: int | None, now_ms: int) -> int:
     return at_ms if at_ms is not None and at_ms > now_ms else 0
 
 
-def due_ms_of(query: Mapping[str, Any], now_ms: int) -> int:
-    """Due time that the parameters of a request for ids ask for; 0: now. Raises `BadRequest`."""
-    try:
-        return _due_ms(query, now_ms, DEFAULTS.grace_ms)
-    except Invalid as error:
-        raise error.to_error("the query") from None
+def due_ms_of(asked: Due, now_ms: int) -> int:
+    """Return the due time of a request for ids; 0: now. Raises `BadRequest`."""
+    return _due_ms(asked, now_ms, DEFAULTS.grace_ms, "")
 
 
-def _at(name: str, error: Invalid) -> Invalid:
-    error.within(name)
-    return error
-
-
-def _header(task: Mapping[str, Any], form: str) -> dict[str, Any]:
-    """The run's header: members that differ from their defaults, in order of name."""
-    header = {name: task[name] for name in HEADER if name in task}
-    if not task["priority"]:
-        del header["priority"]
-    if not header.get("depends"):
-        header.pop("depends", None)
-    if header.get("on_dependency_failed") == "fail":
-        del header["on_dependency_failed"]
-    if form == JSON:
-        header["format"] = form
+def _header(task: NewTask) -> dict[str, Any]:
+    """Return the header of a task's run: members that differ from their defaults, in order of name."""
+    header = {name: value for name in HEADER if (value := getattr(task, name)) is not None}
+    if task.priority:
+        header["priority"] = task.priority
+    if task.retries is not UNSET:
+        header["retries"] = task.retries
+    if task.depends:
+        header["depends"] = task.depends
+    if task.on_dependency_failed != "fail":
+        header["on_dependency_failed"] = task.on_dependency_failed
+    if task.format != "bytes":
+        header["format"] = task.format
     return dict(sorted(header.items()))
 
 
 def runs_of_groups(groups: Sequence[Group], make: Callable[[int, int, int], Run]) -> list[Run]:
-    """The run of each group; ``make(index, count, due_ms)`` gives a fresh one."""
+    """Return the run of each group; ``make(index, count, due_ms)`` makes a fresh one."""
     runs, index = [], 0
     for group in groups:
         if group.first is not None:
@@ -201,31 +270,30 @@ def runs_of_groups(groups: Sequence[Group], make: Callable[[int, int, int], Run]
     return runs
 
 
-def enqueue_args(groups: Sequence[Group], runs: Sequence[Run]) -> list[list[Any]]:
-    """The argument ``runs`` of the method ``enqueue``."""
-    out: list[list[Any]] = []
-    for group, run in zip(groups, runs, strict=True):
-        args = [run.first, pack_task(group.header, group.payloads)]
-        out.append(args if group.at_ms is None else [*args, group.at_ms])
-    return out
+def new_runs(groups: Sequence[Group], runs: Sequence[Run]) -> list[NewRun]:
+    """Return the runs as the operation ``enqueue`` takes them."""
+    return [
+        NewRun(run.first, pack_task(group.header, group.payloads), group.at_ms)
+        for group, run in zip(groups, runs, strict=True)
+    ]
 
 
-def ids_of_runs(runs: Sequence[Run], acks: Sequence[Any] = ()) -> list[str]:
-    """Every id in request order, as hex; of a unique key the one that stands."""
-    ids: list[str] = []
+def ids_of_runs(runs: Sequence[Run], acks: Sequence[Any] = ()) -> list[TaskId]:
+    """Return every id in request order; of a unique key that of the valid task."""
+    ids: list[TaskId] = []
     for place, run in enumerate(runs):
         ack = acks[place] if acks else None
-        ids += [ack[1].hex()] if isinstance(ack, list) else [task_id.hex() for task_id in ids_of(*run)]
+        ids += [TaskId(ack[1])] if isinstance(ack, list) else ids_of(*run)
     return ids
 
 
-def standing_of(runs: Sequence[Run], acks: Sequence[Any]) -> list[str | None]:
-    """Per task of a unique key ``new``, ``replaced`` or ``exists``, else null."""
+def standing_of(runs: Sequence[Run], acks: Sequence[Any]) -> list[Became | None]:
+    """Return ``new``, ``replaced`` or ``exists`` for each task with a unique key, else None."""
     found = ((ack[2] if isinstance(ack, list) else None, run.count) for run, ack in zip(runs, acks, strict=True))
     return [what for what, count in found for _ in range(count)]
 
 
 def check_header(field_name: str, value: str) -> None:
     """Raise `BadRequest` unless a header's value is 1 to 255 visible ASCII characters."""
-    if not 1 <= len(value) <= 255 or not (value.isascii() and value.isprintable()):
+    if not 1 <= len(value) <= HEADER_CHARACTERS_MAX or not (value.isascii() and value.isprintable()):
         raise BadRequest(f"{field_name} must have 1 to 255 visible ASCII characters", field=field_name)

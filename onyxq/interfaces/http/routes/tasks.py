@@ -5,114 +5,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType, structs
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest, OnyxqError, TimedOut, Unavailable, Unknown, from_map
 from onyxq.core.facts import partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, ids_of
-from onyxq.core.limits import DEPENDS_MAX, TIME_MS_MAX, TRACEPARENT, Name, TaskIdBytes
+from onyxq.core.limits import Name, TaskIdBytes
 from onyxq.core.queue_settings import DEFAULTS
-from onyxq.interfaces.http.endpoint import Call, Endpoint, W
+from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.keys import Keyed
 from onyxq.interfaces.http.problems import problem, renamed
 from onyxq.interfaces.http.routes.enqueue import (
+    At,
+    Became,
+    Delay,
+    Due,
     Group,
+    HeaderText,
+    NewTask,
+    NewTasks,
     check_header,
     due_ms_of,
-    enqueue_args,
     group_tasks,
     ids_of_runs,
+    new_runs,
     past_queues,
     runs_of_groups,
     standing_of,
 )
-from onyxq.interfaces.http.schemas import ref
-from onyxq.interfaces.http.shapes import (
-    AnyValue,
-    Array,
-    Base64,
-    Choice,
-    Field,
-    HexId,
-    Integer,
-    Object,
-    Text,
-)
-from onyxq.interfaces.http.values import answer
-from onyxq.operations.table.operation import Args, plain
+from onyxq.interfaces.http.values import answer, answer_text
+from onyxq.operations.table.enqueue import ENQUEUE, Enqueue
+from onyxq.operations.table.json_form import json_text
+from onyxq.operations.table.operation import Args, Result
 from onyxq.operations.table.queue import GET_QUEUE, GetQueue
 from onyxq.operations.table.task import CANCEL_TASKS, MAKE_IDS, CancelTasks, Ids, MakeIds
 from onyxq.system import tracing
 
-DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
-BACKOFF_MAX_MS = 24 * 3_600_000
-RETRIES_MAX = 1_000_000
 MAY_BE_STORED = (Unknown, TimedOut)
 """Errors after which a task may be stored."""
 RUNS_AT_ONCE = 5_000
 """Most runs of one call of the method ``enqueue``, which may depend on each other in any order."""
-FATES = ("fail", "cancel", "run")
 AVOID_MS = 5_000
 """Time for which new tasks avoid a partition that was unavailable, in milliseconds."""
-
-_DELAY = Field(Integer(0, DELAY_MAX_MS), doc="Milliseconds from now until the task is due.")
-_AT = Field(Integer(0, TIME_MS_MAX), doc="When the task is due; in the past at most by the queue's grace_ms.")
-
-NEW_TASK = Object(
-    "NewTask",
-    {
-        "id": Field(HexId(), doc="An id from GET /v1/ids: a repeat is then the same task. It holds the due time."),
-        "queue": Field(Text(), required=True),
-        "data": Field(AnyValue(), keeps_null=True, doc="Any JSON value."),
-        "data_base64": Field(Base64(), doc="Bytes, instead of data."),
-        "priority": Field(Integer(-(1 << 31), (1 << 31) - 1), default=0, doc="Higher is claimed first."),
-        "delay_ms": _DELAY,
-        "at_ms": _AT,
-        "expires_ms": Field(Integer(1, TIME_MS_MAX), doc="A task that nobody has begun by then fails."),
-        "retries": Field(
-            Integer(0, RETRIES_MAX),
-            keeps_null=True,
-            doc="Failed attempts allowed beyond the first; null: until one succeeds. Default: as the queue says.",
-        ),
-        "backoff_ms": Field(
-            Integer(0, BACKOFF_MAX_MS), doc="Pause before the first retry; it doubles. Default: as the queue says."
-        ),
-        "ordering_key": Field(Text(), doc="Tasks of a queue with the same key run one after the other, in order."),
-        "unique_key": Field(
-            Text(),
-            doc="Of a queue's tasks with the same key there is one: a repeat replaces its data before it is first "
-            "claimed, and changes nothing later. The answer has the id of the task that stands.",
-        ),
-        "depends": Field(
-            Array(HexId(), maximum=DEPENDS_MAX),
-            doc="Ids of tasks that must be done before; they may be in this request.",
-        ),
-        "on_dependency_failed": Field(
-            Choice(FATES), doc="What becomes of the task if one that it depends on fails or is cancelled; default fail."
-        ),
-        "trace": Field(Text(pattern=TRACEPARENT), doc="W3C traceparent of who enqueues it; attempts follow on it."),
-    },
-)
-NEW_TASKS = Object(
-    "NewTasks",
-    {
-        "tasks": Field(Array(NEW_TASK, minimum=1), required=True),
-        "w": W,
-    },
-)
 
 
 class NewIds(MakeIds):
     """Fresh ids."""
 
-    delay_ms: Annotated[
-        Annotated[int, Meta(ge=0, le=DELAY_MAX_MS)] | None,
-        Meta(description="Milliseconds from now until the task is due."),
-    ] = None
-    at_ms: Annotated[Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None, Meta(description="When the task is due.")] = (
-        None
-    )
+    delay_ms: Delay = None
+    at_ms: At = None
     queue: Annotated[Name | None, Meta(description="With key: the queue of the tasks.")] = None
     key: Annotated[
         Name | None,
@@ -127,15 +69,29 @@ class CancelTask(Args):
     claimed: Annotated[bool, Meta(description="Cancel the task even if it is claimed; its worker learns it.")] = False
 
 
-_KEY_DOC = "A repeat with the same key and body makes the same tasks: for 24 hours, at this peer."
-_KEY = Field(Text(maximum=255), doc=_KEY_DOC)
+class EnqueuedTasks(Result):
+    """Tasks that are stored."""
+
+    ids: list[TaskIdBytes]
+    acks: Annotated[int, Meta(description="Fewest copies stored of any task.")]
+    unique: Annotated[
+        list[Became | None] | UnsetType,
+        Meta(description="If tasks have a unique key: what each is."),
+    ] = UNSET
+    guarantee: Annotated[str | UnsetType, Meta(description="What is not promised of the stored tasks.")] = UNSET
+
+
+_KEY = Annotated[
+    HeaderText,
+    Meta(description="A repeat with the same key and body makes the same tasks: for 24 hours, at this peer."),
+]
 
 
 async def get_ids(call: Call) -> Response:
     """Answer with fresh ids, which are made here if they carry a due time."""
     count: int = call.args.count
     kit = call.kit
-    due_ms = due_ms_of(plain(call.args), kit.now_ms())
+    due_ms = due_ms_of(Due(call.args.delay_ms, call.args.at_ms), kit.now_ms())
     there = await _keys_partition(call)
     if not due_ms and there is None:
         return answer({"ids": (await call.do(MAKE_IDS, MakeIds(count=count))).ids})
@@ -184,12 +140,12 @@ async def post_tasks(call: Call) -> Response:
     acks, guarantee = await _enqueue(call, groups, runs)
     if any(isinstance(ack, Mapping) for ack in acks):
         return _partly(call, groups=groups, runs=runs, acks=acks)
-    stored: dict[str, Any] = {"ids": ids_of_runs(runs, acks), "acks": min(map(_copies, acks))}
+    stored = EnqueuedTasks(ids=ids_of_runs(runs, acks), acks=min(map(_copies, acks)))
     if any("unique_key" in group.header for group in groups):
-        stored["unique"] = standing_of(runs, acks)
+        stored.unique = standing_of(runs, acks)
     if guarantee:
-        stored["guarantee"] = guarantee
-    return answer(stored, status=201)
+        stored.guarantee = guarantee
+    return answer_text(json_text(stored), status=201)
 
 
 def _copies(ack: Any) -> int:
@@ -204,16 +160,15 @@ async def _enqueue(call: Call, groups: list[Group], runs: list[Run]) -> tuple[li
         part = slice(len(acks), len(acks) + RUNS_AT_ONCE)
         starts = [group.start for group in groups[part]]
         try:
-            packed = enqueue_args(groups[part], runs[part])
-            found = await call.ask("enqueue", runs=packed, w=call.body.get("w"))
+            found = await call.do(ENQUEUE, Enqueue(runs=new_runs(groups[part], runs[part]), w=call.args.w))
         except OnyxqError as error:
             error.field = renamed(error.field, starts, "tasks")
             if not acks and not isinstance(error, MAY_BE_STORED):
                 raise
             return acks + [error.to_map()] * (len(runs) - len(acks)), ""
-        acks += [_renamed_ack(ack, starts) for ack in found["acks"]]
-        if found.get("guarantee"):
-            lacking.append(found["guarantee"])
+        acks += [_renamed_ack(ack, starts) for ack in found.acks]
+        if found.guarantee:
+            lacking.append(found.guarantee)
     return acks, "; ".join(dict.fromkeys(lacking))
 
 
@@ -237,13 +192,13 @@ async def _grouped(call: Call, keyed: Keyed | None) -> list[Group]:
     return await group_tasks(tasks, partitions=await call.partitions(), now_ms=now_ms, graces=graces)
 
 
-def _traced(call: Call) -> list[dict[str, Any]]:
+def _traced(call: Call) -> list[NewTask]:
     """Return the tasks of a request; they belong to the request's trace unless they name another."""
-    tasks: list[dict[str, Any]] = call.body["tasks"]
+    tasks: list[NewTask] = call.args.tasks
     trace = call.headers.get("traceparent")
     if not tracing.is_traceparent(trace) or not tracing.sampled(trace):
         return tasks
-    return [{"trace": trace, **task} for task in tasks]
+    return [task if task.trace is not None else structs.replace(task, trace=trace) for task in tasks]
 
 
 async def grace_ms(call: Call, queue: str) -> int:
@@ -288,7 +243,7 @@ def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]
             error.field = f"tasks[{group.start}]" + (f".{error.field}" if error.field else "")
         first = first or error
     assert first is not None
-    said: dict[str, Any] = {"ids": ids_of_runs(runs), "stored": stored}
+    said: dict[str, Any] = {"ids": [one.hex() for one in ids_of_runs(runs)], "stored": stored}
     return problem(first, {**said, "copies": min(copies)} if copies else said)
 
 
@@ -328,10 +283,10 @@ ENDPOINTS = (
         "not across its restart. To be safe beyond that, send ids from GET /v1/ids.",
         handle=post_tasks,
         role="produce",
-        body=NEW_TASKS,
+        args=NewTasks,
         large=True,
         status=201,
-        answer=ref("Enqueued"),
+        result=EnqueuedTasks,
         headers={"Idempotency-Key": _KEY},
         errors=(409,),
     ),

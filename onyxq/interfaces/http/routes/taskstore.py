@@ -18,8 +18,8 @@ from onyxq.core.errors import BadRequest, NotFound
 from onyxq.core.limits import INT_MAX, Member, members
 from onyxq.core.taskstore.state import UNITS
 from onyxq.interfaces.http.endpoint import Call, Endpoint
-from onyxq.interfaces.http.shapes import Schema
 from onyxq.interfaces.http.values import answer
+from onyxq.operations.table.json_form import Schema
 from onyxq.operations.table.operation import Args
 from onyxq.operations.table.problems import clip, dotted
 from onyxq.operations.table.store import Group, Ids, Number, Owner

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
 from attrs import evolve
+from msgspec import Meta
 from starlette.responses import Response
 
 from onyxq.core.errors import OnyxqError
+from onyxq.core.limits import Name
 from onyxq.interfaces.http.endpoint import Call, Endpoint, Failure
 from onyxq.interfaces.http.operations import endpoint_of
 from onyxq.interfaces.http.problems import problem
-from onyxq.interfaces.http.shapes import Field, Text
 from onyxq.operations.table.operation import Http, plain
 from onyxq.operations.table.timer import (
     CANCEL_TIMER,
@@ -36,8 +37,8 @@ PATH = "/timer"
 ID_HEADER, REASON_HEADER, REQUEST_HEADER = "x-timer-id", "x-skyring-reason", "idempotency-key"
 REASON_CHARS_MAX = 500
 
-_REQUEST = Field(Text(), doc="Name of the request: a repeat under the same name has no other effect.")
-_ID = Field(Text(), doc="Id of the timer; default: a new one.")
+_REQUEST = Annotated[Name, Meta(description="Name of the request: a repeat under the same name has no other effect.")]
+_ID = Annotated[Name, Meta(description="Id of the timer; default: a new one.")]
 
 
 class ReplaceTimer(NewTimer, kw_only=True):

@@ -1,97 +1,100 @@
 """The endpoint for transactions: complete, update and enqueue together, or nothing.
 
 The header ``Idempotency-Key`` is the transaction's name: a repeat of the request, sent to any
-peer, is answered as the first.  The ids of new tasks follow from the name, from the body and
+peer, is answered like the first.  The ids of new tasks follow from the name, from the body and
 from the time of the request that was committed, which the cluster keeps with the name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta, field
 from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.core.ids import Run, make_id, partition_of
+from onyxq.core.limits import NAME_CHARACTERS_MAX, Name, TaskIdBytes
 from onyxq.core.texts import whole
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.problems import problem
-from onyxq.interfaces.http.routes.claims import UPDATE
+from onyxq.interfaces.http.routes.claims import ClaimNamed, FinishedClaim, UpdatedClaim
 from onyxq.interfaces.http.routes.enqueue import (
     Group,
+    NewTask,
     check_header,
-    enqueue_args,
     group_tasks,
     ids_of_runs,
+    new_runs,
     past_queues,
 )
-from onyxq.interfaces.http.routes.tasks import NEW_TASK, grace_ms
-from onyxq.interfaces.http.schemas import ref
-from onyxq.interfaces.http.shapes import AnyValue, Array, Base64, Field, HexId, Integer, Invalid, Object, Text
-from onyxq.interfaces.http.values import answer, payload_of
+from onyxq.interfaces.http.routes.tasks import grace_ms
+from onyxq.interfaces.http.values import answer_text
+from onyxq.operations.table.claim import Held, NewUpdate
+from onyxq.operations.table.json_form import json_text
+from onyxq.operations.table.operation import Args, Result
+from onyxq.operations.table.transaction import MANY, TRANSACT, CompletedRun, Transact
 
-ITEMS_MAX = 1_000
-NAME_CHARACTERS_MAX = 200
 KEY = "Idempotency-Key"
+_KEY = Annotated[Name, Meta(description="The transaction's name: a repeat gets the first answer.")]
 
-_CLAIM = {"id": Field(HexId(), required=True), "token": Field(Integer(), required=True)}
-_COMPLETED = Object(
-    "CompletedTask",
-    {
-        **_CLAIM,
-        "result": Field(AnyValue(), keeps_null=True, doc="Any JSON value."),
-        "result_base64": Field(Base64(), doc="Bytes, instead of result."),
-    },
-)
-TRANSACTION = Object(
-    "NewTransaction",
-    {
-        "complete": Field(Array(_COMPLETED, maximum=ITEMS_MAX), default=(), doc="Claimed tasks that are finished."),
-        "update": Field(Array(UPDATE, maximum=ITEMS_MAX), default=(), doc="Updates of claimed tasks."),
-        "enqueue": Field(Array(NEW_TASK, maximum=ITEMS_MAX), default=(), doc="Tasks that are new."),
-        "require": Field(
-            Array(Object("RequiredClaim", _CLAIM), maximum=ITEMS_MAX), default=(), doc="Claims that must stand."
-        ),
-    },
-)
-_KEY = Field(Text(maximum=NAME_CHARACTERS_MAX), doc="The transaction's name: a repeat gets the first answer.")
+
+class NewTransaction(Args):
+    """Changes that are made together."""
+
+    complete: Annotated[list[FinishedClaim], MANY, Meta(description="Claimed tasks that are finished.")] = field(
+        default_factory=list
+    )
+    update: Annotated[list[UpdatedClaim], MANY, Meta(description="Updates of claimed tasks.")] = field(
+        default_factory=list
+    )
+    enqueue: Annotated[list[NewTask], MANY, Meta(description="New tasks.")] = field(default_factory=list)
+    require: Annotated[list[ClaimNamed], MANY, Meta(description="Claims that must be valid.")] = field(
+        default_factory=list
+    )
+
+
+class Transacted(Result):
+    """A transaction that is committed."""
+
+    ids: Annotated[list[TaskIdBytes], Meta(description="Ids of the new tasks.")]
+    token: Annotated[int, Meta(description="Position of its commit in the log.")]
+    settled: Annotated[bool, Meta(description="Whether all of it can be read; if not, it will be soon.")]
 
 
 async def post_transaction(call: Call) -> Response:
     """All of it, or nothing."""
+    asked: NewTransaction = call.args
     name = _name(call)
     made_ms = call.kit.now_ms()
     groups = await _groups(call, made_ms)
-    args = {
-        "name": name,
-        "complete": [
-            [one["id"], 1, one["token"], _result(one, place)] for place, one in enumerate(_all(call, "complete"))
-        ],
-        "update": [
-            [one["id"], one["token"], one["seq"], _data(one, place)] for place, one in enumerate(_all(call, "update"))
-        ],
-        "enqueue": enqueue_args(groups, _runs(call, name, groups, made_ms)),
-        "require": [[one["id"], 1, one["token"]] for one in _all(call, "require")],
-    }
     digest = blake2b(call.owner.encode() + b"\n" + call.raw, digest_size=16).digest()
+    transaction = Transact(
+        name=name,
+        complete=[CompletedRun(one.id, 1, one.token, _results(one)) for one in asked.complete],
+        update=[NewUpdate(one.id, one.token, one.seq, one.data) for one in asked.update],
+        enqueue=new_runs(groups, _runs(call, name, groups, made_ms)),
+        require=[Held(one.id, 1, one.token) for one in asked.require],
+        digest=digest,
+        made_ms=made_ms,
+    )
     try:
-        said = await call.ask("transact", **args, digest=digest, made_ms=made_ms)
+        committed = await call.do(TRANSACT, transaction)
     except OnyxqError as error:
         error.field = _renamed(error.field, groups)
         if not error.details:
             raise
         return problem(error, {"claims": [_stale(*one) for one in error.details]})
-    if said["made_ms"] != made_ms:
-        groups = await _groups(call, said["made_ms"])  # a repeat: its ids are those of the first request
-    ids = ids_of_runs(_runs(call, name, groups, said["made_ms"]))
-    return answer({"ids": ids, "token": said["token"], "settled": said["settled"]})
+    if committed.made_ms != made_ms:
+        groups = await _groups(call, committed.made_ms)  # a repeat: its ids are those of the first request
+    ids = ids_of_runs(_runs(call, name, groups, committed.made_ms))
+    return answer_text(json_text(Transacted(ids=ids, token=committed.token, settled=committed.settled)))
 
 
-def _all(call: Call, member: str) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = call.body[member]
-    return found
+def _results(one: FinishedClaim) -> list[bytes | None] | None:
+    return None if one.result is None else [one.result]
 
 
 def _name(call: Call) -> str:
@@ -105,25 +108,21 @@ def _name(call: Call) -> str:
 
 
 async def _groups(call: Call, now_ms: int) -> list[Group]:
-    tasks = _all(call, "enqueue")
+    tasks: Sequence[NewTask] = call.args.enqueue
     graces = {queue: await grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
-    try:
-        return await group_tasks(tasks, partitions=await call.partitions(), now_ms=now_ms, graces=graces)
-    except BadRequest as error:
-        error.field = (error.field or "").replace("tasks", "enqueue", 1) or None
-        error.message = error.message.replace("tasks[", "enqueue[")
-        raise
+    partitions = await call.partitions()
+    return await group_tasks(tasks, partitions=partitions, now_ms=now_ms, graces=graces, member="enqueue")
 
 
 def _runs(call: Call, name: str, groups: Sequence[Group], made_ms: int) -> list[Run]:
-    """The ids of new tasks, which follow from the name, the body and ``made_ms``.
+    """Return the ids of new tasks, which follow from the name, the body and ``made_ms``.
 
     No more tasks than it completes stay in the partition of these; others go to one chosen by the name.
     """
-    completed = _all(call, "complete")
+    completed: Sequence[FinishedClaim] = call.args.complete
     fresh = sum(len(group.payloads) for group in groups if group.first is None)
     chosen = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") % max(1, call.kit.partitions)
-    usual = partition_of(completed[0]["id"]) if completed and fresh <= len(completed) else chosen
+    usual = partition_of(completed[0].id) if completed and fresh <= len(completed) else chosen
     runs = []
     for index, group in enumerate(groups):
         first = group.first
@@ -135,28 +134,8 @@ def _runs(call: Call, name: str, groups: Sequence[Group], made_ms: int) -> list[
     return runs
 
 
-def _result(completed: Mapping[str, Any], place: int) -> list[bytes | None] | None:
-    found = _payload(completed, "result", f"complete[{place}]")
-    return None if found is None else [found]
-
-
-def _data(update: Mapping[str, Any], place: int) -> bytes:
-    found = _payload(update, "data", f"update[{place}]")
-    if found is None:
-        raise BadRequest(f"update[{place}].data is missing", field=f"update[{place}].data")
-    return found
-
-
-def _payload(members: Mapping[str, Any], name: str, where: str) -> bytes | None:
-    try:
-        found = payload_of(members, name)
-    except Invalid as error:
-        raise BadRequest(f"{where}.{error.to_error('the body').message}", field=f"{where}.{name}") from None
-    return None if found is None else found[1]
-
-
 def _renamed(place: str | None, groups: Sequence[Group]) -> str | None:
-    """A field of the method's arguments as the request calls it."""
+    """Return a field of the operation's arguments as the request calls it."""
     if place in ("name", None):
         return KEY if place == "name" else None
     head, bracket, rest = place.partition("[")
@@ -184,9 +163,9 @@ ENDPOINTS = (
         "it from happening twice.",
         handle=post_transaction,
         role=("consume", "produce"),
-        body=TRANSACTION,
+        args=NewTransaction,
         large=True,
-        answer=ref("Transacted"),
+        result=Transacted,
         headers={KEY: _KEY},
         errors=(404, 409),
     ),
