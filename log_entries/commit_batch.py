@@ -22,8 +22,9 @@ from attrs import evolve, frozen
 from log_entries import commit_transaction
 from onyxq.core.entry import APPLIED, Stamp, Verdict
 from onyxq.core.jobs.lifetime import refusal
+from onyxq.core.limits import OFFSETS_BYTES_MAX
 from onyxq.core.replica import Replica
-from onyxq.core.transactions import OFFSETS_BYTES_MAX, Prepared
+from onyxq.core.transactions import Prepared
 
 VERSION = 1
 

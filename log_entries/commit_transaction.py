@@ -16,14 +16,11 @@ from pyrsistent import pmap
 
 from onyxq.core.claims import BAD_RUN
 from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.limits import DEADLINE_AHEAD_MS_MAX, NAME_CHARACTERS_MAX, NAME_KEEP_MS, NAME_KEEP_MS_MAX
 from onyxq.core.remembered import remember
 from onyxq.core.replica import Replica, Transaction, TransactionClaim
 from onyxq.core.transactions import (
-    DEADLINE_AHEAD_MS_MAX,
-    KEEP_MS,
-    KEEP_MS_MAX,
     KIND,
-    NAME_CHARACTERS_MAX,
     NOTE_BYTES_MAX,
     Claim,
     Part,
@@ -58,7 +55,7 @@ class Args:
     claims: tuple[Claim, ...]
     require: tuple[Claim, ...]
     parts: tuple[Part, ...]
-    keep_ms: int = KEEP_MS
+    keep_ms: int = NAME_KEEP_MS
     note: bytes = b""
 
 
@@ -100,7 +97,7 @@ def _problem(replica: Replica, args: Args, stamp: Stamp) -> str:
         return f"{HELD}: {hold.why}"
     if stamp.log_time_ms > args.deadline_ms:
         return TOO_LATE
-    if args.deadline_ms > stamp.log_time_ms + DEADLINE_AHEAD_MS_MAX or not 0 <= args.keep_ms <= KEEP_MS_MAX:
+    if args.deadline_ms > stamp.log_time_ms + DEADLINE_AHEAD_MS_MAX or not 0 <= args.keep_ms <= NAME_KEEP_MS_MAX:
         return "bad time"
     return _misfit(replica, args)
 

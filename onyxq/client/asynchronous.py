@@ -30,9 +30,9 @@ from onyxq.client.pool import Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
 from onyxq.client.values import Task, TaskUpdate, as_id
-from onyxq.core.claims import AHEAD_MS_MAX
 from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
 from onyxq.core.ids import TaskId
+from onyxq.core.limits import AHEAD_MS_MAX
 from onyxq.system.tracing import enqueuing
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network

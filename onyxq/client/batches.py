@@ -11,7 +11,7 @@ from onyxq.client.options import known, takes
 from onyxq.client.pool import Pool
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId, partition_of
-from onyxq.core.transactions import KEEP_MS
+from onyxq.core.limits import NAME_KEEP_MS
 from onyxq.operations.table.operation import plain
 from onyxq.operations.table.task import READ_BODIES
 from onyxq.operations.table.transaction import AHEAD_MS_MAX, COMMIT_BATCH, PREPARE_BATCH
@@ -136,7 +136,7 @@ class Batching:
         complete: Iterable[Sequence[Any]] = (),
         batch: int = 0,
         offsets: bytes = b"",
-        keep_ms: int = KEEP_MS,
+        keep_ms: int = NAME_KEEP_MS,
         timeout_ms: int | None = None,
         **job: Unpack[JobOptions],
     ) -> BatchCommitted:

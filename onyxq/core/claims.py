@@ -18,8 +18,6 @@ from onyxq.core.log.clock import LOG_TIME_SLACK_MS
 from onyxq.core.replica import HELD_MS, ClaimPiece, Replica, with_pieces
 
 LEASE_MS_MAX = 24 * 60 * 60 * 1000
-AHEAD_MS_MAX = 1_000
-"""Longest time before a task is due at which it may be claimed, in ms."""
 WINDOW_PIECES_MIN = 8
 """A stretch with at most this many pieces is processed as a whole."""
 GRACE_MS = LOG_TIME_SLACK_MS

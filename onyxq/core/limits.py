@@ -81,6 +81,18 @@ PERIODIC_DATA_BYTES_MAX = 64 << 10
 JOB_KEEP_MS_MAX = 10 * 366 * 86_400_000
 """How long the outcome of a job may be kept."""
 
+# --- claims, transactions
+
+AHEAD_MS_MAX = 1_000
+"""Longest time before it is due at which a task may be claimed, in milliseconds."""
+OFFSETS_BYTES_MAX = 64 * 1024
+"""Bytes of the offsets of a batch."""
+NAME_KEEP_MS = 600_000
+"""Default time for which the name of a settled transaction is remembered, in ms."""
+NAME_KEEP_MS_MAX = 7 * 86_400_000
+DEADLINE_AHEAD_MS_MAX = 3_600_000
+"""How far ahead in log time the deadline of a commit may be, in ms."""
+
 # --- the task store
 
 GROUP_CHARACTERS_MAX = 200

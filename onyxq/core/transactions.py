@@ -14,6 +14,7 @@ from attrs import evolve
 
 from onyxq.core.claims import Pieces, change, gather, merged, split, under, window
 from onyxq.core.ids import Run, TaskId, runs_of
+from onyxq.core.limits import NAME_KEEP_MS
 from onyxq.core.remembered import recall, remember
 from onyxq.core.replica import HELD_MS, Hold, Replica, claimed_bits
 
@@ -22,14 +23,7 @@ KIND = "transaction"
 
 A repeat gets the position of the commit and the note that came with it.
 """
-NAME_CHARACTERS_MAX = 200
 NOTE_BYTES_MAX = 64
-OFFSETS_BYTES_MAX = 64 * 1024
-KEEP_MS = 600_000
-"""Default time for which the name of a settled transaction is remembered, in ms."""
-KEEP_MS_MAX = 7 * 86_400_000
-DEADLINE_AHEAD_MS_MAX = 3_600_000
-"""How far ahead in log time the deadline of a commit may be, in ms."""
 
 
 class Claim(NamedTuple):
@@ -59,7 +53,7 @@ class Prepared(NamedTuple):
     claims: tuple[Claim, ...]
     require: tuple[Claim, ...]
     parts: tuple[Part, ...]
-    keep_ms: int = KEEP_MS
+    keep_ms: int = NAME_KEEP_MS
     note: bytes = b""
 
 

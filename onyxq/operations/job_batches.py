@@ -24,7 +24,8 @@ from onyxq.core.errors import (
     Unknown,
 )
 from onyxq.core.jobs.lifetime import absence, refusal
-from onyxq.core.transactions import DEADLINE_AHEAD_MS_MAX, Prepared, known_as, stale
+from onyxq.core.limits import DEADLINE_AHEAD_MS_MAX
+from onyxq.core.transactions import Prepared, known_as, stale
 from onyxq.leader.transaction_parts import stale_token
 from onyxq.node.node import Node
 from onyxq.node.routing import insist

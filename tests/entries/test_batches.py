@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from log_entries import commit_batch, grant_claims, kill_job, settle_transaction, submit_job
-from log_entries.commit_batch import CONFLICT, NAME_TAKEN, OFFSETS_BYTES_MAX, OUT_OF_ORDER, REPEAT, committed_by
+from log_entries.commit_batch import CONFLICT, NAME_TAKEN, OUT_OF_ORDER, REPEAT, committed_by
 from log_entries.commit_transaction import TOO_LATE
 from onyxq.core.entry import APPLIED, decode_args, encode_args
 from onyxq.core.jobs.batch_names import is_void, share_of
 from onyxq.core.jobs.lifetime import OVER, SUPERSEDED, UNKNOWN
+from onyxq.core.limits import OFFSETS_BYTES_MAX
 from onyxq.core.replica import HELD_MS, claim_of
 from onyxq.core.transactions import Claim, Part, Prepared, answer_of
 from tests.entries.queue_world import DEADLINE_MS, QueueWorld, commit, tasks

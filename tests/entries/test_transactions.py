@@ -15,10 +15,9 @@ from log_entries.renew_claims import Args as Renew
 from log_entries.renew_claims import Renewal
 from onyxq.core.entry import APPLIED, Stamp
 from onyxq.core.ids import Run
+from onyxq.core.limits import DEADLINE_AHEAD_MS_MAX, NAME_KEEP_MS_MAX
 from onyxq.core.replica import HELD_MS, claim_of, held_bits
 from onyxq.core.transactions import (
-    DEADLINE_AHEAD_MS_MAX,
-    KEEP_MS_MAX,
     Claim,
     Part,
     Stale,
@@ -139,7 +138,7 @@ def test_what_is_malformed_is_refused(problem: str) -> None:
         "digest": commit("t", one, parts=(Part(0, 1, b"d" * 65),)),
         "run": commit("t", crossing),
         "require": commit("t", one, require=(one._replace(partition=-7),)),
-        "keep": commit("t", one, keep_ms=KEEP_MS_MAX + 1),
+        "keep": commit("t", one, keep_ms=NAME_KEEP_MS_MAX + 1),
         "note": commit("t", one, note=b"n" * 65),
     }
     assert world.submit(wrong[problem]).startswith("bad ")

@@ -11,8 +11,8 @@ from log_entries import commit_batch
 from onyxq.core.entry import Malformed, decode_args, encode_args
 from onyxq.core.errors import BadRequest
 from onyxq.core.jobs.batch_names import Share, share_of
-from onyxq.core.limits import ITEMS_MAX, NAME_CHARACTERS_MAX
-from onyxq.core.transactions import KEEP_MS, Prepared
+from onyxq.core.limits import ITEMS_MAX, NAME_CHARACTERS_MAX, NAME_KEEP_MS
+from onyxq.core.transactions import Prepared
 from onyxq.operations.checks.transactions import Contents, check_share, checked_size
 from onyxq.operations.table.enqueue import NewRun
 from onyxq.operations.table.transaction import (
@@ -77,7 +77,7 @@ def commit(asked: CommitBatch, partitions: int) -> Asked:
         own = f"{name}{COMPLETES}" if marker else name
         if len(own) > NAME_CHARACTERS_MAX:
             raise BadRequest(f"name must have at most {NAME_CHARACTERS_MAX - len(COMPLETES)} characters", field="name")
-        complete = _contents(own, asked.complete, (), partitions, keep_ms=KEEP_MS)
+        complete = _contents(own, asked.complete, (), partitions, keep_ms=NAME_KEEP_MS)
     prepared = tuple(unpack(one, f"prepared[{place}]") for place, one in enumerate(asked.prepared))
     share = Share(fenced.job, fenced.version, asked.batch) if fenced.job else None
     for place, one in enumerate(prepared):

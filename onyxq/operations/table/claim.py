@@ -7,9 +7,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
-from onyxq.core.claims import AHEAD_MS_MAX
 from onyxq.core.ids import RUN_TASKS_MAX
-from onyxq.core.limits import INT_MAX, ITEMS_MAX, RUN_BYTES_MAX, Name, TaskIdBytes
+from onyxq.core.limits import AHEAD_MS_MAX, INT_MAX, ITEMS_MAX, RUN_BYTES_MAX, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, Run
 from onyxq.operations.table.enqueue import Copies
 from onyxq.operations.table.operation import Args, Operation, Place, Result

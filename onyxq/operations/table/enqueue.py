@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-import msgpack
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from onyxq.core import facts
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import (
     DEPENDS_MAX,
@@ -99,25 +97,22 @@ def header_of(packed: bytes, where: str) -> TaskHeader:
 
 def _unpacked(packed: bytes, where: str) -> Any:
     try:
-        return msgpack.unpackb(packed)
-    except (ValueError, msgpack.UnpackException) as error:
+        return msgspec.msgpack.decode(packed)
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"{where}: the header is malformed: {error}", field=where) from None
 
 
-def queue_of(run: NewRun, where: str) -> str:
-    """Return the queue of a run; raises `BadRequest`."""
-    try:
-        packed = facts.task_table(run.body)[0]
-    except BadRequest as error:
-        raise BadRequest(f"{where}: {error.message}", field=where) from None
-    return header_of(packed, where).queue
+def _queue_of(run: NewRun, where: str) -> str:
+    return header_of(run.body[8 : 8 + int.from_bytes(run.body[:4], "little")], where).queue
 
 
 def on_new(name: str, runs: list[NewRun]) -> Need:
     """Return the need of a call that stores runs under the argument ``name``."""
-    return Need(("produce",), queues=tuple(queue_of(run, f"{name}[{place}]") for place, run in enumerate(runs)))
+    return Need(("produce",), queues=tuple(_queue_of(run, f"{name}[{place}]") for place, run in enumerate(runs)))
 
 
+SOME_BODY = b"\x0c\0\0\0\x01\0\0\0\x81\xa5queue\xa4mail\x01\0\0\0\x83\x16\xdc\x8cx"
+"""Body of a run of one task in the queue ``mail`` with the data ``x``."""
 _SOME_ID = bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000")
 ENQUEUE = Operation(
     name="enqueue",
@@ -127,9 +122,5 @@ ENQUEUE = Operation(
     place=Place.LEADER,
     bounded=True,
     large=True,
-    example={
-        "runs": [
-            [bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000"), facts.pack_task({"queue": "mail"}, [b"x"])]
-        ]
-    },
+    example={"runs": [[bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000"), SOME_BODY]]},
 )

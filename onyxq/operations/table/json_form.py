@@ -10,9 +10,9 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 from msgspec import inspect
@@ -25,6 +25,7 @@ from onyxq.operations.table.problems import clip, dotted
 Schema: TypeAlias = dict[str, Any]
 
 JSON, BYTES = "json", "bytes"
+_ID = re.compile(r"[0-9a-fA-F]{40}")
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,9})?")
 _BASE64: Schema = {"type": "string", "contentEncoding": "base64", "format": "byte"}
@@ -36,114 +37,183 @@ _ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 # --- requests
 
 
+Reader: TypeAlias = Callable[[Any], Any]
+"""Returns a JSON value as it is on the wire; what does not fit is left for the decoder to refuse. Raises `_Wrong`."""
+
+
+class _Wrong(Exception):
+    """A value that cannot be read; ``path`` names the place, innermost part first."""
+
+    def __init__(self, reason: str, *path: str | int, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+        self.path = list(path)
+
+    def refuse(self) -> NoReturn:
+        """Raise the `BadRequest`."""
+        field = ""
+        for part in reversed(self.path):
+            field = f"{field}[{part}]" if isinstance(part, int) else dotted(field, part)
+        raise BadRequest(f"{field} {self.reason}", field=field, hint=self.hint)
+
+
 def arguments(kind: type[A], given: Mapping[str, Any], *, fixed: Mapping[str, Any] | None = None) -> A:
     """Return the arguments that members of JSON give, with those that are fixed; raises `BadRequest`."""
     hidden = {name: value for name, value in (fixed or {}).items() if name not in given}
-    read = _read_members(kind, given, "")
+    try:
+        read = _struct_reader(kind)(dict(given))
+    except _Wrong as wrong:
+        wrong.refuse()
     for name in fixed or {}:
         if name in given:
             raise BadRequest(f"{name} is not a known field", field=name)
-    return converted(kind, read | hidden)
+    return converted(kind, {**read, **hidden})
 
 
 @cache
-def _data_members(kind: Any) -> tuple[str, ...]:
-    return tuple(name for name, member in members(kind).items() if "data" in member.marks)
-
-
-def _read_members(kind: Any, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return members as they are on the wire; what does not fit is left for the decoder to refuse."""
-    known, data, out = members(kind), _data_members(kind), dict[str, Any]()
+def _struct_reader(kind: Any) -> Reader:
+    known = members(kind)
+    data = [name for name, member in known.items() if "data" in member.marks]
+    apart = {*data, *(f"{name}_base64" for name in data)}
     with_format = bool(data) and "format" in known
-    for name, value in given.items():
-        if with_format and name == "format":
-            field = dotted(where, name)
-            raise BadRequest(
-                f"{field} is not a known field", field=field, hint="It follows from how the data is given."
-            )
-        member = known.get(name)
-        if member is None and known.get(name.removesuffix("_base64")) is not None:
-            member = known[name.removesuffix("_base64")]
-        if member is None or "data" not in member.marks:
-            if value is not None or member is None or member.nullable:
-                place = dotted(where, name)
-                out[name] = value if member is None else _read(member.node, member.marks, value, place)
-    for name in data:
-        out |= _read_data(name, given, where, with_format=with_format)
-    return out
+    readers = {name: _reader(member.node, member.marks) for name, member in known.items()}
+    never_null = {name for name, member in known.items() if not member.nullable}
+    if with_format:
+        readers["format"] = _no_format
+
+    def read(given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        out: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in apart or (value is None and name in never_null):
+                continue
+            reader = readers.get(name)
+            if reader is None or value is None:
+                out[name] = value
+                continue
+            try:
+                out[name] = reader(value)
+            except _Wrong as wrong:
+                wrong.path.append(name)
+                raise
+        for name in data:
+            _read_data(name, given, out, with_format=with_format)
+        return out
+
+    return read
 
 
-def _read(kind: Node, marks: Mapping[str, Any], value: Any, where: str) -> Any:
-    match kind, value:
-        case inspect.StructType(array_like=False), dict():
-            return _read_members(kind.cls, value, where)
-        case inspect.ListType(item_type=item), list():
-            one, _, _, marks = bare(item)
-            return [_read(one, marks, part, f"{where}[{place}]") for place, part in enumerate(value)]
-        case inspect.BytesType(), str() if "id" in marks:
-            return _read_id(value, where)
-        case _, dict() if "encoded" in marks:
-            return _read_encoded(value)
-        case _, str():
-            if not _encodable(value):
-                raise BadRequest(f"{where} contains half of a surrogate pair, which is no character", field=where)
-    return value
+def _reader(node: Node, marks: Mapping[str, Any]) -> Reader | None:
+    """Return the reader of a type; None if its values are the same on the wire."""
+    found: Reader | None = None
+    match node:
+        case inspect.StructType(array_like=False):
+            found = _struct_reader(node.cls)
+        case inspect.ListType(item_type=item):
+            one, _, _, marks_of_items = bare(item)
+            inner = _reader(one, marks_of_items)
+            found = None if inner is None else _list_reader(inner)
+        case inspect.BytesType() if "id" in marks:
+            found = _read_id
+        case _ if "encoded" in marks:
+            found = _read_encoded
+        case inspect.StrType() | inspect.AnyType() | inspect.UnionType():
+            found = _read_text
+    return found
 
 
-def _read_encoded(given: Mapping[str, Any]) -> dict[str, Any]:
+def _list_reader(inner: Reader) -> Reader:
+    def read(given: Any) -> Any:
+        if not isinstance(given, list):
+            return given
+        out: list[Any] = []
+        try:
+            for item in given:
+                out.append(inner(item))
+        except _Wrong as wrong:
+            wrong.path.append(len(out))
+            raise
+        return out
+
+    return read
+
+
+def _no_format(given: Any) -> NoReturn:
+    raise _Wrong("is not a known field", hint="It follows from how the data is given.")
+
+
+def _read_encoded(given: Any) -> Any:
     """Return a map with bytes; errors name its member alone, as only the declaration of an entry knows it."""
+    if not isinstance(given, dict):
+        return _read_text(given)
     out: dict[str, Any] = {}
     for name, value in given.items():
         plain = name.removesuffix("_base64")
         if plain in out:
             raise BadRequest(f"{name} and {plain} exclude each other", field=name)
-        out[plain] = value if plain == name else _from_base64(value, name)
+        try:
+            out[plain] = value if plain == name else _from_base64(value)
+        except _Wrong as wrong:
+            wrong.path.append(name)
+            wrong.refuse()
     return out
 
 
-def _encodable(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in text)
+def _read_text(given: Any) -> Any:
+    if isinstance(given, str) and not given.isascii() and any("\ud800" <= sign <= "\udfff" for sign in given):
+        raise _Wrong("contains half of a surrogate pair, which is no character")
+    return given
 
 
-def _read_id(text: str, where: str) -> bytes:
-    if not re.fullmatch(r"[0-9a-fA-F]{40}", text):
+def _read_id(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    if not _ID.fullmatch(given):
         hint = "Ids come from GET /v1/ids or POST /v1/tasks."
-        raise BadRequest(f"{where} must be 40 hex digits, not {clip(text)!r}", field=where, hint=hint)
-    return bytes.fromhex(text)
+        raise _Wrong(f"must be 40 hex digits, not {clip(given)!r}", hint=hint)
+    return bytes.fromhex(given)
 
 
-def _read_data(name: str, given: Mapping[str, Any], where: str, *, with_format: bool) -> dict[str, Any]:
-    field, encoded = dotted(where, name), f"{name}_base64"
+def _read_data(name: str, given: Mapping[str, Any], out: dict[str, Any], *, with_format: bool) -> None:
+    """Add data to the members that are read, and its format if they have one."""
+    encoded = f"{name}_base64"
     if given.get(encoded) is not None:
         if name in given:
-            raise BadRequest(f"{field} and {encoded} exclude each other", field=field)
-        form, data = BYTES, _from_base64(given[encoded], dotted(where, encoded))
+            raise _Wrong(f"and {encoded} exclude each other", name)
+        try:
+            form, out[name] = BYTES, _from_base64(given[encoded])
+        except _Wrong as wrong:
+            wrong.path.append(encoded)
+            raise
     elif name in given:
-        form, data = JSON, _encoded(given[name], field)
+        form, out[name] = JSON, _encoded(given[name], name)
     else:
-        return {}
-    return {name: data, "format": form} if with_format else {name: data}
+        return
+    if with_format:
+        out["format"] = form
 
 
-def _from_base64(value: Any, where: str) -> bytes:
+def _from_base64(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise BadRequest(f"{where} must be a base64 string", field=where)
+        raise _Wrong("must be a base64 string")
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
-        raise BadRequest(f"{where} must be standard base64 with padding", field=where) from None
+        raise _Wrong("must be standard base64 with padding") from None
 
 
-def _encoded(value: Any, where: str) -> bytes:
+def _encoded(value: Any, name: str) -> bytes:
     """Return compact UTF-8 JSON of a decoded value."""
     try:
         return _COMPACT(value).encode()
     except UnicodeEncodeError:
         return _ESCAPED(value).encode("ascii")  # half a surrogate pair is legal as an escape only
     except RecursionError:
-        raise BadRequest(f"{where} is nested too deeply", field=where) from None
+        raise _Wrong("is nested too deeply", name) from None
     except ValueError:
-        raise BadRequest(f"{where} holds a number beyond the range of a double", field=where) from None
+        raise _Wrong("holds a number beyond the range of a double", name) from None
 
 
 def from_text(member: Member, text: str) -> Any:

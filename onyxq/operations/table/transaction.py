@@ -6,17 +6,22 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from msgspec import Meta, field
 
-from onyxq.core.facts import pack_task
-from onyxq.core.limits import INT_MAX, ITEMS_MAX, NAME_CHARACTERS_MAX, PLAIN, TIME_MS_MAX, Name, TaskIdBytes
-from onyxq.core.transactions import (
+from onyxq.core.limits import (
     DEADLINE_AHEAD_MS_MAX,
-    KEEP_MS,
-    KEEP_MS_MAX,
+    INT_MAX,
+    ITEMS_MAX,
+    NAME_CHARACTERS_MAX,
+    NAME_KEEP_MS,
+    NAME_KEEP_MS_MAX,
     OFFSETS_BYTES_MAX,
+    PLAIN,
+    TIME_MS_MAX,
+    Name,
+    TaskIdBytes,
 )
 from onyxq.operations.table.access import Access, Need
 from onyxq.operations.table.claim import Count, Held, NewUpdate, Token
-from onyxq.operations.table.enqueue import NewRun, on_new
+from onyxq.operations.table.enqueue import SOME_BODY, NewRun, on_new
 from onyxq.operations.table.operation import Args, Operation, Place, Result
 
 TASKS_MAX = 1_000
@@ -42,7 +47,7 @@ CompletedRuns: TypeAlias = Annotated[
 NewRuns: TypeAlias = Annotated[list[NewRun], Meta(description="New tasks, as `runs` of `enqueue`.")]
 MANY = Meta(max_length=TASKS_MAX)
 MANY_OF_BATCH = Meta(max_length=ITEMS_MAX)
-Keep: TypeAlias = Annotated[int, Meta(ge=0, le=KEEP_MS_MAX, description="How long the name is remembered.")]
+Keep: TypeAlias = Annotated[int, Meta(ge=0, le=NAME_KEEP_MS_MAX, description="How long the name is remembered.")]
 
 
 class Transact(Args):
@@ -65,7 +70,7 @@ class Transact(Args):
         Meta(description="Identifies the contents; default: computed from them."),
     ] = None
     made_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX, description="A time that repeats get back.")] = 0
-    keep_ms: Keep = KEEP_MS
+    keep_ms: Keep = NAME_KEEP_MS
 
 
 class CommittedTransaction(Result):
@@ -114,7 +119,7 @@ class CommitBatch(OfJob, kw_only=True):
     offsets: Annotated[
         bytes, Meta(max_length=OFFSETS_BYTES_MAX, description="Stored with the batch.", extra={"too_large": True})
     ] = b""
-    keep_ms: Keep = KEEP_MS
+    keep_ms: Keep = NAME_KEEP_MS
 
 
 class CommittedBatch(Result):
@@ -137,7 +142,7 @@ def _needs(args: Transact) -> list[Need]:
 _EVERY = (Need(("consume",), every=True), Need(("produce",), every=True))
 _BATCHES = Access((), lambda args: _EVERY, by_arguments=False)
 _SOME_ID = bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000")
-_NEW: list[Any] = [bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706100000000"), pack_task({"queue": "mail"}, [b"x"])]
+_NEW: list[Any] = [bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706100000000"), SOME_BODY]
 
 TRANSACT = Operation(
     name="transact",
