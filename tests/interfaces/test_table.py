@@ -9,10 +9,12 @@ import pytest
 
 from onyxq import AsyncClient, Client
 from onyxq.client.taskstore import AsyncTaskStore, TaskStore
+from onyxq.core.limits import members
 from onyxq.core.queue_settings import SETTINGS, Queue
 from onyxq.errors import BadRequest, TooLarge
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import build
+from onyxq.interfaces.http.routes.enqueue import NewTask
 from onyxq.operations.table.everything import BY_NAME, OPERATIONS
 from onyxq.operations.table.json_form import arguments, data_member, json_text
 from onyxq.operations.table.operation import Operation
@@ -46,6 +48,21 @@ def test_the_clients_have_the_arguments_of_the_table(client: type, operation: Op
             assert member.required == chosen and (default or None) == (member.default or None), name
         else:
             assert member.required or name in operation.python_needed, name
+
+
+@pytest.mark.parametrize("client", [AsyncClient, Client])
+def test_the_clients_have_the_options_of_a_task_of_http(client: type) -> None:
+    """With the same defaults; None and the queue's setting are what is not sent."""
+    had = inspect.signature(client.enqueue).parameters  # type: ignore[attr-defined]
+    left_out = {"self", "timeout_ms", "options", "payload", "format", "w"}
+    named = {name: member for name, member in members(NewTask).items() if name not in ("data", "format", "trace")}
+    known = {name: one for name, one in had.items() if name not in left_out}
+    assert known.keys() == named.keys()
+    for name, member in named.items():
+        default = known[name].default
+        assert (default is inspect.Parameter.empty) == member.required, name
+        if name != "retries" and not member.required:
+            assert (default or None) == (member.default or None), name
 
 
 @pytest.mark.parametrize(("operation", "verb"), VERBS, ids=lambda one: one.name)
