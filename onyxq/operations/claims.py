@@ -31,31 +31,31 @@ from onyxq.operations.claim_shares import Offer, shares
 
 POLL_S = 1.0
 IDLE_POLL_S = 4.0
-"""How long a question stays open if the one before it ended without news.
+"""How long a question stays open after one that ended without news, in seconds.
 
 One that is withdrawn lingers at the node that was asked until its time is up; after news the short time holds.
 """
 LINGER_S = 3.0
-"""How long a queue is watched after the last claimer went."""
+"""How long a queue is watched after its last claimer left, in seconds."""
 ASK_TIMEOUT_S = 5.0
 FIRST_ANSWERS_S = 1.0
-"""How long a claim that does not wait may take to hear from every leader, new ones included."""
+"""Longest time in which a claim that does not wait hears from all leaders, in seconds."""
 FIRST_LOOK_S = 0.1
-"""How long a claimer waits for nodes that were not asked about a queue before."""
+"""How long a claimer waits for nodes that were never asked about its queue, in seconds."""
 LOG_PATIENCE_S = 2.0
-"""How long claimers wait on although the log is away."""
+"""How long claimers continue to wait while the log is away, in seconds."""
 CLAIMERS_MAX = 50_000
-"""Claims that wait at this node; those of one credential get the share that `Claiming._has_room` tells."""
+"""Most claims that wait at this node; `Claiming._has_room` limits the share of one credential."""
 WANTED_CLAIMERS = 64
-"""So many of those who wait are asked how many tasks they want."""
+"""Number of waiting claimers whose demand is added up."""
 AHEAD_AGAIN_S = 0.05
-"""A claimer that was given nothing ahead asks for what is ready only for so long."""
+"""Time in which a claimer that got nothing ahead asks for ready tasks only, in seconds."""
 GATHER_S = 0.5
-"""How long a claimer that was granted tasks at one node waits for the other nodes that were asked."""
+"""How long a claimer with tasks of one node waits for the other nodes that were asked, in seconds."""
 ANSWER_BYTES_MAX = 18 * 1024 * 1024
-"""Task rows in one answer to a claimer, unless one alone is larger; the rest is given back."""
+"""Most bytes of task rows in one answer, unless one row is larger; the rest is given back."""
 ASKS_MAX = 2
-"""Questions in flight to one node; further claimers gather."""
+"""Most questions in flight to one node; further claimers gather."""
 
 
 @define(eq=False)
@@ -65,7 +65,7 @@ class Claimer:
     queues: Sequence[str]
     maximum: int
     lease_ms: int
-    """0: as each queue has it."""
+    """0: the lease of each queue."""
     worker: str
     deadline: float
     reply: Callable[[list[Granted]], None]
@@ -73,16 +73,16 @@ class Claimer:
     owner: str = ""
     """The credential that it came with; see `onyxq.wire.bounds.OWNER`."""
     ahead_ms: int = 0
-    """If nothing is ready: so long before they are due it takes tasks."""
+    """How long before they are due it takes tasks, if none is ready."""
     gone: bool = False
     asking: int = 0
-    """How many nodes have been asked for it and have not answered."""
+    """Number of nodes that were asked for it and have not answered."""
     granted: list[Granted] = field(factory=list)
-    """What the first of them gave, while it waits for the others."""
+    """Grants of the first nodes, while it waits for the others."""
     ahead_again_at: float = 0.0
-    """From then on it may ask for what is not due yet (again)."""
+    """Time from which it may ask for tasks that are not due yet."""
     asks_ahead: bool = False
-    """Whether what it is asking for is not due yet."""
+    """Whether it asks for tasks that are not due yet."""
     asked: set[str] = field(factory=set)
     trouble: OnyxqError | None = None
 
@@ -97,18 +97,18 @@ Share = tuple[Claimer, int]
 
 
 class _Watched:
-    """One queue that somebody waits on."""
+    """A queue with waiting claimers."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
         self.heads: dict[str, Head | None] = {}
-        """Best head per node; a node is missing until it answered once."""
+        """Best head of each node that has answered."""
         self.scopes: dict[str, trio.CancelScope] = {}
         self.asking: dict[str, trio.CancelScope] = {}
-        """What is waited for per node; cancelled when the node's head has become known otherwise."""
+        """Scope of the open question to each node; cancelled when the node's head is known otherwise."""
         self.used_at = 0.0
         self.settled_at = 0.0
-        """Until then a claimer waits for the heads of nodes that have not answered once."""
+        """Time until which a claimer waits for the heads of nodes that have never answered."""
 
 
 class Claiming:
@@ -117,24 +117,24 @@ class Claiming:
     def __init__(self, node: Node, give_back: Callable[[Sequence[Granted]], None]) -> None:
         self._node = node
         self._give_back = give_back
-        """Releases claims that nobody waits for."""
+        """Releases claims without a waiting client."""
         self._queues: dict[str, _Watched] = {}
         self._claimers: deque[Claimer] = deque()
         self._held: Counter[str] = Counter()
-        """Claimers by owner; those that are gone may be counted for a moment."""
+        """Number of claimers by owner; withdrawn ones may count for a moment."""
         self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._draining = False
         self._log_away_since: float | None = None
         self._answered = trio.Event()
-        """Set, and made anew, at each answer of a node."""
+        """Set and replaced at each answer of a node."""
         self._asks: dict[str, int] = {}
         """Questions in flight per node."""
         self._leading_of: tuple[Any, int, list[str]] = (None, 0, [])
         self._unserved_of: tuple[Any, Any, list[int]] = (None, None, [])
 
     def submit(self, claimer: Claimer) -> None:
-        """Take a claim; exactly one of its ``reply`` and ``fail`` is called, unless it is gone."""
+        """Take a claim. Exactly one of its ``reply`` and ``fail`` is called, unless it is withdrawn."""
         if self._draining:
             claimer.fail(Unavailable("this peer is leaving; ask another"))
             return
@@ -152,14 +152,14 @@ class Claiming:
         self._wake.set()
 
     def _has_room(self, owner: str) -> bool:
-        """Whether one more claim of a credential may wait: the share of each leaves room for one credential more."""
+        """Return whether one more claim of a credential may wait; shares leave room for one more credential."""
         if len(self._claimers) >= CLAIMERS_MAX:
             return False
         owners = len(self._held) + (owner not in self._held)
         return not owner or self._held[owner] < CLAIMERS_MAX // (owners + 1)
 
     async def drain(self) -> None:
-        """Take no further claims; return once nobody is being answered (or soon after)."""
+        """Take no further claims, and return once no answer is in flight (or soon after)."""
         self._draining = True
         for claimer in self._claimers:
             if not claimer.asking and not claimer.gone:
@@ -170,7 +170,7 @@ class Claiming:
                 await self._answered.wait()
 
     def waiting(self, most: int) -> dict[str, tuple[int, list[str]]]:
-        """Workers whose claims wait here, up to ``most`` of them: how many claims, and the queues of one of them."""
+        """Return up to ``most`` workers that wait here: the number of claims, and the queues of one claim."""
         out: dict[str, tuple[int, list[str]]] = {}
         for one in self._claimers:
             if one.gone or (one.worker not in out and len(out) == most):
@@ -181,7 +181,7 @@ class Claiming:
 
     @property
     def watched(self) -> int:
-        """How many queues somebody here waits on, or did lately."""
+        """Number of queues that have, or recently had, waiting claimers here."""
         return len(self._queues)
 
     async def run(self) -> None:
@@ -198,7 +198,7 @@ class Claiming:
                 self._wake = trio.Event()
 
     async def _follow_placement(self) -> None:
-        """A node that leads from now on is asked at once."""
+        """Ask a node at once when it begins to lead."""
         while True:
             await self._node.changed(self._node.replica)
             self._wake.set()
@@ -249,7 +249,7 @@ class Claiming:
         return any(watched.queue in claimer.queues and not claimer.gone for claimer in self._claimers)
 
     async def _ask_head(self, watched: _Watched, node_id: str, poll_s: float) -> bool:
-        """Ask once, for up to ``poll_s``; whether there was nothing new."""
+        """Ask once, for up to ``poll_s``; return whether the answer had no news."""
         known = watched.heads.get(node_id)
         better_than = list(known.key) if known is not None else None
         # Not known yet: the present state is wanted at once.
@@ -295,14 +295,14 @@ class Claiming:
         return unpack_head(found)
 
     def _wanted(self, queue: str) -> int:
-        """How many tasks of a queue those could take who wait here."""
+        """Return how many tasks of a queue the waiting claimers could take."""
         waiting = (one.maximum for one in self._claimers if queue in one.queues and not (one.gone or one.asking))
         return min(sum(islice(waiting, WANTED_CLAIMERS)), WANTED_MAX)
 
     # --- matching
 
     def _match(self) -> float:
-        """Ask for whoever can be served; seconds until something must be looked at again."""
+        """Ask nodes for the claimers that can be served; return the seconds until the next match."""
         now = trio.current_time()
         self._give_up_without_log(now)
         left: deque[Claimer] = deque()
@@ -343,7 +343,7 @@ class Claiming:
         return max(next_look - now, 0.0)
 
     def _give_up_without_log(self, now: float) -> None:
-        """Whoever waits here while the log is away hears so: another peer may reach it."""
+        """Fail waiting claims while the log is away: another peer may reach it."""
         try:
             self._node.outbox_now()
             self._log_away_since = None
@@ -365,7 +365,7 @@ class Claiming:
             claimer.reply([])
 
     def _unserved(self) -> Unavailable | None:
-        """Why "there is nothing" cannot be said: partitions that nobody can serve may hold tasks."""
+        """Return the error if some partitions have no leader with a majority: they may hold tasks."""
         replica = self._node.replica
         if self._unserved_of[0] is not replica.partitions or self._unserved_of[1] is not replica.nodes:
             self._unserved_of = (replica.partitions, replica.nodes, unserved(replica, live_nodes(replica)))
@@ -378,7 +378,7 @@ class Claiming:
         )
 
     def _unheard(self, claimer: Claimer) -> Unavailable | None:
-        """The same, of leaders that do not answer this node."""
+        """Return the error if a leader does not answer this node: it may have tasks."""
         silent = [
             node_id
             for node_id in self._leading_nodes()
@@ -389,14 +389,14 @@ class Claiming:
         return Unavailable(f"node {silent[0]}, which leads partitions, did not answer; there may be tasks there")
 
     def _settled_at(self, claimer: Claimer) -> float:
-        """When its queues are known well enough to say which node has the best task."""
+        """Return the time from which its queues are known well enough to choose the best node."""
         settled_at = max((self._queues[queue].settled_at for queue in claimer.queues), default=0.0)
         if settled_at > trio.current_time() and self._all_known(claimer):
             return 0.0
         return settled_at
 
     def _sure(self, claimer: Claimer) -> bool:
-        """Whether every partition has been heard of."""
+        """Return whether all partitions have answered."""
         return self._all_known(claimer) and self._unserved() is None
 
     def _all_known(self, claimer: Claimer) -> bool:
@@ -404,7 +404,7 @@ class Claiming:
         return all(node_id in self._queues[queue].heads for queue in claimer.queues for node_id in nodes)
 
     def _shares(self, claimer: Claimer) -> dict[str, int] | None:
-        """How many tasks to claim at which nodes; empty if there are none, None if the best node is busy."""
+        """Return how many tasks to claim at each node; empty without tasks, None if the best node is busy."""
         ahead = claimer.ahead_ms > 0 and trio.current_time() >= claimer.ahead_again_at
         offers = [
             Offer(node_id, queue, head)
@@ -451,7 +451,7 @@ class Claiming:
         self._wake.set()
 
     def _take_answer(self, claimer: Claimer, answer: list[Granted] | OnyxqError) -> None:
-        """Note a node's answer for a claimer, which is woken once all nodes that were asked have answered."""
+        """Record a node's answer for a claimer, which is answered once all nodes that were asked have answered."""
         claimer.asking -= 1
         if isinstance(answer, OnyxqError):
             claimer.trouble = answer
@@ -468,7 +468,7 @@ class Claiming:
             claimer.ahead_again_at = trio.current_time() + AHEAD_AGAIN_S
 
     async def _deliver_soon(self, claimer: Claimer) -> None:
-        """Wait for the other nodes, but no longer than is worth it."""
+        """Wait for the other nodes for up to `GATHER_S`."""
         await trio.sleep(GATHER_S)
         if claimer.granted:
             self._deliver(claimer)
@@ -505,21 +505,21 @@ def _fitting(granted: Sequence[Granted]) -> int:
 
 
 def pack_answer(answer: list[Granted] | OnyxqError) -> Any:
-    """What one request got, as it travels."""
+    """Return the outcome of one request as it is sent."""
     if isinstance(answer, OnyxqError):
         return answer.to_map()
     return [list(one if one.due_in_ms else one[:6]) for one in answer]
 
 
 def unpack_answer(packed: Any) -> list[Granted] | OnyxqError:
-    """The reverse of `pack_answer`."""
+    """Return what `pack_answer` packed."""
     return from_map(packed) if isinstance(packed, dict) else [Granted(*one) for one in packed]
 
 
 async def claim_here(
     node: Node, requests: Sequence[Asked], wanted: int
 ) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
-    """Claim from the partitions that this node leads: what each request got, and the heads afterwards.
+    """Claim from the partitions that this node leads; return the outcome of each request, and the heads after it.
 
     ``wanted``: how many tasks the heads should list.
     """

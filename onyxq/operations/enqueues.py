@@ -1,7 +1,7 @@
 """Enqueueing at the node that a client talks to: each run goes to its partition's leader.
 
-Where runs of one request depend on each other they go in waves, so that one request may
-hold a whole graph: a run is sent once all that it depends on is stored.
+If runs of one request depend on each other, they are sent in waves, so one request may hold a whole
+graph: a run is sent once all runs that it depends on are stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Asked = Sequence[NewRun]
 
 
 class Enqueueing:
-    """Serves ``enqueue`` and ``ids`` of one node; ``partition``: the first ids are of the one after it."""
+    """Serves ``enqueue`` and ``ids`` of one node; the first ids are of the partition after ``partition``."""
 
     def __init__(
         self, node: Node, router: Router, partitions: Callable[[], int], maker: IdMaker, partition: int
@@ -97,7 +97,7 @@ class Enqueueing:
 
 
 def _with_places(acks: list[Any], places: Sequence[int]) -> list[Any]:
-    """Errors with the place of their run in the request in the field's name."""
+    """Return the acks; fields of errors begin with the place of their run in the request."""
     for ack, place in zip(acks, places, strict=True):
         if isinstance(ack, dict) and ack.get("field") and not str(ack["field"]).startswith("runs["):
             ack["field"] = f"runs[{place}].{ack['field']}"
@@ -105,7 +105,7 @@ def _with_places(acks: list[Any], places: Sequence[int]) -> list[Any]:
 
 
 def _spoilt(error: dict[str, Any]) -> dict[str, Any]:
-    """The answer for a run that depends on one that met an error."""
+    """Return the answer for a run that depends on a run with an error."""
     cause: OnyxqError = from_map(error)
     message = f"a task on which it depends was not stored: {cause.message}"
     if isinstance(cause, BadRequest):
@@ -114,7 +114,7 @@ def _spoilt(error: dict[str, Any]) -> dict[str, Any]:
 
 
 def needed(runs: Asked) -> list[list[int]]:
-    """Per run the places of those in the same request on which it depends."""
+    """Return for each run the places of the runs of the request on which it depends."""
     owners: dict[bytes, list[tuple[int, int]]] = {}
     depends: list[list[bytes]] = []
     for place, (first, body, _) in enumerate(runs):
@@ -128,7 +128,7 @@ def needed(runs: Asked) -> list[list[int]]:
 
 
 def waves(needs: list[list[int]]) -> list[list[int]]:
-    """Places in groups, each depending on earlier ones only; raises `BadRequest` for a circle."""
+    """Return the places in groups that depend on earlier groups only; raises `BadRequest` for a circle."""
     left = {place: set(others) for place, others in enumerate(needs)}
     behind: dict[int, list[int]] = {}
     for place, others in enumerate(needs):

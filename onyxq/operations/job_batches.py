@@ -1,9 +1,9 @@
 """Batches of jobs at the node that coordinates them: any node does (design: jobs on Spark).
 
-A batch is many transactions, prepared one by one by whoever writes a share of it, and one
-entry, ``commit_batch``, that commits them all: once, under the job's present version, in the
-order of the batches.  What is prepared and never committed goes at its deadline.  Whoever hears
-no answer to a commit sends it again, to any node.
+A batch is many transactions and one entry.  Each writer of a share prepares its transaction.  The entry,
+``commit_batch``, commits all of them: once, under the job's present version, in the order of the batches.
+Prepared shares that are never committed are dropped at their deadline.  A driver without an answer to a
+commit sends it again, to any node.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from onyxq.operations.table.transaction import CommitBatch, CommittedBatch, Prep
 from onyxq.operations.transactions import UNKNOWN_TIMEOUT_S, Transactions, held
 
 COMPLETE_AHEAD_MS = 60_000
-"""Log time that what a batch completes may wait for its commit, which is next."""
+"""Log time for which the completions of a batch may wait for its commit, which follows at once."""
 
 
 class JobBatches:
-    """Prepares and commits what drivers of one node's clients ask for."""
+    """Prepares and commits the batches of one node's clients."""
 
     def __init__(self, node: Node, transactions: Transactions) -> None:
         self._node = node
@@ -82,7 +82,7 @@ class JobBatches:
             raise _superseded(fence, absence(replica, fence.job))
 
     def _known(self, asked: Asked) -> int | None:
-        """A position by which the batch was committed; None if it is not known here to be. Raises `Conflict`."""
+        """Return a position by which the batch was committed, None if that is not known here. Raises `Conflict`."""
         replica = self._node.replica
         if asked.marker:
             known = known_as(replica, asked.marker[0].name)
@@ -117,7 +117,7 @@ class JobBatches:
         return await self._answer(args.transactions, position, repeat=verdict != APPLIED)
 
     def _entry(self, asked: Asked, done: tuple[Prepared, ...]) -> commit_batch.Args:
-        """Return the entry that commits what a batch wrote, and ``done``: the completion of what it has read."""
+        """Return the entry that commits what a batch wrote, and ``done``, the completion of what it read."""
         deadline_ms = self._node.replica.log_time_ms + DEADLINE_AHEAD_MS_MAX // 2
         marker = tuple(one._replace(deadline_ms=deadline_ms) for one in asked.marker)
         transactions = (*marker, *asked.prepared, *done)
@@ -135,7 +135,7 @@ class JobBatches:
         return CommittedBatch(position=position, repeat=repeat, settled=settled)
 
     async def _decided(self, asked: Asked, args: commit_batch.Args) -> tuple[int, str]:
-        """Position and verdict of the entry; raises `Unknown` if it cannot be told whether it was written."""
+        """Return position and verdict of the entry; raises `Unknown` if it may or may not be written."""
         try:
             position, (verdict,) = await self._node.verdicts([args])
             return position, verdict
@@ -152,7 +152,7 @@ class JobBatches:
             raise Unknown("it cannot be told whether the batch was committed") from None
 
     def _refused(self, asked: Asked, args: commit_batch.Args, verdict: str) -> OnyxqError:
-        """What a verdict means to whoever asked."""
+        """Return the error that a verdict means to the client."""
         if verdict == commit_transaction.TOO_LATE:
             return Conflict(
                 "the batch took too long: the deadline of what was prepared has passed",

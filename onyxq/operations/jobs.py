@@ -1,8 +1,8 @@
-"""What clients ask of jobs by way of this node: submit, kill, seal, look, wait.
+"""Operations of clients on jobs: submit, kill, seal, read, wait.
 
-Whatever changes a job is one entry; each method may be repeated, and answers once this node's
-replica has what it asked for.  A node need not host Spark for any of this: the log decides
-who drives a job, and a job that nobody can drive waits and says for what.
+Each change of a job is one entry.  Each method may be repeated, and answers once this node's replica has
+the change.  The node need not host Spark: the log decides which peer drives a job.  A job that no peer
+can drive waits, and its state says for what.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ BY_NAME = (
     "Put the functions into a module that the peers that host Spark have, or start the peers with --allow-pickled."
 )
 TOLD_TIMEOUT_S = 1.5
-"""How long a look at a job waits for what its driver tells of it."""
+"""How long a read of a job waits for its driver's report, in seconds."""
 CATCH_UP_S = 3.0
 TOLD_MAX = 100
-"""Jobs whose drivers are asked for a list: a question each."""
+"""Most jobs of a list whose drivers are asked, one question each."""
 
 
 class Jobs:
@@ -86,7 +86,7 @@ class Jobs:
     # --- changing
 
     async def submit(self, args: SubmitJob) -> SubmittedJob:
-        """Submit a job; its id, the digest of its bytes, and whether it was known already.
+        """Submit a job; return its id, the digest of its bytes, and whether it was known already.
 
         ``body``: as `onyxq.jobs.encoding.encode` makes it.  Raises `BadRequest` naming the key
         at fault, `Forbidden` for a function that is not taken here, `TooLarge`, `JobConflict`
@@ -126,8 +126,10 @@ class Jobs:
         return converted(JobView, found)
 
     async def seal(self, args: SealInput) -> JobView:
-        """Say that nothing more comes on an input; raises `NotFound`, `BadRequest` for an input that is none,
-        `Conflict` if the job has ended, `Unavailable`."""
+        """Seal an input: it gets no more data.
+
+        Raises `NotFound`, `BadRequest` for an unknown input, `Conflict` if the job has ended, `Unavailable`.
+        """
         name, wanted = args.id, args.input
         _, (verdict,) = await self._node.verdicts([seal_input.Args(name, wanted)])
         if verdict == lifetime.UNKNOWN:
@@ -183,7 +185,7 @@ class Jobs:
         return converted(JobView, found)
 
     async def _found(self, name: str) -> dict[str, Any]:
-        """A job as this node knows it, which first reads all that the log has if it does not."""
+        """Return a job as this node knows it; an unknown job is looked up after reading the whole log."""
         try:
             return self._known(name)
         except NotFound:
@@ -217,7 +219,7 @@ class Jobs:
         one["progress"] = None if job is None else await self._told(job)
 
     async def _told(self, job: Known) -> dict[str, Any] | None:
-        """Return what the job's driver tells of it, if it answers soon; of a job that has ended, its last driver."""
+        """Return the report of the job's driver, or of its last driver, if that answers soon."""
         replica = self._node.replica
         if job.driver:
             return await self._told_by(job.driver, job)
@@ -230,7 +232,7 @@ class Jobs:
         return None
 
     async def _told_by(self, name: str, job: Known) -> dict[str, Any] | None:
-        """Return what a peer tells of a job that it drives or drove, if it answers soon."""
+        """Return a peer's report of a job that it drives or drove, if it answers soon."""
         node = self._node
         peer = node.replica.peers.get(name)
         if peer is None:
@@ -245,12 +247,12 @@ class Jobs:
         return told
 
     async def told_here(self, args: dict[str, Any]) -> dict[str, Any] | None:
-        """What this node tells of a job that it drives under a version."""
+        """Return this node's report of a job that it drives under a version."""
         return None if self._driver is None else self._driver.told(str(args["id"]), int(args["version"]))
 
 
 def entry_of(job: Job, *, keep_ms: int) -> submit_job.Args:
-    """The entry that submits a job that was checked."""
+    """Return the entry that submits a checked job."""
     body = encoding.encode(job)
     return submit_job.Args(
         id=job.id,
@@ -276,7 +278,7 @@ def _limits(task: Function | Reduce | Join) -> TaskLimits:
 
 
 def job_of(replica: Replica, name: str) -> dict[str, Any] | None:
-    """A job as clients see it, also one whose outcome alone is still known; None if there is none."""
+    """Return a job as clients see it, or its outcome if only that is known; None if there is none."""
     found = replica.jobs.get(name)
     if found is not None:
         return shown(found)
@@ -285,7 +287,7 @@ def job_of(replica: Replica, name: str) -> dict[str, Any] | None:
 
 
 def shown(job: Known) -> dict[str, Any]:
-    """A job in the replica as clients see it."""
+    """Return a job of the replica as clients see it."""
     failed = job.state == lifetime.FAILED
     return {
         "id": job.id,
@@ -315,7 +317,7 @@ def shown(job: Known) -> dict[str, Any]:
 
 
 def shown_outcome(name: str, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """A job of which only the outcome is known, as clients see it."""
+    """Return a job whose outcome alone is known, as clients see it."""
     batch = kept["batch"]
     return {
         "id": name,
@@ -330,7 +332,7 @@ def shown_outcome(name: str, kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(body: bytes) -> dict[str, Any] | None:
-    """What was submitted, as plain values: of a pickled function its name and size."""
+    """Return the submitted job as plain values; a pickled function has its name and size."""
     try:
         said = encoding.to_map(encoding.decode(body))
     except OnyxqError:

@@ -1,10 +1,9 @@
 """Transactions at the node that coordinates them: any node does (design: transactions).
 
-A transaction is split by partition.  The leaders keep their parts as pending facts
-(``lead.prepare``), then one entry, ``commit_transaction``, decides; the leaders make visible
-what was committed, whatever becomes of this node.  It answers once that has happened, or
-`SETTLE_TIMEOUT_S` after the commit.  Whoever hears no answer sends the same transaction again
-under the same name, to any node: it happens at most once.
+A transaction is split by partition.  The leaders keep their parts as pending facts (``lead.prepare``).
+Then one entry, ``commit_transaction``, decides.  The leaders make committed parts visible, even if this
+node stops.  The node answers once that is done, or `SETTLE_TIMEOUT_S` after the commit.  A client without
+an answer sends the same transaction again under the same name, to any node: it happens at most once.
 
 Parts for the same leader that wait together leave together, and the outbox does the same
 with the commits, so many transactions at a time share messages, disk writes and records.
@@ -48,13 +47,13 @@ DEADLINE_MS = 60_000
 """Log time within which a prepared transaction must be committed."""
 SETTLE_TIMEOUT_S = 5.0
 UNKNOWN_TIMEOUT_S = 4.0
-"""How long a commit whose outcome is unknown is waited for."""
+"""How long to wait for the outcome of a commit that is unknown, in seconds."""
 UNDER_WAY_BYTES_MAX = 256 * 1024 * 1024
-"""Payload bytes of transactions being coordinated; above it clients hear `Overloaded`."""
+"""Most payload bytes of transactions that are coordinated at a time; above it clients get `Overloaded`."""
 
 
 class Transactions:
-    """Coordinates what clients of one node ask for."""
+    """Coordinates the transactions of one node's clients."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -71,7 +70,7 @@ class Transactions:
 
     @contextmanager
     def under_way(self, wanted: Contents) -> Iterator[None]:
-        """Count the bytes of what is being coordinated; raises `Overloaded`."""
+        """Count the bytes of a transaction while it is coordinated; raises `Overloaded`."""
         if self._under_way + wanted.size > UNDER_WAY_BYTES_MAX:
             raise Overloaded("too many bytes of transactions are under way here")
         self._under_way += wanted.size
@@ -98,7 +97,7 @@ class Transactions:
         return CommittedTransaction(token=position, settled=settled, made_ms=made_ms)
 
     async def visible(self, names: Sequence[str]) -> bool:
-        """Wait until committed transactions can be read, or that takes too long; whether they can."""
+        """Wait until committed transactions can be read, for a limited time; return whether they can."""
         with trio.move_on_after(SETTLE_TIMEOUT_S):
             for name in names:
                 while name in self._node.replica.transactions:
@@ -114,14 +113,16 @@ class Transactions:
     # --- one attempt
 
     async def _attempt(self, wanted: Contents) -> None:
-        """Prepare and commit; returns once the name is known, or should be tried again at once."""
+        """Prepare and commit; return once the name is known, or if another attempt may start at once."""
         ready = await self.prepared(wanted, DEADLINE_MS)
         if ready is not None:
             await self._commit(commit_transaction.Args(*ready))
 
     async def prepared(self, wanted: Contents, ahead_ms: int) -> Prepared | None:
-        """Have leaders keep every part, to be committed within so much log time; None if the name is known
-        by now. Raises `OnyxqError`."""
+        """Have the leaders keep every part for ``ahead_ms`` of log time; None if the name is known by now.
+
+        Raises `OnyxqError`.
+        """
         self._node.outbox_now()  # nothing is written anywhere while nothing can be committed
         await self._check_new(wanted)
         deadline_ms = self._node.replica.log_time_ms + ahead_ms
@@ -142,7 +143,7 @@ class Transactions:
         )
 
     async def _check_new(self, wanted: Contents) -> None:
-        """Raise `BadRequest` for tasks that no leader would take; once committed they must be taken."""
+        """Raise `BadRequest` for tasks that no leader would take, because leaders must take committed ones."""
         others: dict[TaskId, int] = {}
         mine: dict[TaskId, int] = {}
         for place, (first, body, at_ms) in enumerate(wanted.enqueue):
@@ -212,7 +213,7 @@ class Transactions:
     async def _prepare(
         self, wanted: Contents, items: Mapping[int, list[Any]], deadline_ms: int
     ) -> dict[int, list[Any]]:
-        """Every partition's answer; raises the first error, naming all claims that do not stand."""
+        """Return every partition's answer; raises the first error, which names all invalid claims."""
         require: dict[int, list[HeldClaim]] = {}
         for claim in wanted.require:
             require.setdefault(partition_of(claim[0]), []).append(claim)
@@ -235,7 +236,7 @@ class Transactions:
         return answers
 
     async def _ask(self, asked: PartRequest) -> Any:
-        """A leader's answer about one part, which may be an error map."""
+        """Return a leader's answer about one part, which may be an error map."""
         leader = leader_of(self._node, asked.partition)
         if not leader:
             return NotLeader(f"nobody leads partition {asked.partition} now").to_map()
@@ -246,7 +247,7 @@ class Transactions:
 
 
 def _raise_errors(errors: Sequence[OnyxqError]) -> None:
-    """Raise the one that matters most: claims that do not stand, all of them; then what no retry mends."""
+    """Raise the most important error: first all invalid claims, then errors that no retry can avoid."""
     gone = [one for error in errors if isinstance(error, StaleToken) for one in error.details]
     if gone:
         raise stale_token(gone)
@@ -258,12 +259,12 @@ def _raise_errors(errors: Sequence[OnyxqError]) -> None:
 
 
 def held(verdict: str) -> Unavailable:
-    """The error of whoever would commit while transactions wait: nothing was done, and it may be tried again."""
+    """Return the error of a commit while transactions wait: nothing was done, and a retry may succeed."""
     return Unavailable(f"transactions wait, {verdict}", hint="A backup is being taken; try again in a moment.")
 
 
 def _claims(held: Any) -> tuple[Claim, ...]:
-    """Claims by partition and token, as the entry has them."""
+    """Return the claims by partition and token, as the entry has them."""
     runs: dict[tuple[int, int], list[Run]] = {}
     for first, count, token in held:
         runs.setdefault((partition_of(first), token), []).append(Run(TaskId(first), count))
