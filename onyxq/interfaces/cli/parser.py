@@ -133,7 +133,7 @@ def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
         epilog=f"example: onyxq demo\n\n{EXIT_CODES}",
     )
     top.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version")
-    verbs = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     groups: dict[str, Any] = {}
     for command in commands:
         noun, _, verb = command.name.rpartition(" ")
@@ -141,7 +141,7 @@ def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
             group = verbs.add_parser(
                 noun, help=nouns[noun], description=_sentence(nouns[noun]), epilog=f"example: {command.example}"
             )
-            groups[noun] = group.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+            groups[noun] = group.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
         _add(groups[noun] if noun else verbs, verb, command)
     return top
 
