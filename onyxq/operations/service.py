@@ -321,9 +321,8 @@ class Service:
 
     def _dispatch_claim(self, request: Request) -> None:
         """Let a claim wait without a task of its own: there may be tens of thousands."""
-        with serving(CLAIM.name):
-            asked = decoded(CLAIM.name, request.args)
-            claimer = self._claimer(asked, lambda result: request.reply(plain(result)), request.fail)
+        asked = decoded(CLAIM.name, request.args)
+        claimer = self._claimer(asked, lambda result: request.reply(plain(result)), request.fail)
 
         def withdrawn() -> None:
             claimer.gone = True

@@ -140,7 +140,7 @@ async def perform(action: Action, call: Call) -> Response:
     args, _ = read_arguments(operation, path, (), action.body(form))
     inner = attrs.evolve(call, args=args, body={}, raw=b"")
     answer = await operation.handle(inner)
-    _log.info("%s by %s: %s", action.name, who, _logged(call.body))
+    _log.info("%s by %s: %s", action.name, who, _told(call.body))
     return RedirectResponse(_arrived(action, form, answer), status_code=303, headers=dict(HEADERS))
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from onyxq.core.ids import PARTITIONS_MAX
 from onyxq.core.limits import Name, TaskIdBytes
-from onyxq.leader.transaction_parts import Asked
+from onyxq.leader.transaction_parts import PartRequest
 from onyxq.operations.handlers import Handler
 from onyxq.operations.table.claim import CLAIM_TASKS_MAX, LeaseMs
 from onyxq.operations.table.operation import converted
@@ -90,9 +90,9 @@ class Parts(msgspec.Struct):
 
     parts: list[tuple[str, int, Partition, list[Any], list[HeldRun]]]
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[PartRequest]:
         """Return the parts as the leader prepares them."""
-        return [Asked(*one) for one in self.parts]
+        return [PartRequest(*one) for one in self.parts]
 
 
 def taking(kind: type[A], work: Callable[[A], Awaitable[Any]]) -> Handler:
