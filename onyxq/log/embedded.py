@@ -104,11 +104,6 @@ class EmbeddedBackend:
         """Open, or create, the log in the directory ``path``."""
         return cls(path, clock=clock, segment_records=segment_records)
 
-    @property
-    def durable(self) -> bool:
-        """Whether records are on disk before they are seen: always."""
-        return True
-
     async def session(self) -> EmbeddedSession:
         """Return a new session of this process."""
         if self._closed:

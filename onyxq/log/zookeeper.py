@@ -63,11 +63,6 @@ class ZookeeperBackend:
         self._segment_records = segment_records
         self._shown = shown(credentials)
 
-    @property
-    def durable(self) -> bool:
-        """Whether records are on disk before they are seen: always, ZooKeeper does that."""
-        return True
-
     async def session(self) -> ZookeeperSession:
         """Return a new ZooKeeper session; raises `LogUnavailable` if there is none in time.
 

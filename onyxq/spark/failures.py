@@ -98,11 +98,6 @@ def of_text(text: str) -> Failure | None:
     return None
 
 
-def at(failure: Failure, task: str) -> Failure:
-    """Return the failure with a task name, if it had none."""
-    return failure if failure.task else evolve(failure, task=task)
-
-
 def said_by(error: BaseException) -> str:
     """Return one line that summarizes an exception and its cause, without Spark's plan."""
     causes = [error]

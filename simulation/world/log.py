@@ -76,11 +76,6 @@ class MemoryBackend:
     _readers: dict[trio.CancelScope, float] = field(factory=dict)
     """Who waits for a record, and how long it takes to get there."""
 
-    @property
-    def durable(self) -> bool:
-        """Never."""
-        return False
-
     async def session(self) -> MemorySession:
         """A new session; raises `LogUnavailable` while ``available`` is False."""
         await trio.lowlevel.checkpoint()
@@ -421,11 +416,6 @@ class NodeLog:
     backend: MemoryBackend
     reachable: bool = True
     session_now: MemorySession | None = None
-
-    @property
-    def durable(self) -> bool:
-        """As the log itself."""
-        return self.backend.durable
 
     async def session(self) -> MemorySession:
         """A new session; raises `LogUnavailable`."""

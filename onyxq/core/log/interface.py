@@ -151,10 +151,6 @@ class LogSession(Protocol):
 class LogBackend(Protocol):
     """A factory of sessions with one cluster's log."""
 
-    @property
-    def durable(self) -> bool:
-        """Whether the log outlives the process."""
-
     async def session(self) -> LogSession:
         """Return a new session; raises `LogUnavailable` if the log does not open one in time."""
 

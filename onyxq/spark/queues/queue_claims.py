@@ -79,11 +79,6 @@ async def complete(client: AsyncClient, held: Sequence[Held]) -> int:
     return await _each(client.complete(batch_of(held)))
 
 
-async def release(client: AsyncClient, held: Sequence[Held]) -> int:
-    """Release the tasks, and return how many were not held any more."""
-    return await _each(client.release(batch_of(held)))
-
-
 async def _each(doing: Any) -> int:
     try:
         await doing
