@@ -1,12 +1,11 @@
-"""Claiming across the cluster: which node to ask, and waiting until there is something.
+"""Claims across the cluster: which nodes are asked, and how claimers wait until there are tasks.
 
-For every queue that somebody here waits on, this node keeps a question open at each node
-that leads partitions: "tell me when your best ready task is better than what I know".
-The answer is the present state, so nothing is missed across reconnections, elections or
-lost messages; the question is repeated each second, less often where there has been
-nothing for a while.  A claimer asks the nodes that have the best tasks, as many of each as
-`onyxq.operations.claim_shares` finds: exact when quiet, approximate under load.  Tasks that fall due
-in a moment are such a head, too, for claimers that claim ahead.
+For every queue that a claimer here waits on, this node keeps a question open at each node that leads
+partitions: "answer when your best ready task is better than the one I know".  The answer describes the
+present state, so lost messages, reconnections and elections lose nothing.  The question is repeated each
+second, and less often where nothing was ready for a while.  A claimer asks the nodes that have the best
+tasks, each for the number that `onyxq.operations.claim_shares` finds: exact when quiet, approximate under
+load.  For a claimer that claims ahead, tasks that fall due soon count as well.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ POLL_S = 1.0
 IDLE_POLL_S = 4.0
 """How long a question stays open after one that ended without news, in seconds.
 
-One that is withdrawn lingers at the node that was asked until its time is up; after news the short time holds.
+The node that was asked keeps a withdrawn question until its time is up. After news the shorter `POLL_S` holds.
 """
 LINGER_S = 3.0
 """How long a queue is watched after its last claimer left, in seconds."""

@@ -5,8 +5,8 @@ Then one entry, ``commit_transaction``, decides.  The leaders make committed par
 node stops.  The node answers once that is done, or `SETTLE_TIMEOUT_S` after the commit.  A client without
 an answer sends the same transaction again under the same name, to any node: it happens at most once.
 
-Parts for the same leader that wait together leave together, and the outbox does the same
-with the commits, so many transactions at a time share messages, disk writes and records.
+Parts that wait for the same leader are sent in one message.  The outbox does the same with the commits.
+Concurrent transactions therefore share messages, disk writes and records.
 """
 
 from __future__ import annotations

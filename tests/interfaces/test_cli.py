@@ -312,7 +312,7 @@ TASK = "0196f0c5a1b20007d4c3b2a19080706000000000"
 
 
 def test_a_table_fits_the_terminal_and_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text goes on in the next line of its column; an id stays whole, so that it can be copied."""
+    """Text continues in the next line of its column; an id stays whole, so that it can be copied."""
     lines = _on_terminal(monkeypatch, 70, "the host of the mailbox is unknown", NO_COLOR="1").splitlines()
     assert [line.split()[0] for line in lines] == ["id", TASK, "mailbox"]
     assert max(map(len, lines)) <= 70 and lines[2].startswith(" " * 48)

@@ -6,16 +6,6 @@ import pytest
 
 from tests.tidy import rules, words
 
-LEFT = (
-    "onyxq/interfaces/http/routes/claims.py",
-    "onyxq/operations/arguments/",
-    "onyxq/operations/claims.py",
-    "onyxq/operations/job_batches.py",
-    "onyxq/operations/jobs.py",
-    "onyxq/operations/transactions.py",
-)
-"""Packages whose docstrings are not held to the list yet."""
-
 PAGES = [*sorted((rules.ROOT / "docs").glob("*.rst")), *sorted(rules.ROOT.glob("*.rst"))]
 
 
@@ -30,11 +20,10 @@ def test_pages_use_plain_words() -> None:
 
 
 def test_docstrings_use_plain_words() -> None:
-    """No docstring uses a word of the list, apart from the packages in `LEFT`."""
+    """No docstring uses a word of the list."""
     found = [
         f"{source.path}:{start + line - 1}: {what}"
         for source in rules.sources()
-        if not source.path.startswith(LEFT)
         for start, text in words.texts_of_module(source.tree)
         for line, what in words.found_in(text)
     ]

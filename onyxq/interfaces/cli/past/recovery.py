@@ -22,7 +22,7 @@ COLUMNS = ("source", "node", "position", "log_from", "digest", "newest")
 
 
 def recover(context: Context) -> None:
-    """Show what the nodes know of the log and, with ``--yes``, begin the log anew."""
+    """Show what the nodes know of the log and, with ``--yes``, begin a new log."""
     args = context.args
     if args.export:
         _export(context)
