@@ -149,9 +149,9 @@ def _walk(path: tuple[str, ...], old: Any, new: Any, found: list[Change]) -> Non
         _walk_maps(path, old, new, found)
     elif len(path) == 3 and path[0] == "claims" and isinstance(old, tuple) and isinstance(new, tuple):
         _walk_maps(path, _by_offset(old), _by_offset(new), found)
-    elif type(old) is not type(new) or old != new:
+    else:
         before, after = plain(old), plain(new)
-        if before != after or type(before) is not type(after):
+        if repr(before) != repr(after):  # 0 equals False, also inside of lists
             found.append(Change(path, before, after))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyrsistent import pmap
 
@@ -57,6 +57,8 @@ def test_distant_replicas_differ_by_what_leads_from_one_to_the_other(world: Worl
 
 @settings(max_examples=150)
 @given(STATES, STATES)
+@example(pmap({"held": False}), pmap({"held": 0}))
+@example(pmap({"held": (False,)}), pmap({"held": (0,)}))
 def test_states_of_extensions_are_compared_whatever_they_hold(one: Any, other: Any) -> None:
     """Nested maps and tuples of every type that a replica can hold."""
     old, new = evolve(EMPTY, extensions=one), evolve(EMPTY, extensions=other)
