@@ -69,14 +69,19 @@ class RuledReads:
         out = [piece for owner in owners(self._tables, record, wanted) for piece in self._pieces(record, owner, wanted)]
         return sorted(out, key=lambda piece: piece.first)
 
+    def finished_and_moved(self, stretch: bytes) -> tuple[int, list[Piece]]:
+        """Return the mask of the finished tasks of a stretch, and its `moved` pieces."""
+        record = self._stretch(stretch)
+        return record.finished, self._moved(record) if record.moved else []
+
     def moved(self, stretch: bytes) -> list[Piece]:
         """Return the stretch's unfinished pieces whose due time or attempts differ from their task row's.
 
         Some may wait: a claimed task can get earlier tasks of its ordering key.
         """
-        record = self._stretch(stretch)
-        if not record.moved:
-            return []
+        return self.finished_and_moved(stretch)[1]
+
+    def _moved(self, record: Stretch) -> list[Piece]:
         wanted = 0
         for bits in record.moved.values():
             wanted |= bits

@@ -29,12 +29,14 @@ from simulation.planted.seams import instead, returning
 _Verdict = Callable[[Dependencies, dict[str, Any], dict[TaskId, Outcome]], str]
 
 
-def _free_pieces(original: Callable[[RuledReads, bytes], list[Piece]]) -> Callable[[RuledReads, bytes], list[Piece]]:
-    def moved(reads: RuledReads, stretch: bytes) -> list[Piece]:
-        record, free = reads._stretch(stretch), 0
+def _free_pieces(
+    original: Callable[[RuledReads, Stretch], list[Piece]],
+) -> Callable[[RuledReads, Stretch], list[Piece]]:
+    def moved(reads: RuledReads, record: Stretch) -> list[Piece]:
+        free = 0
         for owner in owners(reads._tables, record, record.known):
             free |= free_bits(reads._tables, record, owner)
-        return [piece for piece in original(reads, stretch) if piece.bits & free]
+        return [piece for piece in original(reads, record) if piece.bits & free]
 
     return moved
 
@@ -178,7 +180,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "attempts are forgotten if another task of the key comes first",
-        "onyxq.store.key_reads:RuledReads.moved",
+        "onyxq.store.key_reads:RuledReads._moved",
         _free_pieces,
         "a requeued dead letter before the claimed task of its key takes an attempt from that task",
         "overtaken_in_a_key",

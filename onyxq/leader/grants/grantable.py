@@ -166,7 +166,8 @@ class Grantable:
         if self._seen is not None and stretch in self._seen:
             return self._seen[stretch]
         taken = claimed_bits(pieces_of(self._host.replica, stretch)) | self.finishing.get(stretch, 0)
-        state = (taken | self._host.store.finished_bits(stretch), self._host.store.moved(stretch))
+        finished, moved = self._host.store.finished_and_moved(stretch)
+        state = (taken | finished, moved)
         if self._seen is not None:
             self._seen[stretch] = state
         return state
