@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
             store.update(adds=[("g", "four")])
         with pytest.raises(StoreFull, match="it would hold 392 bytes of 300"):
             store.update(adds=[("g", "x"), ("g", "y")])
-        with pytest.raises(BadRequest, match="bytes_max must be 3"):
+        with pytest.raises(BadRequest, match="bytes_max must be at least task_bytes_max, 3"):
             store.set_limits(task_bytes_max=3, bytes_max=2)
 
 
