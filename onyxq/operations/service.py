@@ -322,7 +322,7 @@ class Service:
     def _dispatch_claim(self, request: Request) -> None:
         """Let a claim wait without a task of its own: there may be tens of thousands."""
         asked = decoded(CLAIM.name, request.args)
-        claimer = self._claimer(asked, lambda result: request.reply(plain(result)), request.fail)
+        claimer = self._claimer(asked, request.reply, request.fail)
 
         def withdrawn() -> None:
             claimer.gone = True
@@ -335,7 +335,7 @@ class Service:
             request.on_cancel = scope.cancel
             try:
                 with self._admitted(request):
-                    request.reply(plain(await self._perform(request.method, handler, request.args)))
+                    request.reply(await self._perform(request.method, handler, request.args))
             except OnyxqError as error:
                 request.fail(error)
 

@@ -24,9 +24,9 @@ from onyxq.wire.protocol import (
     HELLO_BYTES_MAX,
     PING,
     Decoder,
-    Encoder,
     Hello,
     check_cluster,
+    encode,
     parse_answer,
 )
 
@@ -68,7 +68,6 @@ class Connection:
         self._reason = ""
         self._stream = stream
         self._outlet = Outlet()
-        self._encoder = Encoder()
         self._decoder = Decoder(frame_bytes_max=HELLO_BYTES_MAX)
         self._calls: dict[int, _Call] = {}
         self._late: dict[int, Callable[[Any], None]] = {}
@@ -139,7 +138,7 @@ class Connection:
     def notify(self, method: str, args: dict[str, Any]) -> None:
         """Send a one-way message; it is lost if the connection is broken or 64 MiB are unsent."""
         if not self.closed.is_set() and self._outlet.unsent < UNSENT_BYTES_MAX:
-            self._outlet.put(self._encoder.encode([0, method, args]))
+            self._outlet.put(encode([0, method, args]))
 
     def close(self) -> None:
         """End the connection; calls in flight fail."""
@@ -150,7 +149,7 @@ class Connection:
         if self.closed.is_set():
             raise Unavailable(f"no connection to {self.address}: {self._reason}")
         number = self._next
-        frame = self._encoder.encode([number, method, args])
+        frame = encode([number, method, args])
         self._next += 1
         self._calls[number] = call
         self._outlet.put(frame)
@@ -190,7 +189,7 @@ class Connection:
 
     async def _greet(self, hello: Hello) -> None:
         try:
-            await self._stream.send(self._encoder.encode(hello.to_message()))
+            await self._stream.send(encode(hello.to_message()))
         except BREAKS as error:
             raise Unavailable(f"{self.address} closed the connection: {error!r}") from None
         while True:
@@ -265,7 +264,7 @@ class Connection:
                 raise Unavailable(f"{self.address} went silent")
             elif now - self._heard_at >= PING_AFTER_S:
                 self._pinged = True
-                self._outlet.put(self._encoder.encode([self._next, PING, {}]))
+                self._outlet.put(encode([self._next, PING, {}]))
                 self._next += 1
 
     def _fail_all(self, reason: str) -> None:

@@ -9,7 +9,7 @@ short lists::
     [id, 1, error map]          its failure; id 0: about the connection, which closes
     [0, method, args]           one-way message; "$cancel" {"id": n} withdraws a request
 
-`Decoder` turns bytes, however they were cut, into messages; `Encoder` does the reverse.
+`Decoder` turns bytes, however they were cut, into messages; `encode` does the reverse.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ HELLO_BYTES_MAX = 64 * 1024
 """Bytes of msgpack in one frame until the hello was understood."""
 ARRAY_ITEMS_MAX = 1 << 18
 """Items of one list: a few bytes must not make the decoder reserve gigabytes."""
-PACKER_BYTES_KEPT = 1024 * 1024
-"""Largest buffer of a packer that is kept, in bytes; a packer with a larger one is replaced."""
 
 NAME = "onyxq"
 VERSION = 1
@@ -86,28 +84,30 @@ def check_cluster(mine: Hello, theirs: Hello) -> None:
             raise ClusterMismatch(f"this is cluster {own!r}, the other side means {other!r}")
 
 
-class Encoder:
-    """Makes frames; one per connection (a packer belongs to one thread)."""
+def _as_base(value: Any) -> Any:
+    """Return text, bytes or a number of a derived type as the type that msgpack knows."""
+    for kind in _BASES:
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"values of type {type(value).__name__} have no form in msgpack")
 
-    def __init__(self) -> None:
-        self._packer = msgpack.Packer()
 
-    def encode(self, message: list[Any], *, most: int = FRAME_BYTES_MAX) -> bytes:
-        """Return the frame of a message of at most ``most`` bytes.
+_BASES: tuple[type[Any], ...] = (str, bytes, int, float)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_base)
 
-        Raises `TooLarge`, and `BadRequest` for values that msgpack cannot hold.
-        """
-        try:
-            body: bytes = self._packer.pack(message)
-        except (TypeError, ValueError, OverflowError) as error:
-            self._packer = msgpack.Packer()
-            raise BadRequest(f"cannot be sent: {error}") from None
-        size = len(body)
-        if size > PACKER_BYTES_KEPT:
-            self._packer = msgpack.Packer()
-            if size > most:
-                raise TooLarge(f"a message of {size} bytes; at most {most}")
-        return _LENGTH.pack(size) + body
+
+def encode(message: list[Any], *, most: int = FRAME_BYTES_MAX) -> bytes:
+    """Return the frame of a message of at most ``most`` bytes. Structs in it become maps.
+
+    Raises `TooLarge`, and `BadRequest` for values that msgpack cannot hold.
+    """
+    try:
+        body = _ENCODER.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadRequest(f"cannot be sent: {error}") from None
+    if len(body) > most:
+        raise TooLarge(f"a message of {len(body)} bytes; at most {most}")
+    return _LENGTH.pack(len(body)) + body
 
 
 @frozen

@@ -28,10 +28,10 @@ from onyxq.wire.protocol import (
     HELLO_BYTES_MAX,
     PING,
     Decoder,
-    Encoder,
     Hello,
     Refused,
     check_cluster,
+    encode,
     head_of,
     parse_request,
 )
@@ -121,7 +121,6 @@ class _Exchange:
     def __init__(self, stream: ByteStream, dispatch: Dispatch, bounds: Bounds, admit: Admit | None) -> None:
         self.peer = Hello()
         self.outlet = Outlet()
-        self.encoder = Encoder()
         self.decoder = Decoder(frame_bytes_max=HELLO_BYTES_MAX)
         self._stream = stream
         self._dispatch = dispatch
@@ -149,7 +148,7 @@ class _Exchange:
                 mine = hello if isinstance(hello, Hello) else hello(self.peer)
                 check_cluster(mine, self.peer)
                 self.decoder.frame_bytes_max = FRAME_BYTES_MAX
-                self.outlet.put(self.encoder.encode(mine.to_message()))
+                self.outlet.put(encode(mine.to_message()))
                 return
             self.decoder.feed(await self._stream.receive(HELLO_BYTES_MAX))
 
@@ -203,15 +202,15 @@ class _Exchange:
         if number < 0:
             return
         try:
-            frame = self.encoder.encode([number, status, result], most=ANSWER_BYTES_MAX)
+            frame = encode([number, status, result], most=ANSWER_BYTES_MAX)
         except OnyxqError as error:
             log.error("the answer to a request could not be encoded: %s", error.message)
-            frame = self.encoder.encode([number, 1, error.to_map()])
+            frame = encode([number, 1, error.to_map()])
         self.outlet.put(frame)
 
     def refuse(self, error: OnyxqError) -> None:
         """Send the error that ends the connection, as the last frame."""
-        self.outlet.put(self.encoder.encode([0, 1, error.to_map()]))
+        self.outlet.put(encode([0, 1, error.to_map()]))
         self.outlet.end()
 
     def withdraw_all(self) -> None:
@@ -237,7 +236,7 @@ class _Exchange:
     def _take(self, message: Any, size: int) -> None:
         if isinstance(message, Refused):
             if message.number:
-                self.outlet.put(self.encoder.encode([message.number, 1, message.error.to_map()]))
+                self.outlet.put(encode([message.number, 1, message.error.to_map()]))
             return
         number, method, args = parse_request(message)
         if method == CANCEL:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onyxq.errors import BadRequest, ClusterMismatch, OnyxqError, ProtocolError, TooLarge
-from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Encoder, Hello, parse_answer, parse_request
+from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Hello, encode, parse_answer, parse_request
 from onyxq.wire.server import serve
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play
@@ -33,8 +33,8 @@ def decoded(decoder: Decoder, data: bytes) -> list[Any]:
 @given(messages=MESSAGES, cuts=st.lists(st.integers(0, 2000), max_size=20))
 def test_any_cut_of_the_stream_gives_the_same_messages(messages: list[list[Any]], cuts: list[int]) -> None:
     """TCP may deliver bytes in any pieces."""
-    encoder, decoder = Encoder(), Decoder()
-    data = b"".join(encoder.encode(message) for message in messages)
+    decoder = Decoder()
+    data = b"".join(encode(message) for message in messages)
     borders = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     found = [
         message
@@ -48,8 +48,8 @@ def test_any_cut_of_the_stream_gives_the_same_messages(messages: list[list[Any]]
 @given(messages=MESSAGES, keep=st.integers(0, 10_000))
 def test_a_truncated_stream_gives_the_messages_that_are_complete(messages: list[list[Any]], keep: int) -> None:
     """The missing part is awaited; nothing is invented."""
-    encoder, decoder = Encoder(), Decoder()
-    frames = [encoder.encode(message) for message in messages]
+    decoder = Decoder()
+    frames = [encode(message) for message in messages]
     data = b"".join(frames)
     data = data[: keep % (len(data) + 1)]
     found = decoded(decoder, data)
@@ -94,7 +94,7 @@ def test_an_oversized_frame_is_refused_by_its_length_alone() -> None:
 def test_messages_before_a_malformed_one_are_delivered() -> None:
     """The error comes at its place, not earlier."""
     decoder, found = Decoder(), []
-    decoder.feed(Encoder().encode([1, "a", {}]) + b"\x01\x00\x00\x00\xc1")
+    decoder.feed(encode([1, "a", {}]) + b"\x01\x00\x00\x00\xc1")
     with pytest.raises(ProtocolError):
         for message, _ in decoder.messages():
             found.append(message)
@@ -108,15 +108,14 @@ def test_a_list_that_claims_to_be_huge_is_refused() -> None:
 
 
 def test_a_message_that_is_too_large_or_no_msgpack_is_not_sent() -> None:
-    """The encoder still works afterwards."""
-    encoder = Encoder()
+    """Later messages are."""
     with pytest.raises(TooLarge):
-        encoder.encode([1, 0, b"x" * FRAME_BYTES_MAX])
+        encode([1, 0, b"x" * FRAME_BYTES_MAX])
     with pytest.raises(BadRequest):
-        encoder.encode([1, 0, object()])
+        encode([1, 0, object()])
     with pytest.raises(BadRequest):
-        encoder.encode([1, 0, "\ud800"])
-    assert decoded(Decoder(), encoder.encode([1, 0, "fine"])) == [[1, 0, "fine"]]
+        encode([1, 0, "\ud800"])
+    assert decoded(Decoder(), encode([1, 0, "fine"])) == [[1, 0, "fine"]]
 
 
 def test_a_hello_comes_back_as_it_was_said() -> None:
@@ -173,12 +172,12 @@ def exchange(data: bytes, *, hello: Any = None, ends: bool = False) -> list[Any]
     return answers
 
 
-HELLO = Encoder().encode(Hello().to_message())
+HELLO = encode(Hello().to_message())
 
 
 def test_a_server_answers_requests_after_the_hello() -> None:
     """This is the plain case, byte for byte."""
-    answers = exchange(HELLO + Encoder().encode([5, "echo", {"a": 1}]))
+    answers = exchange(HELLO + encode([5, "echo", {"a": 1}]))
     assert answers[0][:2] == ["onyxq", 1]
     assert answers[1:] == [[5, 0, {"a": 1}]]
 
@@ -187,12 +186,12 @@ def test_a_server_answers_requests_after_the_hello() -> None:
     "data",
     [
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-        Encoder().encode([1, "echo", {}]),
+        encode([1, "echo", {}]),
         b"\x01\x00\x00\x00\xc1",
         (FRAME_BYTES_MAX + 1).to_bytes(4, "little"),
         HELLO + b"\xff\xff\xff\xff",
-        HELLO + Encoder().encode(["no", "request"]),
-        HELLO + Encoder().encode([1, "slow", {}]) + b"\x01\x00\x00\x00\xc1",
+        HELLO + encode(["no", "request"]),
+        HELLO + encode([1, "slow", {}]) + b"\x01\x00\x00\x00\xc1",
     ],
     ids=["http", "no hello", "no msgpack", "oversized", "oversized later", "no request", "garbage later"],
 )
@@ -212,7 +211,7 @@ def test_a_server_gives_up_on_a_caller_that_says_nothing() -> None:
 
 def test_a_server_refuses_a_caller_of_another_cluster() -> None:
     """The id of the cluster is compared in the hello."""
-    answers = exchange(Encoder().encode(Hello(cluster_id="c2").to_message()))
+    answers = exchange(encode(Hello(cluster_id="c2").to_message()))
     assert answers[0][2]["code"] == ClusterMismatch.code
 
 

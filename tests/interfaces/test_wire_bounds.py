@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from onyxq.errors import Forbidden
 from onyxq.wire import bounds as bounds_module
 from onyxq.wire.bounds import OWNER, PARTIAL_BYTES_FREE, Bounds
-from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Encoder, Hello
+from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Hello, encode
 from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, REQUESTS_MAX, Admit, Dispatch, Request, serve
 from onyxq.wire.weight import LOOKED_AT_BYTES, decoded_bytes
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play
 
-HELLO = Encoder().encode(Hello().to_message())
-PEER = Encoder().encode(Hello(cluster_id="c1", role="peer", node="n").to_message())
+HELLO = encode(Hello().to_message())
+PEER = encode(Hello(cluster_id="c1", role="peer", node="n").to_message())
 
 VALUES = (
     st.none()
@@ -57,7 +57,7 @@ class Caller:
 
     async def answer(self, number: int) -> Any:
         """Return the answer to one request."""
-        await self.stream.send(Encoder().encode([number, "echo", {"a": number}]))
+        await self.stream.send(encode([number, "echo", {"a": number}]))
         return (await self.said())[0]
 
 
@@ -163,7 +163,7 @@ def test_messages_in_pieces_arrive() -> None:
         caller = await opened()
         await caller.said()
         for number in range(1, 8):
-            frame = Encoder().encode([number, "echo", {"data": bytes(200_000)}])
+            frame = encode([number, "echo", {"data": bytes(200_000)}])
             for start in range(0, len(frame), 50_000):
                 await caller.stream.send(frame[start : start + 50_000])
                 await anyio.sleep(MESSAGE_PAUSE_S / 2)
@@ -227,7 +227,7 @@ def test_one_credential_does_not_keep_the_connections_of_all() -> None:
 
     async def body(opened: Open) -> None:
         def of(credential: str) -> bytes:
-            return Encoder().encode(Hello(credential=credential).to_message())
+            return encode(Hello(credential=credential).to_message())
 
         async def entered(credential: str) -> Caller:
             caller = await opened(of(credential))
@@ -285,7 +285,7 @@ def test_a_hello_on_its_way_is_not_lost_to_connections_that_come_after_it() -> N
 
 def requests(count: int, *, one_way: bool) -> bytes:
     """Return frames of that many requests that are never answered."""
-    return b"".join(Encoder().encode([0 if one_way else number, "wait", {}]) for number in range(1, count + 1))
+    return b"".join(encode([0 if one_way else number, "wait", {}]) for number in range(1, count + 1))
 
 
 @pytest.mark.parametrize("one_way", [True, False])
