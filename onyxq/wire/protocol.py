@@ -150,7 +150,7 @@ class Decoder:
     def messages(self, screen: Screen | None = None) -> Iterator[tuple[Any, int]]:
         """Yield every complete message and the bytes that it counts for; raises `ProtocolError` at a malformed one.
 
-        ``screen`` checks each frame before it is decoded.
+        ``screen`` checks each frame, which is a request. Its arguments are left as they are: a `msgspec.Raw`.
         """
         while True:
             if self._error is not None:
@@ -178,6 +178,8 @@ class Decoder:
                     counted = screen(body)
                 if isinstance(counted, Refused):
                     return counted, 0
+                if screen is not None:
+                    return _REQUEST.decode(bytes(body)), counted
                 return msgpack.unpackb(body, strict_map_key=False, max_array_len=ARRAY_ITEMS_MAX), counted
             except ProtocolError as error:
                 self._error = error
@@ -195,12 +197,22 @@ def head_of(frame: memoryview) -> tuple[int, str]:
     return number, method
 
 
-def parse_request(message: Any) -> tuple[int, str, dict[str, Any]]:
-    """Return id (0: one-way), method and args of a message to a server; raises `ProtocolError`."""
+def parse_request(message: Any) -> tuple[int, str, Any]:
+    """Return id (0: one-way), method and args (a map, decoded or not) of a message to a server.
+
+    Raises `ProtocolError`.
+    """
     match message:
         case [int() as number, str() as method, dict() as args] if number >= 0 and number is not False:
             return number, method, args
+        case [number, method, msgspec.Raw() as args] if _is_map(memoryview(args)[0]):
+            return number, method, args
     raise ProtocolError("a message is not a request")
+
+
+def _is_map(kind: int) -> bool:
+    """Return whether a msgpack value with this first byte is a map."""
+    return 0x80 <= kind < 0x90 or kind in (0xDE, 0xDF)
 
 
 def parse_answer(message: Any) -> tuple[int, Any, OnyxqError | None]:

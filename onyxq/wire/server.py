@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 import anyio
+import msgspec
 from anyio.abc import ByteStream
 
 from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut
@@ -51,6 +52,8 @@ MESSAGE_TIMEOUT_S = 120.0
 """Longest time to receive one message, in seconds."""
 GOODBYE_TIMEOUT_S = 1.0
 """Seconds for the last answers to be sent, and for one-way messages to finish, once a connection has ended."""
+
+_CANCEL = msgspec.msgpack.Decoder(dict[str, Any])
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +243,7 @@ class _Exchange:
             return
         number, method, args = parse_request(message)
         if method == CANCEL:
-            self._cancel(args.get("id"))
+            self._cancel(args)
             return
         if number in self._requests:
             raise ProtocolError(f"request {number} is still in flight")
@@ -260,7 +263,11 @@ class _Exchange:
             log.exception("the request %s failed unexpectedly", method)
             request.fail(OnyxqError(f"{method} failed unexpectedly"))
 
-    def _cancel(self, number: Any) -> None:
+    def _cancel(self, args: Any) -> None:
+        try:
+            number: Any = (_CANCEL.decode(args) if isinstance(args, msgspec.Raw) else args).get("id")
+        except (ValueError, RecursionError):
+            raise ProtocolError("a withdrawal is malformed") from None
         request = self._requests.get(number) if type(number) is int else None
         if request is not None:
             self._forget(number, request._size)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
+import msgspec
 import trio
 from anyio.abc import TaskGroup
 from trio.testing import MockClock
@@ -53,6 +54,7 @@ class FakePeer:
 
     def dispatch(self, request: Request) -> None:
         """Answer a request, or leave it to `intercept`."""
+        request.args = msgspec.msgpack.decode(request.args)
         self.asked.append((request.method, request.args))
         if self.intercept is None or not self.intercept(request):
             self.cluster.answer(request)

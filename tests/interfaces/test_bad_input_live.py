@@ -192,7 +192,6 @@ class TestByFrames:
             b"\xdf\xff\xff\xff\xff",
             b"\xc6\xff\xff\xff\xff",
             b"\x93\x01\xa3\xff\xff\xff\x80",
-            b"\x93\x01\xa3get\x81\x91\x01\x01",
             msgpack.packb([1, "get", {}]) * 2,
         ],
     )
@@ -200,6 +199,24 @@ class TestByFrames:
         """This includes deep nesting and lengths beyond the frame."""
         with Wire(live.address) as wire:
             wire.send_bytes(frame(body))
+            ((_, _, error),) = wire.goodbye()
+            assert complete_error(error)["code"] == "protocol_error"
+
+    @pytest.mark.parametrize("args", [b"\x81\x91\x01\x01", b"\x81\xa2id\xa1\xff", b"\x81\xa2\xff\xffx"])
+    @pytest.mark.parametrize("method", ["get", "no such method"])
+    def test_arguments_that_have_no_form_are_refused(self, live: Live, method: str, args: bytes) -> None:
+        """A list as a key, and text that is not UTF-8: the connection is still used, because the frame is sound."""
+        with Wire(live.address) as wire:
+            wire.send_bytes(frame(b"\x93\x07" + msgpack.packb(method) + args))
+            number, status, error = wire.receive()
+            assert (number, status) == (7, 1) and complete_error(error)["code"] in ("bad_request", "not_found")
+            wire.send([8, "$ping", {}])
+            assert wire.receive()[:2] == [8, 0]
+
+    def test_a_withdrawal_that_has_no_form_ends_its_connection(self, live: Live) -> None:
+        """It has no answer that could name the fault."""
+        with Wire(live.address) as wire:
+            wire.send_bytes(frame(b"\x93\x00\xa7$cancel\x81\xa2id\xa1\xff"))
             ((_, _, error),) = wire.goodbye()
             assert complete_error(error)["code"] == "protocol_error"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 from anyio.abc import ByteStream
 
@@ -92,6 +93,7 @@ async def connected(network: SimulatedNetwork, dispatch: Callable[[Request], Non
     world = World(network)
 
     def keep(request: Request) -> None:
+        request.args = msgspec.msgpack.decode(request.args)
         world.requests.append(request)
         dispatch(request)
 

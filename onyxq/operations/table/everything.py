@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from onyxq.operations.table import (
     claim,
     cluster,
@@ -19,7 +21,7 @@ from onyxq.operations.table import (
     timer,
     transaction,
 )
-from onyxq.operations.table.operation import Operation
+from onyxq.operations.table.operation import Operation, unpacked
 
 GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
     {
@@ -51,4 +53,6 @@ BY_NAME: Mapping[str, Operation[Any, Any]] = MappingProxyType({one.name: one for
 def decoded(method: str, given: Any) -> Any:
     """Return the arguments of a method: a struct if it is in the table, else as they came; raises `BadRequest`."""
     operation = BY_NAME.get(method)
-    return given if operation is None or isinstance(given, operation.args) else operation.decode(given)
+    if operation is None:
+        return unpacked(given) if isinstance(given, msgspec.Raw) else given
+    return given if isinstance(given, operation.args) else operation.decode(given)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from attrs import field, frozen
 
+from onyxq.core.errors import BadRequest
 from onyxq.core.limits import Member, members
 from onyxq.operations.table.access import Access
 from onyxq.operations.table.problems import refuse
@@ -101,7 +103,7 @@ class Verb:
     """Options that are not arguments, as argparse takes them."""
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False, slots=False)
 class Operation(Generic[A, R]):
     """One row of the table."""
 
@@ -154,10 +156,33 @@ class Operation(Generic[A, R]):
 
     def decode(self, given: Any) -> A:
         """Return the arguments from a map as it came over the wire; raises `BadRequest` naming the field."""
+        if isinstance(given, msgspec.Raw):
+            try:
+                return self._decoder.decode(given)
+            except msgspec.ValidationError:
+                given = unpacked(given)  # to name the field
+            except (ValueError, RecursionError) as error:
+                raise _malformed(error) from None
         return converted(self.args, given)
+
+    @cached_property
+    def _decoder(self) -> msgspec.msgpack.Decoder[A]:
+        return msgspec.msgpack.Decoder(self.args)
 
 
 T = TypeVar("T")
+
+
+def unpacked(given: msgspec.Raw) -> Any:
+    """Return arguments as they came over the wire as a map; raises `BadRequest`."""
+    try:
+        return msgspec.msgpack.decode(given)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(error) from None
+
+
+def _malformed(error: Exception) -> BadRequest:
+    return BadRequest(f"the arguments are not MessagePack: {error}")
 
 
 def converted(kind: type[T], given: Any, *, within: str = "") -> T:
