@@ -52,7 +52,7 @@ def test_the_updates_of_a_purged_task_are_printed(directory: Path, capsys: pytes
 def test_a_task_that_is_in_no_archive_is_not_found(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 3, and a message that names the id."""
     assert run(["task", "get", task_id(99).hex(), "--archive", str(directory / "archive")]) == 3
-    assert f"there is no task {task_id(99).hex()} in the archive" in capsys.readouterr().err
+    assert f"the archive has no task {task_id(99).hex()}" in capsys.readouterr().err
     assert run(["task", "get", TASK.hex(), "--archive", str(directory)]) == 3
     assert "is no archive of tasks" in capsys.readouterr().err
 

@@ -14,8 +14,9 @@ from pyrsistent import pmap
 from log_entries import gc, leave_cluster, prepare_join_cluster, set_slots
 from log_entries.registry import ENTRIES, VERSIONS
 from onyxq.core import step as stepping
-from onyxq.core.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX
+from onyxq.core.entry import RECORD_BYTES_MAX
 from onyxq.core.invariants.replica import violations
+from onyxq.core.limits import ENTRY_BYTES_MAX
 from onyxq.core.log.clock import Measured
 from onyxq.core.log.digest import chained, with_step
 from onyxq.core.log.interface import Record, segment_start

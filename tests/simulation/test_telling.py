@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from onyxq.core.ids import make_id
 from onyxq.core.replica import EMPTY, Replica
 from onyxq.leader.grants.limits import Limits
-from onyxq.leader.grants.ready_heads import TOLD_S, Head, Heads, is_ahead
+from onyxq.leader.grants.ready_heads import NOTIFY_PAUSE_S, Head, Heads, is_ahead
 from onyxq.leader.leader import PartitionLeader
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
@@ -120,10 +120,10 @@ async def test_no_more_are_told_than_can_take_the_tasks() -> None:
         begun_s = trio.current_time()
         await node.add(3)
         while len(node.told) < 3:
-            await trio.sleep(TOLD_S / 4)
+            await trio.sleep(NOTIFY_PAUSE_S / 4)
     at_s = sorted(at - begun_s for at, _ in node.told.values())
-    assert at_s[0] < TOLD_S / 2
-    assert at_s[1] >= TOLD_S
+    assert at_s[0] < NOTIFY_PAUSE_S / 2
+    assert at_s[1] >= NOTIFY_PAUSE_S
 
 
 @on_simulated_time
@@ -138,10 +138,10 @@ async def test_as_many_are_told_as_it_takes() -> None:
         begun_s = trio.current_time()
         await node.add(3)
         while len(node.told) < 4:
-            await trio.sleep(TOLD_S / 4)
+            await trio.sleep(NOTIFY_PAUSE_S / 4)
     at_s = sorted(at - begun_s for at, _ in node.told.values())
-    assert at_s[2] < TOLD_S / 2
-    assert at_s[3] >= TOLD_S
+    assert at_s[2] < NOTIFY_PAUSE_S / 2
+    assert at_s[3] >= NOTIFY_PAUSE_S
 
 
 @on_simulated_time
@@ -158,7 +158,7 @@ async def test_the_nodes_own_workers_come_first() -> None:
         while "near" not in node.told:
             await trio.lowlevel.checkpoint()
         node.taken.update(ids)
-        await trio.sleep(10 * TOLD_S)
+        await trio.sleep(10 * NOTIFY_PAUSE_S)
         assert node.told.keys() == {"near"}
         nursery.cancel_scope.cancel()
 
@@ -175,8 +175,8 @@ async def test_others_are_told_at_once_where_no_worker_of_the_node_waits() -> No
         begun_s = trio.current_time()
         await node.add(1)
         while "a" not in node.told:
-            await trio.sleep(TOLD_S / 4)
-        assert node.told["a"][0] - begun_s < TOLD_S / 2
+            await trio.sleep(NOTIFY_PAUSE_S / 4)
+        assert node.told["a"][0] - begun_s < NOTIFY_PAUSE_S / 2
         nursery.cancel_scope.cancel()
 
 
@@ -237,15 +237,15 @@ async def test_only_those_who_claim_ahead_are_told_of_it() -> None:
         nursery.start_soon(lambda: wait("plain", None, ahead=False))
         await wait_all_tasks_blocked()
         (piece,) = node.add_ahead(100)
-        await trio.sleep(10 * TOLD_S)
+        await trio.sleep(10 * NOTIFY_PAUSE_S)
         head = told.get("ahead")
         assert told.keys() == {"ahead"} and head is not None and is_ahead(head)
         nursery.start_soon(lambda: wait("knows", head[:2], ahead=True))
-        await trio.sleep(10 * TOLD_S)
+        await trio.sleep(10 * NOTIFY_PAUSE_S)
         assert told.keys() == {"ahead"}
         node.taken.add(piece.first)
         await node.add(2)
-        await trio.sleep(10 * TOLD_S)
+        await trio.sleep(10 * NOTIFY_PAUSE_S)
         assert told.keys() == {"ahead", "plain", "knows"}
 
 

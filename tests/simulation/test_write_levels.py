@@ -192,7 +192,7 @@ def test_copies_that_cannot_be_reached_in_time_are_an_error_that_counts_those_th
             began = trio.current_time()
             one = run(world, 1, 2)
             (refusal,) = (await enqueue(client, one, w=3))["acks"]
-            assert refusal["code"] == "unknown" and "2 of the 3 nodes" in refusal["message"]
+            assert refusal["code"] == "unknown" and "2 nodes have it, and w asks for 3" in refusal["message"]
             assert refusal["details"] == [[one[0], 1, 2]]
             assert trio.current_time() - began < 2.5
             assert (await client.client.get(one[0])).state == "ready"

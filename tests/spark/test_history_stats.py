@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from onyxq.history.words import duration
 from onyxq.interfaces.cli.main import run
 from onyxq.spark.analysis import session as sessions
-from onyxq.spark.analysis.plots import BARS_MAX, QUEUES_MAX, TICKS_MAX, _ticks, _told, draw
+from onyxq.spark.analysis.plots import BARS_MAX, QUEUES_MAX, TICKS_MAX, _ticks, draw
 from onyxq.spark.analysis.stats import Figures, Stats, Times, stats
 from tests.spark.archive_world import MS, Row, claim, id_of, task, write
 from tests.spark.test_history_check import aged
@@ -96,7 +97,7 @@ def test_ticks_are_times_that_people_say() -> None:
             ticks = _ticks(low, low * factor)
             assert 1 <= len(ticks) <= TICKS_MAX
             assert all(low <= tick <= low * factor for tick in ticks)
-    assert [*map(_told, _ticks(0.5, 4_000))] == ["1 s", "10 s", "1 min", "10 min", "1 h"]
+    assert [duration(round(1_000 * tick)) for tick in _ticks(0.5, 4_000)] == ["1 s", "10 s", "1 min", "10 min", "1 h"]
 
 
 def test_a_month_of_hours_is_drawn(tmp_path: Path) -> None:

@@ -11,10 +11,7 @@ class Lock:
         self._args = {"name": name, "owner": owner, "lease_ms": lease_ms}
 
     def acquire(self) -> int | None:
-        """Take the lock and return its token, or return None if another owner holds it; a repeat renews the lease.
-
-        Send the token with every request to a service that the lock protects.
-        """
+        """Take the lock, or renew its lease; return the token to send with all work, None if another owner has it."""
         done = self._client.submit_entry("lock.acquire", self._args)
         owner, token, _ = self._client.extension("lock", seen=done.position).get(self._name, ("", 0, 0))
         return token if done.applied and owner == self._args["owner"] else None

@@ -1,7 +1,4 @@
-"""Free a lock whose lease expired.
-
-The first peer of the ring owes this entry. It also lets log time pass while locks are held.
-"""
+"""Free a lock whose lease expired; the first peer of the ring submits it, and lets log time pass meanwhile."""
 
 from attrs import frozen
 
