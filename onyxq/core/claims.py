@@ -57,9 +57,10 @@ def lease_fits(lease_ms: int) -> bool:
 
 
 def gather(partition: int, wanted: Iterable[tuple[Kind, Sequence[Run]]]) -> dict[bytes, dict[Kind, int]] | None:
-    """Return masks per stretch and kind.
+    """Return the tasks of some runs as one bit mask per stretch and kind.
 
-    None if there are no runs, or if a run is malformed, of another partition, or crosses the border of a stretch.
+    Returns None if there are no runs. Also if a run is malformed, of another partition, or crosses the border of a
+    stretch.
     """
     prefix = partition.to_bytes(2, "big")
     out: dict[bytes, dict[Kind, int]] = {}
@@ -83,7 +84,7 @@ def change(
 ) -> Replica | None:
     """Return the replica with ``edit(pieces, kind, mask)`` applied to every stretch of ``wanted``.
 
-    ``edit`` returns None if it changes nothing; `change` does so if no edit changes anything.
+    ``edit`` returns None if it changes nothing. `change` returns None if no edit changes anything.
     """
     present = replica.claims.get(partition)
     changes: dict[bytes, Pieces] = {}
@@ -101,7 +102,7 @@ def change(
 
 
 def window(pieces: Pieces, bits: int) -> tuple[int, int]:
-    """Return the range of the pieces that a mask touches, with a neighbour on either side to merge with.
+    """Return the range of the pieces that a mask touches, and one neighbour on either side to merge with.
 
     A stretch may have a thousand pieces; an entry about one task must not look at all of them.
     """
@@ -140,7 +141,7 @@ def split(
 
 
 def merged(pieces: Iterable[ClaimPiece]) -> Pieces:
-    """Return disjoint pieces sorted, with neighbours of the same token, worker and deadline as one."""
+    """Return disjoint pieces in order, with equal neighbours (token, worker, deadline) merged into one."""
     given = sorted(pieces)
     if len(given) < 2:
         return tuple(given)

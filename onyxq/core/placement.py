@@ -48,10 +48,10 @@ def reconcile(replica: Replica) -> Replica:
 
 
 def settled(replica: Replica, number: int) -> Replica:
-    """Return the replica with partition ``number``'s target as its members, and its leader chosen again.
+    """Return the replica after a partition settled: its target becomes its members, and its leader is chosen again.
 
-    When the last partition settles, all leaders are evened out.  Before that, each partition only
-    chooses its own leader, which is cheap when many settle together.
+    When the last partition settles, leaders are spread evenly over all nodes.  Before that, only the
+    partition itself chooses a leader.  This is cheap if many partitions settle together.
     """
     found = replica.partitions[number]
     partitions = replica.partitions.set(number, evolve(found, members=found.target))
@@ -63,7 +63,7 @@ def settled(replica: Replica, number: int) -> Replica:
 
 
 LOST = "~"
-"""Stands between node and store in the name of a lost copy."""
+"""Separator of node and store in the name of a lost copy."""
 
 
 def voided(replica: Replica, node: str, store: str) -> Replica:

@@ -1,4 +1,4 @@
-"""State of many keys in few pieces: kept for one part of a job's windows and joins between batches.
+"""State of many keys in few pieces. One part of a job's windows and joins keeps it between batches.
 
 Spark stores bytes by number, and each read or write takes some hundred microseconds, so keys do not get one number
 each. They are hashed into *buckets* that split in two as they grow (extendible hashing). A small state is one piece;
@@ -34,9 +34,10 @@ class Store(Protocol):
 
 
 class Buckets:
-    """Cells by key: lists that msgpack holds; empty ones are dropped.
+    """The state of each key, spread over buckets.
 
-    ``note`` makes the note of a bucket from its cells. `refresh` and `save` update the notes of changed buckets.
+    The state of a key is its *cell*: a list that msgpack can encode. An empty cell is not stored. ``note`` is a
+    function that makes the note of a bucket from its cells. `refresh` and `save` update the notes of changed buckets.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class Buckets:
         self._changed: set[int] = set()
 
     def cell(self, key: bytes) -> list[Any]:
-        """Return the cell of a key for changes; an empty one if there is none."""
+        """Return the cell of a key; the caller may change it. A new key gets an empty cell."""
         number = self._number(hash64(key))
         self._changed.add(number)
         return self._bucket(number).setdefault(key, [])
 
     def cells(self, number: int) -> Iterator[tuple[bytes, list[Any]]]:
-        """Yield all keys and cells of a bucket for changes."""
+        """Yield all keys and cells of a bucket; the caller may change the cells."""
         self._changed.add(number)
         yield from self._bucket(number).items()
 

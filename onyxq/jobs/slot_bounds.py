@@ -1,8 +1,9 @@
 """Bounds on the slots that each stage of a job may use at once, from the bounds of the job and of its tasks.
 
-Spark runs a stage as a number of Spark tasks, and no more of them can run at once. All tasks of a job between two cuts
-are one stage, so the smallest bound among them applies to it. Stages that do not depend on each other run side by
-side, and share the bounds that apply to both.
+A *cut* is a reduce or join: Spark must redistribute the segments there. All tasks of a job between two cuts are one
+stage. Spark runs a stage as a number of Spark tasks, and each uses one slot. So the smallest bound among the tasks of
+a stage applies to the stage. Stages that do not depend on each other run side by side, and share the bounds that apply
+to both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ OUTPUTS = ""
 
 
 def bounds(job: Job, slots: int) -> dict[str, int]:
-    """Return the largest number of slots of each bounded stage, by its cut; ``slots`` is that of the job."""
+    """Return the largest number of slots of each bounded stage, by the cut that ends it.
+
+    ``slots`` is the number of slots of the job.
+    """
     if not _is_bounded(job):
         return {}
     plan, found = _Plan(job), dict[str, int]()
@@ -85,14 +89,14 @@ class _Plan:
         cuts = [task.name for task in job.catalog if _is_cut(task)]
         ends = sorted({to for _, to in job.workflow} - {source for source, _ in job.workflow})
         self.stages = {cut: frozenset([cut, *self._leading([cut], self._cuts)]) for cut in cuts}
-        """For each stage, the tasks on the paths to it from inputs and other cuts, and the cuts at both ends."""
+        """Cut that ends a stage -> names of the stage's tasks, and of the cuts at both ends."""
         self.stages[OUTPUTS] = frozenset(self._leading(ends, self._cuts))
         earlier = {cut: self._leading([cut], set()) for cut in cuts}
         self.beside: dict[str, list[str]] = {
             cut: [other for other in cuts if other != cut and other not in earlier[cut] and cut not in earlier[other]]
             for cut in cuts
         }
-        """For each cut, the cuts with stages that run beside its own: neither needs the other's result."""
+        """Cut that ends a stage -> cuts that end the stages that run beside it: neither needs the other's result."""
         self.beside[OUTPUTS] = []
 
     def ways(self, stage: str, name: str) -> list[str]:

@@ -77,7 +77,7 @@ class Plan:
 
 
 class PurgingHost(OperationsHost, Protocol):
-    """What purging needs of its node."""
+    """The part of a node that purging uses."""
 
     offload: Callable[..., Awaitable[Any]]
     purging: Plan
@@ -100,10 +100,10 @@ class _Found:
     before_ms: int
     keep: list[TaskId] = field(factory=list)
     failed: list[TaskId] = field(factory=list)
-    """Stretches to purge that have failed tasks."""
+    """Stretches to purge that contain failed tasks."""
     goes: int = 0
     archives: set[str] = field(factory=set)
-    """Queues of the stretches to purge that ask for an archive."""
+    """Queues whose tasks must be archived before the purge."""
     waits: str = ""
     """Why the next bucket cannot be purged yet."""
 

@@ -27,9 +27,9 @@ UNFINISHED = ("scheduled", "waiting", "ready")
 PATIENCE_S = 0.25
 """Time in which a page is filled further, in seconds."""
 LOOKS_MAX = 10_000
-"""Most rows that one search reads."""
+"""Largest number of rows that one search reads."""
 VIEW_LOOKS = 40
-"""Rows as which building the view of a task counts."""
+"""Cost of building the view of a task, as a number of rows read."""
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of payloads and results after which a page ends; the last task may exceed them."""
 LOOKS_PER_TURN = 250
@@ -38,10 +38,9 @@ ROWS_FIRST, ROWS_MAX = 8, 256
 """Rows of a partition that are read together: first and largest number."""
 
 Place: TypeAlias = tuple[TaskId, bool, int]
-"""An id up to which a partition was searched, whether the task there may match, and the number of
-rows that were read for it."""
+"""A step of a search: the id that it reached, whether the task there may match, and the number of rows read."""
 Found: TypeAlias = dict[str, Any]
-"""Answer of a leader: ``found``, in id order, and ``reached``, None at the end of its partitions."""
+"""Answer of a leader: ``found`` in id order, and ``reached``, the last id searched (None at the end)."""
 
 
 class Listing:
@@ -58,7 +57,7 @@ class Listing:
         return converted(TaskPage, {"tasks": tasks, "after": after})
 
     async def gather(self, method: str, wanted: dict[str, Any], look: Look) -> tuple[list[Any], TaskId | None]:
-        """Return what all leaders find after ``after``, up to ``limit``, and the id up to which it is complete."""
+        """Return up to ``limit`` tasks of all leaders, and the id up to which the result is complete."""
         found: list[Any] = []
         after, until = wanted["after"], trio.current_time() + PATIENCE_S
         while True:
@@ -153,7 +152,10 @@ def merged(
 
 
 async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Found:
-    """Take up to ``limit`` of the tasks that may match; ``cost``: rows as which looking at one counts."""
+    """Take up to ``limit`` of the tasks that may match.
+
+    ``cost`` is the cost of one call of ``take``, as a number of rows read.
+    """
     found: list[Any] = []
     looked = turn = size = 0
     for task_id, wanted, rows in places:
@@ -200,7 +202,7 @@ def _id_of(found: Any) -> TaskId:
 
 
 def start_of(partition: int, after: bytes) -> bytes:
-    """Return the id of a partition whose later tasks are those after ``after``."""
+    """Return ``after`` as a start for another partition: the partition's tasks after it come later in id order."""
     if not after or partition_of(after) == partition:
         return after
     rest = b"\xff" if partition < partition_of(after) else b"\0"

@@ -8,9 +8,9 @@ from typing import Any
 from onyxq.spark import java
 
 WATERMARK = "watermark_ms"
-"""Metric that windows observe: the watermark of a batch."""
+"""Name of the metric with the watermark of a batch, from windows."""
 LATE = "late"
-"""Metric that is observed after windows and joins: the number of segments that were too late so far."""
+"""Name of the metric with the number of segments that came too late so far, from windows and joins."""
 
 
 def uses_of(frame: Any) -> list[int]:

@@ -200,9 +200,9 @@ class Batch:
     rows: Sequence[Row | Prepared] = ()
     """Facts. Rows that are `Prepared` are not checked again."""
     epochs: tuple[tuple[int, int], ...] = ()
-    """(partition, epoch) promises; one lower than the stored one is ignored."""
+    """Promises to store, as ``(partition, epoch)``. A promise lower than the stored one is ignored."""
     log_position: int | None = None
-    """Log position whose history is stored once this batch is; one lower than the stored one is ignored."""
+    """Log position up to which history is stored with this batch. A lower one than the stored one is ignored."""
     log_digest: bytes = b""
     """`Replica.digest` at ``log_position``, stored together with it."""
     records: Sequence[Record] = ()
@@ -214,14 +214,14 @@ class Batch:
     drop: tuple[int, ...] = ()
     """Partitions whose rows and indexes are deleted (their epochs stay)."""
     promote: tuple[tuple[int, int], ...] = ()
-    """(partition, now_ms): move the pieces that are due by then from ``due`` to ``ready``."""
+    """``(partition, now_ms)``: move the pieces that are due at ``now_ms`` from ``due`` to ``ready``."""
     discard: tuple[bytes, ...] = ()
     """Keys of damaged rows to delete. Sound rows stay."""
     mark: tuple[int, ...] = ()
     """Partitions whose indexes are to be rebuilt, because they disagree with the rows."""
     rebuild: Rebuild | None = None
     drop_pending: tuple[tuple[int, str], ...] = ()
-    """(partition, transaction): pending rows to delete before those of `pending` are put."""
+    """Transactions whose pending rows are deleted before `pending` is stored, as ``(partition, transaction)``."""
     pending: Sequence[PendingRow] = ()
     """Pending rows. A row replaces an earlier one of the same transaction and number."""
     purge: Purge | None = None

@@ -62,9 +62,9 @@ def digest_of(replica: Replica, name: str) -> bytes | None:
 
 
 def outcome_of(replica: Replica, name: str) -> Any:
-    """Return what is remembered of a job that a ``gc`` removed, or None.
+    """Return the remembered outcome of a job that log collection (``gc``) removed, or None.
 
-    It is a map of ``state``, ``error``, ``digest``, ``submitted_ms``, ``ended_ms``, ``batch`` and ``offsets``.
+    The outcome is a map of ``state``, ``error``, ``digest``, ``submitted_ms``, ``ended_ms``, ``batch`` and ``offsets``.
     """
     kept = recall(replica, KIND, name)
     return kept.answer if kept is not None else None

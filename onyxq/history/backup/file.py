@@ -1,7 +1,8 @@
-"""A whole cluster in one file: a replica, every row, and the log up to after the last row was read.
+"""The backup of a whole cluster in one file: a replica, all rows, and the log records since that replica.
 
-The format is that of `onyxq.history.file_format`. Blocks of rows ``[partition, [[key, value], ...]]`` lie between
-those of records, as they were read. A row may be there several times.
+The records end after the last row was read, so they cover every change during the backup. The format is that of
+`onyxq.history.file_format`. Blocks of rows ``[partition, [[key, value], ...]]`` and blocks of records alternate, in the
+order in which they were read. The file may contain a row several times.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KIND = Kind(
 
 @frozen
 class Backup:
-    """A backup that was read to its end, once, and found to be sound."""
+    """A backup that was read once to its end without an error."""
 
     file: HistoryFile
     """Iterating yields the records after ``origin``, any number of times."""

@@ -16,19 +16,19 @@ from onyxq.store.index.records import DIGEST, stretch_key
 from onyxq.store.integrity.rebuild import marks_in
 from onyxq.store.tables import DERIVED_TABLES, Table, Tables
 
-# Costs are given in bytes; one MiB is about 5 ms of work.
+# Costs of work are given as equivalent bytes read; one MiB is about 5 ms of work.
 ENTRY_BYTES = 512
-"""Cost of an entry of the index, or of a row besides its own bytes."""
+"""Cost of checking an index entry, or a row in addition to its own bytes."""
 COUNTED_BYTES = 1024
-"""Cost of a row that is counted for its leaf."""
+"""Cost of reading a row again to check the digest of its leaf."""
 PHASES = ("rows", *DERIVED_TABLES)
-"""Tables in the order of a round; a place in it is a table's number and a key."""
+"""Tables in the order of a round. A place in the round is a table's index here, followed by a key."""
 WORK = (35, 8, 1, 1, 1, 1, 1, 1, 8, 1, 1, 41)
 """Approximate share of a round that each phase takes, in percent."""
 
 
 def progress(place: bytes, partitions: int) -> float:
-    """Return about what part of a round, 0 to 1, is done at a place, given the number of partitions."""
+    """Return the approximate share of a round, 0 to 1, that is done at a place."""
     if not place:
         return 1.0
     inside = min(1.0, int.from_bytes(place[1:3], "big") / max(1, partitions))
