@@ -149,7 +149,7 @@ class Unavailable(OnyxqError):
 class LogUnavailable(Unavailable):
     """The coordination log cannot be reached: claims wait, enqueues and completions continue."""
 
-    code, hint = "log_unavailable", "ZooKeeper cannot be reached from there; claims resume by themselves."
+    code, hint = "log_unavailable", "Check that the node reaches ZooKeeper. Claims resume once it does."
 
 
 class NotLeader(Unavailable):

@@ -236,7 +236,7 @@ def _unfit_for_json(value: Any, path: str = "") -> Unfit:
         return _unfit_for_json(part, path + place)
     if type(value) is float and not math.isfinite(value):
         return Unfit(path.removeprefix("."), f"JSON has no {value}")
-    why = f"JSON would not give back the {called(value)} {value!r:.60}"
+    why = f"JSON cannot hold the {called(value)} {value!r:.60} unchanged"
     return Unfit(path.removeprefix("."), why, "make it text, a number or a list")
 
 

@@ -114,7 +114,7 @@ class Collector:
                         "origin_bytes": taken.origin_bytes,
                     }
                 await self._node.moved()
-        raise LogUnavailable(f"the collection did not end within {COLLECT_TIMEOUT_S:.0f} s; it goes on")
+        raise LogUnavailable(f"the collection did not end within {COLLECT_TIMEOUT_S:.0f} s; it continues")
 
 
 # A large replica takes seconds to pack or build. It is done in slices of the event loop,

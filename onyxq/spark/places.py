@@ -84,7 +84,7 @@ def check_place(session: Any, path: str, *, field: str) -> None:
     except Py4JJavaError as error:
         said = str(error.java_exception.toString())
         raise Incomplete(
-            f"{field}: Spark has no file system for {scheme}:// here ({said}), which {path} needs",
+            f"{field}: Spark has no file system for {scheme}:// here, so it cannot open {path} ({said})",
             hint=_hint(scheme),
         ) from error
     located(path)
@@ -92,5 +92,5 @@ def check_place(session: Any, path: str, *, field: str) -> None:
 
 def _hint(scheme: str) -> str:
     if scheme in BRINGS:
-        return f"Have it brought: spark.jars.packages {BRINGS[scheme]}:VERSION in the --spark-conf file."
-    return "Call it s3a://, as Hadoop does." if scheme == "s3" else "Name a path, or a URI that Spark can open."
+        return f"Add this line to the --spark-conf file: spark.jars.packages {BRINGS[scheme]}:VERSION"
+    return "Use s3a:// instead, as Hadoop does." if scheme == "s3" else "Use a path, or a URI that Spark can open."

@@ -157,7 +157,7 @@ def test_what_a_failed_attempt_wrote_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "segment", "said"),
     [
-        ("json", b"bytes", "JSON would not give back the bytes"),
+        ("json", b"bytes", "JSON cannot hold the bytes"),
         ("json", float("nan"), "JSON has no nan"),
         ("json", {"a": [{1: 2}]}, r"a\[0\]: a key must be a string in JSON, not the int 1"),
         ("text", {"line": "x"}, "text holds strings, or dicts with one as their only field 'value', not the dict"),

@@ -35,7 +35,7 @@ def test_kafka_without_its_jars_names_them(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match=r"catalog\[0\].format: Spark has no 'kafka' here") as caught:
         run(spark, job, tmp_path)
     package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
-    assert f"spark.jars.packages {package} in the --spark-conf file" in caught.value.advice
+    assert f"--spark-conf file: spark.jars.packages {package}" in caught.value.advice
     assert not list(tmp_path.rglob("metadata"))
 
 
@@ -53,7 +53,7 @@ def test_a_scheme_that_spark_cannot_open_is_told(spark: Any, tmp_path: Path) -> 
         ("abfs://c@a.dfs.core.windows.net/jobs", "hadoop-azure"),
         ("gs://bucket/jobs", "gcs-connector"),
         ("s3://bucket/jobs", "s3a://"),
-        ("nosuch://bucket/jobs", "Name a path"),
+        ("nosuch://bucket/jobs", "Use a path"),
     ):
         scheme = place.partition(":")[0]
         with pytest.raises(Incomplete, match=rf"checkpoint: Spark has no file system for {scheme}://") as caught:

@@ -96,6 +96,6 @@ def _explained(task: Input, place: str, error: Exception) -> BadRequest | Incomp
     if "Failed to find" in said:
         return Incomplete(
             f"{place}.format: Spark has no {task.format!r} here: {said}",
-            hint=f"Have it brought: spark.jars.packages {_package(str(task.format))} in the --spark-conf file.",
+            hint=f"Add this line to the --spark-conf file: spark.jars.packages {_package(str(task.format))}",
         )
     return BadRequest(f"{place} ({task.name}): Spark cannot read it: {said}", field=place)

@@ -106,10 +106,10 @@ class _File:
         meta = max(metas, key=lambda one: one.transaction)
         other = min(metas, key=lambda one: one.transaction)
         if meta.transaction and (metas.index(meta) != meta.transaction & 1 or other.transaction + 1 < meta.transaction):
-            raise Corrupt("the two meta pages do not fit together")
+            raise Corrupt("the two meta pages contradict each other")
         self._last = meta.last_page
         if (self._last + 1) * self._page_bytes > self._size:
-            raise Corrupt("the file is shorter than its meta page says")
+            raise Corrupt("the file is shorter than its meta page states")
         self._seen = bytearray(self._last + 1)
         self._seen[0] = self._seen[1] = 1
         self._walk(meta.free, "the free list", numbers=True, each=self._free_pages)
@@ -140,11 +140,11 @@ class _File:
         return Meta(free, main, last, transaction)
 
     def _take(self, page: int, count: int = 1) -> int:
-        """Return the offset of pages that nothing else referred to."""
+        """Mark pages as used and return their offset; raise `Corrupt` if one was used already."""
         if not 2 <= page <= self._last or page + count - 1 > self._last:
             raise Corrupt(f"page {page} is out of range")
         if any(self._seen[page : page + count]):
-            raise Corrupt(f"page {page} is in two places")
+            raise Corrupt(f"page {page} is used twice")
         self._seen[page : page + count] = b"\1" * count
         return page * self._page_bytes
 
@@ -159,7 +159,7 @@ class _File:
 
     def _named_tree(self, key: bytes, value: memoryview, flags: int) -> None:
         if flags != _SUB or len(value) != _DB.size:
-            raise Corrupt("an entry of the main tree is no tree")
+            raise Corrupt("an entry of the main tree is not a tree")
         self._walk(Tree(*_DB.unpack(value)), f"the tree {key.decode(errors='replace')!r}")
 
     def _walk(self, tree: Tree, name: str, *, numbers: bool = False, each: Each | None = None) -> None:
@@ -167,7 +167,7 @@ class _File:
         found = [0, 0, 0, 0]
         todo = [(tree.root, tree.depth, b"", b"")] if tree.root != _NONE else []
         if len(todo) * tree.depth > DEPTH_MAX or tree.flags & ~_INTEGER_KEYS:
-            raise Corrupt(f"{name} cannot be")
+            raise Corrupt(f"the header of {name} is impossible")
         while todo:
             page, depth, low, high = todo.pop()
             base = self._take(page)
@@ -181,7 +181,7 @@ class _File:
             ends = [*keys[1:], high]
             todo += zip(children, repeat(depth - 1), [low, *keys[1:]], ends, strict=False)
         if found != [tree.branch_pages, tree.leaf_pages, tree.overflow_pages, tree.entries]:
-            raise Corrupt(f"the pages of {name} do not add up")
+            raise Corrupt(f"the page counts of {name} are wrong")
 
     def _nodes(
         self, base: int, page: int, depth: int, found: list[int], each: Each | None
@@ -190,7 +190,7 @@ class _File:
         data, page_bytes = self._data, self._page_bytes
         number, _, flags, lower, upper = _HEADER.unpack_from(data, base)
         if number != page or flags != (BRANCH if depth > 1 else LEAF):
-            raise Corrupt(f"page {page} is another")
+            raise Corrupt(f"page {page} has the number or type of another page")
         if not _HEADER_BYTES < lower <= upper <= page_bytes or lower & 1:
             raise Corrupt(f"the header of page {page} is damaged")
         found[0 if depth > 1 else 1] += 1
@@ -199,7 +199,7 @@ class _File:
         used = 0
         for place in data[base + _HEADER_BYTES : base + lower].cast("H"):
             if place < upper or place + _NODE_BYTES > page_bytes:
-                raise Corrupt(f"a node of page {page} lies outside")
+                raise Corrupt(f"an entry of page {page} is outside the page")
             at = base + place
             low, high, more, key_bytes = _NODE.unpack_from(data, at)
             start = at + _NODE_BYTES
@@ -211,7 +211,7 @@ class _File:
                 length = low | high << 16
                 size += 8 if more & _BIG else length
                 if more not in (0, _BIG, _SUB) or place + size > page_bytes:
-                    raise Corrupt(f"a node of page {page} lies outside")
+                    raise Corrupt(f"an entry of page {page} is outside the page")
                 found[3] += 1
                 if more & _BIG:
                     found[2] += self._overflow(data, start + key_bytes, length)
@@ -219,7 +219,7 @@ class _File:
                     each(keys[-1], self._value(start + key_bytes, length, more), more)
             used += size + (size & 1)
         if used != page_bytes - upper:
-            raise Corrupt(f"the nodes of page {page} do not fill it")
+            raise Corrupt(f"the entries of page {page} do not fill it")
         return keys, children
 
     def _overflow(self, data: memoryview, at: int, length: int) -> int:
@@ -229,7 +229,7 @@ class _File:
         base = self._take(page, count)
         number, _, flags, pages = _OVERFLOW.unpack_from(data, base)
         if (number, flags, pages) != (page, OVERFLOW, count):
-            raise Corrupt(f"page {page} is another")
+            raise Corrupt(f"page {page} has the number or type of another page")
         return count
 
     def _value(self, at: int, length: int, flags: int) -> memoryview:
