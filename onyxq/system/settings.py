@@ -48,9 +48,9 @@ SETTINGS: Mapping[str, Known] = {
     "tokens": Known(None, "the same tokens in one line, separated by spaces: TOKEN=ROLE+ROLE:PREFIX ..."),
     "peer_secret": Known(None, "secret that peers show each other; required if there are tokens"),
     "allow_anyone": Known(None, "listen on addresses that other machines reach, without asking for credentials", bool),
-    "tls_ca": Known(None, "file of the authorities that sign certificates of others; turns TLS on"),
-    "tls_cert": Known(None, "file of the certificate shown to others; a peer needs one for TLS"),
-    "tls_key": Known(None, "file of the key of tls_cert"),
+    "tls_ca": Known(None, "file of the CA certificates to check the other side with; turns TLS on"),
+    "tls_cert": Known(None, "file of this process's own certificate; a peer needs one for TLS"),
+    "tls_key": Known(None, "file of the private key of the certificate in tls_cert"),
     "allow_pickled": Known(None, "accept jobs with pickled functions even if credentials are asked for", bool),
     "allow_local_code": Known(
         None, "host Spark without tokens; every user of this machine can then run code as you", bool
@@ -61,9 +61,9 @@ SETTINGS: Mapping[str, Known] = {
     "cluster": Known("main", "name of the cluster"),
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; without it, the log is embedded"),
     "zookeeper_auth": Known(None, "digest:USER:PASSWORD or sasl:USER:PASSWORD; only this user can then use the znodes"),
-    "zookeeper_ca": Known(None, "file of the authorities that sign ZooKeeper's certificate; turns TLS on"),
-    "zookeeper_cert": Known(None, "file of the certificate shown to ZooKeeper"),
-    "zookeeper_key": Known(None, "file of the key of zookeeper_cert"),
+    "zookeeper_ca": Known(None, "file of the CA certificates to check ZooKeeper with; turns TLS on"),
+    "zookeeper_cert": Known(None, "file of the certificate to show to ZooKeeper"),
+    "zookeeper_key": Known(None, "file of the private key of the certificate in zookeeper_cert"),
     "data": Known("onyxq-data", "data directory of the node"),
     "archive": Known(None, "directory for log records that are trimmed; without it, they are deleted"),
     "record_archive": Known(None, "directory for log records that are trimmed, as Parquet files by day"),
@@ -81,21 +81,21 @@ SETTINGS: Mapping[str, Known] = {
     "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
     "checkpoints": Known(None, "path or URI, reachable from all peers, for the state of windows and joins"),
     "session_timeout_ms": Known(
-        DEFAULTS.session_timeout_ms, "silence after which ZooKeeper ends the session of the peer"
+        DEFAULTS.session_timeout_ms, "time until ZooKeeper ends the session of a silent peer, in ms"
     ),
     "absent_after_ms": Known(
         DEFAULTS.absent_after_ms,
-        "absence of a node after which its copies are made elsewhere; fixed when the cluster is created",
+        "time until copies of an absent node are made elsewhere, in ms; fixed when the cluster is created",
     ),
     "yield_after_ms": Known(
         DEFAULTS.yield_after_ms,
-        "time after which a leader that cannot serve yields; fixed when the cluster is created",
+        "time until a leader that cannot serve gives way to another, in ms; fixed when the cluster is created",
     ),
     "gc_records": Known(
-        DEFAULTS.gc_records, "number of records after which the log is trimmed; fixed when the cluster is created"
+        DEFAULTS.gc_records, "trim the log after this number of records; fixed when the cluster is created"
     ),
     "gc_bytes": Known(
-        DEFAULTS.gc_bytes, "bytes of records after which the log is trimmed; fixed when the cluster is created"
+        DEFAULTS.gc_bytes, "trim the log after this number of bytes; fixed when the cluster is created"
     ),
     "purge_bucket_ms": Known(
         3_600_000, "span of ids that is purged at once, when all its finished tasks may be purged"

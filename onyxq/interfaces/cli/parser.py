@@ -43,7 +43,7 @@ def setting(name: str, **details: Any) -> Option:
         switch = {"action": argparse.BooleanOptionalAction, "default": None, "help": known.about, **details}
         return ("--" + name.replace("_", "-"),), switch
     if known.kind is int:
-        details.setdefault("type", int)
+        details = {"type": int, "metavar": "MS" if name.endswith("_ms") else "N", **details}
     shown = f" (default {known.default})" if known.default not in (None, "") else ""
     details.setdefault("help", known.about + shown)
     return ("--" + name.replace("_", "-"),), {"default": None, "metavar": name.upper(), **details}

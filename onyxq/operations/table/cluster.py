@@ -286,7 +286,9 @@ GET_CLUSTER = Operation(
     access=anywhere(*LOOKING),
     reads=True,
     http=Http(verb="GET", path="/v1/cluster", id="get_cluster", tag="cluster"),
-    verbs=(Verb(name="cluster show", about="name, settings and health of the cluster", run=f"{_VIEWS}:cluster_show"),),
+    verbs=(
+        Verb(name="cluster show", about="show name, settings and health of the cluster", run=f"{_VIEWS}:cluster_show"),
+    ),
     python="cluster",
 )
 GET_RING = Operation(
@@ -299,7 +301,7 @@ GET_RING = Operation(
     verbs=(
         Verb(
             name="ring show",
-            about="members of the ring, whom each watches, and which peers are joining",
+            about="show the members of the ring, the peer that each watches, and the peers that join",
             run=f"{_VIEWS}:ring_show",
         ),
     ),
@@ -315,7 +317,7 @@ GET_PARTITIONS = Operation(
     verbs=(
         Verb(
             name="partition list",
-            about="cohort, leader and epoch of every partition",
+            about="show the nodes, leader and epoch of every partition",
             run=f"{_VIEWS}:partition_list",
         ),
     ),
@@ -327,7 +329,7 @@ GET_PARTITION = Operation(
     result=PartitionNow,
     access=anywhere(*LOOKING),
     reads=True,
-    verbs=(Verb(name="partition show", about="one partition", example="7"),),
+    verbs=(Verb(name="partition show", about="show one partition and what its leader reports", example="7"),),
     example={"partition": 7},
 )
 GET_PEERS = Operation(
@@ -337,7 +339,7 @@ GET_PEERS = Operation(
     access=anywhere(*LOOKING),
     reads=True,
     http=Http(verb="GET", path="/v1/peers", id="get_peers", tag="cluster"),
-    verbs=(Verb(name="peer list", about="peers and nodes of the cluster", run=f"{_VIEWS}:peer_list"),),
+    verbs=(Verb(name="peer list", about="list the peers and nodes of the cluster", run=f"{_VIEWS}:peer_list"),),
     python="peers",
 )
 GET_ROUTES = Operation(name="routes", args=GetRoutes, result=Routes, access=anywhere(*LOOKING), reads=True)

@@ -143,7 +143,7 @@ LIST_JOBS = Operation(
     verbs=(
         Verb(
             name="job list",
-            about="jobs, those under way first",
+            about="list jobs, those under way first",
             example="--state running",
             fields=("state",),
             run=f"{_RUN}:job_list",
@@ -163,7 +163,7 @@ GET_JOB = Operation(
     verbs=(
         Verb(
             name="job show",
-            about="one job: its state, slots, and progress",
+            about="show the state, slots and progress of a job",
             example="words --json",
             run=f"{_RUN}:job_show",
         ),

@@ -100,7 +100,7 @@ GET_PERIODIC = Operation(
     access=on_periodic("read"),
     reads=True,
     http=Http(verb="GET", path=_PATH, id="get_periodic", tag=_TAG, errors=(404,)),
-    verbs=(Verb(name="periodic show", about="one periodic task", example="nightly", columns=_FIELDS),),
+    verbs=(Verb(name="periodic show", about="show one periodic task", example="nightly", columns=_FIELDS),),
     python="periodic",
     example={"name": "nightly"},
 )
@@ -114,7 +114,7 @@ LIST_PERIODIC = Operation(
     verbs=(
         Verb(
             name="periodic list",
-            about="periodic tasks, and when each is due next",
+            about="list periodic tasks, and when each is due next",
             columns=_COLUMNS,
             empty="no periodic tasks",
         ),
@@ -139,7 +139,7 @@ SET_PERIODIC = Operation(
         ),
         Verb(
             name="periodic pause",
-            about="enqueue none of its tasks until it is resumed",
+            about="pause a periodic task: enqueue none of its tasks until it is resumed",
             example="nightly",
             fixed={"paused": True},
             fields=("name",),

@@ -209,7 +209,7 @@ GET_QUEUE = Operation(
     verbs=(
         Verb(
             name="queue show",
-            about="one queue's depth by state and its settings",
+            about="show the depth of a queue by state, and its settings",
             example="mail --json",
             fixed={"known": True},
         ),
@@ -229,7 +229,7 @@ LIST_QUEUES = Operation(
     verbs=(
         Verb(
             name="queue list",
-            about="queues with their depth by state, and which are paused",
+            about="list queues with their depth by state, and which are paused",
             columns=("queue", "paused", *Depth.__struct_fields__, "oldest_ready"),
             empty="no queues",
         ),
@@ -256,7 +256,7 @@ SET_QUEUE = Operation(
     verbs=(
         Verb(
             name="queue pause",
-            about="grant no tasks of a queue until it is resumed; existing claims continue",
+            about="pause a queue: grant none of its tasks until it is resumed; existing claims continue",
             example="mail --why 'the relay is down'",
             fixed={"paused": True},
             fields=("queue", *_SAID),

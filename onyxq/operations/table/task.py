@@ -327,7 +327,7 @@ LIST_TASKS = Operation(
     verbs=(
         Verb(
             name="task list",
-            about="tasks in id order",
+            about="list tasks in id order",
             example="--queue mail --state ready",
             columns=("id", "queue", "state", "priority", "at", "attempts", "data"),
             empty="no tasks",
@@ -345,7 +345,12 @@ COUNT_TASKS = Operation(
     place=Place.ALL_LEADERS,
     reads=True,
     verbs=(
-        Verb(name="task count", about="tasks by queue and state", example="--queue mail", run=f"{_TASKS}:task_count"),
+        Verb(
+            name="task count",
+            about="count tasks by queue and state",
+            example="--queue mail",
+            run=f"{_TASKS}:task_count",
+        ),
     ),
     python="count",
     example={"queue": "mail"},
@@ -392,7 +397,7 @@ LIST_DEAD = Operation(
     verbs=(
         Verb(
             name="dead list",
-            about="dead letters in id order",
+            about="list dead letters in id order",
             example="--queue mail --where 'no such host'",
             columns=("id", "queue", "attempts", "at", "error", "data"),
             empty="no dead letters",

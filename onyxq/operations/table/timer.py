@@ -140,7 +140,10 @@ GET_TIMER = Operation(
     reads=True,
     verbs=(
         Verb(
-            name="timer show", about="one timer and its outcome", example="order-7", columns=(*_COLUMNS, "data", "task")
+            name="timer show",
+            about="show one timer and its outcome",
+            example="order-7",
+            columns=(*_COLUMNS, "data", "task"),
         ),
     ),
     python="timer",
@@ -157,7 +160,7 @@ LIST_TIMERS = Operation(
     verbs=(
         Verb(
             name="timer list",
-            about="timers in the order in which they are due",
+            about="list timers in the order in which they are due",
             example="--state scheduled",
             columns=_COLUMNS,
             empty="no timers",

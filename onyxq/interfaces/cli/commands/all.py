@@ -139,7 +139,7 @@ COMMANDS: tuple[Command, ...] = (
         "clusters:create",
         "create a cluster on ZooKeeper",
         "main --zookeeper 127.0.0.1:2181 --partitions 64 --replicas 3",
-        option("name", metavar="NAME"),
+        option("name", metavar="NAME", help="name of the cluster"),
         ZOOKEEPER_NEEDED,
         PARTITIONS,
         REPLICAS,
@@ -150,7 +150,7 @@ COMMANDS: tuple[Command, ...] = (
         "clusters:protect",
         "give the znodes of a stopped cluster to the user of zookeeper_auth alone",
         "main --zookeeper 127.0.0.1:2181",
-        option("name", metavar="NAME"),
+        option("name", metavar="NAME", help="name of the cluster"),
         ZOOKEEPER_NEEDED,
     ),
     local_command(
@@ -158,7 +158,7 @@ COMMANDS: tuple[Command, ...] = (
         "clusters:destroy",
         "delete the log of a cluster from ZooKeeper; this cannot be undone",
         "main --zookeeper 127.0.0.1:2181 --yes",
-        option("name", metavar="NAME"),
+        option("name", metavar="NAME", help="name of the cluster"),
         ZOOKEEPER_NEEDED,
         option("--yes", action="store_true", help="confirm the deletion"),
     ),
@@ -167,14 +167,14 @@ COMMANDS: tuple[Command, ...] = (
         "past.backups:backup",
         "write a backup of a running cluster to a file: tasks, settings, state of the log",
         "/backups/main-monday",
-        option("file", metavar="FILE"),
+        option("file", metavar="FILE", help="new file for the backup"),
     ),
     local_command(
         "cluster restore",
         "past.backups:restore",
         "make a new cluster from a backup: the log, and a data directory for each node",
         "/backups/main-monday --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq-restored",
-        option("file", metavar="FILE"),
+        option("file", metavar="FILE", help="file of the backup"),
         setting(
             "zookeeper", help="HOST:PORT,... of ZooKeeper; without it, the new cluster is for onyxq dev --data DIR"
         ),
@@ -186,7 +186,7 @@ COMMANDS: tuple[Command, ...] = (
         "past.recovery:recover",
         "begin a new log after ZooKeeper lost the old one; docs/runbooks.rst has the steps",
         "main --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq --from node-b.rec",
-        option("name", metavar="NAME"),
+        option("name", metavar="NAME", help="name of the cluster"),
         setting(
             "zookeeper", help="HOST:PORT,... of ZooKeeper; leave it out only for a cluster of onyxq dev --data DIR"
         ),
