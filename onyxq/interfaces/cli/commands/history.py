@@ -55,13 +55,13 @@ HISTORY_COMMANDS: tuple[Command, ...] = (
             "--records",
             action="append",
             metavar="DIR",
-            help="compare with records of the log, which `archive log` or a peer wrote here; may be repeated",
+            help="compare with the log records in DIR, written by `archive log` or a peer; may be repeated",
         ),
         option(
             "--live",
             action="append",
             metavar="FILE",
-            help="output of a later `task list --all --json`: tasks in neither are reported as lost",
+            help="output of a later `task list --all --json`; tasks that are in neither FILE nor DIR are lost",
         ),
         option(
             "--first",

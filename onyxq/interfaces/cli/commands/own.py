@@ -29,7 +29,7 @@ CALLBACK = (
     ),
     option("--method", default="POST", metavar="METHOD", help="HTTP method (default POST)"),
     option("--data", metavar="JSON", help="JSON object for the receiver"),
-    option("--text", metavar="TEXT", help="text for the receiver, sent unchanged as form data"),
+    option("--text", metavar="TEXT", help="body for the receiver, sent unchanged with the content type of form data"),
 )
 TIMEOUT = option("--timeout", metavar="TIME", help="longest wait; then exit with code 6 (default: one day)")
 
