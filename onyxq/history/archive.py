@@ -46,16 +46,16 @@ class Part:
     last: int | None
     dump: Dump
     path: Path | None = None
-    """Its file, if it has one of its own."""
+    """The part's file, if it has its own."""
 
     @property
     def end(self) -> int:
-        """Its last position; of a part up to now, one that no record reaches."""
+        """Its last position. For a part up to now, a position that no record reaches."""
         return _NOW if self.last is None else self.last
 
     @property
     def start(self) -> int | None:
-        """The position at which its replica is known; None if it can only continue another part."""
+        """Position of the part's first replica. None if the part has none, so it can only follow another part."""
         if self.dump.origin is not None:
             return self.dump.origin.position
         return START if self.after == START else None
@@ -87,7 +87,7 @@ class Archive:
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges in order, those that overlap or follow each other as one."""
+    """Return ranges in order, with overlapping and adjacent ones merged."""
     out: list[Range] = []
     for one in sorted(ranges, key=lambda one: (one.first, one.last)):
         if out and one.first <= out[-1].last + 1:

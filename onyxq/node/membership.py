@@ -285,8 +285,8 @@ class Peer:
     async def _note_attempt(self) -> None:
         """Store this peer's id durably before it asks to join; raises `NodeCopied`.
 
-        A data directory knows every peer that ran on it since the node's latest one. If it does not know the
-        latest, that one ran on another directory: this one is a copy, or was set back to an older copy.
+        A data directory lists the ids of its peers: the node's latest peer in the log, and all that started after it.
+        If the latest is not listed, it ran on another directory. Then this directory is a copy, or an older state.
         """
         node = self.node
         latest = latest_peer(node.replica, node.node_id)

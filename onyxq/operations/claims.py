@@ -48,13 +48,13 @@ CLAIMERS_MAX = 50_000
 WANTED_CLAIMERS = 64
 """Number of waiting claimers whose demand is added up."""
 AHEAD_AGAIN_S = 0.05
-"""Time in which a claimer that got nothing ahead asks for ready tasks only, in seconds."""
+"""Time, in seconds, in which a claimer that got nothing ahead asks only for ready tasks."""
 GATHER_S = 0.5
 """How long a claimer with tasks of one node waits for the other nodes that were asked, in seconds."""
 ANSWER_BYTES_MAX = 18 * 1024 * 1024
 """Most bytes of task rows in one answer, unless one row is larger; the rest is given back."""
 ASKS_MAX = 2
-"""Most questions in flight to one node; further claimers gather."""
+"""Largest number of questions in flight to one node. Further claimers wait and share the next question."""
 
 
 @define(eq=False)
@@ -64,7 +64,7 @@ class Claimer:
     queues: Sequence[str]
     maximum: int
     lease_ms: int
-    """0: the lease of each queue."""
+    """Lease in ms; 0 means the lease of each queue."""
     worker: str
     deadline: float
     reply: Callable[[list[Granted]], None]
@@ -72,7 +72,7 @@ class Claimer:
     owner: str = ""
     """The credential that it came with; see `onyxq.wire.bounds.OWNER`."""
     ahead_ms: int = 0
-    """How long before they are due it takes tasks, if none is ready."""
+    """Longest time by which tasks are claimed before they are due, if none is ready, in ms."""
     gone: bool = False
     asking: int = 0
     """Number of nodes that were asked for it and have not answered."""
@@ -87,8 +87,10 @@ class Claimer:
 
 
 Asked = tuple[list[str], int, int | None, str, int]
-"""(queues, most tasks, lease in ms or None for the queue's, worker) of one claimer, and how many milliseconds
-ahead it claims if nothing is ready."""
+"""One claimer's question: ``(queues, maximum of tasks, lease in ms, worker, ahead_ms)``.
+
+Without a lease, each queue's lease applies.
+"""
 
 
 Share = tuple[Claimer, int]
@@ -104,7 +106,7 @@ class _Watched:
         """Best head of each node that has answered."""
         self.scopes: dict[str, trio.CancelScope] = {}
         self.asking: dict[str, trio.CancelScope] = {}
-        """Scope of the open question to each node; cancelled when the node's head is known otherwise."""
+        """Scope of the open question to each node. It is cancelled if the node's head becomes known before."""
         self.used_at = 0.0
         self.settled_at = 0.0
         """Time until which a claimer waits for the heads of nodes that have never answered."""

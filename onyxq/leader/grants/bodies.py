@@ -26,9 +26,10 @@ class Bodies:
     """Bodies of the tasks that a node grants."""
 
     def __init__(self, store: Store, is_final: Callable[[TaskId, int, bytes], bool]) -> None:
-        """Take the store and ``is_final``: whether data of an epoch can be granted.
+        """Read bodies from ``store``.
 
-        If the data is not final yet, the task is offered again once it is.
+        ``is_final(task, epoch, data)`` returns whether the data of a unique task can no longer change. If it can,
+        the task is not granted now. It is offered again once its data is final.
         """
         self._store = store
         self._is_final = is_final

@@ -93,7 +93,10 @@ def _picture(
 
 
 def _times(part: Callable[[Figures], Times]) -> Panel:
-    """Return a panel of lines for 50 %, 95 % and the longest, with gaps in hours without grants."""
+    """Return a panel with one line each for the median, the 95th percentile and the longest time.
+
+    Lines have gaps in hours without grants.
+    """
 
     def panel(axes: Any, some: Sequence[Figures], every: Sequence[datetime]) -> None:
         from matplotlib.ticker import FixedLocator, NullLocator
