@@ -44,10 +44,10 @@ def load_access(file: str = "", *, tokens: str = "", peer_secret: str = "") -> A
     if peer_secret and len(peer_secret) < TOKEN_CHARS_MIN:
         raise BadRequest(f"peer_secret must have {TOKEN_CHARS_MIN} characters or more", field="peer_secret")
     if peer_secret and not found:
-        raise BadRequest("there is a peer_secret and no token: nobody could use this peer", field="tokens")
+        raise BadRequest("peer_secret is set, but there is no token, so no client could use this peer", field="tokens")
     digests = [token.digest for token in found]
     if len(set(digests)) < len(digests):
-        raise BadRequest("the same token is there twice", field="tokens")
+        raise BadRequest("the same token is given twice", field="tokens")
     return Access(tuple(found), peer_secret or None)
 
 
@@ -59,7 +59,9 @@ def check_private(path: str, *, field: str) -> None:
         raise BadRequest(f"{path}: {error.strerror}", field=field) from None
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         raise BadRequest(
-            f"{path} holds secrets and everybody on this machine may read it", field=field, hint=f"chmod 640 {path}"
+            f"{path} holds secrets, and all users of this machine may read or write it",
+            field=field,
+            hint=f"chmod 640 {path}",
         )
 
 

@@ -87,7 +87,7 @@ def grants_of(name: str, roles: Iterable[str]) -> Grants:
         if known is None:
             raise BadRequest(f"unknown role {role!r}; roles are {', '.join(ROLES)}", field="tokens")
         if colon and not prefix:
-            raise BadRequest(f"{one!r} has no prefix behind the colon", field="tokens")
+            raise BadRequest(f"{one!r} has no prefix after the colon", field="tokens")
         for implied in known:
             found.setdefault(implied, set()).add(prefix)
     if not found:

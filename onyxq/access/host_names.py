@@ -62,7 +62,7 @@ def hosts(said: str, *, listens: Iterable[str], asks: bool) -> Hosts:
     for word in words:
         if not _NAME.fullmatch(word):
             raise BadRequest(
-                f"{SETTING}: {word[:200]!r} is no name of a host",
+                f"{SETTING}: {word[:200]!r} is not a host name",
                 field=SETTING,
                 hint=f"Comma-separated names without port, or {ANY}.",
             )

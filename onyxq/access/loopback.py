@@ -17,9 +17,9 @@ def check_listening(address: str, *, field: str, asks: bool, allow_anyone: bool)
     if asks or allow_anyone or is_loopback(split_address(address)[0]):
         return
     raise BadRequest(
-        f"{address} can be reached from other machines, and nobody would be asked for a credential",
+        f"{address} can be reached from other machines, but this peer does not ask for credentials",
         field=field,
-        hint="Configure tokens with --access FILE, listen on 127.0.0.1, or say --allow-anyone.",
+        hint="Configure tokens with --access FILE, listen on 127.0.0.1, or add --allow-anyone.",
     )
 
 

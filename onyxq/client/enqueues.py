@@ -96,7 +96,9 @@ class Enqueuer:
         check_payloads(payloads)
         given = None if ids is None else [as_id(task_id) for task_id in ids]
         if given is not None and len(given) != len(payloads):
-            raise BadRequest(f"{len(given)} ids for {len(payloads)} payloads", field="ids")
+            raise BadRequest(
+                f"ids must have one id for each of the {len(payloads)} payloads, not {len(given)}", field="ids"
+            )
         await self._pool.loaded_routes(until)
         made: list[TaskId] = []
         shipments = self._shipments(policy.header(), payloads, given, when, made)
@@ -124,7 +126,9 @@ class Enqueuer:
         check_payloads(payloads)
         given = [None] * len(payloads) if ids is None else list(ids)
         if len(given) != len(payloads):
-            raise BadRequest(f"{len(given)} ids for {len(payloads)} payloads", field="ids")
+            raise BadRequest(
+                f"ids must have one id for each of the {len(payloads)} payloads, not {len(given)}", field="ids"
+            )
         await self._pool.loaded_routes(until)
         singles = [self._single(*one, when) for one in zip(policies, payloads, given, strict=True)]
         return await self._singles.store(singles, policies[0].w if policies else None, until=until)

@@ -177,9 +177,9 @@ def _checked(plan: Plan) -> Plan:
     for one in plan.steps:
         if len(one.follows) + len(one.step.policy(()).depends) > DEPENDS_MAX:
             raise BadRequest(
-                f"a step for queue {one.step.queue!r} follows on {len(one.follows)} tasks; at most {DEPENDS_MAX}",
+                f"a step for queue {one.step.queue!r} depends on {len(one.follows)} tasks; the limit is {DEPENDS_MAX}",
                 field="depends",
-                hint="Join in two levels: groups of at most 100 with a step behind each, then one behind these.",
+                hint="Join in two levels: groups of at most 100 tasks with a step after each, then a step after those.",
             )
     return plan
 

@@ -188,7 +188,7 @@ def _check_name(value: Any, field: str, what: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRequest(f"{what} contains half of a surrogate pair, which is no character", field=field) from None
+        raise BadRequest(f"{what} contains half of a surrogate pair, which is not a character", field=field) from None
 
 
 def _dependency(value: Any) -> bytes:

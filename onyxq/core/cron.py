@@ -121,7 +121,7 @@ def zone_of(name: str) -> datetime.tzinfo:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         raise BadRequest(
-            f"zone: {name[:100]!r} is no time zone known here",
+            f"zone: {name[:100]!r} is not a known time zone",
             field="zone",
             hint="Give an IANA name such as Europe/Berlin, or UTC.",
         ) from None
@@ -146,11 +146,11 @@ def _field(text: str, name: str, low: int, high: int, names: Sequence[str]) -> t
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None:
-            raise _wrong(f"{part[:40]!r} is no part of the field {name}")
+            raise _wrong(f"{part[:40]!r} is not valid in the field {name}")
         start, end, step = match.groups()
         if start == "*":
             if end is not None:
-                raise _wrong(f"{part[:40]!r} is no range of the field {name}")
+                raise _wrong(f"{part[:40]!r} is not a range of the field {name}")
             first, last = low, high
         else:
             first = _number(start, name, low, high, names)
@@ -159,7 +159,7 @@ def _field(text: str, name: str, low: int, high: int, names: Sequence[str]) -> t
                 last = 7  # Sunday also ends a week
         every = int(step) if step else 1
         if every < 1 or last < first:
-            raise _wrong(f"{part[:40]!r} of the field {name} goes nowhere")
+            raise _wrong(f"{part[:40]!r} of the field {name} matches nothing")
         found.update(range(first, last + 1, every))
     return tuple(sorted(found))
 
@@ -170,7 +170,8 @@ def _number(text: str, name: str, low: int, high: int, names: Sequence[str]) -> 
     number = whole(text)
     if number is None or not low <= number <= high:
         raise _wrong(
-            f"{text[:40]!r} is no {name}: {low} to {high}" + (f" or {names[0]} to {names[-1]}" if names else "")
+            f"{text[:40]!r} is not a valid {name}: {low} to {high}"
+            + (f" or {names[0]} to {names[-1]}" if names else "")
         )
     return number
 

@@ -282,7 +282,7 @@ def _build_class(kind: Any, fields: Sequence[tuple[str, Callable[[Any], Any]]], 
 def _build_int(plain: Any) -> int:
     if type(plain) is int and INT_MIN <= plain <= INT_MAX:
         return plain
-    raise ValueError(f"{plain!r:.100} is no number that a replica may hold")
+    raise ValueError(f"{plain!r:.100} is not a number that a replica may hold")
 
 
 def _checked(kind: type, plain: Any) -> Any:

@@ -113,7 +113,7 @@ def unpack(payload: bytes) -> Timer:
         timer, timeout, data, callback = said["id"], said["timeout"], said["data"], said["callback"]
         request = said.get("request", "")
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise BadRequest("the task's payload is no timer", field="data") from None
+        raise BadRequest("the task's payload is not a timer", field="data") from None
     return checked(timer, timeout=timeout, data=data, callback=callback, longest_ms=1 << 48, request=request)
 
 
@@ -130,7 +130,7 @@ def as_json(value: Any) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise BadRequest(f"data is no JSON: {error}", field="data") from None
+        raise BadRequest(f"data is not JSON: {error}", field="data") from None
 
 
 @frozen

@@ -322,7 +322,7 @@ def read_blocks(path: Path, kind: Kind) -> Iterator[Block]:
         raise NotFound(f"{path} cannot be read: {why}", field="file", hint="Check the file's name.") from None
     with file:
         if file.read(len(MAGIC)) != MAGIC:
-            raise BadRequest(f"{path} is no {kind.what}", field="file", hint=f"Make one with {kind.make}.")
+            raise BadRequest(f"{path} is not a {kind.what}", field="file", hint=f"Make one with {kind.make}.")
         number, found = 0, b""
         while found != END:
             head = file.read(_HEAD.size)
@@ -357,7 +357,7 @@ def _header(block: Block) -> dict[str, Any]:
         )
     if header.get("holds") != kind.name:
         raise BadRequest(
-            f"{block.path} is no {kind.what}: it holds a {header.get('holds')}",
+            f"{block.path} is not a {kind.what}: it holds a {header.get('holds')}",
             field="file",
             hint=f"Make one with {kind.make}.",
         )

@@ -65,7 +65,7 @@ def replica_at(dump: Dump, position: int | None = None) -> Replica:
     """Return the replica at a position, or at the end; raises `NotFound` if the dump starts after it."""
     if position is not None and position < dump.start.position:
         raise NotFound(
-            f"what is there starts at the origin of position {dump.start.position}, behind {position}",
+            f"the records start at position {dump.start.position}, after {position}",
             field="at",
             hint="An archive (--archive DIR) or an older dump (--file FILE) may reach further back.",
         )

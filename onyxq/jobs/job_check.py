@@ -278,7 +278,7 @@ def _triggers(job: Job) -> Iterator[Problem]:
         path = f"triggers[{place}]"
         if trigger.window not in windows:
             near = _near(trigger.window, list(windows))
-            yield f"{path}.window", f"is {trigger.window!r}, which is no window{near}"
+            yield f"{path}.window", f"is {trigger.window!r}, which is not a window{near}"
         else:
             yield from _emitting(job, trigger, windows[trigger.window], path)
         if trigger.on == "timer" and trigger.period_ms is None:

@@ -146,7 +146,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
         pending = self.client._pending
         if not pending or pending[0][2] != header.xid:
-            raise ConnectionDropped(f"answer {header.xid} is not the one that is due")
+            raise ConnectionDropped(f"answer {header.xid} is not the expected one")
         return super()._read_response(header, buffer, offset)
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:

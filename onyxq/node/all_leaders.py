@@ -160,7 +160,7 @@ class AllLeaders:
                 await self._node.changed(self._node.replica)
         plan = self._plan(left)
         if plan.unserved:
-            raise Unavailable(f"nobody serves partitions {_some(plan.unserved)} now")
+            raise Unavailable(f"partitions {_some(plan.unserved)} have no leader that serves now")
         return plan
 
     def _plan(self, left: Collection[int]) -> Plan:

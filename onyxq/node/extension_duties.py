@@ -135,7 +135,9 @@ class Extending:
             raise NotFound(f"no entry {name!r} is installed here", field="entry")
         if not entry.submitted:
             raise Forbidden(
-                f"{name} is not submitted by clients", field="entry", hint="An extension says SUBMIT = True."
+                f"{name} is not submitted by clients",
+                field="entry",
+                hint="To allow it, set SUBMIT = True in the entry's module.",
             )
         return entry
 

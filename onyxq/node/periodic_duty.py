@@ -141,6 +141,6 @@ def _some(work: Sequence[tuple[int, TaskId, bytes]], start: int) -> list[tuple[i
 async def _enqueue(node: Node, work: Sequence[tuple[int, TaskId, bytes]]) -> list[OnyxqError | None]:
     """Enqueue runs, and return each one's error, or None."""
     if node.enqueue is None:
-        raise Unavailable("this node serves nobody yet")
+        raise Unavailable("this node does not accept tasks yet")
     answer = await node.enqueue(Enqueue(runs=[NewRun(first, body) for _, first, body in work]))
     return [from_map(ack) if isinstance(ack, dict) else None for ack in answer.acks]

@@ -87,7 +87,7 @@ class Router:
             part = [items[place] for place in group]
             try:
                 if not node_id:
-                    raise NotLeader("nobody leads the partition now")
+                    raise NotLeader("the partition has no leader now")
                 if node_id == self._node.node_id:
                     with failures.serving(method):
                         found = await local(part)

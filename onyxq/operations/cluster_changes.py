@@ -83,9 +83,9 @@ class Operating:
         except (Unavailable, TimedOut) as error:
             if permanent:
                 raise Unavailable(
-                    f"peer {wanted} cannot be told: {error.message}",
-                    hint="A node that does not answer cannot hand over its copies. Without --permanent its peer is "
-                    "taken out of the ring, and its copies are made elsewhere from the others.",
+                    f"peer {wanted} did not receive the order to leave: {error.message}",
+                    hint="A node that does not answer cannot hand over its copies. Repeat without --permanent: the "
+                    "peer is removed from the ring, and its copies are made elsewhere from the others.",
                 ) from None
             await self._node.verdicts([leave_cluster.Args(wanted, "told to leave; it did not answer")])
         return answer
@@ -149,8 +149,8 @@ class Operating:
         if verdict != APPLIED:
             raise Conflict(
                 f"partition {number} is not forced: {verdict}",
-                hint="While a majority of its members lives nothing has to be given up. Without any live one there "
-                "is nothing to go on with: bring one back.",
+                hint="If a majority of its members is up, force nothing. If none is up, there is no copy to continue "
+                "with: start at least one.",
             )
         after = self._node.replica.partitions[number]
         lost = [node for node in before.members if node not in after.members]

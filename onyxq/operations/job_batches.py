@@ -149,7 +149,7 @@ class JobBatches:
                     if known is not None:
                         return known, APPLIED
                     await self._node.moved()
-            raise Unknown("it cannot be told whether the batch was committed") from None
+            raise Unknown("it is not known whether the batch was committed") from None
 
     def _refused(self, asked: Asked, args: commit_batch.Args, verdict: str) -> OnyxqError:
         """Return the error that a verdict means to the client."""
@@ -162,7 +162,7 @@ class JobBatches:
         if verdict == commit_batch.CONFLICT:
             return _conflict(asked)
         if verdict == commit_batch.OUT_OF_ORDER:
-            return Conflict(f"batch {asked.batch} is not the one behind the last that was committed", field="batch")
+            return Conflict(f"batch {asked.batch} does not follow the last committed batch", field="batch")
         if verdict.startswith(commit_transaction.STALE):
             claims = [claim for one in args.transactions for claim in (*one.claims, *one.require)]
             gone = stale(self._node.replica, claims)
@@ -182,5 +182,5 @@ def _conflict(asked: Asked) -> Conflict:
     return Conflict(
         f"another attempt at batch {asked.batch} of job {asked.fence.job} was committed, with other offsets",
         field="offsets",
-        hint="Start the query anew from what the job's offsets say.",
+        hint="Start the query again from the job's offsets.",
     )

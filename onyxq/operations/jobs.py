@@ -201,7 +201,7 @@ class Jobs:
     async def _catch_up(self) -> None:
         node = self._node
         if node.session is None or not node.log_connected:
-            raise LogUnavailable("it cannot be told whether there is such a job: the log cannot be reached from here")
+            raise LogUnavailable("it is not known whether the job exists: this node cannot reach the log")
         try:
             end = await node.session.tail()
         except SessionLost as error:
@@ -317,7 +317,7 @@ def shown(job: Known) -> dict[str, Any]:
 
 
 def shown_outcome(name: str, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job whose outcome alone is known, as clients see it."""
+    """Return the clients' view of an ended job whose outcome is all that is kept."""
     batch = kept["batch"]
     return {
         "id": name,
@@ -351,4 +351,4 @@ def _without_pickles(value: Any) -> Any:
 
 
 def _unknown(name: str) -> NotFound:
-    return NotFound(f"there is no job {name!r}", field="id", hint="Look at those there are: onyxq job list.")
+    return NotFound(f"there is no job {name!r}", field="id", hint="List all jobs: onyxq job list.")

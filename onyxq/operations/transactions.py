@@ -161,14 +161,16 @@ class Transactions:
             said = found.get(one, UNSERVED)
             if said is None:
                 behind = bool(mine.get(stretch_of(one), 0) & mask_of(one, 1))
-                why = "stands behind it in the transaction" if behind else "is not there"
+                why = "comes after it in the transaction" if behind else "does not exist"
                 raise BadRequest(
                     f"task {one.hex()}, on which enqueue[{place}] depends, {why}",
                     field=f"enqueue[{place}].depends",
-                    hint="Put tasks behind those that they depend on; a circle has no beginning." if behind else None,
+                    hint="Put each task after those that it depends on. Dependencies must not form a cycle."
+                    if behind
+                    else None,
                 )
             if isinstance(said, OnyxqError) or said == UNSERVED:
-                raise NotLeader(f"whether there is a task {one.hex()} cannot be told now")
+                raise NotLeader(f"it is not known now whether task {one.hex()} exists")
 
     def _check_time(self, queue: str, at_ms: int, place: int) -> None:
         grace_ms = settings_of(self._node.replica, queue).grace_ms
@@ -185,12 +187,12 @@ class Transactions:
         except LogUnavailable:
             await self._until(lambda: known_as(node.replica, args.name) is not None, args.name, UNKNOWN_TIMEOUT_S)
             if known_as(node.replica, args.name) is None:
-                raise Unknown(f"it cannot be told whether transaction {args.name!r} was committed") from None
+                raise Unknown(f"it is not known whether transaction {args.name!r} was committed") from None
             return
         if verdict in (APPLIED, commit_transaction.REPEAT):
             return
         if verdict == commit_transaction.TOO_LATE:
-            raise Unavailable("the transaction took too long: its deadline had passed")
+            raise Unavailable("the transaction took too long: its deadline has passed")
         if verdict.startswith(commit_transaction.HELD):
             raise held(verdict)
         if not verdict.startswith(commit_transaction.STALE):
@@ -206,7 +208,7 @@ class Transactions:
             while self._node.replica.position < position:
                 await self._node.moved()
             return
-        raise Unavailable("this node is behind: it has not read what became of the transaction")
+        raise Unavailable("this node is behind: it has not read the outcome of the transaction")
 
     # --- prepare
 
@@ -239,7 +241,7 @@ class Transactions:
         """Return a leader's answer about one part, which may be an error map."""
         leader = leader_of(self._node, asked.partition)
         if not leader:
-            return NotLeader(f"nobody leads partition {asked.partition} now").to_map()
+            return NotLeader(f"partition {asked.partition} has no leader now").to_map()
         sender = self._leaders.get(leader)
         if sender is None:
             sender = self._leaders[leader] = ToLeader(self._node, leader)

@@ -109,7 +109,7 @@ def mark_of(record: bytes) -> str:
 
 def _unreachable(job: Job, base: str) -> Incomplete:
     return Incomplete(
-        f"job {job.id} cannot go on here: its checkpoint was kept by another peer, and not under {base}",
+        f"job {job.id} cannot continue on this peer: another peer kept its checkpoint, and it is not under {base}",
         hint="Give the job, or its peers, a checkpoint path that all of them reach (--checkpoints).",
     )
 

@@ -94,9 +94,7 @@ SETTINGS: Mapping[str, Known] = {
     "gc_records": Known(
         DEFAULTS.gc_records, "trim the log after this number of records; fixed when the cluster is created"
     ),
-    "gc_bytes": Known(
-        DEFAULTS.gc_bytes, "trim the log after this number of bytes; fixed when the cluster is created"
-    ),
+    "gc_bytes": Known(DEFAULTS.gc_bytes, "trim the log after this number of bytes; fixed when the cluster is created"),
     "purge_bucket_ms": Known(
         3_600_000, "span of ids that is purged at once, when all its finished tasks may be purged"
     ),

@@ -261,7 +261,7 @@ class Connection:
             if not self._calls or uploading:
                 self._pinged = False
             elif self._pinged:
-                raise Unavailable(f"{self.address} went silent")
+                raise Unavailable(f"{self.address} does not answer pings")
             elif now - self._heard_at >= PING_AFTER_S:
                 self._pinged = True
                 self._outlet.put(encode([self._next, PING, {}]))

@@ -30,7 +30,7 @@ class MemoryNetwork:
         accept = self._serving.get(address)
         if accept is None:
             await anyio.lowlevel.checkpoint()
-            raise Unavailable(f"nobody serves {address}")
+            raise Unavailable(f"no server listens at {address}")
         there, here = _pair()
         await accept.send(there)
         return here

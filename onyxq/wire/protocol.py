@@ -193,7 +193,7 @@ def head_of(frame: memoryview) -> tuple[int, str]:
     try:
         number, method, _ = _REQUEST.decode(frame)
     except (ValueError, RecursionError):
-        raise ProtocolError("a message is not a request") from None
+        raise ProtocolError("the message is not a request: expected [id, method, args]") from None
     return number, method
 
 
@@ -207,7 +207,7 @@ def parse_request(message: Any) -> tuple[int, str, Any]:
             return number, method, args
         case [number, method, msgspec.Raw() as args] if _is_map(memoryview(args)[0]):
             return number, method, args
-    raise ProtocolError("a message is not a request")
+    raise ProtocolError("the message is not a request: expected [id, method, args]")
 
 
 def _is_map(kind: int) -> bool:
@@ -222,4 +222,4 @@ def parse_answer(message: Any) -> tuple[int, Any, OnyxqError | None]:
             return number, result, None
         case [int() as number, 1, dict() as error] if number >= 0:
             return number, None, from_map(error)
-    raise ProtocolError("a message is not an answer")
+    raise ProtocolError("the message is not an answer: expected [id, 0, result] or [id, 1, error]")

@@ -97,8 +97,8 @@ class AppWorker(Worker):
         finally:
             if self._slots() <= 0:
                 self._give_up(Overloaded(
-                    f"{self._threads.left} functions go on although their attempts are over, and no slot is left",
-                    hint='Have them look at ctx.cancelled, or run them with runs="process", where they can be stopped.',
+                    f"{self._threads.left} functions still run although their attempts are over, so no slot is left",
+                    hint='Check ctx.cancelled in them, or use runs="process": OnyxQ can end a process.',
                 ))  # fmt: skip
 
     def _read(self, claim: Claim) -> _Call:
@@ -116,7 +116,9 @@ class AppWorker(Worker):
         if timeout_s is None:
             timeout_s = task._options.timeout_s
         elif type(timeout_s) not in (int, float) or not 0 < timeout_s <= TIMEOUT_S_MAX:
-            raise BadRequest(f"the task's data is not a call: timeout_s is {timeout_s!r}")
+            raise BadRequest(
+                f"timeout_s in the task's data must be a number above 0 and at most {TIMEOUT_S_MAX}, not {timeout_s!r}"
+            )
         return _Call(task, args, kwargs, timeout_s)
 
     async def _in_time(self, call: _Call, run: Callable[[], Any]) -> bytes | None:

@@ -46,7 +46,9 @@ class Arguments:
             except Misfit as error:
                 raise self._misfit(name, error) from None
             except (TypeError, ValueError, RecursionError) as error:
-                raise BadRequest(f"{self._name}: argument {name!r} is no JSON: {error}", field=f"args.{name}") from None
+                raise BadRequest(
+                    f"{self._name}: argument {name!r} is not JSON: {error}", field=f"args.{name}"
+                ) from None
         given, named = _as_given(bound, args, kwargs)
         call = {"task": self._name, "args": given, "kwargs": named, **more}
         return json.dumps(call, separators=(",", ":")).encode()
@@ -77,7 +79,7 @@ class Arguments:
         except Misfit as error:
             raise BadRequest(f"{self._name}: its result{error.path} {error.problem}", field="result") from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadRequest(f"{self._name}: its result is no JSON: {error}", field="result") from None
+            raise BadRequest(f"{self._name}: its result is not JSON: {error}", field="result") from None
 
     def returned(self, data: bytes | None) -> Any:
         """Return a stored result as the function returned it; raise `BadRequest` if it does not fit."""

@@ -181,9 +181,9 @@ def _check_template(key: Key, name: str, function: Callable[..., Any]) -> None:
     try:
         used = [field for _, field, _, _ in string.Formatter().parse(key) if field is not None]
     except ValueError as error:
-        raise BadRequest(f"{name} is no template: {error}", field=name) from None
+        raise BadRequest(f"{name} is not a template: {error}", field=name) from None
     parameters = inspect.signature(function).parameters
     for path in used:
         argument = path.partition(".")[0].partition("[")[0]
         if argument not in parameters:
-            raise BadRequest(f"{name} names {argument!r}, which is no argument", field=name)
+            raise BadRequest(f"{name} uses {argument!r}, which is not an argument of the function", field=name)

@@ -107,7 +107,7 @@ def _text(value: Any, hint: Any, path: str, *, write: bool) -> Any:
     try:
         return reads(_checked(isinstance(value, str), value, path, f"{hint.__name__} as a string", value))
     except (ValueError, ArithmeticError, binascii.Error) as error:
-        raise Misfit(path, f"is no {hint.__name__}: {error}") from None
+        raise Misfit(path, f"is not a {hint.__name__}: {error}") from None
 
 
 def _union(value: Any, _: Any, parts: tuple[Any, ...], path: str, *, write: bool) -> Any:
@@ -176,7 +176,7 @@ def _class(value: Any, hint: type, path: str, *, write: bool) -> Any:
         try:
             return hint(value)
         except ValueError:
-            raise Misfit(path, f"is no {hint.__name__}: {value!r}") from None
+            raise Misfit(path, f"is not a {hint.__name__}: {value!r}") from None
     if typing.is_typeddict(hint):
         _checked(isinstance(value, dict), value, path, "dict", value)
         return _fields(value, hint, _required_keys(hint), path, write=write)
@@ -210,7 +210,7 @@ def _fields(value: dict[str, Any], hint: Any, needed: frozenset[str], path: str,
         raise Misfit(f"{path}.{name}", "is missing")
     for name in value:
         if name not in hints:
-            raise Misfit(f"{path}.{name}", f"is no field of {hint.__name__}")
+            raise Misfit(f"{path}.{name}", f"is not a field of {hint.__name__}")
     return {name: _convert(item, hints[name], f"{path}.{name}", write=write) for name, item in value.items()}
 
 

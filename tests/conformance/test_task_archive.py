@@ -332,7 +332,7 @@ def test_a_wrong_directory_is_named(tmp_path: Path) -> None:
     """A missing directory is named, and so is one without an archive."""
     with pytest.raises(NotFound, match="there is no directory"):
         find([tmp_path / "none"], task_id())
-    with pytest.raises(NotFound, match="is no archive of tasks"):
+    with pytest.raises(NotFound, match="is not an archive of tasks"):
         find([tmp_path], task_id())
 
 

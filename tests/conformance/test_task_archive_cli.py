@@ -54,7 +54,7 @@ def test_a_task_that_is_in_no_archive_is_not_found(directory: Path, capsys: pyte
     assert run(["task", "get", task_id(99).hex(), "--archive", str(directory / "archive")]) == 3
     assert f"the archive has no task {task_id(99).hex()}" in capsys.readouterr().err
     assert run(["task", "get", TASK.hex(), "--archive", str(directory)]) == 3
-    assert "is no archive of tasks" in capsys.readouterr().err
+    assert "is not an archive of tasks" in capsys.readouterr().err
 
 
 def test_without_pyarrow_the_error_names_the_extra(

@@ -117,7 +117,7 @@ def test_what_is_wrong_in_a_line_is_named(tokens: str) -> None:
 
 def test_secrets_are_not_read_from_files_of_everybody(tmp_path: Path) -> None:
     """Neither the access file nor the settings file may be readable by other users."""
-    with pytest.raises(BadRequest, match="everybody"):
+    with pytest.raises(BadRequest, match="all users of this machine"):
         load_access(written(tmp_path, TOKEN, mode=0o644))
     with pytest.raises(BadRequest, match="No such file"):
         load_access(str(tmp_path / "none.toml"))
@@ -130,7 +130,7 @@ def test_secrets_are_not_read_from_files_of_everybody(tmp_path: Path) -> None:
         if fine:
             load({}, path)
         else:
-            with pytest.raises(BadRequest, match="everybody"):
+            with pytest.raises(BadRequest, match="all users"):
                 load({}, path)
 
 

@@ -172,7 +172,7 @@ def test_a_backup_whose_hold_ended_and_began_anew_fails(client: Client, queue: s
         client.call("backup.hold", hold)
 
     meddling = Meddling(client, lapse, page=3)
-    with pytest.raises(Unavailable, match="transactions went on"):
+    with pytest.raises(Unavailable, match="transactions changed data"):
         take_with(meddling, tmp_path / "backup")
     assert list(tmp_path.iterdir()) == []
 

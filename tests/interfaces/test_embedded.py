@@ -145,5 +145,5 @@ async def test_connections_in_memory_end_as_others_do() -> None:
             await stream.receive()
         await stream.aclose()
         group.cancel_scope.cancel()
-    with pytest.raises(Unavailable, match="nobody serves"):
+    with pytest.raises(Unavailable, match="no server listens"):
         await network.connect(address, timeout_ms=1)

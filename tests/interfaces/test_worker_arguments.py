@@ -115,7 +115,7 @@ WRONG: list[tuple[Any, Any, str, str]] = [
     (bytes, "text", "", "must be bytes, not str"),
     (datetime.date, MOMENT, "", "must be date, not datetime"),
     (Address, {"street": "x"}, ".city", "is missing"),
-    (Address, {"city": "x", "town": "y"}, ".town", "is no field of Address"),
+    (Address, {"city": "x", "town": "y"}, ".town", "is not a field of Address"),
     (Item, {"name": "pen"}, "", "must be Item, not dict"),
     (list[Item], [Item("pen", 5)], "[0].price", "must be Decimal, not int"),  # type: ignore[arg-type]  # the point
 ]
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_named(hint: Any, value: Any, path: str, problem: s
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), [object()]])
 def test_what_is_no_json_is_named_although_nothing_is_annotated(value: Any) -> None:
     """It could not be stored."""
-    with pytest.raises(BadRequest, match="argument 'value' is no JSON") as caught:
+    with pytest.raises(BadRequest, match="argument 'value' is not JSON") as caught:
         arguments_of(Any).call((value,), {})
     assert caught.value.field == "args.value"
 
@@ -179,7 +179,7 @@ def test_what_arrives_is_checked_as_well() -> None:
     for value in ("red", ["green"], [1], {"a": 1}):
         with pytest.raises(BadRequest, match="'value"):
             arguments.read([value], {})
-    with pytest.raises(BadRequest, match="is no date"):
+    with pytest.raises(BadRequest, match="is not a date"):
         arguments_of(datetime.date).read(["yesterday"], {})
     with pytest.raises(BadRequest, match="its stored result does not fit"):
         arguments.returned(b"{")
@@ -200,7 +200,7 @@ def test_a_result_that_does_not_fit_is_told() -> None:
     with pytest.raises(BadRequest, match=r"send: its result\[0\] must be int") as caught:
         arguments_of(list[int]).result(["a"])
     assert caught.value.field == "result"
-    with pytest.raises(BadRequest, match="send: its result is no JSON"):
+    with pytest.raises(BadRequest, match="send: its result is not JSON"):
         arguments_of(Any).result(object())
 
 

@@ -263,7 +263,7 @@ def test_a_circle_of_tasks_of_several_partitions_is_refused_whole() -> None:
         async with world.client() as client:
             (claim,) = await inputs(client, 1)
             ids = [make_id(world.audit.true_ms(), number % 4, 77, number * 1024) for number in range(5)]
-            circles = {"stands behind it": [(0, 1), (1, 2), (2, 3), (3, 0)], "depend on itself": [(4, 4)]}
+            circles = {"comes after it": [(0, 1), (1, 2), (2, 3), (3, 0)], "depend on itself": [(4, 4)]}
             for why, circle in circles.items():
                 tx = client.client.transaction()
                 tx.complete(claim)

@@ -193,7 +193,7 @@ def test_a_report_names_the_first_offenders_of_many(spark: Any, tmp_path: Path) 
 
 def test_another_directory_is_refused(spark: Any, tmp_path: Path) -> None:
     """The error says what an archive has."""
-    with pytest.raises(NotFound, match="is no archive of tasks"):
+    with pytest.raises(NotFound, match="is not an archive of tasks"):
         check(spark, [str(tmp_path)])
 
 

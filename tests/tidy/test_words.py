@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from tests.tidy import rules, words
@@ -28,6 +30,25 @@ def test_docstrings_use_plain_words() -> None:
         for line, what in words.found_in(text)
     ]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_errors_use_plain_words() -> None:
+    """No message or hint of an error uses a word of the list."""
+    found = [
+        f"{source.path}:{start}: {what}"
+        for source in rules.sources()
+        if source.path.startswith(("onyxq/", "log_entries/"))
+        for start, text in words.errors_of_module(source.tree)
+        for _, what in words.found_in(text)
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_messages_of_errors_are_found() -> None:
+    """The parts of a format string and the hint are one text; other calls are not errors."""
+    code = 'raise BadRequest(f"{one} had", hint="It goes on.")\nlog("anew")\nx = Conflict("whoever", field="y")\n'
+    found = list(words.errors_of_module(ast.parse(code)))
+    assert [(line, len(list(words.found_in(text)))) for line, text in found] == [(1, 1), (3, 1)]
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,19 @@ def texts_of_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
+
+
+def errors_of_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield ``(line, text)`` of the messages and hints of errors: the literals of calls that raise or make one.
+
+    A call makes an error if its name begins with a capital letter and it has a ``field`` or ``hint``, or is raised.
+    """
+    raised = {id(node.exc) for node in ast.walk(tree) if isinstance(node, ast.Raise)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        keywords = {keyword.arg for keyword in node.keywords}
+        if id(node) in raised or (name[:1].isupper() and keywords & {"field", "hint"}):
+            texts = [one for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            yield node.lineno, " ".join(one.value for one in texts)

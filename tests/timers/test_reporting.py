@@ -26,7 +26,7 @@ def test_what_comes_while_an_earlier_report_waits_for_its_next_try_is_told_too()
 
         async def ask(method: str, args: dict[str, Any]) -> dict[str, Any]:
             if not up.is_set():
-                raise Unavailable("nobody leads the partition now")
+                raise Unavailable("the partition has no leader now")
             told.extend(item[0] for item in args["items"])
             return {"results": [[] for _ in args["items"]]}
 

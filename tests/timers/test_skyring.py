@@ -522,7 +522,7 @@ def test_targets_are_judged_when_set_and_when_connected(receiver: Receiver) -> N
                 client.enqueue(QUEUE, payload, unique_key="around")
                 client.enqueue(QUEUE, b"no timer", unique_key="other")
             assert "callbacks to 127.0.0.1 are not allowed" in until_state(http, "around", "failed")["error"]
-            assert "no timer" in until_state(http, "other", "failed")["error"]
+            assert "not a timer" in until_state(http, "other", "failed")["error"]
             assert receiver.requests == []
 
 

@@ -103,7 +103,9 @@ class _Taking:
                     self._progress(f"partition {partition + 1} of {len(self._now.partitions)}, {writer.rows} rows")
                 await self._read_log(writer, position)
                 if self._held_since() != since or self._now.transactions:
-                    raise Unavailable("transactions went on before all was read", hint="Take the backup again.")
+                    raise Unavailable(
+                        "transactions changed data before all of it was read", hint="Take the backup again."
+                    )
         finally:
             await self._let_go()
         return {

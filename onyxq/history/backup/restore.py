@@ -96,7 +96,7 @@ async def restore(
             await store.write(Batch(log_position=position, log_digest=replica.digest))
     made = _first_replica(replica, position=position, cluster_id=cluster_id, name=name)
     if not await session.store_origin(position, snapshot.pack(made), expected_version=-1):
-        raise Conflict(f"somebody else began a cluster {name!r} meanwhile", field="name")
+        raise Conflict(f"another process created cluster {name!r} meanwhile", field="name")
     await session.trim(position)
     return Restored(name, cluster_id, rows, position)
 

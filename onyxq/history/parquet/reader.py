@@ -63,9 +63,9 @@ def _check(directory: Path) -> None:
         raise NotFound(f"there is no directory {directory}", field="archive", hint="Name the archive's directory.")
     if not (directory / TASKS).is_dir():
         raise NotFound(
-            f"{directory} is no archive of tasks: it has no {TASKS}/ in it",
+            f"{directory} is not an archive of tasks: it contains no {TASKS}/",
             field="archive",
-            hint="Name the directory that the peers were given as task archive.",
+            hint="Give the directory that peers have as task_archive.",
         )
 
 

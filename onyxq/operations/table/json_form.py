@@ -163,7 +163,7 @@ def _read_encoded(given: Any) -> Any:
 
 def _read_text(given: Any) -> Any:
     if isinstance(given, str) and not given.isascii() and any("\ud800" <= sign <= "\udfff" for sign in given):
-        raise _Wrong("contains half of a surrogate pair, which is no character")
+        raise _Wrong("contains half of a surrogate pair, which is not a character")
     return given
 
 

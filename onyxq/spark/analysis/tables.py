@@ -48,9 +48,9 @@ def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
             found = one if found is None else found.unionByName(one)
         elif table == TASKS or not _exists(session, f"{directory.rstrip('/')}/{TASKS}"):
             raise NotFound(
-                f"{directory} is no archive of tasks: it has no {TASKS}/ in it",
+                f"{directory} is not an archive of tasks: it contains no {TASKS}/",
                 field="archive",
-                hint="Name the directory that the peers were given as task archive.",
+                hint="Give the directory that peers have as task_archive.",
             )
     return session.createDataFrame([], f"{schema}, archived timestamp") if found is None else found
 
