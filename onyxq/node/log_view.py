@@ -178,7 +178,7 @@ class LogView:
         """Yield the node's second session with the log, one user at a time; raises `LogUnavailable`."""
         async with self._lock:
             if self._backend is None:
-                raise LogUnavailable("this node has no connection to the log; ask another node")
+                raise LogUnavailable("this node was started without access to the log")
             if self._session is None:
                 self._session = await self._backend.session()
             self._asked = trio.current_time()
