@@ -18,9 +18,8 @@ from attrs import define, field, setters
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import TaskRun, task_header, unpack_task
 from onyxq.core.ids import TaskId, Token, counter_of, with_counter
-
-LEASE_MS_MIN = 1_000
-"""Shortest lease, in milliseconds."""
+from onyxq.core.limits import LEASE_MS_MIN
+from onyxq.core.queue_settings import DEFAULTS
 
 
 @define(eq=False, kw_only=True, on_setattr=setters.NO_OP)
@@ -119,9 +118,9 @@ class Claim:
     def retries(self) -> int | None:
         """Failed attempts allowed beyond the first; None for no limit.
 
-        25 if the task leaves this to its queue: the claim does not know the queue's setting.
+        The default of queues if the task leaves this to its queue: the claim does not know the queue's setting.
         """
-        retries = self.run.header.get("retries", 25)
+        retries = self.run.header.get("retries", DEFAULTS.retries)
         return None if retries is None else int(retries)
 
     @property

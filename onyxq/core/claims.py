@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from onyxq.core.entry import Stamp
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, Run, offset_of, spans, stretch_of
+from onyxq.core.limits import LEASE_MS_MAX
 from onyxq.core.log.clock import LOG_TIME_SLACK_MS
 from onyxq.core.replica import HELD_MS, ClaimPiece, Replica, with_pieces
 
-LEASE_MS_MAX = 24 * 60 * 60 * 1000
 WINDOW_PIECES_MIN = 8
 """A stretch with at most this many pieces is processed as a whole."""
 GRACE_MS = LOG_TIME_SLACK_MS

@@ -83,6 +83,9 @@ JOB_KEEP_MS_MAX = 10 * 366 * 86_400_000
 
 # --- claims, transactions
 
+LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 86_400_000
+LeaseMs: TypeAlias = Annotated[int, Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)]
+"""A lease that users give, in milliseconds."""
 AHEAD_MS_MAX = 1_000
 """Longest time before it is due at which a task may be claimed, in milliseconds."""
 OFFSETS_BYTES_MAX = 64 * 1024

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 from attrs import frozen
 from msgspec import Meta, inspect
 
-from onyxq.core.limits import BackoffMs, Member, RetryCount, members
+from onyxq.core.limits import BackoffMs, LeaseMs, Member, RetryCount, members
 
 NO_LIMIT = -1
 """The number that means ``None`` (no limit) in entries, which hold no null."""
@@ -32,9 +32,7 @@ class Queue:
     paused: Annotated[bool, Meta(description="Grant no tasks; existing claims continue.")] = False
     paused_by: str = ""
     paused_why: str = ""
-    lease_ms: Annotated[
-        int, Meta(ge=1_000, le=DAY_MS, description="Lease of claims that name none, in milliseconds.")
-    ] = 30_000
+    lease_ms: Annotated[LeaseMs, Meta(description="Lease of claims that name none, in milliseconds.")] = 30_000
     retries: Annotated[
         RetryCount | None,
         Meta(

@@ -16,11 +16,12 @@ from log_entries.expire_claims import Expiry
 from log_entries.grant_claims import Grant
 from log_entries.release_claims import COMPLETED_EVENT, Release
 from log_entries.renew_claims import Renewal
-from onyxq.core.claims import GRACE_MS, LEASE_MS_MAX, merged
+from onyxq.core.claims import GRACE_MS, merged
 from onyxq.core.entry import APPLIED, Stamp, decode_args, encode_args
 from onyxq.core.facts import EXPIRED, RELEASED, RETRIED
 from onyxq.core.ids import Run, TaskId, id_at, ids_of, make_id
 from onyxq.core.invariants.placement import violations
+from onyxq.core.limits import LEASE_MS_MAX
 from onyxq.core.replica import Replica, claim_of, pieces_of
 from tests.entries.cohorts import cluster, submit
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onyxq.core.claims import LEASE_MS_MAX, merged
+from onyxq.core.claims import merged
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, ms_of, offset_of, partition_of
+from onyxq.core.limits import LEASE_MS_MAX
 from onyxq.core.placement import LOST, holders
 from onyxq.core.purged import KEPT_MAX, is_purged
 from onyxq.core.replica import HELD_MS, ClaimPiece, Partition, Replica

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
 from onyxq.interfaces.cli import logs
 from onyxq.interfaces.cli.context import Context, milliseconds
-
-LEASE_MS = (1_000, 86_400_000)
 
 
 def start(context: Context) -> None:
@@ -19,7 +18,7 @@ def start(context: Context) -> None:
     args = context.args
     least, most = bounds(args.concurrency)
     lease_ms = milliseconds(args.lease, field="lease")
-    if not LEASE_MS[0] <= lease_ms <= LEASE_MS[1]:
+    if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
         raise BadRequest(f"lease must be 1s to 24h, not {args.lease}", field="lease")
     queues = [name.strip() for name in args.queues.split(",") if name.strip()] if args.queues else None
 

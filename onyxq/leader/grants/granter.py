@@ -17,11 +17,11 @@ import trio
 from attrs import define, field
 
 from log_entries import grant_claims, grant_limited_claims
-from onyxq.core.claims import LEASE_MS_MAX
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
 from onyxq.core.facts import Data, data_row, task_header
 from onyxq.core.ids import Run, TaskId, id_at, ids_of, mask_of, ms_of, runs_of, stretch_of
+from onyxq.core.limits import LEASE_MS_MAX
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import Replica
 from onyxq.leader.completion_rows import attempts_of, overtaken_bits

@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from onyxq.core.ids import PARTITIONS_MAX
-from onyxq.core.limits import Name, TaskIdBytes
+from onyxq.core.limits import LeaseMs, Name, TaskIdBytes
 from onyxq.leader.transaction_parts import PartRequest
 from onyxq.operations.handlers import Handler
-from onyxq.operations.table.claim import CLAIM_TASKS_MAX, LeaseMs
+from onyxq.operations.table.claim import CLAIM_TASKS_MAX
 from onyxq.operations.table.operation import converted
 
 A = TypeVar("A", bound=msgspec.Struct)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from onyxq.core.ids import RUN_TASKS_MAX
-from onyxq.core.limits import AHEAD_MS_MAX, INT_MAX, ITEMS_MAX, RUN_BYTES_MAX, Name, TaskIdBytes
+from onyxq.core.limits import AHEAD_MS_MAX, INT_MAX, ITEMS_MAX, RUN_BYTES_MAX, LeaseMs, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, Run
 from onyxq.operations.table.enqueue import Copies
 from onyxq.operations.table.operation import Args, Operation, Place, Result
@@ -20,7 +20,6 @@ WAIT_MS_MAX = 600_000
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=RUN_TASKS_MAX)]
 Token: TypeAlias = Annotated[int, Meta(ge=0, le=INT_MAX)]
 Sequenced: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
-LeaseMs: TypeAlias = Annotated[int, Meta(ge=1_000, le=86_400_000)]
 
 ErrorText: TypeAlias = Annotated[str, Meta(max_length=ERROR_CHARS_MAX)]
 RetryInMs: TypeAlias = Annotated[int, Meta(ge=0, le=366 * 86_400_000)]

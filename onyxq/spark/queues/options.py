@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 
 from onyxq.client.asynchronous import ADDRESS
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
 from onyxq.wire.tcp import split_address
 
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
@@ -112,7 +113,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         worker=given.get("worker") or worker,
         max_rows=_integer(given, "max_rows", MAX_ROWS, 1, 1_000_000),
         max_runs=_integer(given, "max_runs", 4_000, 1, 4_000),
-        lease_ms=_integer(given, "lease_ms", LEASE_MS, 1_000, 86_400_000),
+        lease_ms=_integer(given, "lease_ms", LEASE_MS, LEASE_MS_MIN, LEASE_MS_MAX),
         slots=_integer(given, "slots", 0, 0, 65_536),
         state=None if state == ALL else state,
         partitions=_integer(given, "partitions", 0, 0, 65_536),

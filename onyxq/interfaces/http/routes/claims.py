@@ -18,7 +18,7 @@ from starlette.responses import Response
 from onyxq.core.errors import Corrupt, NotFound, OnyxqError, from_map
 from onyxq.core.facts import unpack_task
 from onyxq.core.ids import RUN_TASKS_MAX, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
-from onyxq.core.limits import DATA, MOMENT, RUN_BYTES_MAX, TaskIdBytes
+from onyxq.core.limits import DATA, MOMENT, RUN_BYTES_MAX, LeaseMs, TaskIdBytes
 from onyxq.interfaces.http.bodies import Disconnected
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.problems import Stopping, renamed
@@ -37,7 +37,6 @@ from onyxq.operations.table.claim import (
     Fail,
     Failure,
     Held,
-    LeaseMs,
     NewUpdate,
     Release,
     Renew,
