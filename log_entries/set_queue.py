@@ -42,7 +42,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         if len(said) > REMARK_CHARACTERS_MAX:
             return replica, f"{name} must have at most {REMARK_CHARACTERS_MAX} characters"
     given: dict[str, int | str | bool] = {**args.numbers, **args.words, **args.flags}
-    problem = problem_of(given, args.cleared)
+    problem = problem_of(given, args.cleared, VERSION)
     if problem:
         return replica, problem
     before = settings_of(replica, args.queue)

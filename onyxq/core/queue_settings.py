@@ -2,6 +2,8 @@
 
 Pure.  The entry ``set_queue``, the arguments and answers of operations, the command line, the
 dashboard and the documentation all follow from `Queue`.  A new setting is one field at its end.
+Once ``set_queue`` is released, it also has the mark ``extra={"since": VERSION}``, the version of the
+entry that brings it: peers of the release before must give that entry the same meaning.
 """
 
 from __future__ import annotations
@@ -81,9 +83,14 @@ SETTINGS: Mapping[str, Member] = MappingProxyType(
 _UNFIT = {int: "is no number to set", str: "is no word to set", bool: "is nothing to switch"}
 
 
-def problem_of(name: str, value: int | str | bool) -> str:
-    """Return what is wrong with a value of an entry, in words; empty if nothing is."""
-    setting = SETTINGS.get(name)
+def is_setting(name: str, version: int) -> bool:
+    """Return whether a version of the entry ``set_queue`` has a setting: its mark ``since`` names the first one."""
+    return name in SETTINGS and int(SETTINGS[name].marks.get("since", 1)) <= version
+
+
+def problem_of(name: str, value: int | str | bool, version: int) -> str:
+    """Return what is wrong with a value of a version of ``set_queue``, in words; empty if nothing is."""
+    setting = SETTINGS[name] if is_setting(name, version) else None
     match (setting.node if setting else None), value:
         case inspect.BoolType(), bool():
             return ""

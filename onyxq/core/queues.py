@@ -15,7 +15,7 @@ from attrs import evolve
 
 from onyxq.core import queue_settings
 from onyxq.core.limits import NAME_CHARACTERS_MAX, is_plain
-from onyxq.core.queue_settings import DEFAULTS, NO_LIMIT, SETTINGS, Queue
+from onyxq.core.queue_settings import DEFAULTS, NO_LIMIT, SETTINGS, Queue, is_setting
 from onyxq.core.replica import Rate, Replica
 
 QUEUES_MAX = 16_384
@@ -35,12 +35,12 @@ def settings_of(replica: Replica, queue: str) -> Queue:
     return replica.queues.get(queue, DEFAULTS)
 
 
-def problem_of(given: Mapping[str, int | str | bool], cleared: Iterable[str]) -> str:
-    """Return the first invalid setting as ``<field> <what is wrong>``; empty if all are valid."""
-    known = {name: queue_settings.problem_of(name, given[name]) for name in sorted(given)}
+def problem_of(given: Mapping[str, int | str | bool], cleared: Iterable[str], version: int) -> str:
+    """Return the first setting that is invalid in a version of ``set_queue``, as ``<field> <what is wrong>``, or ""."""
+    known = {name: queue_settings.problem_of(name, given[name], version) for name in sorted(given)}
     for name in sorted(cleared):
         wrong = "is set and cleared" if name in known else ""
-        known[name] = wrong if name in SETTINGS else "is no setting"
+        known[name] = wrong if is_setting(name, version) else "is no setting"
     return next((f"{name} {known[name]}" for name in sorted(known) if known[name]), "")
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from onyxq.core.diff import plain
 from onyxq.core.entry import APPLIED
 from onyxq.core.facts import EXPIRED, GRANTED, RELEASED, REOPENED, RETRIED
+from onyxq.core.queue_settings import SETTINGS
 from onyxq.core.texts import visible
 
 Args: TypeAlias = Mapping[str, Any]
@@ -222,7 +223,7 @@ def _setting(name: str, value: Any) -> str:
         return "on" if value else "off"
     if name == "retries" and value < 0:
         return "until success"
-    if name in ("rate", "key_rate"):
+    if name in SETTINGS and "thousandths" in SETTINGS[name].marks:
         return f"{value / 1_000:g}/s" if value else "unlimited"
     if name == "concurrency" and not value:
         return "unlimited"

@@ -15,7 +15,7 @@ from log_entries.grant_limited_claims import OVER_THE_LIMIT, PAUSED
 from onyxq.core.entry import APPLIED
 from onyxq.core.ids import Run
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS, Queue
-from onyxq.core.queues import QUEUES_MAX, room, settings_of, wait_ms
+from onyxq.core.queues import QUEUES_MAX, problem_of, room, settings_of, wait_ms
 from onyxq.core.replica import claimed_bits, pieces_of
 from tests.entries.queue_world import PARTITIONS, QueueWorld, setting, tasks
 
@@ -73,6 +73,13 @@ def test_what_cannot_be_set_is_named(given: dict[str, Any], field: str) -> None:
     before = world.replica.queues
     assert world.submit(setting("q", **given)).startswith(f"{field} ")
     assert world.replica.queues is before
+
+
+def test_an_older_version_of_the_entry_lacks_a_newer_setting() -> None:
+    """It is refused as on peers of that release, when it is set and when it is cleared."""
+    assert problem_of({"archive": True}, ("on_dead",), 1) == ""
+    assert problem_of({"archive": True}, (), 0) == "archive is nothing to switch"
+    assert problem_of({}, ("archive",), 0) == "archive is no setting"
 
 
 def test_names_and_reasons_are_bounded() -> None:
