@@ -11,8 +11,8 @@ import logging
 import random
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ from onyxq.interfaces.peer_config import (
     spark_settings,
 )
 from onyxq.interfaces.wire_server import Caller
-from onyxq.log.embedded import EmbeddedBackend
+from onyxq.log.backends import opened
 from onyxq.node.jobs.driver import Driving
 from onyxq.node.jobs.host_process import launch
 from onyxq.node.jobs.hosts import Launch
@@ -453,26 +453,16 @@ async def _run_peer(
             nursery.cancel_scope.cancel()
 
 
-@asynccontextmanager
-async def _backend_of(config: PeerConfig, given: LogBackend | None) -> AsyncIterator[LogBackend]:
+def _backend_of(config: PeerConfig, given: LogBackend | None) -> AbstractAsyncContextManager[LogBackend]:
     if given is not None:
-        yield given
-    elif config.zookeeper is not None:
-        from onyxq.log.zookeeper import ZookeeperBackend
-
-        yield ZookeeperBackend(
-            config.zookeeper,
-            config.cluster,
-            session_timeout_ms=config.session_timeout_ms,
-            credentials=config.zookeeper_credentials,
-        )
-    else:
-        embedded = EmbeddedBackend.open(str(Path(config.data) / "log"))
-        try:
-            yield embedded
-        finally:
-            with trio.CancelScope(shield=True):
-                await embedded.aclose()
+        return nullcontext(given)
+    return opened(
+        config.zookeeper,
+        config.cluster,
+        Path(config.data),
+        credentials=config.zookeeper_credentials,
+        session_timeout_ms=config.session_timeout_ms,
+    )
 
 
 __all__ = ["PeerAddresses", "Platform", "RunningNode", "run_peer"]

@@ -28,6 +28,7 @@ def restore(context: Context) -> None:
     from onyxq.history.backup.restore import Restored
     from onyxq.history.backup.restore import restore as restored
     from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.log.backends import opened
 
     data, hosts = context.given("data"), context.text("zookeeper")
     if not data:
@@ -52,19 +53,9 @@ def restore(context: Context) -> None:
             await session.aclose()
 
     async def body() -> None:
-        if hosts:
-            from onyxq.log.zookeeper import ZookeeperBackend
-
-            credentials = context.zookeeper_credentials()
-            await fill(ZookeeperBackend(hosts, name, segment_records=1, credentials=credentials))
-            return
-        from onyxq.log.embedded import EmbeddedBackend
-
-        embedded = EmbeddedBackend.open(root / "log", segment_records=1)
-        try:
-            await fill(embedded)
-        finally:
-            await embedded.aclose()
+        credentials = context.zookeeper_credentials()
+        async with opened(hosts or None, name, root, credentials=credentials, segment_records=1) as backend:
+            await fill(backend)
 
     run_in_trio(body)
     (done,) = made

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +35,17 @@ def recover(context: Context) -> None:
     root = None if hosts else _root(args.directories)
 
     from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.log.backends import opened
 
     said: dict[str, Any] = {}
 
     async def body() -> None:
         directories = _nodes_of(root) if root is not None else [Path(found) for found in args.directories]
         newest = await _newest(context, directories, said)
-        async with _backend(context, root) as backend:
+        credentials = context.zookeeper_credentials()
+        async with opened(
+            hosts or None, context.args.name, root or Path(), credentials=credentials, segment_records=1
+        ) as backend:
             present = await _look(backend, newest, said)
             _check_needed(context.args.name, present)
             _check_consent(context, newest)
@@ -170,24 +172,6 @@ def _check_consent(context: Context, newest: Newest) -> None:
 
 
 # --- the new log
-
-
-@asynccontextmanager
-async def _backend(context: Context, root: Path | None) -> AsyncIterator[LogBackend]:
-    if root is None:
-        from onyxq.log.zookeeper import ZookeeperBackend
-
-        yield ZookeeperBackend(
-            context.text("zookeeper"), context.args.name, segment_records=1, credentials=context.zookeeper_credentials()
-        )
-        return
-    from onyxq.log.embedded import EmbeddedBackend
-
-    embedded = EmbeddedBackend.open(root / "log", segment_records=1)
-    try:
-        yield embedded
-    finally:
-        await embedded.aclose()
 
 
 async def _begin(backend: LogBackend, newest: Newest, present: Present) -> Replica:
