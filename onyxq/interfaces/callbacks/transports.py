@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from attrs import frozen
@@ -22,7 +23,8 @@ from onyxq.interfaces.callbacks import http_callback, tcp_callback
 from onyxq.interfaces.callbacks.targets import Resolver, Targets
 
 GROUP = "onyxq.transports"
-
+OWN = MappingProxyType({"http": http_callback, "tcp": tcp_callback})
+"""OnyxQ's own transports: modules with ``deliver`` and ``place``."""
 
 Deliver: TypeAlias = Callable[[Delivery], Awaitable[Any]]
 """If it returns a number, that is stored as the status of the answer."""
@@ -44,7 +46,7 @@ class Transports:
     def __init__(self, allowed: Targets, others: Mapping[str, Deliver] | None = None) -> None:
         self._resolver = Resolver(allowed)
         self._all = {name: Transport(deliver) for name, deliver in (others or {}).items()}
-        for name, module in (("http", http_callback), ("tcp", tcp_callback)):
+        for name, module in OWN.items():
             self._all[name] = Transport(partial(module.deliver, self._resolver), module.place)
 
     def __getitem__(self, name: str) -> Transport:
@@ -87,7 +89,7 @@ def loaded(points: Iterable[EntryPoint]) -> dict[str, Deliver]:
     found: dict[str, Deliver] = {}
     for point in sorted(points, key=lambda one: (one.name, one.value)):
         place = f"transport {point.name} = {point.value}"
-        if point.name in ("http", "tcp") or point.name in found:
+        if point.name in OWN or point.name in found:
             raise BadExtension(f"{place}: there is another transport of this name")
         try:
             function = point.load()
