@@ -129,6 +129,22 @@ def test_transactions_go_on_after_a_backup_that_died(client: Client, queue: str,
     assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_backup_that_dies_after_all_was_read_leaves_no_file(client: Client, tmp_path: Path) -> None:
+    """It dies when its hold has ended, before anybody was told of a backup; an existing file of that name stays."""
+    file = tmp_path / "backup"
+    file.write_bytes(b"an older one")
+
+    def call(method: str, args: dict[str, Any]) -> Any:
+        answer = client.call(method, args)
+        if method == "backup.hold" and not args["for_ms"]:
+            raise Died
+        return answer
+
+    with pytest.raises(Died):
+        take_with(call, file)
+    assert file.read_bytes() == b"an older one" and list(tmp_path.iterdir()) == [file]
+
+
 def test_who_commits_while_a_backup_reads_is_told_to_try_again(client: Client, queue: str, tmp_path: Path) -> None:
     """It has no effect, the claim stays valid, and the same transaction succeeds after the backup."""
     (claim,) = client.claim([queue], wait_ms=10_000)

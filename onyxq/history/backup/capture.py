@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
@@ -58,7 +59,7 @@ async def take(
 ) -> dict[str, Any]:
     """Write a backup to a file, and return a summary of it.
 
-    Raises `OnyxqError`, and then leaves no file.
+    Raises `OnyxqError`. No file gets the name if it raises anything, or if the process dies before its end.
 
     ``call`` calls a method on any peer. ``progress`` receives the numbers of rows and partitions done.
     ``hold_ms``: longest hold of transactions without a renewal. ``name``: of the hold, by default a random one.
@@ -88,14 +89,16 @@ class _Taking:
     async def run(self, path: str) -> dict[str, Any]:
         """Write the backup; see `take`."""
         began = anyio.current_time()
-        try:
-            position = await self._hold()
-            self._now = await self._replica(position)
-            since = self._held_since()
-            cluster = self._now.cluster
-            assert cluster is not None, "there is a log position behind its creation"
-            origin = snapshot.pack(self._now)
-            with HistoryFileWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=origin) as writer:
+        with ExitStack() as file:  # Its end gives the file its name, so whoever fails until then leaves no backup.
+            try:
+                position = await self._hold()
+                self._now = await self._replica(position)
+                since = self._held_since()
+                cluster = self._now.cluster
+                assert cluster is not None, "there is a log position behind its creation"
+                origin = snapshot.pack(self._now)
+                made = HistoryFileWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=origin)
+                writer = file.enter_context(made)
                 await self._settle(writer)
                 position = self._now.position
                 for partition in sorted(self._now.partitions):
@@ -106,8 +109,8 @@ class _Taking:
                     raise Unavailable(
                         "transactions changed data before all of it was read", hint="Take the backup again."
                     )
-        finally:
-            await self._let_go()
+            finally:
+                await self._let_go()  # Before the file is made durable: transactions need not wait for the disk.
         return {
             "file": path,
             "cluster": cluster.name,
