@@ -238,7 +238,7 @@ class Written:
     superseded: tuple[TaskId, ...] = field(default=())
     """Tasks that lost their unique key, or arrived and did not get it, in id order."""
     purged_rows: int = 0
-    """Number of rows that `Batch.purge` deleted."""
+    """Number of purged rows that `Batch.purge` or `Batch.rebuild` deleted."""
     purged_after: bytes = b""
     """Place where the purge ended; empty if none is left."""
     damaged: tuple[bytes, ...] = ()

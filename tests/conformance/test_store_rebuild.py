@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from onyxq.core.facts import Row, sealed
 from onyxq.core.ids import ids_of, runs_of, stretch_of
+from onyxq.core.purged import Watermark
 from onyxq.errors import Corrupt, Unavailable
-from onyxq.store.interface import Batch, Rebuild
+from onyxq.store.interface import Batch, Purge, Rebuild
 from onyxq.store.memory import MemoryTable
 from onyxq.store.tables import DERIVED_TABLES
 from tests.conformance.store_world import NOW_MS, AnyStore, World, counts, done, first_id, in_trio, put, rebuild, tasks
@@ -288,6 +289,46 @@ async def test_a_rebuild_stops_at_a_damaged_row_until_it_is_repaired(tmp_path: P
         await put(store, rows[1])
         await rebuild(store)
         assert tables(store) == before
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@pytest.mark.parametrize("bit", [7, 200])
+@in_trio
+async def test_a_rebuild_deletes_purged_rows_also_damaged_ones(tmp_path: Path, kind: str, bit: int) -> None:
+    """No other node has them to repair them, and without records `Batch.purge` does not find them."""
+    world = World(kind, tmp_path)
+    before, old, after = first_id(ms=NOW_MS - 9_000), first_id(1024, ms=NOW_MS - 8_000), first_id(2048, ms=NOW_MS)
+    kept = [tasks(before, 3), done(before, 1), tasks(after, 2)]
+    mark = Watermark(NOW_MS, frozenset({stretch_of(before)}))
+    async with world.store() as store:
+        await put(store, *kept, tasks(old, 2), done(old, 2))
+    damage(world, "rows", 1, flip_value(bit))  # the completions come first
+    async with world.store() as store, World("memory", tmp_path).store() as sound:
+        await put(sound, *kept)
+        await store.write(Batch(mark=(3,)))
+        assert (await store.write(Batch(rebuild=Rebuild(3)))).damaged == (done(old, 2).key,)
+        store.raise_watermark(3, mark)
+        await store.write(Batch(purge=Purge(3, mark)))
+        written = await store.write(Batch(rebuild=Rebuild(3)))
+        assert (written.damaged, written.rebuilt, written.purged_rows) == ((), True, 2)
+        assert world_rows(store) == world_rows(sound)
+        assert tables(store) == tables(sound)
+        assert not store.purge_left(3)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@in_trio
+async def test_what_a_rebuild_purged_stays_purged_after_a_restart(tmp_path: Path, kind: str) -> None:
+    """The watermark is stored with the first deletion."""
+    world, rows = World(kind, tmp_path), [tasks(first_id(), 2), done(first_id(), 2)]
+    async with world.store() as store:
+        await put(store, *rows)
+        await store.write(Batch(mark=(3,)))
+        store.raise_watermark(3, Watermark(NOW_MS))
+        await rebuild(store)
+    async with world.store() as store:
+        assert store.watermark(3) == Watermark(NOW_MS) and store.partitions() == []
+        assert (await put(store, *rows)).new_rows == 0
 
 
 @in_trio

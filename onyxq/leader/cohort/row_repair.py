@@ -173,6 +173,7 @@ class Repair:
                 return
             written = await store.write(Batch(rebuild=Rebuild(partition, without=frozenset(self._alone))))
             store.damaged.update(written.damaged)
+            self._host.metrics.purged_rows.add(n=written.purged_rows)
             if written.rebuilt:
                 self._read_s.pop(partition, None)
                 self._host.metrics.repaired.add("indexes")

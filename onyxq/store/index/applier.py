@@ -32,7 +32,7 @@ from onyxq.core.facts import (
     unseal,
 )
 from onyxq.core.ids import id_at, mask_of, offset_of
-from onyxq.core.purged import Watermark
+from onyxq.core.purged import NOTHING, Watermark
 from onyxq.store.index.digests import Digests
 from onyxq.store.index.heads import QueueKey, task_head
 from onyxq.store.index.key_index import Ruled
@@ -137,12 +137,12 @@ class Applier:
             self._drop(partition.to_bytes(2, "big"))
         for partition, now_ms in batch.promote:
             self._pieces.promote(partition.to_bytes(2, "big"), now_ms)
-        purged = self._purger.purge(batch.purge) if batch.purge is not None else (0, b"")
+        purged, place = self._purger.purge(batch.purge) if batch.purge is not None else (0, b"")
         pieces = tuple(self._pieces.added.values())
         if self._watermarks:
             pieces = tuple(piece for piece in pieces if not self._is_purged(piece.first))
-        rebuilt = self._rebuild(batch.rebuild) if batch.rebuild is not None else ((), False)
-        return Written(new_rows, pieces, superseded, *purged, *rebuilt)
+        more, damaged, rebuilt = self._rebuild(batch.rebuild) if batch.rebuild is not None else (0, (), False)
+        return Written(new_rows, pieces, superseded, purged + more, place, damaged, rebuilt)
 
     def _is_refused(self, row: Prepared) -> bool:
         """Return whether a row is of purged tasks: neither copies nor the log bring them back."""
@@ -158,18 +158,26 @@ class Applier:
             self._tables.rows.delete(key)
             self._distrust(key)
 
-    def _rebuild(self, asked: Rebuild) -> tuple[tuple[bytes, ...], bool]:
+    def _rebuild(self, asked: Rebuild) -> tuple[int, tuple[bytes, ...], bool]:
         self.flush()
+        watermark = self._watermarks.get(asked.partition.to_bytes(2, "big"), NOTHING)
+        purged = 0
 
         def index(row: Prepared) -> None:
             stretch = self._pieces.stretch(row.stretch)
             self._digests.add(stretch.key[:7], row.key, row.value)
             self._index(stretch, row)
 
-        found = rebuild(self._raw, self._marks, asked, index=index)
+        def purge(stretch_id: bytes) -> int:
+            nonlocal purged
+            rows = self._purger.purge_unindexed(stretch_id, watermark) if watermark.covers(stretch_id) else 0
+            purged += rows
+            return rows
+
+        found = rebuild(self._raw, self._marks, asked, index=index, purge=purge)
         self._ruled.settle()
         self._pieces.added = {}
-        return found
+        return purged, *found
 
     def flush(self) -> None:
         """Write the gathered records. The transaction may commit after it."""

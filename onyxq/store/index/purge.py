@@ -3,6 +3,9 @@
 A stretch is deleted as a whole: its rows, all that was derived from them, its part of the digests
 and counts.  The watermark is stored in the same transaction.  So a store that is opened again
 neither shows nor accepts purged tasks, even if the deletion was not finished.
+
+Purged stretches are found by their records. While an index is rebuilt, those that it lacks are
+deleted when their turn comes.
 """
 
 from __future__ import annotations
@@ -11,16 +14,17 @@ from collections.abc import Callable, Iterator
 
 import msgpack
 
-from onyxq.core.facts import KINDS, seal, unseal
+from onyxq.core.facts import seal, unseal
 from onyxq.core.ids import TaskId
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.store.index.digests import Digests
+from onyxq.store.index.expected import stretch_rows
 from onyxq.store.index.key_index import Ruled
 from onyxq.store.index.pieces import Pieces
 from onyxq.store.index.records import HOUR_MS
 from onyxq.store.index.stretches import Owner, Stretch, owners
 from onyxq.store.interface import Purge
-from onyxq.store.tables import PURGED_KEY, Table, Tables, rows_of, within
+from onyxq.store.tables import PURGED_KEY, Table, Tables, within
 
 
 def watermark_in(meta: Table, partition: bytes) -> Watermark:
@@ -80,10 +84,7 @@ class Purger:
         """
         self._pieces.flush()  # every stretch with rows is in the table then
         partition = asked.partition.to_bytes(2, "big")
-        if asked.watermark.reaches(watermark_in(self._tables.meta, partition)):
-            key = PURGED_KEY + partition
-            value = msgpack.packb((asked.watermark.before_ms, sorted(asked.watermark.kept)))
-            self._tables.meta.put(key, seal(key, value))
+        self._note(partition, asked.watermark)
         found, place = [], b""
         keys = purged_stretches(self._tables.stretch, partition, asked.watermark, asked.after)
         for looked, (key, goes) in enumerate(keys, 1):
@@ -102,6 +103,21 @@ class Purger:
             self._ruled.settle()
         return deleted, place
 
+    def purge_unindexed(self, stretch_id: bytes, watermark: Watermark) -> int:
+        """Delete the rows of a stretch that is in no index; return their number."""
+        self._note(stretch_id[6:8], watermark)
+        keys = [key for key, _ in stretch_rows(self._tables, stretch_id)]
+        for key in keys:
+            self._tables.rows.delete(key)
+        return len(keys)
+
+    def _note(self, partition: bytes, watermark: Watermark) -> None:
+        """Store a watermark, unless a higher one is stored."""
+        if watermark.reaches(watermark_in(self._tables.meta, partition)):
+            key = PURGED_KEY + partition
+            value = msgpack.packb((watermark.before_ms, sorted(watermark.kept)))
+            self._tables.meta.put(key, seal(key, value))
+
     def _delete(self, stretch_id: TaskId) -> int:
         stretch = self._pieces.stretch(stretch_id)
         indexed = 0
@@ -112,8 +128,7 @@ class Purger:
             self._leave(stretch, owner)
         if stretch.known & ~indexed:  # a damaged row, whose entries stay
             self._distrust(stretch.key[:2])
-        found = (rows_of(self._tables.rows, kind, stretch_id) for kind in KINDS)
-        rows = [(bytes(key), bytes(value[-4:])) for some in found for key, value in some]
+        rows = [(key, value[-4:]) for key, value in stretch_rows(self._tables, stretch_id)]
         for key, checksum in rows:
             self._digests.remove(stretch.key[:7], key, checksum)
             self._tables.rows.delete(key)

@@ -6,8 +6,11 @@ The mark then holds the last stretch that was indexed: rows of later stretches a
 and indexed when their turn comes.  After the last stretch the mark is deleted.
 
 A rebuild stops at a damaged row until that is repaired, because a task must not seem unfinished
-while its completion cannot be read.  Nothing may read the index of a marked partition that
-could mistake a part of it for the whole: see `onyxq.store.store.Store.unindexed`.
+while its completion cannot be read.  Purged stretches are deleted instead, damaged or not: no other
+node has their rows, and `onyxq.store.index.purge.Purger.purge` finds only what is indexed.
+
+Nothing may read the index of a marked partition that could mistake a part of it for the whole: see
+`onyxq.store.store.Store.unindexed`.
 """
 
 from __future__ import annotations
@@ -74,11 +77,12 @@ class Marks:
 
 
 def rebuild(
-    tables: Tables, marks: Marks, asked: Rebuild, *, index: Callable[[Prepared], None]
+    tables: Tables, marks: Marks, asked: Rebuild, *, index: Callable[[Prepared], None], purge: Callable[[bytes], int]
 ) -> tuple[tuple[bytes, ...], bool]:
-    """Do one slice; ``index`` indexes a row.
+    """Do one slice; ``index`` indexes a row, ``purge`` deletes the rows of a stretch if it is purged.
 
-    Returns the keys of damaged rows at which it stopped, and whether the index is complete.
+    ``purge`` returns their number. Returns the keys of damaged rows at which it stopped, and whether the index is
+    complete.
     """
     partition, left = asked.partition.to_bytes(2, "big"), asked.rows_max
     place = marks.place(partition)
@@ -94,6 +98,9 @@ def rebuild(
         if stretch_id is None:
             marks.remove(partition)
             return (), True
+        if deleted := purge(stretch_id):
+            place, left = stretch_id, left - deleted
+            continue
         rows, damaged = _read(tables, stretch_id)
         damaged -= asked.without
         if damaged:
