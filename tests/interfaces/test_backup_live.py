@@ -130,7 +130,7 @@ def test_transactions_go_on_after_a_backup_that_died(client: Client, queue: str,
 
 
 def test_a_backup_that_dies_after_all_was_read_leaves_no_file(client: Client, tmp_path: Path) -> None:
-    """It dies when its hold has ended, before anybody was told of a backup; an existing file of that name stays."""
+    """It dies after the end of its hold, before it has reported success; an existing file of that name stays."""
     file = tmp_path / "backup"
     file.write_bytes(b"an older one")
 
