@@ -249,7 +249,7 @@ def test_what_is_no_whole_backup_is_refused(sound: bytes, tmp_path: Path) -> Non
     with pytest.raises(Corrupt, match="damaged"):
         read(file)
     file.write_bytes(b"something else")
-    with pytest.raises(BadRequest, match="no backup of a cluster"):
+    with pytest.raises(BadRequest, match="not a backup of a cluster"):
         read(file)
     with pytest.raises(NotFound):
         read(tmp_path / "missing")
