@@ -324,7 +324,8 @@ class Store(FindingReads):
         """Return the names of stretches with rows from before ``before_ms``, in the order of hours.
 
         They start after ``after`` (the last name). Purged stretches are left out. The last 20 bytes
-        of a name are the stretch.
+        of a name are the stretch. Raises `Unavailable` for a partition in `unindexed`: a stretch whose
+        record is damaged is not listed, and must not be taken for one that has no tasks.
         """
         number, mark = partition.to_bytes(2, "big"), self.watermark(partition)
         # There may be any number of purged stretches: below the watermark's hour, only the kept ones are read.
@@ -336,6 +337,7 @@ class Store(FindingReads):
                 break
             if below and not self.hides(key[7:]):
                 out.append(key)
+        self._check_indexed(partition)
         return out
 
     def purge_left(self, partition: int) -> bool:

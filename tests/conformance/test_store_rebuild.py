@@ -265,7 +265,12 @@ async def test_a_rebuild_continues_after_a_restart(tmp_path: Path, kind: str) ->
         await store.write(Batch(rebuild=Rebuild(3, rows_max=30)))
     async with world.store() as store:
         assert store.unindexed() == [3] and store.partitions() == [3]
-        for read in (lambda: store.hours(3), lambda: store.leaves(3, 0), lambda: list(store.keys(3, 0, 0))):
+        for read in (
+            lambda: store.hours(3),
+            lambda: store.leaves(3, 0),
+            lambda: list(store.keys(3, 0, 0)),
+            lambda: store.stretches(3, before_ms=NOW_MS),
+        ):
             with pytest.raises(Unavailable):
                 read()
         await rebuild(store)
@@ -314,6 +319,20 @@ async def test_a_rebuild_deletes_purged_rows_also_damaged_ones(tmp_path: Path, k
         assert world_rows(store) == world_rows(sound)
         assert tables(store) == tables(sound)
         assert not store.purge_left(3)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@in_trio
+async def test_a_stretch_with_a_damaged_record_is_not_taken_for_one_without_tasks(tmp_path: Path, kind: str) -> None:
+    """A leader would purge its unfinished tasks: whatever is not listed below a watermark is purged."""
+    world = World(kind, tmp_path)
+    async with world.store() as store:
+        await put(store, *[tasks(first_id(number * 1024), 2) for number in range(3)])
+        assert len(store.stretches(3, before_ms=NOW_MS)) == 3
+    damage(world, "stretch", 1, flip_value(3))
+    async with world.store() as store:
+        with pytest.raises(Unavailable):
+            store.stretches(3, before_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])

@@ -11,6 +11,7 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from onyxq.core.facts import COMPLETION, TASK, Mark, Row
+from onyxq.core.ids import stretch_of
 from onyxq.core.replica import EMPTY, Partition
 from onyxq.errors import TimedOut, Unavailable
 from onyxq.leader.cohort.row_repair import SCRUB_PAUSE_S, Repair
@@ -255,3 +256,25 @@ def test_scrubbing_leaves_the_machine_to_a_node_that_still_reads_the_log() -> No
             assert node.running.node.quiet
 
     simulate(workload, seed=1, options=Options(partitions=1, clock_offset_ms=0, read_delay_ms=(100, 200)))
+
+
+def test_a_leader_whose_index_lost_a_waiting_task_does_not_tell_for_which_tasks_others_wait() -> None:
+    """A failed task would be purged, and the task that waits for it would count it as completed."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (first,) = await client.enqueue("q", [b"first"])
+            await client.enqueue("q", [b"after"], depends=[first])
+            leader = leader_of(world)
+            assert leader.inner is not None
+            dependents = leader.inner.operations.dependents
+            stretch = stretch_of(first)
+            assert await dependents.depended([stretch]) == {"partitions": [0], "depended": [stretch]}
+            (key,) = [key for key, _ in leader.disk.tables.waiting.ascend(b"")]
+            assert leader.disk.rot(key, bit=5, name="waiting")
+            assert await dependents.depended([stretch]) == {"partitions": [], "depended": []}
+            for _ in range(2):
+                (claim,) = await client.claim("q", wait_ms=30_000)
+                await client.complete(claim)
+
+    simulate(workload, seed=1, options=ONE)
