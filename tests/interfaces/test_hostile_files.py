@@ -281,7 +281,7 @@ def test_another_kind_of_file_is_refused_by_name(small: dict[Kind, bytes], kind:
     for other in WRITE:
         if other != kind:
             (error,) = refusals(tmp_path / "history-file", kind, iter([small[other]]))
-            assert isinstance(error, BadRequest) and f"no {kind.what}: it holds a {other.name}" in error.message
+            assert isinstance(error, BadRequest) and f"is not a {kind.what}: it holds a {other.name}" in error.message
 
 
 def test_blocks_of_another_file_are_refused(world: World, small: dict[Kind, bytes], tmp_path: Path) -> None:

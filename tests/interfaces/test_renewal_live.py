@@ -144,7 +144,7 @@ def test_what_cannot_be_taken_changes_nothing(tmp_path: Path) -> None:
             ("begin or cease", lambda: file.write_text("")),
             ("peer_secret", lambda: written(file, {COMING: "read"}, secret="another secret of peers")),
             ("unknown role", lambda: written(file, {COMING: "no-such-role"})),
-            ("everybody", lambda: (written(file, {COMING: "read"}), file.chmod(0o644))),
+            ("all users", lambda: (written(file, {COMING: "read"}), file.chmod(0o644))),
             ("No such file", file.unlink),
         ]
         for said, spoil in bad:

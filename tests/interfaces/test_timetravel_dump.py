@@ -140,7 +140,7 @@ def test_sound_blocks_of_nonsense_are_refused(what: str, file: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path, file: Path) -> None:
     """Refused are a file of another kind, a newer format, a missing file, and a directory."""
     file.write_bytes(b"hello")
-    with pytest.raises(BadRequest, match="no dump"):
+    with pytest.raises(BadRequest, match="is not a dump"):
         read(file)
     file.write_bytes(file_of([(b"H", {**HEADER, "format": 2})]))
     with pytest.raises(BadRequest, match="format 2"):
@@ -228,7 +228,7 @@ def test_a_position_before_the_origin_cannot(world: World) -> None:
     """The error says where the dump starts; the snapshot's own position can be shown."""
     found = middle(world)
     assert replica_at(found, 99) == world.replicas[100]
-    with pytest.raises(NotFound, match="origin of position 99, behind 98"):
+    with pytest.raises(NotFound, match="start at position 99, after 98"):
         replica_at(found, 98)
 
 

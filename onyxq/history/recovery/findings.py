@@ -29,7 +29,7 @@ from onyxq.system.extensions import installed
 KIND = Kind(
     "export",
     (NODE,),
-    what="a node's part of a recovery",
+    what="node's part of a recovery",
     make="onyxq cluster recover --export",
     damaged="Export it again on that machine.",
 )
