@@ -285,8 +285,9 @@ class Peer:
     async def _note_attempt(self) -> None:
         """Store this peer's id durably before it asks to join; raises `NodeCopied`.
 
-        A data directory lists the ids of its peers: the node's latest peer in the log, and all that started after it.
-        If the latest is not listed, it ran on another directory. Then this directory is a copy, or an older state.
+        A data directory lists the ids of its peers: the node's last member of the ring, and all that started after it.
+        If the node's latest peer in the log is not listed, it ran on another directory. Then this directory is a copy,
+        or an older state.
         """
         node = self.node
         latest = latest_peer(node.replica, node.node_id)
@@ -297,7 +298,10 @@ class Peer:
                 f"node {node.node_id} last ran as peer {latest} at {address}, from another data directory than this"
                 f" one: one of the two is a copy, or this one was set back to an older copy"
             )
-        since = known[known.index(latest) :] if latest else known
+        # The log may forget a peer that has not joined yet. The last member is its node's latest peer again then.
+        registered = node.replica.nodes.get(node.node_id)
+        member = registered.latest_peer if registered is not None else ""
+        since = known[known.index(member) :] if member in known else known
         await node.store.write(Batch(meta=((PEERS_META, " ".join([*since, self.id]).encode()),)))
 
     def _check_versions(self) -> None:

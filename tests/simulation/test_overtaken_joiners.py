@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import trio
 
 from onyxq.core.snapshot import unpack
 from simulation.scenes.base import SCENES, overtake_a_joiner
@@ -26,3 +27,22 @@ def test_a_joiner_put_out_behind_a_trim_ends_and_its_node_joins_anew(forgotten: 
     assert (ended[0] in unpack(origin.data).outbox) is not forgotten
     assert world.probes.counts["a trim under a reader"] > 0
     assert world.nodes[-1].peer_id != ended[0]
+
+
+def test_a_node_whose_joins_were_cut_short_is_not_taken_for_a_copy() -> None:
+    """Once the log forgets the peers that never joined, the node's last member is its latest peer again."""
+
+    async def workload(world: World) -> None:
+        node = world.nodes[0]
+        await world.crash_node(node)
+        for _ in range(3):
+            listed = node.disk.tables.meta.get(b"peers")
+            world.start_node(node)
+            while node.disk.tables.meta.get(b"peers") == listed:
+                await trio.sleep(0.001)
+            await world.crash_node(node)
+        await trio.sleep(3 * world.options.session_timeout_ms / 1000)
+        await world.bring_back(node)
+        assert node.peer_id in world.audit.replica.ring.members
+
+    simulate(workload, seed=1)
