@@ -85,13 +85,16 @@ def watches(replica: Replica, me: str) -> tuple[str, ...]:
     return tuple(sorted(peer for peer in found if peer and peer != me))
 
 
+def last_member(replica: Replica, node: str) -> str:
+    """Return the node's last peer that was a member of the ring, else an empty string."""
+    known = replica.nodes.get(node)
+    return known.latest_peer if known is not None else ""
+
+
 def latest_peer(replica: Replica, node: str) -> str:
     """Return the node's peer that is in the ring or joining, else its last member peer, else an empty string."""
     here = [peer.id for peer in replica.peers.values() if peer.node == node]
-    if here:
-        return min(here)  # a node has at most one
-    known = replica.nodes.get(node)
-    return known.latest_peer if known is not None else ""
+    return min(here) if here else last_member(replica, node)  # a node has at most one here
 
 
 def is_closed(ring: Ring) -> bool:

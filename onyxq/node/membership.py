@@ -31,7 +31,7 @@ from onyxq.core.errors import (
 from onyxq.core.log.clock import LOG_TIME_SLACK_MS
 from onyxq.core.log.interface import START, LogSession, Record, SessionLost, Trimmed
 from onyxq.core.replica import CLOCK_SKEW_MAX_MS, EMPTY, Cluster, Replica, first_peer, unserved
-from onyxq.core.ring import clock_error_ms, contains, latest_peer, worst_clock_error_ms
+from onyxq.core.ring import clock_error_ms, contains, last_member, latest_peer, worst_clock_error_ms
 from onyxq.core.step import owed, step
 from onyxq.log.outbox import Outbox
 from onyxq.node.collector import Collector, unpacked
@@ -285,9 +285,8 @@ class Peer:
     async def _note_attempt(self) -> None:
         """Store this peer's id durably before it asks to join; raises `NodeCopied`.
 
-        A data directory lists the ids of its peers: the node's last member of the ring, and all that started after it.
-        If the node's latest peer in the log is not listed, it ran on another directory. Then this directory is a copy,
-        or an older state.
+        A data directory lists the node's last member of the ring, and all peers that started after it. If the log's
+        latest peer of the node is not listed, it ran elsewhere: this directory is a copy, or an older state.
         """
         node = self.node
         latest = latest_peer(node.replica, node.node_id)
@@ -298,9 +297,7 @@ class Peer:
                 f"node {node.node_id} last ran as peer {latest} at {address}, from another data directory than this"
                 f" one: one of the two is a copy, or this one was set back to an older copy"
             )
-        # The log may forget a peer that has not joined yet. The last member is its node's latest peer again then.
-        registered = node.replica.nodes.get(node.node_id)
-        member = registered.latest_peer if registered is not None else ""
+        member = last_member(node.replica, node.node_id)  # Peers after it may not have joined: the log forgets those.
         since = known[known.index(member) :] if member in known else known
         await node.store.write(Batch(meta=((PEERS_META, " ".join([*since, self.id]).encode()),)))
 
