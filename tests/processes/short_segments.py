@@ -6,10 +6,9 @@ import os
 from functools import partial
 
 from onyxq.interfaces.cli.main import main
-from onyxq.log import zookeeper
+from onyxq.log import backends
 
 if __name__ == "__main__":
     records = int(os.environ["SEGMENT_RECORDS"])
-    short = partial(zookeeper.ZookeeperBackend, segment_records=records)
-    zookeeper.ZookeeperBackend = short  # type: ignore[misc,assignment]
+    backends.opened = partial(backends.opened, segment_records=records)
     main()
