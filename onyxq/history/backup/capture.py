@@ -89,7 +89,7 @@ class _Taking:
     async def run(self, path: str) -> dict[str, Any]:
         """Write the backup; see `take`."""
         began = anyio.current_time()
-        with ExitStack() as file:  # Its end gives the file its name, so whoever fails until then leaves no backup.
+        with ExitStack() as file:  # Its end gives the file its name: a failure before that leaves no backup.
             try:
                 position = await self._hold()
                 self._now = await self._replica(position)
