@@ -1,10 +1,12 @@
 """A ZooKeeper session for the log's code in trio: calls, their answers, and the session's state.
 
-kazoo's threads only post events to trio.  `kazoo_connection` changes how those threads work.
+trio waits for the connection's socket and processes the answers; kazoo's threads connect and ping, and
+post events to trio.  `kazoo_connection` changes how those threads work.
 """
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -125,6 +127,9 @@ class Link:
         self._token = trio.lowlevel.current_trio_token()
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._scheduled = False
+        self._reading = trio.CancelScope()
+        self._processing = False
+        """Whether trio's thread is processing messages, after which it runs what was posted."""
         self._changed = trio.Event()
         self._flying: set[Reply] = set()
         self._heard = trio.current_time()
@@ -134,7 +139,7 @@ class Link:
     def post(self, fn: Callable[..., None], *args: Any) -> None:
         """Run ``fn(*args)`` in trio. May be called from any thread; order is kept per thread."""
         self._posted.append((fn, args))
-        if self._scheduled:  # the flag is cleared before the queue is emptied, so no item is left over
+        if self._scheduled or self._processing:  # both are cleared before the queue is emptied, so no item is left
             return
         self._scheduled = True
         try:
@@ -151,17 +156,40 @@ class Link:
     def _listen(self, state: str) -> None:
         self.post(self._on_state, state)
 
+    def _on_socket(self, shared: socket.socket | None) -> None:
+        self.post(self._read_from, shared)
+
     # --- in trio -------------------------------------------------------------------
 
     async def open(self, *, timeout_s: float) -> None:
         """Connect; raises `LogUnavailable` if no session exists after ``timeout_s``."""
         self.client.add_listener(self._listen)
+        self.client.read_with(self._on_socket)
         self.client.start_async()
         with trio.move_on_after(timeout_s):
             await self.wait_connected()
             return
         await self.close()
         raise LogUnavailable(f"no session with ZooKeeper at {self._hosts} within {timeout_s:.1f} s")
+
+    def _read_from(self, shared: socket.socket | None) -> None:
+        """Read a new connection's messages, or none until there is another connection."""
+        self._reading.cancel()
+        if shared is not None:
+            self._reading = trio.CancelScope()
+            trio.lowlevel.spawn_system_task(self._read, shared, self._reading)
+
+    async def _read(self, shared: socket.socket, scope: trio.CancelScope) -> None:
+        with shared, scope:
+            more = True
+            while more:
+                await trio.lowlevel.wait_readable(shared)
+                self._processing = True
+                try:
+                    more = self.client.read_here(shared)
+                finally:
+                    self._processing = False
+                    self._run_posted()
 
     def check(self) -> None:
         """Raise `SessionLost` if the session is lost."""

@@ -2,8 +2,10 @@
 
 A peer reads every record of the log, so kazoo handles thousands of messages a minute.  Plain
 kazoo makes a selector for each wait, waits before each part of a message, and wakes its thread
-with a byte for each request.  This client's thread waits with ``poll`` and takes all arrived
-messages with one read.  It writes only what the requesting thread could not write at once.
+with a byte for each request.  This client takes all arrived messages with one read.  While a
+session is established, the owner of the client waits for its socket and reads it (`read_with`);
+kazoo's thread connects, pings, and writes only what the requesting thread could not write at once.
+Over TLS, kazoo's thread reads too.
 
 * A session that expired stays expired. Plain kazoo opens another session automatically, and a
   call made at that moment would be carried out in it. But the log may only be written in the
@@ -70,6 +72,12 @@ def _framed(xid: int, request: Any) -> bytes:
     return b"".join((int_struct.pack(len(body) + 8), int_int_struct.pack(xid, request.type), body))
 
 
+def _readable(one: Any, timeout_s: float | None) -> bool:
+    poller = select.poll()
+    poller.register(one, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+
+
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
     """Reports events of persistently watched paths, and drops a server that does not answer in time.
 
@@ -92,13 +100,28 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         self._received = b""
         self._taken = 0
         """Number of bytes of ``_received`` that were consumed."""
+        self._on_socket: Callable[[socket.socket | None], None] | None = None
+        self._shared: socket.socket | None = None
+        """A duplicate of the socket, which the owner waits for and closes; None while kazoo's thread reads."""
+        self._over: Any = None
+        """What the owner's reading ended with, for kazoo's thread: an error, or the answer that closes."""
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         with self._lock:
             # The server refuses requests before the credentials: those requests go through kazoo's queue, after them.
             self._unsent, self._behind = b"", bool(self.client.auth_data or self.sasl_options)
         self._received, self._taken = b"", 0
+        self._over = None
         return super()._connect(host, hostip, port)
+
+    def _connect_attempt(self, host: str, hostip: str, port: int, retry: Any) -> Any:
+        try:
+            return super()._connect_attempt(host, hostip, port, retry)
+        finally:
+            with self._lock:
+                shared, self._shared = self._shared, None
+            if shared is not None and self._on_socket is not None:
+                self._on_socket(None)
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         if isinstance(request, Connect) and request.session_id:
@@ -107,8 +130,55 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
     # --- reading
 
+    def read_with(self, on_socket: Callable[[socket.socket | None], None]) -> None:
+        """Let the owner of the client read; call this before connecting.
+
+        ``on_socket`` is called in kazoo's thread: with a socket to wait for once a session is established
+        (then call `read_here` whenever it is readable, and close it at the end), with None when the
+        connection is over.
+        """
+        self._on_socket = on_socket
+
+    def read_here(self, shared: socket.socket) -> bool:
+        """Process the messages that arrived, in the caller's thread; return whether to wait for more."""
+        with self._lock:
+            if shared is not self._shared:
+                return False
+            try:
+                self._over = self._process_messages(0.0)
+            except Exception as error:  # whatever it is, kazoo's thread raises it and ends the connection
+                self._over = error
+            if self._over is None:
+                return True
+        self._wake()
+        return False
+
+    def select_messages(self, timeout: float | None) -> list[Any] | None:
+        """Wait for kazoo's thread while the owner reads; return the ready ones of kazoo's two sockets, or None.
+
+        None: kazoo's thread reads. If the owner is late, kazoo's thread reads what is there, because the
+        server must not count as silent when only the owner was busy.
+        """
+        if self._on_socket is None or self.client.use_ssl:
+            return None
+        if self._shared is None and self._over is None:
+            self._shared = self._socket.dup()
+            self._on_socket(self._shared)
+        woken = _readable(self._read_sock, timeout)
+        if self._over is not None or (not woken and _readable(self._socket, 0)):
+            return [self._socket]
+        return [self._read_sock] if woken else []
+
     def _read_socket(self, read_timeout: float) -> Any:
         """Process all complete messages that arrived; keep the part of an incomplete one."""
+        with self._lock:
+            if self._over is None:
+                return self._process_messages(read_timeout)
+        if isinstance(self._over, Exception):
+            raise self._over
+        return self._over
+
+    def _process_messages(self, read_timeout: float) -> Any:
         with self._socket_error_handling():
             try:
                 data = self._receive()
@@ -124,12 +194,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         return response
 
     def _receive(self) -> bytes:
-        if not self.client.use_ssl:
-            data: bytes = self._socket.recv(RECEIVE_BYTES)
-            return data
-        with self._lock:  # TLS has one state for both directions, and another thread may be writing
-            data = self._socket.recv(RECEIVE_BYTES)
-            return data
+        data: bytes = self._socket.recv(RECEIVE_BYTES)
+        return data
 
     def _has_message(self) -> bool:
         have = len(self._received) - self._taken
@@ -250,6 +316,8 @@ class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
 
 
 class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    connection: _Connection
+
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         """Connect as kazoo does, but close a socket whose TLS fails, and check the server's name."""
         if not kwargs["use_ssl"]:
@@ -270,12 +338,15 @@ class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
         """Wait with one system call; a broken socket counts as ready for anything."""
+        # Only the loop of an established connection waits for two sockets.
+        if len(readers) == 2 and (found := self.connection.select_messages(timeout)) is not None:
+            return found, [], []
         poller = select.poll()
         for sockets, event in ((readers, select.POLLIN), (writers, select.POLLOUT)):
             for one in sockets:
                 poller.register(one, event)
-        found = {number for number, _ in poller.poll(None if timeout is None else timeout * 1000)}
-        ready = [[one for one in sockets if one.fileno() in found] for sockets in (readers, writers)]
+        numbers = {number for number, _ in poller.poll(None if timeout is None else timeout * 1000)}
+        ready = [[one for one in sockets if one.fileno() in numbers] for sockets in (readers, writers)]
         return (*ready, [])
 
 
@@ -297,6 +368,15 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
         )
         sasl = options.get("sasl_options")
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger, sasl_options=sasl)
+        self.handler.connection = self._connection
+
+    def read_with(self, on_socket: Callable[[socket.socket | None], None]) -> None:
+        """Read in the owner's thread; see `_Connection.read_with`."""
+        self._connection.read_with(on_socket)
+
+    def read_here(self, shared: socket.socket) -> bool:
+        """Process arrived messages in this thread; return whether to wait for more."""
+        return self._connection.read_here(shared)
 
     def watch_persistently(self, path: str, callback: Callable[[], None]) -> Any:
         """Call ``callback``, in kazoo's thread, at every change of ``path`` or its children.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import accumulate
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.anyio
 
 SILENCE_TIMEOUT_MS = 6_000
 """Session timeout for silent servers: silence is noticed after 4 s, and the session must outlive that."""
+BUSY_TIMEOUT_MS = 4_000
 RECORDS = 400
 """Records that are written while connections break."""
 
@@ -185,6 +187,27 @@ async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: Zoo
             with trio.move_on_after(0.05):
                 await session.tail()
     await until(lambda: session.connected)
+
+
+def compute_for(seconds: float) -> None:
+    """Keep the event loop from running."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        sum(range(1_000))
+
+
+@bounded
+@pytest.mark.parametrize("session_timeout_ms", [BUSY_TIMEOUT_MS])
+async def test_a_busy_process_does_not_take_its_server_for_silent(opened: Opener) -> None:
+    """A program that computes for longer than the session timeout keeps its connection, and reads on behind it."""
+    session = await opened()
+    first = await session.append(b"before")
+    reply = session._link.start(get("/zookeeper"))
+    compute_for(1.5 * BUSY_TIMEOUT_MS / 1000)
+    await reply.wait()
+    assert session.connected
+    assert await session.append(b"after") == first + 1
+    assert session.connections == 1
 
 
 @bounded

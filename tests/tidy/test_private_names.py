@@ -36,9 +36,9 @@ PRIVATE = (
         {
             "kazoo.client:KazooClient": "_call _conn_retry _connection _live _pending _queue _safe_close "
             "_session_callback _session_id _session_passwd _session_timeout _state _stopped",
-            "kazoo.protocol.connection:ConnectionHandler": "_connect _invoke _read _read_response _read_sock "
-            "_read_socket _read_watch_event _send_request _socket _socket_error_handling _submit _write _write_sock "
-            "_xid",
+            "kazoo.protocol.connection:ConnectionHandler": "_connect _connect_attempt _invoke _read _read_response "
+            "_read_sock _read_socket _read_watch_event _send_request _socket _socket_error_handling _submit _write "
+            "_write_sock _xid",
             "kazoo.handlers.threading:AsyncResult": "_callbacks _do_callbacks",
         },
     ),
