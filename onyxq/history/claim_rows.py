@@ -36,6 +36,11 @@ from onyxq.core.step import Outcome
 from onyxq.store.interface import MILESTONES_META, Batch, SnapshotPart, Written
 from onyxq.store.store import Store
 
+LAZY_FLUSH_S = 0.05
+"""Longest wait before claims that nobody waits for are written to disk, in seconds.
+
+Most join a transaction that is made for something else meanwhile.
+"""
 IDLE_FLUSH_S = 5.0
 """Longest wait before records that change no claim are written to disk, in seconds."""
 RETRY_PAUSE_S = 0.5
@@ -196,6 +201,9 @@ class HistoryWriter:
         self._riding: _Riding | None = None
         self._failed = False
         self._wake = trio.Event()
+        """Set once there are claims to write."""
+        self._hurry = trio.Event()
+        """Set once something waits for what is not stored yet."""
         self._stored_event = trio.Event()
         store.accompany(self)
 
@@ -211,11 +219,12 @@ class HistoryWriter:
         after: Callable[[], None] | None = None,
         *,
         record: Record | None = None,
-        eager: bool = False,
+        claims: bool = False,
     ) -> None:
         """Take the rows of the record that led to ``replica``.
 
-        ``after`` is called once the rows are stored. ``eager``: store them at once, else within `IDLE_FLUSH_S`.
+        ``after`` is called once the rows are stored, which then happens at once. Otherwise it happens within
+        `LAZY_FLUSH_S` if the record is about claims, else within `IDLE_FLUSH_S`.
         """
         position = replica.position
         if position > self._position:
@@ -228,8 +237,10 @@ class HistoryWriter:
             self._after.append(after)
         if rows or after is not None:
             self._noted = max(self._noted, position)
-        if rows or after is not None or eager:
+        if claims or rows or after is not None:
             self._wake.set()
+        if after is not None:
+            self._hurry.set()
 
     def keep(self, position: int, snapshot: bytes) -> None:
         """Begin the copy of the log with a snapshot, unless it begins with the same or a newer one."""
@@ -242,18 +253,23 @@ class HistoryWriter:
             SnapshotPart(position, number, start == starts[-1], snapshot[start : start + SNAPSHOT_PART_BYTES])
             for number, start in enumerate(starts)
         )
+        self._write_now()
+
+    def _write_now(self) -> None:
         self._wake.set()
+        self._hurry.set()
 
     async def reached(self, position: int) -> None:
         """Wait until history is durable up to ``position``."""
         while self._stored < position:
-            self._wake.set()
+            self._write_now()
             await self._stored_event.wait()
 
     async def settled(self) -> None:
         """Wait until all rows added so far can be read from the store."""
         position = self._noted
         while self._stored < position:
+            self._write_now()
             await self._stored_event.wait()
 
     async def run(self) -> None:
@@ -261,7 +277,9 @@ class HistoryWriter:
         while True:
             with trio.move_on_after(IDLE_FLUSH_S):
                 await self._wake.wait()
-            self._wake = trio.Event()
+            with trio.move_on_after(LAZY_FLUSH_S):
+                await self._hurry.wait()
+            self._wake, self._hurry = trio.Event(), trio.Event()
             while self._has_news() or self._riding is not None:
                 await self._write()
 

@@ -297,7 +297,7 @@ class Node:
         led = set(self.granter.led()) if back else set()
         returned = [(run, said) for partition, run, said in back if partition in led]
         if not returned:
-            self.history.add(after, rows, record=record, eager=True)
+            self.history.add(after, rows, record=record, claims=True)
             return
         runs = [run for run, _ in returned]
         self.granter.block(runs)

@@ -11,7 +11,7 @@ from attrs import evolve
 from onyxq.core.log.interface import Record
 from onyxq.core.replica import EMPTY
 from onyxq.errors import StoreFailed
-from onyxq.history.claim_rows import SNAPSHOT_PART_BYTES, HistoryWriter
+from onyxq.history.claim_rows import IDLE_FLUSH_S, LAZY_FLUSH_S, SNAPSHOT_PART_BYTES, HistoryWriter
 from onyxq.store.interface import Batch, KeptLog
 from tests.conformance.store_world import World, first_id, in_trio, tasks
 
@@ -110,12 +110,17 @@ async def test_what_a_full_disk_refused_is_stored_later(tmp_path: Path) -> None:
 
 @in_trio
 async def test_news_is_stored_although_nothing_else_is_written(world: World) -> None:
-    """It is stored in the background, immediately if it is more than a sign of life."""
+    """It is stored in the background: claims soon, and at once if somebody waits for them."""
     async with world.store() as store, trio.open_nursery() as nursery:
         writer = HistoryWriter(store, lambda written: None)
         nursery.start_soon(writer.run)
-        writer.add(evolve(EMPTY, position=0), (), record=Record(0, 7, b"entries"), eager=True)
+        writer.add(evolve(EMPTY, position=0), (), record=Record(0, 7, b"entries"), claims=True)
         with trio.fail_after(3):
-            await writer.reached(0)
+            while writer.stored < 0:
+                await trio.sleep(LAZY_FLUSH_S)
         assert store.kept_log().end == 0
+        writer.add(evolve(EMPTY, position=1), (), record=Record(1, 8, b"entries"))
+        with trio.fail_after(IDLE_FLUSH_S):
+            await writer.reached(1)
+        assert store.kept_log().end == 1
         nursery.cancel_scope.cancel()
