@@ -25,6 +25,8 @@ class Result:
     records: int = 0
     applied: int = 0
     """Number of log entries that changed something."""
+    digest: str = ""
+    """Chained digest of the run's log; equal for runs that took the same course."""
     probes: Mapping[str, int] = field(factory=dict)
     """How often each rare branch was reached."""
 
@@ -37,6 +39,7 @@ class Result:
             simulated_s=simulated_s,
             records=len(course.records),
             applied=course.applied,
+            digest=course.replica.digest.hex(),
             probes=dict(probes.counts),
         )
 

@@ -111,7 +111,7 @@ class TransactionParts:
 
     def look(self) -> None:
         """Check all transactions of a new replica, because steps before it were not seen here."""
-        for name, found in self._host.replica.transactions.items():
+        for name, found in sorted(self._host.replica.transactions.items()):
             for partition in found.parts:
                 self.applier.owe(partition, name)
         for name in list(self._waiting):
@@ -119,7 +119,7 @@ class TransactionParts:
 
     def lead(self, leader: PartitionLeader) -> None:
         """Make committed transactions visible in a partition that serves from here now."""
-        for name, found in self._host.replica.transactions.items():
+        for name, found in sorted(self._host.replica.transactions.items()):
             if leader.partition in found.parts:
                 self.applier.owe(leader.partition, name)
 

@@ -437,10 +437,11 @@ class Peer:
 
     def _reconcile(self, replica: Replica, session: LogSession, nursery: trio.Nursery) -> None:
         wanted = duties(replica, self.id, self.node.entries)
-        for duty in self._wanted - wanted:
+        # The order of a set depends on the hash seed of the process.
+        for duty in sorted(self._wanted - wanted, key=repr):
             if (scope := self._scopes.pop(duty, None)) is not None:
                 scope.cancel()
-        for duty in wanted - self._wanted:
+        for duty in sorted(wanted - self._wanted, key=repr):
             if isinstance(duty, Watch):
                 self._start(duty, nursery, self._watch, session, duty.peer)
             elif isinstance(duty, Snapshot):

@@ -335,7 +335,7 @@ class Claiming:
                 due = claimer.deadline if now < claimer.deadline else claimer.deadline + FIRST_ANSWERS_S
                 next_look = min(next_look, due)
         self._claimers, self._held = left, Counter(claimer.owner for claimer in left)
-        for queue in {queue for claimer in left for queue in claimer.queues}:
+        for queue in dict.fromkeys(queue for claimer in left for queue in claimer.queues):
             self._watch(queue)
         assert self._nursery is not None
         for node_id, group in groups.items():

@@ -141,7 +141,7 @@ async def turned_up(world: World) -> None:
             refused = {one.id for one in early} - set(await try_to_complete(served, early))
         await back(world, old)
         await world.until(lambda: not world.audit.replica.claims.get(0), "the later claims are over")
-        for task_id in refused & {claim.id for claim in late}:
+        for task_id in sorted(refused & {claim.id for claim in late}):
             if (await client.client.get(task_id)).state == "completed":
                 raise Broken(f"refused for good: {task_id.hex()} is completed by what was refused")
         await take_the_rest(client)

@@ -3,9 +3,8 @@
 The only module that uses private attributes of trio; `tests/tidy/test_private_names.py` names the versions that
 have them.
 
-trio has a private switch for this, made for hypothesis. With it, a seeded generator and a clock that jumps, two runs in
-one process take the same steps. In two processes ``PYTHONHASHSEED`` must be equal too, for the order of sets and
-persistent maps.
+trio has a private switch for this, made for hypothesis. With it, a seeded generator and a clock that jumps, two runs
+take the same steps, provided that no code follows the order of a set or a persistent map of text.
 """
 
 from __future__ import annotations

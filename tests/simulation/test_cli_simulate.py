@@ -9,7 +9,7 @@ from attrs import evolve
 
 from onyxq.interfaces.cli.main import run
 from simulation.results import Result, Totals
-from simulation.runs import blame, play
+from simulation.runs import Child, blame, play
 from simulation.workloads import FAULTS, WORKLOADS
 from simulation.world.faults import EPISODES
 
@@ -64,6 +64,20 @@ def test_faults_name_episodes_that_exist() -> None:
 def test_a_seed_does_the_same_each_time() -> None:
     """So its replay command is useful."""
     assert evolve(play("late", 3), cpu_s=0) == evolve(play("late", 3), cpu_s=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workload", ["everything", "stored_tasks", "batches_under_fire"])
+def test_a_seed_does_the_same_in_processes_that_hash_text_otherwise(workload: str) -> None:
+    """The order of a set of text reaches nothing, so a failure can be repeated anywhere."""
+    results = []
+    for hash_seed in (7, 9):
+        child = Child(workload, hash_seed=hash_seed)
+        try:
+            results.append(evolve(child.play(1), cpu_s=0))
+        finally:
+            child.close()
+    assert results[0] == results[1] and results[0].digest
 
 
 def test_what_broke_is_blamed_on_the_checker_that_says_so() -> None:

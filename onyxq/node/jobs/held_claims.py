@@ -44,7 +44,7 @@ def held(replica: Replica, jobs: Container[str]) -> dict[str, list[Held]]:
     """
     found: dict[str, list[Held]] = {}
     for number in sorted(replica.claims):
-        for stretch, pieces in replica.claims[number].items():
+        for stretch, pieces in sorted(replica.claims[number].items()):
             for offset, count, token, worker, deadline_ms in pieces:
                 if worker[:4] == "job/" and deadline_ms != HELD_MS:
                     _, job, version = worker.split("/", 2) if worker.count("/") == 2 else ("", "", "")
