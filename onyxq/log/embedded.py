@@ -1,15 +1,14 @@
-"""The embedded log: LMDB on this machine's disk, for the peers of one process.
+"""The embedded log: files on this machine's disk, for the peers of one process.
 
 It replaces ZooKeeper on a single node.  Records are durable before any reader sees them.  Pulses
-live in memory, since they end with the process anyway.  One writer thread puts all waiting
-records into one durable transaction, so the event loop never waits for the disk.  Readers at the
+live in memory, since they end with the process anyway.  One writer thread writes all waiting
+records as one group with one flush, so the event loop never waits for the disk.  Readers at the
 tail get records from memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -17,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 from attrs import define
@@ -26,7 +25,6 @@ from onyxq.core.entry import RECORD_BYTES_MAX
 from onyxq.core.errors import LogDamaged, LogUnavailable, TooLarge
 from onyxq.core.log.interface import (
     SEGMENT_RECORDS,
-    START,
     AppendUnknown,
     Origin,
     Record,
@@ -35,18 +33,18 @@ from onyxq.core.log.interface import (
     segment_of,
     segment_start,
 )
-from onyxq.log.embedded_file import LogFile, Pointer
+from onyxq.log.embedded_file import LogFile
 from onyxq.system.clock import SteadyClock, WallClock
 from onyxq.system.directories import PRIVATE
 from onyxq.system.directory_lock import lock_file
 
-GROUP_RECORDS_MAX = 1_000
+GROUP_RECORDS_MAX, GROUP_BYTES_MAX = 1_000, 512 << 10
 RECENT_BYTES_MAX = 16 << 20
 RECENT_RECORDS_MAX = 10_000
 """Number of records kept in memory for readers at the tail; also limited by `RECENT_BYTES_MAX`."""
 IN_USE = "Only one process can have an embedded log open; use its address, another --data, or ZooKeeper."
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @define(eq=False)
@@ -80,8 +78,8 @@ class EmbeddedBackend:
             os.close(self._lock)
             raise
         self.close_segment = partial(self.file.close_segment, segment_records)
-        self._next, self._pointer, self._ends = self.file.next, self.file.pointer, self.file.ends
-        """The event loop's copy of the file's state; the file belongs to the writer thread."""
+        self._next = self.file.next
+        """Position of the next record for readers; the file belongs to the writer thread."""
         self.refusal = ""
         """Why the last append failed; empty if it did not."""
         self._recent: OrderedDict[int, Record] = OrderedDict()
@@ -151,12 +149,8 @@ class EmbeddedBackend:
 
     def _finish_close(self) -> None:
         self._writer.join()
-        try:
-            self.file.close()
-        except OSError as error:
-            _log.warning("the log in %s was closed, but that cannot be noted: %s", self._path, error)
-        finally:
-            os.close(self._lock)
+        self.file.close()
+        os.close(self._lock)
 
     def _end_sessions(self) -> None:
         for session in list(self._sessions):
@@ -185,17 +179,18 @@ class EmbeddedBackend:
             for job in batch:
                 if job.work is not None:
                     self._work(job)
-            state = (self.file.next, self.file.pointer, self.file.ends)
             with contextlib.suppress(trio.RunFinishedError):
-                batch[0].token.run_sync_soon(self._publish, written, batch, state)
+                batch[0].token.run_sync_soon(self._publish, written, batch, self.file.next)
 
     def _take_batch(self) -> list[_Job]:
-        """Return all waiting jobs, up to a limit or the first ``work``; empty once closed."""
+        """Return all waiting jobs, up to the limits or the first ``work``; empty once closed."""
         job = self._jobs.get()
         batch: list[_Job] = []
+        size = 0
         while job is not None:
             batch.append(job)
-            if job.work is not None or len(batch) == GROUP_RECORDS_MAX:
+            size += len(job.record or b"")
+            if job.work is not None or len(batch) == GROUP_RECORDS_MAX or size >= GROUP_BYTES_MAX:
                 return batch
             try:
                 job = self._jobs.get_nowait()
@@ -208,7 +203,7 @@ class EmbeddedBackend:
     def _write_records(self, jobs: list[_Job]) -> list[Record]:
         data = [job.record or b"" for job in jobs]
         try:
-            written = self.file.write(lambda: self.file.append(data, self._clock.wall_ms()))
+            written = self._do(lambda: self.file.append(data, self._clock.wall_ms()))
         except Exception as error:
             self.refusal = str(error)
             for job in jobs:
@@ -222,18 +217,22 @@ class EmbeddedBackend:
     def _work(self, job: _Job) -> None:
         assert job.work is not None
         try:
-            job.value = self.file.write(job.work)
+            job.value = self._do(job.work)
         except Exception as error:
             job.error = error
 
-    def _publish(
-        self, written: list[Record], batch: list[_Job], state: tuple[int, Pointer | None, tuple[int, ...]]
-    ) -> None:
-        """Show readers the durable records, even of a write that failed at first. Runs in trio."""
+    def _do(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except OSError as error:
+            raise LogUnavailable(f"the disk refuses the log in {self._path}: {error}") from error
+
+    def _publish(self, written: list[Record], batch: list[_Job], following: int) -> None:
+        """Show readers the durable records. Runs in trio."""
         for record in written:
             self._recent[record.position] = record
             self._recent_bytes += len(record.data)
-        self._next, self._pointer, self._ends = state
+        self._next = following
         while self._recent_bytes > RECENT_BYTES_MAX or len(self._recent) > RECENT_RECORDS_MAX:
             _, dropped = self._recent.popitem(last=False)
             self._recent_bytes -= len(dropped.data)
@@ -251,15 +250,16 @@ class EmbeddedBackend:
     @property
     def last(self) -> int:
         """Position of the last record; `START` if there was none."""
-        return (self._ends[-1] if self._ends and self._next == segment_start(len(self._ends)) else self._next) - 1
+        ends = self.file.state.ends
+        return (ends[-1] if ends and self._next == segment_start(len(ends)) else self._next) - 1
 
     def place(self, position: int) -> int:
         """Return the position from which to read on for ``position``.
 
         At the end of a closed segment, that is the next segment's start.
         """
-        segment = segment_of(position)
-        return segment_start(segment + 1) if segment < len(self._ends) and position >= self._ends[segment] else position
+        segment, ends = segment_of(position), self.file.state.ends
+        return segment_start(segment + 1) if segment < len(ends) and position >= ends[segment] else position
 
     def fetch(self, position: int) -> list[Record]:
         """Return records from ``position`` (below `following`) on; none if they are trimmed.
@@ -274,20 +274,13 @@ class EmbeddedBackend:
     @property
     def origin_position(self) -> int:
         """Position of the origin; `START` if there is none."""
-        return self._pointer.position if self._pointer else START
+        return self.file.state.origin
 
     async def trim(self, upto: int) -> int:
-        total = 0
-        while True:
-            found: tuple[Pointer | None, int] = await self.submit(work=lambda: self.file.trim_batch(upto))
-            pointer, deleted = found
-            if pointer is None:
-                return total
-            for position in [position for position in self._recent if position <= pointer.trimmed]:
-                self._recent_bytes -= len(self._recent.pop(position).data)
-            total += deleted
-            if pointer.trimmed >= min(upto, pointer.position):
-                return total
+        deleted: int = await self.submit(work=lambda: self.file.trim(upto))
+        for position in [position for position in self._recent if position <= self.file.state.trimmed]:
+            self._recent_bytes -= len(self._recent.pop(position).data)
+        return deleted
 
     def forget(self, session: EmbeddedSession) -> None:
         """Remove an ended session and its pulses, and wake all waiters."""
@@ -381,7 +374,8 @@ class EmbeddedSession:
         """
         self._check()
         file = self._backend.file
-        return await self._backend.submit(work=lambda: file.put_origin(position, data, expected_version)) is not None
+        stored: bool = await self._backend.submit(work=lambda: file.put_origin(position, data, expected_version))
+        return stored
 
     async def trim(self, upto: int) -> int:
         self._check()

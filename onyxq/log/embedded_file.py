@@ -1,266 +1,374 @@
-"""The file of the embedded log: records, the origin and the ends of segments in one LMDB environment.
+"""The files of the embedded log: records in the order of the log, and the origin.
 
-A record's key is its position, its value the record (`onyxq.core.log.stored`) and a checksum.
+``N.records`` are files of a fixed size that are written from start to end in groups (`onyxq.log.embedded_groups`),
+each with one flush.  Each file begins with the log's state, and each change of the state is a group too.
+``origin-N`` is the origin of generation N.  Trimming deletes whole files.  The space of a file is taken when it is
+made, so that a file that was cut off shows.
 
-One thread writes, the event loop's thread reads records.  After a write that stops LMDB, the
-environment is opened again; it may then hold records that were not acknowledged.  A damaged file is
-never replaced: no other copy of the log exists.
+After a write or flush that failed, nobody knows what the disk has.  The next write first overwrites it with zeros and
+flushes that.  The kernel may count a page as written that is not.  So an opened log has its last group written again.
+
+One thread writes, the event loop's thread reads records.  A damaged file is never replaced: no other copy of the log
+exists.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn
 
-import lmdb
 import msgpack
-from attrs import astuple, evolve, frozen
+from attrs import astuple, define, evolve, field, frozen
 
 from onyxq.core.errors import Corrupt, LogDamaged, LogUnavailable
 from onyxq.core.facts import seal, unseal
 from onyxq.core.log.interface import START, Origin, Record, segment_of, segment_start
 from onyxq.core.log.stored import pack_records, unpack_records
-from onyxq.store.environment import Failure, cannot_open, judge, open_file
-from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, write_metas_again
-from onyxq.system.directories import PRIVATE_FILE
+from onyxq.log.embedded_groups import RECORDS, SECTOR_BYTES, STATE, begins_group, pack_group, unpack_group
+from onyxq.system.directories import NewFile, sync_directory, write_durably
 
-MAP_BYTES = 64 << 30
-"""Address space reserved for the log, in bytes. It takes disk space only as it grows."""
-LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
-"""Most records, and bytes, that a late reader takes from the disk at once."""
-TRIM_BATCH_RECORDS = 1_000
-
-FORMAT = b"1"
-_FORMAT, _NEXT, _ORIGIN, _ENDS = b"format", b"next", b"origin", b"ends"
-_OPTIONS: dict[str, Any] = {"map_size": MAP_BYTES, "max_dbs": 2, "readahead": False, "mode": PRIVATE_FILE}
+FORMAT = 1
+FILE_BYTES = 4 << 20
+"""Size of each file of records; several times that of the largest group."""
+LOAD_BYTES = 128 << 10
+"""Most bytes that a late reader takes from the disk at once, unless one group is larger."""
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @frozen
-class Pointer:
-    """The origin's row (a msgpack list of these fields); the origin's bytes are a row of their own."""
+class State:
+    """What is known of the log besides its records."""
 
-    position: int
-    trimmed: int
-    generation: int
+    next: int = 0
+    """Position of the next record, when the state was written."""
+    oldest: int = 1
+    """Number of the oldest file that belongs to the log."""
+    origin: int = START
+    """Position of the origin; `START` if there is none."""
+    trimmed: int = START
+    generation: int = -1
+    """Number of the origin; -1 if there is none."""
+    ends: tuple[int, ...] = ()
+    """End position of each closed segment."""
+
+
+class _Place(NamedTuple):
+    """Where a group of records is in its file, and the position of the first one."""
+
+    first: int
+    offset: int
+    size: int
+
+
+@define(eq=False)
+class _File:
+    """One file of records."""
+
+    number: int
+    first: int
+    """Position of the next record when it was made."""
+    next: int
+    state: State
+    size: int = 0
+    """Offset at which the next group begins."""
+    groups: list[_Place] = field(factory=list)
 
 
 class LogFile:
-    """The file of the embedded log. All methods but `fetch` belong to one thread.
+    """The files of the embedded log. All methods but `fetch` belong to one thread.
 
-    They raise `LogDamaged`, and `LogUnavailable` if the disk refuses something. Then the data to be
+    They raise `LogDamaged`, and `OSError` if the disk refuses something.  Then the data to be
     written may or may not be stored.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        """Held by a reader, and while the environment is replaced."""
-        self._sound = True
-        self._stopped = False
-        """Whether the environment must be opened again."""
-        self.next = 0
+        self._handle = -1
+        self._unsure_bytes = 0
+        """Size of what may be behind the last group, since a write of it failed."""
+        self._files: tuple[_File, ...] = ()
+        try:
+            self._open()
+        except OSError as error:
+            self.close()
+            raise LogUnavailable(f"the log in {path} cannot be opened: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def next(self) -> int:
         """Position of the next record."""
-        self.ends: tuple[int, ...] = ()
-        """End position of each closed segment."""
-        self.pointer: Pointer | None = None
-        env = None
-        try:
-            # Sync on commit; no read-ahead, because the log is read in order once, or from memory.
-            env = open_file(path, follow_bytes_max=MAP_BYTES, **_OPTIONS)
-            self._use(env)
-        except Exception as error:
-            if env is not None:
-                env.close()
-            raise cannot_open(error, f"the log in {path}", damaged=LogDamaged, failed=LogUnavailable) from error
+        return self._files[-1].next
 
-    def _use(self, env: lmdb.Environment) -> None:
-        self._env = env
-        self._records = env.open_db(b"records")
-        self._meta = env.open_db(b"meta")
-        self.next, self.pointer, self.ends = self._load()
-
-    def _load(self) -> tuple[int, Pointer | None, tuple[int, ...]]:
-        with self._env.begin(write=True) as transaction:
-            stored = transaction.get(_FORMAT, db=self._meta)
-            if stored is None:
-                transaction.put(_FORMAT, FORMAT, db=self._meta)
-            elif stored != FORMAT:
-                raise LogUnavailable(
-                    f"the log in {self._path} has format {stored!r}, this version reads {FORMAT!r}",
-                    hint="Use the version of OnyxQ that wrote it.",
-                )
-            following, pointer, ends = (transaction.get(key, db=self._meta) for key in (_NEXT, _ORIGIN, _ENDS))
-        try:
-            return (
-                msgpack.unpackb(following) if following else 0,
-                Pointer(*msgpack.unpackb(pointer)) if pointer else None,
-                tuple(msgpack.unpackb(ends)) if ends else (),
-            )
-        except (TypeError, ValueError, msgpack.UnpackException) as error:
-            raise LogDamaged(f"the description of the log is malformed: {error}") from None
+    @property
+    def state(self) -> State:
+        """The present state, also for other threads."""
+        return self._files[-1].state
 
     def close(self) -> None:
-        """Close the file, and leave a note of that if no damage was met."""
-        self._env.close()
-        if self._sound:
-            note_closed(self._path)
+        """Close the files."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
-    # --- failures ---------------------------------------------------------------------
+    # --- opening
 
-    def write(self, work: Callable[[], T]) -> T:
-        """Do work that writes; open the environment again first if the last write stopped it."""
+    def _open(self) -> None:
+        numbers = sorted(int(path.stem) for path in self._path.glob("*.records") if path.stem.isdigit())
+        if not numbers:
+            if list(self._path.glob("origin-*")):
+                self._damaged("it has an origin, but no file of records")
+            self._begin_file(1, State())
+            return
+        last, image = self._scan(numbers[-1])
+        files = [self._scan(number)[0] for number in range(last.state.oldest, last.number)]
+        for before, after in pairwise([*files, last]):
+            if before.next != after.first:
+                self._damaged(f"records from {before.next} to {after.first - 1} are missing")
+        self._files = (*files, last)
+        self._handle = os.open(self._name(last.number), os.O_RDWR | os.O_CLOEXEC)
+        start = max([0, *(group.offset for group in last.groups[-1:])])
+        written = max(last.size, len(image.rstrip(b"\0")))
+        self._put(image[start : last.size] + bytes(written - last.size), start)
+        for path in self._path.iterdir():
+            if path.suffix == ".new" or (path.name.startswith("origin-") and path != self._origin_name(self.state)):
+                path.unlink()
+        self._drop(numbers)
+
+    def _scan(self, number: int) -> tuple[_File, bytes]:
+        """Return what a file contains, and its bytes; raises `LogDamaged`."""
         try:
-            if not self._stopped:
-                with suppress(lmdb.PanicError):
-                    return work()
-            self._open_again()
-            return work()
-        except (lmdb.Error, OSError) as error:
-            self._failed(error, "written")
+            image = self._name(number).read_bytes()
+        except FileNotFoundError:
+            self._damaged(f"{self._name(number).name} is missing")
+        if len(image) != FILE_BYTES:
+            self._damaged(f"{self._name(number).name} has {len(image)} bytes instead of {FILE_BYTES}")
+        view, file = memoryview(image), _File(number, START, START, State())
+        try:
+            while file.size < len(image) and (found := unpack_group(number, file.size, view[file.size :])):
+                if found.kind == STATE:
+                    self._take_state(file, found.body)
+                else:
+                    records = unpack_records(found.body, after=file.next - 1)
+                    file.groups.append(_Place(file.next, file.size, found.size))
+                    file.next += len(records)
+                file.size += found.size
+        except Corrupt:
+            self._mismatch(file.next, number, file.size)
+        end = len(image.rstrip(b"\0"))
+        behind = range(file.size + SECTOR_BYTES, end, SECTOR_BYTES)
+        if not file.size or any(begins_group(number, at, view[at:]) for at in behind):
+            self._mismatch(file.next, number, file.size)
+        return file, image
 
-    def _open_again(self) -> None:
-        self._stopped = True
-        write_metas_again(self._path / DATA)
-        with self._lock:
-            self._env.close()
-            self._use(lmdb.open(str(self._path), **_OPTIONS))
-        self._stopped = False
-        _log.warning("the log in %s was opened again after a write that failed", self._path)
+    def _take_state(self, file: _File, body: bytes) -> None:
+        """Let a state that was read be that of its file; raises `Corrupt`."""
+        try:
+            written, following, *values = msgpack.unpackb(body, use_list=False)
+            state = State(following, *values)
+        except (TypeError, ValueError, msgpack.UnpackException) as error:
+            raise Corrupt(f"the state of the log is malformed: {error}") from None
+        if written != FORMAT:
+            raise LogUnavailable(
+                f"the log in {self._path} has format {written}, this version reads {FORMAT}",
+                hint="Use the version of OnyxQ that wrote it.",
+            )
+        if file.size and state.next != max(file.next, segment_start(len(state.ends))):
+            raise Corrupt(f"records from {file.next} to {state.next - 1} are missing")
+        file.first, file.next, file.state = file.first if file.size else state.next, state.next, state
 
-    def _failed(self, error: Exception, what: str) -> NoReturn:
-        if judge(error) is Failure.DAMAGE:
-            self._sound = False
-            note_doubt(self._path, f"{type(error).__name__}: {error}")
-            raise LogDamaged(f"the log in {self._path} is damaged: {error}") from error
-        raise LogUnavailable(f"the log in {self._path} cannot be {what}: {error}") from error
+    def _damaged(self, why: str) -> NoReturn:
+        raise LogDamaged(f"the log in {self._path} is damaged: {why}")
 
-    # --- records ----------------------------------------------------------------------
+    def _mismatch(self, position: int, number: int, offset: int) -> NoReturn:
+        what = f"record {position}" if position >= 0 else "its beginning"
+        self._damaged(f"{what} does not match its checksum ({self._name(number).name}, byte {offset})")
+
+    # --- writing
+
+    def _put(self, data: bytes, offset: int) -> None:
+        """Write bytes of the last file durably."""
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._handle, memoryview(data)[done:], offset + done)
+        os.fdatasync(self._handle)
+
+    def _settle(self) -> None:
+        """Make sure that nothing is behind the last group."""
+        if self._unsure_bytes:
+            self._put(bytes(self._unsure_bytes), self._files[-1].size)
+            self._unsure_bytes = 0
+            _log.warning("the log in %s goes on after a write that failed", self._path)
+
+    def _write(self, kind: bytes, body: bytes) -> _Place:
+        """Write a group durably, behind the others; return its place."""
+        self._settle()
+        file = self._files[-1]
+        data = pack_group(file.number, file.size, kind, body)
+        if file.size + len(data) > FILE_BYTES:
+            file.size = FILE_BYTES  # Nothing may follow in this file, even if the next one cannot be made now.
+            file = self._begin_file(file.number + 1, evolve(file.state, next=file.next))
+            data = pack_group(file.number, file.size, kind, body)
+        self._unsure_bytes = len(data)
+        self._put(data, file.size)
+        self._unsure_bytes = 0
+        place = _Place(file.next, file.size, len(data))
+        file.size += len(data)
+        return place
+
+    def _begin_file(self, number: int, state: State) -> _File:
+        """Make the next file, which has its name once it is complete and durable."""
+        path, data = self._name(number), pack_group(number, 0, STATE, _packed(state))
+        made = NewFile(path.with_suffix(".new"))
+        try:
+            os.posix_fallocate(made.stream.fileno(), 0, FILE_BYTES)
+            made.stream.write(data)
+            made.finish()
+            made.publish(path)
+            sync_directory(self._path)
+        except BaseException:
+            made.abort()
+            raise
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.close()
+        self._handle = handle
+        file = _File(number, state.next, state.next, state, len(data))
+        self._files = (*self._files, file)
+        return file
+
+    def _set_state(self, state: State) -> None:
+        self._write(STATE, _packed(state))
+        self._files[-1].state, self._files[-1].next = state, state.next
 
     def append(self, data: Sequence[bytes], ctime_ms: int) -> list[Record]:
         """Write records after the last one and return them."""
-        first = self.next
-        written = [Record(first + number, ctime_ms, one) for number, one in enumerate(data)]
-        with self._env.begin(write=True) as transaction:
-            for record in written:
-                key = _key(record.position)
-                transaction.put(key, seal(key, pack_records([record])), db=self._records, append=True)
-            transaction.put(_NEXT, msgpack.packb(first + len(data)), db=self._meta)
-        self.next = first + len(data)
-        return written
-
-    def fetch(self, position: int, end: int) -> list[Record]:
-        """Return some records from ``position`` to below ``end``; none if the first one was trimmed."""
-        try:
-            with self._lock, self._env.begin() as transaction, transaction.cursor(db=self._records) as cursor:
-                return _load_records(cursor, position, end) if cursor.set_key(_key(position)) else []
-        except lmdb.Error as error:
-            self._failed(error, "read")
+        records = [Record(position, ctime_ms, one) for position, one in enumerate(data, self.next)]
+        place = self._write(RECORDS, pack_records(records))
+        self._files[-1].groups.append(place)
+        self._files[-1].next += len(records)
+        return records
 
     def close_segment(self, segment_records: int) -> bool:
         """Begin the next segment with the next record if this one is full; return whether it was."""
         end = self.next
         if end - segment_start(segment_of(end)) < segment_records:
             return False
-        following, ends = segment_start(segment_of(end) + 1), (*self.ends, end)
-        with self._env.begin(write=True) as transaction:
-            transaction.put(_NEXT, msgpack.packb(following), db=self._meta)
-            transaction.put(_ENDS, msgpack.packb(ends), db=self._meta)
-        self.next, self.ends = following, ends
+        ends = (*self.state.ends, end)
+        self._set_state(evolve(self.state, next=segment_start(len(ends)), ends=ends))
         return True
 
     def drop_all(self) -> None:
         """Delete every record and the origin."""
-        with self._env.begin(write=True) as transaction:
-            transaction.drop(self._records, delete=False)
-            transaction.drop(self._meta, delete=False)
-            transaction.put(_FORMAT, FORMAT, db=self._meta)
-        self.next, self.pointer, self.ends = 0, None, ()
+        self._settle()
+        number, old = self._files[-1].number + 1, self.state
+        self._files[-1].size = FILE_BYTES
+        self._begin_file(number, State(oldest=number))
+        self._drop(range(old.oldest, number))
+        self._origin_name(old).unlink(missing_ok=True)
 
-    # --- the origin -------------------------------------------------------------------
+    # --- reading
+
+    def fetch(self, position: int, end: int) -> list[Record]:
+        """Return some records from ``position`` to below ``end``; none if the first one was trimmed."""
+        file = next((one for one in reversed(self._files) if one.first <= position), None)
+        if file is None or not file.groups or position <= self.state.trimmed:
+            return []
+        stop = len(file.groups)
+        at = max(0, bisect_right(file.groups, position, key=lambda group: group.first) - 1)
+        start = file.groups[at].offset
+        try:
+            with self._name(file.number).open("rb", buffering=0) as stream:
+                data = memoryview(os.pread(stream.fileno(), max(file.groups[at].size, LOAD_BYTES), start))
+        except FileNotFoundError:  # trimmed meanwhile
+            return []
+        except OSError as error:
+            raise LogUnavailable(f"the log in {self._path} cannot be read: {error}") from error
+        records: list[Record] = []
+        while at < stop and (group := file.groups[at]).offset + group.size - start <= len(data):
+            records += self._records(file, group, data[group.offset - start :])
+            at += 1
+        if not records:
+            self._mismatch(position, file.number, start)
+        return [record for record in records if position <= record.position < end]
+
+    def _records(self, file: _File, group: _Place, data: memoryview) -> list[Record]:
+        try:
+            found = unpack_group(file.number, group.offset, data)
+            return unpack_records(found.body if found else b"", after=group.first - 1)
+        except Corrupt:
+            self._mismatch(group.first, file.number, group.offset)
+
+    # --- the origin
 
     def origin(self) -> Origin | None:
         """Return the origin, or None."""
-        found = self.pointer
-        if found is None:
+        state = self.state
+        if state.generation < 0:
             return None
-        key = _origin_key(found.generation)
-        with self._env.begin() as transaction:
-            data = transaction.get(key, db=self._meta)
+        path = self._origin_name(state)
         try:
-            return Origin(found.position, unseal(key, data or b""), found.trimmed, found.generation)
-        except Corrupt:
-            raise LogDamaged(f"the origin at {found.position} does not match its checksum") from None
+            data = unseal(path.name.encode(), path.read_bytes())
+        except (Corrupt, FileNotFoundError):
+            self._damaged(f"the origin at {state.origin} does not match its checksum ({path.name})")
+        return Origin(state.origin, data, state.trimmed, state.generation)
 
-    def put_origin(self, position: int, data: bytes, expected: int) -> Pointer | None:
-        """Replace the origin of generation ``expected`` and return the new pointer.
+    def put_origin(self, position: int, data: bytes, expected: int) -> bool:
+        """Replace the origin of generation ``expected``.
 
-        None if the present origin has another generation, or is not older.
+        Return False if the present origin has another generation, or is not older.
         """
-        found = self.pointer
-        if (found.generation if found else -1) != expected or (found and position <= found.position):
-            return None
-        pointer = Pointer(position, found.trimmed if found else START, expected + 1)
-        key = _origin_key(pointer.generation)
-        with self._env.begin(write=True) as transaction:
-            if found:
-                transaction.delete(_origin_key(found.generation), db=self._meta)
-            transaction.put(key, seal(key, data), db=self._meta)
-            transaction.put(_ORIGIN, msgpack.packb(astuple(pointer)), db=self._meta)
-        self.pointer = pointer
-        return pointer
+        old = self.state
+        if old.generation != expected or position <= old.origin:
+            return False
+        self._settle()  # Otherwise it could be the state of an earlier try, with the origin of this one.
+        state = evolve(old, next=self.next, origin=position, generation=expected + 1)
+        path = self._origin_name(state)
+        write_durably(path, seal(path.name.encode(), data))
+        self._set_state(state)
+        self._origin_name(old).unlink(missing_ok=True)
+        return True
 
-    def trim_batch(self, upto: int) -> tuple[Pointer | None, int]:
-        """Delete up to `TRIM_BATCH_RECORDS`; return the new pointer and the number of deleted records."""
-        found = self.pointer
-        if found is None:
-            return None, 0
-        last = min(upto, found.position)
-        if last <= found.trimmed:
-            return found, 0
-        with self._env.begin(write=True) as transaction, transaction.cursor(db=self._records) as cursor:
-            deleted = 0
-            cursor.first()
-            while (key := cursor.key()) and key <= _key(last) and deleted < TRIM_BATCH_RECORDS:
-                cursor.delete()
-                deleted += 1
-            # The remaining records begin here; positions without a record are skipped.
-            trimmed = min(last, int.from_bytes(key, "big") - 1) if key else last
-            pointer = evolve(found, trimmed=trimmed)
-            transaction.put(_ORIGIN, msgpack.packb(astuple(pointer)), db=self._meta)
-        self.pointer = pointer
-        return pointer, deleted
+    def trim(self, upto: int) -> int:
+        """Delete records up to ``upto``, but none after the origin; return how many."""
+        state = self.state
+        last = min(upto, state.origin, self.next - 1)
+        if last <= state.trimmed:
+            return 0
+        deleted = self._count(last) - self._count(state.trimmed)
+        kept = [before.number for before, after in pairwise(self._files) if after.first > last + 1]
+        oldest = min([*kept, self._files[-1].number])
+        self._set_state(evolve(state, next=self.next, trimmed=last, oldest=oldest))
+        self._drop([file.number for file in self._files])
+        return deleted
 
+    def _count(self, position: int) -> int:
+        """Return the number of records that the log ever had up to a position."""
+        starts = [segment_start(number) for number in range(len(self.state.ends) + 1)]
+        ends = (*self.state.ends, self.next)
+        return sum(max(0, min(position + 1, end) - start) for start, end in zip(starts, ends, strict=True))
 
-def _load_records(cursor: lmdb.Cursor, position: int, end: int) -> list[Record]:
-    records: list[Record] = []
-    size = 0
-    for key, value in cursor:
-        if int.from_bytes(key, "big") >= end or len(records) == LOAD_RECORDS or size >= LOAD_BYTES:
-            break
-        records.append(_unseal(bytes(key), bytes(value)))
-        size += len(value)
-    return records
+    def _drop(self, numbers: Sequence[int]) -> None:
+        """Delete those of these files that do not belong to the log any more."""
+        oldest = self.state.oldest
+        self._files = tuple(file for file in self._files if file.number >= oldest)
+        for number in numbers:
+            if number < oldest:
+                self._name(number).unlink(missing_ok=True)
 
+    def _name(self, number: int) -> Path:
+        return self._path / f"{number}.records"
 
-def _unseal(key: bytes, value: bytes) -> Record:
-    try:
-        (record,) = unpack_records(unseal(key, value))
-    except (Corrupt, ValueError):
-        position = int.from_bytes(key, "big")
-        raise LogDamaged(f"record {position} of the log does not match its checksum") from None
-    return record
+    def _origin_name(self, state: State) -> Path:
+        return self._path / f"origin-{state.generation}"
 
 
-def _key(position: int) -> bytes:
-    return position.to_bytes(8, "big")
-
-
-def _origin_key(generation: int) -> bytes:
-    return b"origin-%d" % generation
+def _packed(state: State) -> bytes:
+    data: bytes = msgpack.packb([FORMAT, *astuple(state)])
+    return data

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import trio
 
 from onyxq.core.log.interface import LogSession, Record, Trimmed
-from onyxq.log import embedded_file, zookeeper_origin
+from onyxq.log import zookeeper_origin
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
@@ -102,7 +104,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use origins of several chunks and trims of several batches."""
     monkeypatch.setattr(zookeeper_origin, "CHUNK_BYTES", 100)
     monkeypatch.setattr(zookeeper_origin, "TRIM_BATCH_RECORDS", 5)
-    monkeypatch.setattr(embedded_file, "TRIM_BATCH_RECORDS", 5)
 
 
 @pytest.mark.long
@@ -145,25 +146,30 @@ async def _names(zookeeper: ZookeeperServer, cluster: str) -> list[str]:
 
 
 @bounded
-async def test_an_embedded_log_may_end_between_any_two_of_its_transactions(tmp_path: Path) -> None:
-    """The files after each transaction are a valid log."""
+async def test_an_embedded_log_may_end_before_and_after_any_of_its_flushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files at each moment are a valid log."""
     backend = EmbeddedBackend.open(tmp_path / "log")
     session = await backend.session()
     await prepare(session)
     copies: list[Path] = []
-    work = backend._work
 
-    def copying(job: Any) -> None:
-        work(job)
-        copy = tmp_path / f"copy-{len(copies)}"
-        copy.mkdir()
-        shutil.copy(tmp_path / "log" / "data.mdb", copy / "data.mdb")
-        copies.append(copy)
+    def copy() -> None:
+        copies.append(tmp_path / f"copy-{len(copies)}")
+        shutil.copytree(tmp_path / "log", copies[-1])
 
-    backend._work = copying  # type: ignore[method-assign]
-    await collect(session, SECOND)
+    def copying(flush: Callable[[int], None], handle: int) -> None:
+        copy()
+        flush(handle)
+        copy()
+
+    with monkeypatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, partial(copying, getattr(os, name)))
+        await collect(session, SECOND)
     await backend.aclose()
-    assert len(copies) >= 4
+    assert len(copies) >= 8
     seen = set()
     for copy in copies:
         again = EmbeddedBackend.open(copy)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
-from functools import partial
+import threading
 from pathlib import Path
 
-import lmdb
+import msgpack
 import pytest
 import trio
 
-from onyxq.core.log.interface import Record, SessionLost, Trimmed
-from onyxq.errors import Conflict, Corrupt, LogDamaged, LogUnavailable
+from onyxq.core.log.interface import AppendUnknown, Record, SessionLost, Trimmed
+from onyxq.errors import Conflict, LogDamaged, LogUnavailable
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.store.integrity.lmdb_check import DATA
+from onyxq.log.embedded_groups import STATE, pack_group
 
 pytestmark = pytest.mark.anyio
 
 TURNS = 1_000
-"""Rounds of the event loop while a commit waits."""
+"""Rounds of the event loop while a flush waits."""
 
 
 @pytest.fixture
@@ -53,14 +55,14 @@ async def test_records_origin_and_positions_survive_a_restart(tmp_path: Path) ->
 
 
 async def test_a_log_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
-    """Nothing in it is changed; an emptied log still has a format."""
-    backend = EmbeddedBackend.open(tmp_path)
-    await backend.destroy()
-    await backend.aclose()
-    with lmdb.open(str(tmp_path), max_dbs=2) as env, env.begin(write=True) as transaction:
-        assert transaction.replace(b"format", b"2", db=env.open_db(b"meta", transaction)) == b"1"
-    with pytest.raises(LogUnavailable, match="format b'2', this version reads b'1'"):
+    """Nothing in it is changed."""
+    EmbeddedBackend.open(tmp_path).close()
+    (file,) = tmp_path.glob("*.records")
+    other = pack_group(1, 0, STATE, msgpack.packb([2, "unknown"]))
+    file.write_bytes(other + file.read_bytes()[len(other) :])
+    with pytest.raises(LogUnavailable, match="format 2, this version reads 1"):
         EmbeddedBackend.open(tmp_path)
+    assert file.read_bytes().startswith(other)
 
 
 async def test_closing_the_backend_ends_its_sessions(tmp_path: Path) -> None:
@@ -102,95 +104,157 @@ def test_another_process_is_refused_by_name_of_the_owner(tmp_path: Path) -> None
     EmbeddedBackend.open(tmp_path).close()
 
 
-async def test_a_flipped_bit_in_a_record_is_a_clear_error(tmp_path: Path) -> None:
-    """A damaged record is never returned."""
-    backend = EmbeddedBackend.open(tmp_path)
-    session = await backend.session()
-    await session.append(b"precious")
-    await backend.aclose()
-    with lmdb.open(str(tmp_path), max_dbs=2) as environment, environment.begin(write=True) as transaction:
-        records = environment.open_db(b"records", txn=transaction)
-        value = bytearray(transaction.get(bytes(8), db=records) or b"")
-        value[-1] ^= 1
-        transaction.put(bytes(8), bytes(value), db=records)
-    backend = EmbeddedBackend.open(tmp_path)
-    session = await backend.session()
-    with pytest.raises(Corrupt, match="record 0"):
-        await session.read(0)
-    await backend.aclose()
-
-
-HOLDER = """
-import sys, lmdb
-with lmdb.open(sys.argv[1], max_dbs=2) as environment, environment.begin(write=True):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-"""A program that blocks writes to the log until its input ends."""
-
-
-def swap_leaves(path: Path) -> None:
-    """Turn all leaf pages into branch pages."""
-    data = bytearray(path.read_bytes())
-    for page in range(2 * 4096, len(data), 4096):
-        if data[page + 10 : page + 12] == b"\2\0":
-            data[page + 10] = 1
-    with path.open("r+b") as file:
-        file.write(data)
-
-
 async def test_damage_met_while_the_log_is_open_is_told_and_never_trusted(tmp_path: Path) -> None:
-    """Reads and appends fail, and the next start says what to do; the file is not moved."""
+    """Reads fail, and the next start says what to do; the file stays as it is."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
     for number in range(300):
         await session.append(b"%d" % number)
     backend._recent.clear()
-    swap_leaves(tmp_path / DATA)
-    with pytest.raises(LogDamaged, match="is damaged"):
-        await session.read(7)
-    with pytest.raises(LogDamaged, match="is damaged"):
-        await session.append(b"more")
+    file = tmp_path / "1.records"
+    place = backend.file._files[0].groups[7]
+    with file.open("r+b") as stream:
+        stream.seek(place.offset + 12)
+        stream.write(b"damaged")
+    with pytest.raises(LogDamaged, match="record 7 does not match its checksum") as told:
+        for position in range(300):
+            await session.read(position)
     await backend.aclose()
-    before = (tmp_path / DATA).read_bytes()
-    with pytest.raises(LogDamaged, match="is damaged") as told:
-        EmbeddedBackend.open(tmp_path)
-    assert "backup" in told.value.advice
-    assert (tmp_path / DATA).read_bytes() == before
-
-
-async def test_a_damaged_log_is_told_at_the_start(tmp_path: Path) -> None:
-    """LMDB, which would read outside of the file, does not open it."""
-    backend = EmbeddedBackend.open(tmp_path)
-    session = await backend.session()
-    await session.append(b"one")
-    await backend.aclose()
-    swap_leaves(tmp_path / DATA)
+    before = file.read_bytes()
     for _ in range(2):
-        with pytest.raises(LogDamaged, match="is damaged"):
+        with pytest.raises(LogDamaged, match="record 7 does not match its checksum") as told:
             EmbeddedBackend.open(tmp_path)
+        assert "backup" in told.value.advice
+    assert file.read_bytes() == before
 
 
-async def test_the_event_loop_runs_while_records_are_written(tmp_path: Path) -> None:
-    """A slow commit does not block other tasks. Here another process blocks the commit."""
+async def test_a_missing_file_is_told_at_the_start(tmp_path: Path) -> None:
+    """A gap between files is never read over."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
-    appended = trio.Event()
+    for _ in range(20):
+        await session.append(bytes(500_000))
+    await backend.aclose()
+    assert len(list(tmp_path.glob("*.records"))) > 2
+    (tmp_path / "2.records").unlink()
+    with pytest.raises(LogDamaged, match="2.records is missing"):
+        EmbeddedBackend.open(tmp_path)
+
+
+async def test_files_are_deleted_once_all_their_records_are_trimmed(tmp_path: Path) -> None:
+    """The log goes on after that, and after a restart; a crash before the deletion leaves nothing behind."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    for number in range(20):
+        await session.append(b"%d" % number + bytes(500_000))
+    names = {path.name for path in tmp_path.glob("*.records")}
+    first = (tmp_path / "1.records").read_bytes()
+    assert await session.store_origin(15, b"o", expected_version=-1)
+    assert await session.trim(15) == 16
+    left = {path.name for path in tmp_path.glob("*.records")}
+    assert left < names and "1.records" not in left
+    await backend.aclose()
+    (tmp_path / "1.records").write_bytes(first)
+    (tmp_path / "origin-0.new").write_bytes(b"half")
+
+    backend = EmbeddedBackend.open(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.*")} == left
+    session = await backend.session()
+    assert await session.read(15) == Trimmed(15)
+    for number in range(16, 20):
+        found = await session.read(number)
+        assert isinstance(found, Record) and found.data.startswith(b"%d" % number)
+    assert await session.append(b"next") == 20
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fdatasync"])
+async def test_a_failed_write_is_unknown_and_the_log_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """All of its group are told so. The next write first removes what the failed one may have left."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    assert await session.append(b"first") == 0
+    call, left = getattr(os, name), 2
+
+    def failing(*args: object) -> object:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.EIO, "failed")
+        return call(*args)
+
+    monkeypatch.setattr(os, name, failing)
+    unknown = 0
+
+    async def append() -> None:
+        nonlocal unknown
+        with pytest.raises(AppendUnknown, match="failed"):
+            await session.append(b"unknown")
+        unknown += 1
+
+    for _ in range(2):
+        await append()
+        assert not session.connected
+    assert await session.append(b"second") == 1 and session.connected
+    await backend.aclose()
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    found = [await session.read(position) for position in range(2)]
+    assert [one.data for one in found if isinstance(one, Record)] == [b"first", b"second"]
+    assert (unknown, await session.tail()) == (2, 1)
+    await backend.aclose()
+
+
+async def test_a_full_disk_refuses_records_until_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Space is taken by whole files. Small records, too, wait for the next file once a large one did."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        written = 0
+        with pytest.raises(AppendUnknown, match="No space left"):
+            while True:
+                await session.append(bytes(500_000))
+                written += 1
+        with pytest.raises(AppendUnknown, match="No space left"):
+            await session.append(b"small")
+    assert written > 2
+    assert await session.append(b"small") == written
+    await backend.aclose()
+    backend = EmbeddedBackend.open(tmp_path)
+    assert backend.following == written + 1
+    backend.close()
+
+
+async def test_the_event_loop_runs_while_records_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow flush does not block other tasks."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    appended, may_end, flush = trio.Event(), threading.Event(), os.fdatasync
+
+    def slow(handle: int) -> None:
+        may_end.wait()
+        flush(handle)
 
     async def append() -> None:
         await session.append(bytes(400_000))
         appended.set()
 
+    monkeypatch.setattr(os, "fdatasync", slow)
     async with trio.open_nursery() as nursery:
-        command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-        holder = await nursery.start(partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        assert holder.stdin is not None and holder.stdout is not None
-        assert (await holder.stdout.receive_some()).startswith(b"held")
         nursery.start_soon(append)
         for _ in range(TURNS):
             await trio.lowlevel.checkpoint()
         assert not appended.is_set()
-        await holder.stdin.aclose()
+        may_end.set()
         await appended.wait()
     assert await session.tail() == 0
     await backend.aclose()

@@ -53,7 +53,7 @@ ONLY_IN = {
         ("pickle", "cloudpickle", "pyspark.cloudpickle", "dill", "marshal", "shelve", "jsonpickle"),
         ("onyxq/spark/functions.py", "onyxq/jobs/functions.py"),  # what a job brings, in Spark's processes alone
     ),
-    "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/store/environment.py", "onyxq/log/embedded_file.py"),
+    "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/store/environment.py"),
     "simulation": ("simulation/*", "onyxq/interfaces/cli/*", "onyxq/testing/*"),
 }
 """Modules that only some files may import; tests and benchmarks may import anything."""
