@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +21,13 @@ from onyxq.log.embedded_groups import SECTOR_BYTES
 
 SMALL = 16 * SECTOR_BYTES
 """Size of the files here, so that there are several."""
+CHANGES = 10
+"""Changes of one byte that are tried on each log."""
 
 CONTENT = st.one_of(st.binary(max_size=40), st.integers(0, 1_500).map(bytes))
 """Bytes of a record; zeros, too, which an unwritten sector consists of."""
-GROUPS = st.lists(st.lists(CONTENT, min_size=1, max_size=3), min_size=1, max_size=12)
+GROUP = st.lists(CONTENT, min_size=1, max_size=3)
+GROUPS = st.lists(GROUP, min_size=1, max_size=12)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -84,17 +88,26 @@ def check(path: Path, allowed: Sequence[list[Record]]) -> None:
         assert read(log) == found
 
 
-@given(GROUPS, st.integers(0, 10), st.data())
+@given(GROUPS, st.integers(0, 10), st.integers(0, 1 << 32))
 def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
-    groups: list[list[bytes]], trimmed: int, data: st.DataObject
+    groups: list[list[bytes]], trimmed: int, seed: int
 ) -> None:
     """No record is lost, however near the end the byte is."""
+    chance = random.Random(seed)
     with written(groups, trimmed) as (path, records):
-        file = data.draw(st.sampled_from(sorted(path.glob("*.records"))))
-        image = bytearray(file.read_bytes())
-        image[data.draw(st.integers(0, len(image) - 1))] ^= data.draw(st.integers(1, 255))
-        file.write_bytes(image)
-        check(path, [records])
+        kept = {file: file.read_bytes() for file in path.iterdir()}
+        files = sorted(path.glob("*.records"))
+        for _ in range(CHANGES):
+            for file in path.iterdir():
+                file.unlink()
+            for file, data in kept.items():
+                file.write_bytes(data)
+            file = chance.choice(files)
+            image = bytearray(kept[file])
+            said = [at for at, byte in enumerate(image) if byte] if chance.random() < 0.8 else range(len(image))
+            image[chance.choice(said)] ^= chance.randrange(1, 256)
+            file.write_bytes(image)
+            check(path, [records])
 
 
 @given(GROUPS, st.integers(0, 10), st.data())
@@ -108,23 +121,35 @@ def test_a_file_that_was_cut_off_is_refused(groups: list[list[bytes]], trimmed: 
             LogFile(path)
 
 
-@given(GROUPS, st.lists(CONTENT, min_size=1, max_size=3), st.integers(0, 10), st.data())
+@given(GROUPS, GROUP | st.none(), GROUP, st.data())
 def test_a_crash_before_the_flush_loses_at_most_the_last_group(
-    groups: list[list[bytes]], last: list[bytes], trimmed: int, data: st.DataObject
+    groups: list[list[bytes]], failed: list[bytes] | None, last: list[bytes], data: st.DataObject
 ) -> None:
-    """Any of its sectors may be on the disk. All earlier records are there, and the log goes on."""
-    with written(groups, trimmed) as (path, records):
-        before = {file: file.read_bytes() for file in path.glob("*.records")}
-        with opened(path) as log:
-            whole = records + log.append(last, 9)
-        for file in path.glob("*.records"):
-            old, image = before.get(file, file.read_bytes()), bytearray(file.read_bytes())
+    """Any of its sectors may be on the disk, and before them those of a write that failed."""
+    with written(groups, 0) as (path, records), pytest.MonkeyPatch.context() as patch, opened(path) as log:
+        flushed: list[dict[Path, bytes]] = []
+
+        def flush(_: int) -> None:
+            flushed.append({file: file.read_bytes() for file in path.glob("*.records")})
+
+        def fail(_: int) -> None:
+            raise OSError
+
+        if failed:
+            patch.setattr(os, "fdatasync", fail)
+            with pytest.raises(OSError):
+                log.append(failed, 9)
+        patch.setattr(os, "fdatasync", flush)
+        flush(0)
+        whole = records + log.append(last, 9)
+        for file, old in flushed[-2].items():
+            image = bytearray(file.read_bytes())
             for at in range(0, len(image), SECTOR_BYTES):
                 if old[at : at + SECTOR_BYTES] != image[at : at + SECTOR_BYTES] and data.draw(st.booleans()):
                     image[at : at + SECTOR_BYTES] = old[at : at + SECTOR_BYTES]
             file.write_bytes(image)
-        with opened(path) as log:
-            assert read(log) in (records, whole)
+        with opened(path) as again:
+            assert read(again) in (records, whole)
         check(path, [records, whole])
 
 
