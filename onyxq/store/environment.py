@@ -1,8 +1,7 @@
 """LMDB's errors, judged in one place, and the opening of its files (design: facts and the store).
 
-The node's store and the embedded log both keep an LMDB file.  `judge` classifies every error of
-LMDB: a full map, an environment that must be opened again, a damaged file, a disk that refused a
-write, or a bug.
+`judge` classifies every error of LMDB: a full map, an environment that must be opened again, a
+damaged file, a disk that refused a write, or a bug.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 
 import lmdb
 
-from onyxq.core.errors import Corrupt, OnyxqError
-from onyxq.store.integrity.lmdb_check import FOLLOW_BYTES_MAX, examine
+from onyxq.core.errors import Corrupt, StoreFailed
+from onyxq.store.integrity.lmdb_check import examine
 
 
 class Failure(Enum):
@@ -69,13 +68,13 @@ def judge(error: BaseException) -> Failure:
     return Failure.BUG
 
 
-def open_file(directory: Path, *, follow_bytes_max: int = FOLLOW_BYTES_MAX, **options: Any) -> lmdb.Environment:
+def open_file(directory: Path, **options: Any) -> lmdb.Environment:
     """Examine and open the LMDB file of a directory, or create it.
 
     Raises `Corrupt` if it is damaged, and `OSError` or `lmdb.Error` if it cannot be used now.
     """
     try:
-        examine(directory, follow_bytes_max=follow_bytes_max)
+        examine(directory)
         return lmdb.open(str(directory), **options)
     except lmdb.Error as error:
         if judge(error) is Failure.DAMAGE:
@@ -83,14 +82,14 @@ def open_file(directory: Path, *, follow_bytes_max: int = FOLLOW_BYTES_MAX, **op
         raise
 
 
-def cannot_open(error: BaseException, what: str, *, damaged: type[OnyxqError], failed: type[OnyxqError]) -> OnyxqError:
-    """Return the error for a file that cannot be opened: ``damaged`` or ``failed``.
+def cannot_open(error: BaseException, directory: Path) -> Corrupt | StoreFailed:
+    """Return the error for a store that cannot be opened.
 
     Raises the given error itself if its cause is another.
     """
     if isinstance(error, Corrupt) or judge(error) is Failure.DAMAGE:
         said = error.message if isinstance(error, Corrupt) else str(error)
-        return damaged(f"{what} is damaged: {said}")
+        return Corrupt(f"the store in {directory} is damaged: {said}")
     if judge(error) in (Failure.WRITE, Failure.STOPPED):
-        return failed(f"{what} cannot be opened: {error}")
+        return StoreFailed(f"the store in {directory} cannot be opened: {error}")
     raise error

@@ -259,7 +259,7 @@ class LmdbStore(Store):
             if env is not None:
                 env.close()
             os.close(lock)
-            raise cannot_open(error, f"the store in {directory}", damaged=Corrupt, failed=StoreFailed) from error
+            raise cannot_open(error, directory) from error
         store._thread.start()
         return store
 

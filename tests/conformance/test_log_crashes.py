@@ -155,14 +155,14 @@ async def test_an_embedded_log_may_end_before_and_after_any_of_its_flushes(
     await prepare(session)
     copies: list[Path] = []
 
-    def copy() -> None:
+    def keep() -> None:
         copies.append(tmp_path / f"copy-{len(copies)}")
         shutil.copytree(tmp_path / "log", copies[-1])
 
     def copying(flush: Callable[[int], None], handle: int) -> None:
-        copy()
+        keep()
         flush(handle)
-        copy()
+        keep()
 
     with monkeypatch.context() as patch:
         for name in ("fsync", "fdatasync"):

@@ -2,7 +2,7 @@
 
    The control file holds eight 64-bit numbers, which a test changes while the process runs:
    what fails, how many times still, with which error, the offset and the inode of a page that
-   cannot be read, and how often something has failed.  Only files named *.mdb fail. */
+   cannot be read, and how often something has failed.  Only files of stores and of embedded logs fail (*.mdb, *.records). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -37,14 +37,14 @@ static volatile int64_t *control(void) {
     return numbers = found == MAP_FAILED ? NULL : found;
 }
 
-static int is_lmdb(int fd) {
+static int is_data(int fd) {
     char link[64], path[1024];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t size = readlink(link, path, sizeof path - 1);
     if (size <= 0)
         return 0;
     path[size] = 0;
-    return strstr(path, ".mdb") != NULL;
+    return strstr(path, ".mdb") || strstr(path, ".records");
 }
 
 /* Tell FAILING_DISK_TRACE of a call, as "what offset". */
@@ -53,14 +53,14 @@ static void trace(int fd, const char *what, off_t at) {
     const char *path;
     if (out < 0 && (path = getenv("FAILING_DISK_TRACE")))
         out = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (out >= 0 && is_lmdb(fd))
+    if (out >= 0 && is_data(fd))
         dprintf(out, "%s %lld\n", what, (long long)at);
 }
 
 /* Whether a call on a file fails now; counts it. */
 static int fails(int fd, int kind) {
     volatile int64_t *numbers = control();
-    if (!numbers || numbers[KIND] != kind || numbers[COUNT] <= 0 || !is_lmdb(fd))
+    if (!numbers || numbers[KIND] != kind || numbers[COUNT] <= 0 || !is_data(fd))
         return 0;
     if (__atomic_fetch_sub(&numbers[COUNT], 1, __ATOMIC_SEQ_CST) <= 0)
         return 0;
@@ -105,7 +105,7 @@ void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offse
     if (!real)
         real = dlsym(RTLD_NEXT, "mmap");
     void *found = real(at, size, protection, flags, fd, offset);
-    if (found == MAP_FAILED || fd < 0 || offset || !is_lmdb(fd) || fstat(fd, &about))
+    if (found == MAP_FAILED || fd < 0 || offset || !is_data(fd) || fstat(fd, &about))
         return found;
     for (int i = 0; i < MAPS_MAX; i++)
         if (!maps[i].at || maps[i].at == found) {
