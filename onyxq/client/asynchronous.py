@@ -101,10 +101,11 @@ class AsyncClient(Managing, Batching, Jobs):
         self._background = Background()
         await self._background.__aenter__()
         self._pool = Pool(self._background, self._network, self._addresses, hello=self._hello, generator=generator)
-        self._enqueuer = Enqueuer(self._background, self._pool, now_ms=self._now_ms, random_64=self._random_64)
-        self._holder = Holder(self._background, self._pool)
+        self._enqueuer = Enqueuer(self._pool, now_ms=self._now_ms, random_64=self._random_64)
+        self._holder = Holder(self._pool)
         self._committer = Committer(self._pool, self._enqueuer)
         self._background.start_soon(self._pool.keep_routes)
+        self._background.start_soon(self._pool.waits.watch)
         return self
 
     async def __aexit__(

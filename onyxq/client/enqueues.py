@@ -7,15 +7,15 @@ can never make a second task.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import anyio
 
 from onyxq.client.flows import Flow
-from onyxq.client.groups import Group
 from onyxq.client.policy import NOW, Policy, When
-from onyxq.client.pool import RETRYABLE, Backoff, Pool
+from onyxq.client.pool import RETRYABLE, Backoff, Group, Pool
 from onyxq.client.single import Single, Singles, about, named_by_caller, refusals, time_for, told
 from onyxq.client.values import as_id
 from onyxq.core.errors import BadRequest, OnyxqError, TooLarge, Unavailable
@@ -34,7 +34,6 @@ from onyxq.core.ids import (
     with_counter,
 )
 from onyxq.core.limits import RUN_BYTES_MAX
-from onyxq.wire.background import Spawner
 
 SHIPMENT_BYTES = 1024 * 1024
 """Payload bytes from which a request takes no further run."""
@@ -53,15 +52,12 @@ class _Shipment(NamedTuple):
 class Enqueuer:
     """Maker of ids and runs for one client."""
 
-    def __init__(
-        self, spawner: Spawner, pool: Pool, *, now_ms: Callable[[], int], random_64: Callable[[], int]
-    ) -> None:
-        self._spawner = spawner
+    def __init__(self, pool: Pool, *, now_ms: Callable[[], int], random_64: Callable[[], int]) -> None:
         self._pool = pool
         self._now_ms = now_ms
         self._maker = IdMaker(now_ms, random_64)
         self._groups: dict[Policy, Group[bytes, TaskId]] = {}
-        self._singles = Singles(spawner, pool, avoid=self._keep_away)
+        self._singles = Singles(pool, avoid=self._keep_away)
         self._turn = pool.generator.randrange(1 << 16)
         self._avoid: dict[int, float] = {}
 
@@ -79,7 +75,7 @@ class Enqueuer:
         group = self._groups.get(policy)
         if group is None:
             self._groups = {kept: group for kept, group in self._groups.items() if not group.idle}
-            group = self._groups[policy] = self._group(policy)
+            group = self._groups[policy] = Group(self._pool, partial(self._send_group, policy), size_max=RUN_TASKS_MAX)
         return await group.add(payload, until=until)
 
     async def many(
@@ -179,14 +175,11 @@ class Enqueuer:
     def _keep_away(self, partition: int) -> None:
         self._avoid[partition] = anyio.current_time() + AVOID_S
 
-    def _group(self, policy: Policy) -> Group[bytes, TaskId]:
-        async def send(payloads: list[bytes], until: float) -> list[TaskId | OnyxqError]:
-            try:
-                return list(await self.many(policy, payloads, until=until))
-            except RETRYABLE as error:
-                return [about(error, TaskId(one)) for one in error.ids] or [error] * len(payloads)
-
-        return Group(self._spawner, send, size_max=RUN_TASKS_MAX)
+    async def _send_group(self, policy: Policy, payloads: list[bytes], until: float) -> list[TaskId | OnyxqError]:
+        try:
+            return list(await self.many(policy, payloads, until=until))
+        except RETRYABLE as error:
+            return [about(error, TaskId(one)) for one in error.ids] or [error] * len(payloads)
 
     def _choose_partition(self) -> int:
         """Return the next partition whose leader answers, has a known clock and refused no recent run."""

@@ -8,17 +8,16 @@ safe to repeat.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import anyio
 
 from onyxq.client.claims import Claim, ClaimBatch, Claims, pieces_of
-from onyxq.client.groups import Group
-from onyxq.client.pool import RETRYABLE, Backoff, Pool
+from onyxq.client.pool import RETRYABLE, Backoff, Group, Pool
 from onyxq.client.single import time_for
 from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, from_map
 from onyxq.core.ids import RUN_TASKS_MAX, counter_of, ids_of, partition_of, with_counter
-from onyxq.wire.background import Spawner
 
 ITEMS_MAX = 1000
 """Largest number of items in one request."""
@@ -33,8 +32,7 @@ Item = list[Any]
 class Holder:
     """Sender of one client's completions, failures, renewals and releases."""
 
-    def __init__(self, spawner: Spawner, pool: Pool) -> None:
-        self._spawner = spawner
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._groups: dict[tuple[str, str | None], Group[Item, bool]] = {}
 
@@ -102,7 +100,7 @@ class Holder:
             group = self._groups.get(key)
             if group is None:
                 self._groups = {kept: group for kept, group in self._groups.items() if not group.idle}
-                group = self._groups[key] = self._group(method)
+                group = self._groups[key] = Group(self._pool, partial(self._send_group, method), size_max=ITEMS_MAX)
             try:
                 await group.add(item, until=until)
                 return
@@ -111,17 +109,14 @@ class Holder:
                     raise
             await backoff.wait()
 
-    def _group(self, method: str) -> Group[Item, bool]:
-        async def send(items: list[Item], until: float) -> list[bool | OnyxqError]:
-            errors: dict[tuple[bytes, int], OnyxqError] = {}
-            for request in requests_of(merged(items)):
-                # Two claims of one task may be in the request, and only one of them refused.
-                for item, parts in zip(request, await self._answers(method, request, until), strict=True):
-                    for first, count, error in parts:
-                        errors.update(((task_id, item[2]), from_map(error)) for task_id in ids_of(first, count))
-            return [errors.get((item[0], item[2]), True) for item in items]
-
-        return Group(self._spawner, send, size_max=ITEMS_MAX)
+    async def _send_group(self, method: str, items: list[Item], until: float) -> list[bool | OnyxqError]:
+        errors: dict[tuple[bytes, int], OnyxqError] = {}
+        for request in requests_of(merged(items)):
+            # Two claims of one task may be in the request, and only one of them refused.
+            for item, parts in zip(request, await self._answers(method, request, until), strict=True):
+                for first, count, error in parts:
+                    errors.update(((task_id, item[2]), from_map(error)) for task_id in ids_of(first, count))
+        return [errors.get((item[0], item[2]), True) for item in items]
 
     async def _insist(self, method: str, items: list[Item], until: float) -> list[Refused]:
         backoff = Backoff(until, self._pool.generator)

@@ -7,18 +7,19 @@ one peer after the other with growing pauses until its deadline. All requests ar
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 import anyio
 from attrs import evolve, field, frozen
 
 from onyxq.client.backpressure import ANSWER_S, Crowding
-from onyxq.core.errors import NotLeader, OnyxqError, Overloaded, StaleEpoch, TimedOut, Unavailable
+from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, Overloaded, StaleEpoch, TimedOut, Unavailable
 from onyxq.wire.background import Spawner
 from onyxq.wire.connection import Connection
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
+from onyxq.wire.waits import Wait, Waits
 
 ATTEMPT_TIMEOUT_MS = 10_000
 """Time for one attempt at one peer, beyond the wait that the request asks for, in milliseconds."""
@@ -33,8 +34,16 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.02, 1.0
 CLOCK_SKEW_MAX_MS = 5_000
 """Largest normal difference between the clocks of two peers, in milliseconds."""
 
+OVERLAP_AFTER_S = 0.1
+"""Time after which a request in progress no longer holds back the next one, in seconds."""
+OVERLAPS_MAX = 16
+
 RETRYABLE = (Unavailable, Overloaded, TimedOut)
 """Errors after which the same request may succeed."""
+
+
+Entry = TypeVar("Entry")
+Outcome = TypeVar("Outcome")
 
 
 @frozen
@@ -90,9 +99,11 @@ class Pool:
     ) -> None:
         self.routes = Routes()
         self.generator = generator
-        self._spawner = spawner
+        self.spawner = spawner
         self._network = network
         self._hello = hello
+        self.waits = Waits()
+        """Waits of the client's calls; the client runs their `Waits.watch`."""
         self._known = list(addresses)
         """Addresses to try, the most promising first."""
         self._coordinator: Connection | None = None
@@ -173,7 +184,7 @@ class Pool:
         search = self._search
         if search is None:
             search = self._search = _Search()
-            self._spawner.start_soon(self._find_peer, search)
+            self.spawner.start_soon(self._find_peer, search)
         with anyio.move_on_after(max(0.0, until - anyio.current_time())):
             await search.over.wait()
         if search.found is None:
@@ -183,7 +194,7 @@ class Pool:
     async def _find_peer(self, search: _Search) -> None:
         try:
             search.found = self._coordinator = await self._any_peer()
-            self._spawner.start_soon(self._refresh_behind, search.found)
+            self.spawner.start_soon(self._refresh_behind, search.found)
             self.refresh_soon()
         except OnyxqError as error:
             search.error = error
@@ -308,7 +319,7 @@ class Pool:
         if found is not None and not found.closed.is_set():
             return found
         connection = await Connection.start(
-            self._spawner, self._network, address, hello=self._hello, timeout_ms=CONNECT_TIMEOUT_MS
+            self.spawner, self._network, address, hello=self._hello, timeout_ms=CONNECT_TIMEOUT_MS
         )
         self._open[address] = connection
         return connection
@@ -323,7 +334,7 @@ class Pool:
         if self._not_before.get(address, 0.0) <= anyio.current_time():
             self._not_before[address] = anyio.current_time() + RECONNECT_PAUSE_S
             self._trying.add(address)
-            self._spawner.start_soon(self._try_connect, address)
+            self.spawner.start_soon(self._try_connect, address)
         return None
 
     async def _try_connect(self, address: str) -> None:
@@ -333,3 +344,86 @@ class Pool:
             self.refresh_soon()
         finally:
             self._trying.discard(address)
+
+
+class _Waiter(Wait, Generic[Entry, Outcome]):
+    __slots__ = ("entry", "outcome")
+
+    def __init__(self, entry: Entry, until: float) -> None:
+        super().__init__(until)
+        self.entry = entry
+        self.outcome: Outcome | OnyxqError | None = None
+
+
+class Group(Generic[Entry, Outcome]):
+    """Calls of one kind that arrive at the same time, sent in groups (design: runs).
+
+    While a request of a kind is in progress, further calls of that kind wait and are sent together in the next one.
+    A lone call never waits; under load the cost is per group.
+
+    ``send(entries, until)`` makes one request of at most ``size_max`` entries and returns an outcome or an error for
+    each. An error that it raises is the outcome of all.
+    """
+
+    def __init__(
+        self, pool: Pool, send: Callable[[list[Entry], float], Awaitable[list[Outcome | OnyxqError]]], *, size_max: int
+    ) -> None:
+        self._pool = pool
+        self._send = send
+        self._size_max = size_max
+        self._waiting: list[_Waiter[Entry, Outcome]] = []
+        self._in_flight = 0
+        self._started_at = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call waits and no request is in progress."""
+        return not self._waiting and not self._in_flight
+
+    async def add(self, entry: Entry, *, until: float) -> Outcome:
+        """Send an entry with others and return its outcome; raise its error, or `TimedOut` at ``until``."""
+        waiter: _Waiter[Entry, Outcome] = _Waiter(entry, until)
+        self._waiting.append(waiter)
+        now = anyio.current_time()
+        overdue = now - self._started_at > OVERLAP_AFTER_S and self._in_flight < OVERLAPS_MAX
+        if self._in_flight == 0 or overdue:
+            self._in_flight += 1
+            self._started_at = now
+            self._pool.spawner.start_soon(self._pump)
+        try:
+            await self._pool.waits.wait(waiter)
+        finally:
+            if not waiter.over and waiter in self._waiting:
+                self._waiting.remove(waiter)
+        if isinstance(waiter.outcome, OnyxqError):
+            raise waiter.outcome
+        if waiter.outcome is None:
+            raise TimedOut("the request was not answered in time; it may have taken effect")
+        return waiter.outcome
+
+    async def _pump(self) -> None:
+        try:
+            while self._waiting:
+                taken, self._waiting = self._waiting[: self._size_max], self._waiting[self._size_max :]
+                self._started_at = anyio.current_time()
+                await self._send_one(taken)
+        finally:
+            self._in_flight -= 1
+
+    async def _send_one(self, taken: list[_Waiter[Entry, Outcome]]) -> None:
+        try:
+            outcomes = await self._send([waiter.entry for waiter in taken], max(waiter.until for waiter in taken))
+            for waiter, outcome in zip(taken, outcomes, strict=True):
+                waiter.outcome = outcome
+        except BadRequest as error:
+            if len(taken) > 1:
+                # Nothing was done; only the call at fault may get the error.
+                for waiter in taken:
+                    await self._send_one([waiter])
+                return
+            taken[0].outcome = error
+        except OnyxqError as error:
+            for waiter in taken:
+                waiter.outcome = error
+        for waiter in taken:
+            waiter.end()

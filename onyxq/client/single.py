@@ -9,16 +9,15 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
 
-from onyxq.client.groups import Group
 from onyxq.client.policy import Policy, When
-from onyxq.client.pool import RETRYABLE, Backoff, Pool
+from onyxq.client.pool import RETRYABLE, Backoff, Group, Pool
 from onyxq.core.errors import BadRequest, OnyxqError, Unavailable, Unknown, from_map
 from onyxq.core.ids import TaskId, ms_of, partition_of
-from onyxq.wire.background import Spawner
 
 GROUP_MAX = 512
 REQUEST_RUNS_MAX = 256
@@ -95,8 +94,7 @@ def time_for(error: OnyxqError) -> float:
 class Singles:
     """Sender of one client's single tasks."""
 
-    def __init__(self, spawner: Spawner, pool: Pool, *, avoid: Callable[[int], None]) -> None:
-        self._spawner = spawner
+    def __init__(self, pool: Pool, *, avoid: Callable[[int], None]) -> None:
         self._pool = pool
         self._avoid = avoid
         self._groups: dict[int | None, Group[Single, TaskId]] = {}
@@ -105,16 +103,14 @@ class Singles:
         """Store a task together with others that arrive meanwhile; return the id of the stored or existing task."""
         group = self._groups.get(w)
         if group is None:
-
-            async def send(singles: list[Single], until: float) -> list[TaskId | OnyxqError]:
-                found = await self._each(singles, w, until)
-                return [
-                    about(one, single.id) if isinstance(one, RETRYABLE) else one
-                    for single, one in zip(singles, found, strict=True)
-                ]
-
-            group = self._groups[w] = Group(self._spawner, send, size_max=GROUP_MAX)
+            group = self._groups[w] = Group(self._pool, partial(self._send_group, w), size_max=GROUP_MAX)
         return await group.add(single, until=until)
+
+    async def _send_group(self, w: int | None, singles: list[Single], until: float) -> list[TaskId | OnyxqError]:
+        return [
+            about(one, single.id) if isinstance(one, RETRYABLE) else one
+            for single, one in zip(singles, await self._each(singles, w, until), strict=True)
+        ]
 
     async def store(self, singles: Sequence[Single], w: int | None, *, until: float) -> list[TaskId]:
         """Store several tasks; return the ids of the stored or existing tasks. Raise the first error."""

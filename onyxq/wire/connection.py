@@ -29,6 +29,7 @@ from onyxq.wire.protocol import (
     encode,
     parse_answer,
 )
+from onyxq.wire.waits import Wait, Waits
 
 CALLS_MAX = 1000
 """Calls in flight on one connection (fewer than a server accepts); more wait in line."""
@@ -47,11 +48,11 @@ BREAKS = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedRes
 """Errors that a byte stream raises at its end (TimeoutError is an OSError)."""
 
 
-class _Call:
-    __slots__ = ("done", "error", "result")
+class _Call(Wait):
+    __slots__ = ("error", "result")
 
-    def __init__(self) -> None:
-        self.done = anyio.Event()
+    def __init__(self, until: float) -> None:
+        super().__init__(until)
         self.result: Any = None
         self.error: OnyxqError | None = None
 
@@ -70,6 +71,7 @@ class Connection:
         self._outlet = Outlet()
         self._decoder = Decoder(frame_bytes_max=HELLO_BYTES_MAX)
         self._calls: dict[int, _Call] = {}
+        self._waits = Waits()
         self._late: dict[int, Callable[[Any], None]] = {}
         self._next = 1
         self._line: deque[anyio.Event] = deque()
@@ -118,17 +120,20 @@ class Connection:
         ``late`` gets a result that arrived after the call was given up.  Raises
         the server's error, `Unavailable`, `Unknown`, `TimedOut`, `BadRequest` or `TooLarge`.
         """
-        call, number = _Call(), 0
+        call, number = _Call(anyio.current_time() + timeout_ms / 1000), 0
+        room = True
         try:
-            with anyio.move_on_after(timeout_ms / 1000):
-                if self._line or len(self._calls) >= CALLS_MAX or self._outlet.unsent >= UNSENT_BYTES_MAX:
+            if self._line or len(self._calls) >= CALLS_MAX or self._outlet.unsent >= UNSENT_BYTES_MAX:
+                with anyio.move_on_after(timeout_ms / 1000) as scope:
                     await self._room()
+                room = not scope.cancelled_caught
+            if room:
                 number = self._send_request(method, args, call)
-                await call.done.wait()
+                await self._waits.wait(call)
         except BaseException:
             self._give_up(number, call, late)
             raise
-        if not call.done.is_set():
+        if not call.over:
             self._give_up(number, call, late)
             raise TimedOut(f"{self.address} did not answer {method} within {timeout_ms} ms")
         if call.error is not None:
@@ -184,7 +189,7 @@ class Connection:
                 while len(self._late) > LATE_MAX:
                     del self._late[next(iter(self._late))]
             self._next_in_line()
-        elif late is not None and call.done.is_set() and call.error is None:
+        elif late is not None and call.over and call.error is None:
             late(call.result)
 
     async def _greet(self, hello: Hello) -> None:
@@ -207,7 +212,7 @@ class Connection:
     async def _run(self) -> None:
         try:
             async with anyio.create_task_group() as group:
-                for part in (self._read, self._write, self._watch, self._until_stopped):
+                for part in (self._read, self._write, self._watch, self._waits.watch, self._until_stopped):
                     group.start_soon(self._end_all_after, part, group.cancel_scope)
         finally:
             self._fail_all("the connection was closed")
@@ -250,7 +255,7 @@ class Connection:
                 late(result)
             return
         call.result, call.error = result, error
-        call.done.set()
+        call.end()
         self._next_in_line()
 
     async def _watch(self) -> None:
@@ -275,6 +280,6 @@ class Connection:
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.error = Unknown(f"{self.address}: {reason} before the answer came")
-            call.done.set()
+            call.end()
         while self._line:
             self._next_in_line()
