@@ -1,8 +1,8 @@
 """End claims whose lease has run out.
 
 Submitted by the ready leader of the epoch. A claim ends only if it is still held under the token.
-Its deadline must be half a second or more before the log time of this record. So no wrong clock and
-no outage of the log can end a claim early.
+Its deadline must be over 100 ms before the log time of this record. So no wrong clock and no outage
+of the log can end a claim early.
 """
 
 from __future__ import annotations

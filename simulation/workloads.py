@@ -20,6 +20,7 @@ from simulation.scenes.base import SCENES
 from simulation.scenes.batches import BATCH_SCENES
 from simulation.scenes.cancelling import CANCELLING_SCENES
 from simulation.scenes.copies import COPY_SCENES
+from simulation.scenes.leases import LEASE_SCENES
 from simulation.scenes.looks import LOOK_SCENES
 from simulation.scenes.lost_disks import LOST_DISK_SCENES
 from simulation.scenes.recovery import RECOVERY_SCENES
@@ -319,6 +320,7 @@ _SCENES = tuple(
         *TIMER_SCENES.values(),
         *TOKEN_SCENES.values(),
         *SHARE_SCENES.values(),
+        *LEASE_SCENES.values(),
     )
 )
 

@@ -34,7 +34,7 @@ Kind = TypeVar("Kind", bound=Hashable)
 Pieces = tuple[ClaimPiece, ...]
 
 
-def lapsed(deadline_ms: int, log_time_ms: int) -> bool:
+def lapsed(deadline_ms: float, log_time_ms: int) -> bool:
     """Return whether a claim with this deadline may expire now."""
     return deadline_ms + GRACE_MS < log_time_ms
 

@@ -1,5 +1,7 @@
 """Expiry: leaders end claims whose lease is over in log time.
 
+The earliest deadline wakes the leader. The record that expires a claim also moves log time to the deadline.
+
 A task without attempts left becomes a dead letter. Claims on finished tasks are released. A
 completion that is older than the claim does not count: its worker may have learned that it was
 refused.
@@ -7,14 +9,22 @@ refused.
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import trio
 from attrs import define, field
 
-from log_entries import expire_claims
+from log_entries import expire_claims, grant_claims, grant_limited_claims, renew_claims
 from onyxq.core import facts
+from onyxq.core.claims import GRACE_MS
 from onyxq.core.claims import lapsed as may_expire
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import Run, id_at, mask_of, runs_of, stretch_of
+from onyxq.core.step import Outcome
 from onyxq.core.task_headers import policy_of
 from onyxq.leader.claim_updates import PendingRenewals
 from onyxq.leader.completion_rows import Finish, overtaken_bits
@@ -22,6 +32,11 @@ from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+
+RETRY_S, RETRY_MAX_S = 0.05, 0.5
+"""First and longest pause before claims that could not be ended are tried again, in seconds."""
+
+log = logging.getLogger(__name__)
 
 
 @define
@@ -38,10 +53,73 @@ class _Due:
 class Expiry:
     """Expires claims in the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, completions: Completions, pending_renewals: PendingRenewals) -> None:
+    def __init__(
+        self,
+        host: OperationsHost,
+        completions: Completions,
+        pending_renewals: PendingRenewals,
+        *,
+        log_time_now_ms: Callable[[], int],
+    ) -> None:
+        """Prepare; ``log_time_now_ms`` returns the log time that a record written now would have."""
         self._host = host
         self._completions = completions
         self._pending_renewals = pending_renewals
+        self._log_time_now_ms = log_time_now_ms
+        self._next_ms: float = math.inf
+        """Earliest deadline of a claim in the led partitions, in log time."""
+        self._wake = trio.Event()
+
+    async def run(self) -> None:
+        """End each claim when its lease is over, until cancelled."""
+        retry_s = RETRY_S
+        while True:
+            wait_s = self._wait_s()
+            if wait_s <= 0:
+                try:
+                    await self.expire()
+                except OnyxqError as error:
+                    log.info("expiry waits: %s", error.message)
+                wait_s = self._wait_s()
+                if wait_s <= 0:
+                    await trio.sleep(retry_s)
+                    retry_s = min(2 * retry_s, RETRY_MAX_S)
+                    continue
+            retry_s = RETRY_S
+            with trio.move_on_after(wait_s):
+                await self._wake.wait()
+
+    def _wait_s(self) -> float:
+        """Find the earliest deadline; return the seconds until its claim may expire."""
+        self._wake = trio.Event()
+        deadlines = (piece[4] for _, claims in self._led() for pieces in claims.values() for piece in pieces)
+        self._next_ms = min(deadlines, default=math.inf)
+        return (self._next_ms + GRACE_MS + 1 - self._log_time_now_ms()) / 1000
+
+    def look(self) -> None:
+        """Look at all claims again: this node leads another partition, or has read another replica."""
+        self._wake.set()
+
+    def note(self, outcomes: Sequence[Outcome], log_time_ms: int) -> None:
+        """Note the deadlines that a record set, and that log time may have moved."""
+        deadlines = (
+            log_time_ms + one.lease_ms
+            for outcome in outcomes
+            if outcome.verdict == APPLIED
+            for one in _leases(outcome.args)
+            if outcome.args.partition in self._host.leaders
+        )
+        next_ms = min(deadlines, default=math.inf)
+        if next_ms < self._next_ms or may_expire(self._next_ms, self._log_time_now_ms()):
+            self._wake.set()
+
+    def _led(self) -> Iterator[tuple[PartitionLeader, Any]]:
+        """Yield the partitions that serve here, and their claims."""
+        for partition in self._host.granter.led():
+            claims = self._host.replica.claims.get(partition)
+            leader = self._host.leaders.get(partition)
+            if claims is not None and leader is not None and leader.ready:
+                yield leader, claims
 
     async def expire(self) -> None:
         """End the expired claims of all led partitions together.
@@ -58,15 +136,12 @@ class Expiry:
     def _due(self) -> _Due:
         """Return the work that claims require which are expired now."""
         due = _Due()
-        for partition in self._host.granter.led():
-            claims = self._host.replica.claims.get(partition)
-            leader = self._host.leaders.get(partition)
-            if claims is not None and leader is not None and leader.ready:
-                self._plan(leader, claims, due)
+        for leader, claims in self._led():
+            self._plan(leader, claims, due)
         return due
 
     def _plan(self, leader: PartitionLeader, claims: Any, due: _Due) -> None:
-        log_time_ms = self._host.replica.log_time_ms
+        log_time_ms = self._log_time_now_ms()
         lapsed: list[expire_claims.Expiry] = []
         over: list[Finish] = []
         late = (
@@ -117,3 +192,10 @@ class Expiry:
                     dead.append(Finish(part, token, policy.failure, [note] * part.count))
                 else:
                     lapsed.append(expire_claims.Expiry(token, attempts, (part,)))
+
+
+def _leases(args: Any) -> Sequence[grant_claims.Grant | renew_claims.Renewal]:
+    """Return the parts of an entry that set deadlines."""
+    if isinstance(args, (grant_claims.Args, grant_limited_claims.Args)):
+        return args.grants
+    return args.renewals if isinstance(args, renew_claims.Args) else ()

@@ -28,7 +28,6 @@ from onyxq.core.errors import (
     StoreFailed,
     Unavailable,
 )
-from onyxq.core.log.clock import LOG_TIME_SLACK_MS
 from onyxq.core.log.interface import START, LogSession, Record, SessionLost, Trimmed
 from onyxq.core.replica import CLOCK_SKEW_MAX_MS, EMPTY, Cluster, Replica, first_peer, unserved
 from onyxq.core.ring import clock_error_ms, contains, last_member, latest_peer, worst_clock_error_ms
@@ -57,8 +56,10 @@ TICK_S = 0.5
 QUIET_MAX_MS = 1_900
 """Longest pause between records while log time is needed, in ms.
 
-Records move log time.
+Records move log time, and a longer pause would count as an outage.
 """
+ORPHANED_MS = 2_900
+"""Pause between records after which a peer writes for the leaders of claims, in ms: they may be dead."""
 DRAIN_TIMEOUT_S = 30.0
 OWED_EVERY_S = 1.0
 STORE_PATIENCE_S = 10.0
@@ -138,11 +139,6 @@ class Peer:
         """Whether a write is being tried because the last one was refused."""
         self._wrong: ClockWrong | None = None
         """Why it leaves for good."""
-        self._log_time = (0, 0.0)
-        """A log time and when it was read.
-
-        It is updated once log time has moved by `LOG_TIME_SLACK_MS`.
-        """
         self._clock_at = 0.0
         """When the log's clock was last seen to move."""
         self._clock_doubted_since: float | None = None
@@ -374,11 +370,8 @@ class Peer:
         self._note_time(before)
 
     def _note_time(self, before: Replica) -> None:
-        """Note when log time and the log's clock were seen to move."""
-        replica = self.node.replica
-        if replica.log_time_ms >= self._log_time[0] + LOG_TIME_SLACK_MS:
-            self._log_time = (replica.log_time_ms, trio.current_time())
-        if replica.clock_ms > before.clock_ms:
+        """Note when the log's clock was seen to move."""
+        if self.node.replica.clock_ms > before.clock_ms:
             self._clock_at = trio.current_time()
 
     def _is_reconnected(self, session: LogSession) -> bool:
@@ -486,16 +479,19 @@ class Peer:
                 continue
             self._say_clock(outbox)
             await self._check_clock(outbox)
-            claims = any(number in node.replica.claims for number in node.granter.led())
-            quiet_s = trio.current_time() - self._log_time[1]
-            waited_for = claims or node.operations.transaction_parts.wants_time or self._counts_absence()
-            if waited_for and quiet_s > QUIET_MAX_MS / 1000:
+            if self._needs_log_time():
                 outbox.submit_empty()
-            if claims:
-                try:
-                    await node.expiry.expire()
-                except OnyxqError as error:
-                    log.info("expiry waits: %s", error.message)
+
+    def _needs_log_time(self) -> bool:
+        """Return whether this peer must write a record now, so that log time moves."""
+        node = self.node
+        claims = node.replica.claims
+        led = any(number in claims for number in node.granter.led())
+        waited_for = led or node.operations.transaction_parts.wants_time or self._counts_absence()
+        quiet_ms = node.log_quiet_ms()
+        if waited_for:
+            return quiet_ms > QUIET_MAX_MS or node.log_clock.lags()
+        return bool(claims) and quiet_ms > ORPHANED_MS
 
     def _check_store(self, store: Store) -> None:
         """Raise `StoreFailed` if the disk has taken no write for long, so that other nodes take over the work."""

@@ -110,7 +110,7 @@ class Node:
         self._nursery = nursery = world.nursery
         self._network = world.network
         self.replica: Replica = EMPTY
-        self._log_clock = LogClock()
+        self.log_clock = LogClock()
         self.epochs = store.epochs()
         self.admission = Admission(store, node_id=self.node_id, epochs=self.epochs, start_soon=nursery.start_soon)
         self.admitted = self.admission.admitted
@@ -145,7 +145,12 @@ class Node:
             store, wall_ms=self.wall_ms, offer=self.granter.add_due, offer_soon=self.granter.add_ahead
         )
         self.operations = Operations(self)
-        self.expiry = Expiry(self, self.operations.completions, self.operations.pending_renewals)
+        self.expiry = Expiry(
+            self,
+            self.operations.completions,
+            self.operations.pending_renewals,
+            log_time_now_ms=lambda: self.log_clock.now_ms(self.clock.own.monotonic_ns()),
+        )
         self.repair = Repair(self)
         self.probing = Probing(self)
         self.row_deletion = RowDeletion(self, lambda rows: self.metrics.purged_rows.add(n=rows))
@@ -159,6 +164,7 @@ class Node:
             nursery.start_soon(self.operations.transaction_parts.run)
             nursery.start_soon(self.operations.run)
             nursery.start_soon(self.due_queue.run)
+            nursery.start_soon(self.expiry.run)
             nursery.start_soon(MovedAway(self).run)
             nursery.start_soon(self._yield_in_trouble, nursery)
             nursery.start_soon(self.probing.run)
@@ -176,6 +182,7 @@ class Node:
         self.replica = after = step.replica
         self.admission.note(self.replica)
         self._note_log_time()
+        self.expiry.note(step.outcomes, after.log_time_ms)
         if before.partitions is not after.partitions:
             self.row_deletion.note(before, after)
         self.granter.moved(before, after)
@@ -213,6 +220,7 @@ class Node:
             self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0), replica.position)
         self.reconcile()
         self.operations.transaction_parts.look()
+        self.expiry.look()
         for number in self.granter.led():
             self.granter.restart_windows(number)
         self._moved.set()
@@ -224,11 +232,15 @@ class Node:
         return self.admission.is_known(self.replica)
 
     def _note_log_time(self) -> None:
-        self._log_clock.read(self.replica.position, self.replica.log_time_ms, self.clock.own.monotonic_ns())
+        self.log_clock.read(self.replica.position, self.replica.log_time_ms, self.clock.own.monotonic_ns())
 
     def measured(self) -> Measured:
         """Return the log time that a record written now carries."""
-        return self._log_clock.measured(self.clock.own.monotonic_ns())
+        return self.log_clock.measured(self.clock.own.monotonic_ns())
+
+    def log_quiet_ms(self) -> int:
+        """Return the time since this node read a record."""
+        return self.log_clock.quiet_ms(self.clock.own.monotonic_ns())
 
     async def moved(self) -> None:
         """Wait for the next step of the log."""
@@ -289,6 +301,7 @@ class Node:
         if self.leaders.get(leader.partition) is leader:
             self.granter.lead(leader)
             self.due_queue.lead(leader.partition)
+            self.expiry.look()
 
     def _note_history(self, before: Replica, step: Step, record: Record) -> None:
         after = step.replica

@@ -11,6 +11,7 @@ from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_disks import DISK_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_leaders import LEADER_BUGS
+from simulation.planted.bugs_leases import LEASE_BUGS
 from simulation.planted.bugs_log import LOG_BUGS
 from simulation.planted.bugs_lost_disks import LOST_DISK_BUGS
 from simulation.planted.bugs_reads import READ_BUGS
@@ -49,6 +50,7 @@ PLANTED: tuple[Planted, ...] = (
     *READ_BUGS,
     *TIMER_BUGS,
     *TOKEN_BUGS,
+    *LEASE_BUGS,
 )
 """Every planted bug."""
 

@@ -8,7 +8,7 @@ from attrs import evolve
 from pyrsistent import PMap
 
 from onyxq.core.entry import Entries, Stamp
-from onyxq.core.log.clock import LOG_TIME_STEP_MAX_MS, NS, Measured, _Anchor
+from onyxq.core.log.clock import LOG_TIME_STEP_MAX_MS, LogClock, Measured
 from onyxq.core.log.interface import Record
 from onyxq.core.log.record import RawEntry, RecordContent
 from onyxq.core.replica import Replica, Ring
@@ -94,8 +94,18 @@ def _counts_where_known(original: Callable[..., tuple[Replica, Outcome]]) -> Cal
     return apply
 
 
-def _old_after_seconds(anchor: _Anchor, now_ns: int) -> bool:
-    return now_ns - anchor.at_ns >= LOG_TIME_STEP_MAX_MS * NS
+def _any_time_of_an_outage(clock: LogClock) -> int:
+    return clock._log_time_ms + LOG_TIME_STEP_MAX_MS
+
+
+def _measured_since_this(
+    original: Callable[[LogClock, int, int, int], None],
+) -> Callable[[LogClock, int, int, int], None]:
+    def read(clock: LogClock, position: int, log_time_ms: int, now_ns: int) -> None:
+        clock._ahead_ns = None
+        original(clock, position, log_time_ms, now_ns)
+
+    return read
 
 
 LOG_BUGS: tuple[Planted, ...] = (
@@ -152,10 +162,18 @@ LOG_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "the measured log time has no limit",
-        "onyxq.core.log.clock:_Anchor.is_old",
-        instead(_old_after_seconds),
+        "onyxq.core.log.clock:LogClock._slack_ms",
+        instead(_any_time_of_an_outage),
         "time from before a grant counts against its claim, which expires early",
         "explorer",
+    ),
+    Planted(
+        "the time for appending and reading each record is lost",
+        "onyxq.core.log.clock:LogClock.read",
+        _measured_since_this,
+        "under load log time is slow, and leases end late",
+        "busy_leases",
+        quick=1,
     ),
     Planted(
         "an unfinished log collection is not taken over",

@@ -1,22 +1,24 @@
 """The measure of log time by a peer's own monotonic clock (design: the log).
 
-Pure.  Every record states what its writer has read, and how long ago by its monotonic clock.
+Pure.  Every record states what its writer has read, and what log time is by the writer's monotonic clock.
 A peer reads a record after it was appended, and a new record is appended after it was made.
 So at least the measured time has passed in the log between the two.  No clocks of two machines
 are compared, and no wall clock is used.
 
 The proof. Let L(n) be log time after record n, and ``true(n)`` when n was appended.  For all
-records g < n, L(n) - L(g) <= true(n) - true(g) + `LOG_TIME_SLACK_MS`:
+records g < n, L(n) - L(g) <= true(n) - true(g) + `LOG_TIME_SLACK_MS`.  Let T be the log time that the writer of n
+measured, p the last record that it had read, and e(g) the time since it read a record g, so e(g) <= true(n) - true(g).
+`LogClock` keeps T such that T <= L(a) + e(a) for some record a that was read, and T <= L(g) + e(g) + slack for all
+records g that were read after a.
 
-* Case 1: the writer of n had read every record before n that counted.  Then `passed_ms` is the time it
-  measured since it read the last of them.  The bound holds for that record, and so for all before.
-* Case 2: it had not.  Then n states L(p) + min(what it measured since it read p, the slack) for some p.
-  For g <= p the bound holds as in case 1; for g > p, L(n) - L(g) <= L(p) + slack - L(g) <= slack.
+* The writer had read every record before n that counted.  Then L(n) <= T.  For g > a the bound is the second
+  property of T.  For g <= a it follows from the first, as L(a) - L(g) is bounded.
+* It had not.  Then L(n) is L(n - 1), or at most T and at most L(p) + slack.  For g <= p the bound holds as before;
+  for g > p, L(n) - L(g) <= L(p) + slack - L(g) <= slack.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 NS = 1_000_000
@@ -24,8 +26,11 @@ NS = 1_000_000
 
 LOG_TIME_STEP_MAX_MS = 5_000
 """Longest pause between records that adds to log time; longer ones are outages or idle times."""
-LOG_TIME_SLACK_MS = 500
-"""Most by which log time between two records may exceed true time."""
+LOG_TIME_SLACK_MS = 100
+"""Most by which log time between two records may exceed true time.
+
+Expiry waits for as long after a deadline.  Log time is slower than true time where peers read records later than this.
+"""
 
 
 class Measured(NamedTuple):
@@ -34,64 +39,59 @@ class Measured(NamedTuple):
     position: int = -1
     """The last record that the writer had read."""
     waited_ms: int = 0
-    """Time since it read that record, by its monotonic clock."""
+    """Rise of log time since that record, except for the slack, if there is no later record."""
     reached_ms: int = 0
     """Log time that is certainly reached, except for the slack, even if others wrote records since."""
-
-
-class _Anchor(NamedTuple):
-    """A log time that was read, and the monotonic time of the reading."""
-
-    log_time_ms: int
-    at_ns: int
-
-    @property
-    def ahead_ns(self) -> int:
-        """A measure to order anchors of the same clock: the greatest gives the latest log time."""
-        return self.log_time_ms * NS - self.at_ns
-
-    def is_old(self, now_ns: int) -> bool:
-        """Return whether nothing may be measured from it any more: it was read longer ago than the slack."""
-        return now_ns - self.at_ns >= LOG_TIME_SLACK_MS * NS
 
 
 class LogClock:
     """One peer's measure of log time; see the module's first paragraph.
 
-    It measures from the best reading of the last `LOG_TIME_SLACK_MS`.  If it measured from its latest
-    reading, a busy peer would measure nothing, because its latest reading is always recent.
+    It measures from the reading that gives the latest log time, so the time for appending and reading a record is
+    lost once, and not for each record.
     """
 
     def __init__(self) -> None:
         self._position = -1
+        self._log_time_ms = 0
         self._read_ns = 0
-        self._anchors: deque[_Anchor] = deque()
-        """In the order of reading; each is better than all after it."""
-        self._reached_ms = 0
-        """Log time reached according to anchors older than the slack."""
+        self._ahead_ns: int | None = None
+        """Measured log time minus the monotonic clock."""
 
     def read(self, position: int, log_time_ms: int, now_ns: int) -> None:
         """Note that the log was read to ``position``; ``now_ns`` is the monotonic clock after reading."""
-        if now_ns - self._read_ns > LOG_TIME_STEP_MAX_MS * NS:
-            self._anchors.clear()
-            self._reached_ms = 0
-        self._position, self._read_ns = position, now_ns
-        anchor = _Anchor(log_time_ms, now_ns)
-        while self._anchors and self._anchors[-1].ahead_ns <= anchor.ahead_ns:
-            self._anchors.pop()
-        self._anchors.append(anchor)
+        ahead_ns = log_time_ms * NS - now_ns
+        if self._ahead_ns is not None and not self._is_outage(now_ns):
+            ahead_ns = max(ahead_ns, min(self._ahead_ns, ahead_ns + LOG_TIME_SLACK_MS * NS))
+        self._position, self._log_time_ms, self._read_ns, self._ahead_ns = position, log_time_ms, now_ns, ahead_ns
+
+    def _is_outage(self, now_ns: int) -> bool:
+        return now_ns - self._read_ns > LOG_TIME_STEP_MAX_MS * NS
+
+    def quiet_ms(self, now_ns: int) -> int:
+        """Return the time since a record was read."""
+        return (now_ns - self._read_ns) // NS
+
+    def now_ms(self, now_ns: int) -> int:
+        """Return the log time that a record made now states; that of the last record if an outage may have begun."""
+        if self._ahead_ns is None or self._is_outage(now_ns):
+            return self._log_time_ms
+        return min((self._ahead_ns + now_ns) // NS, self._log_time_ms + LOG_TIME_STEP_MAX_MS)
+
+    def lags(self) -> bool:
+        """Return whether records move log time less than this clock: their writers read them late."""
+        return self._ahead_ns is not None and self._ahead_ns + self._read_ns >= self._slack_ms() * NS
 
     def measured(self, now_ns: int) -> Measured:
         """Return the measure for a record that is made now."""
-        waited_ms = (now_ns - self._read_ns) // NS
-        if waited_ms > LOG_TIME_STEP_MAX_MS:
-            return Measured(self._position, waited_ms, 0)
-        while self._anchors and self._anchors[0].is_old(now_ns):
-            self._reached_ms = max(self._reached_ms, self._anchors.popleft().log_time_ms + LOG_TIME_SLACK_MS)
-        if self._anchors:
-            best = self._anchors[0]
-            self._reached_ms = max(self._reached_ms, best.log_time_ms + (now_ns - best.at_ns) // NS)
-        return Measured(self._position, waited_ms, self._reached_ms)
+        if self._is_outage(now_ns):
+            return Measured(self._position, self.quiet_ms(now_ns), 0)
+        now_ms = self.now_ms(now_ns)
+        return Measured(self._position, now_ms - self._log_time_ms, min(now_ms, self._slack_ms()))
+
+    def _slack_ms(self) -> int:
+        """Return the latest log time that records which were not read yet permit."""
+        return self._log_time_ms + LOG_TIME_SLACK_MS
 
 
 def passed_ms(log_time_ms: int, counted_position: int, measured: Measured) -> int:
