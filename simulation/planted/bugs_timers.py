@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from onyxq.core.ids import partition_of
-from onyxq.interfaces.callbacks.delivery import Delivering, _Attempt
+from collections.abc import Callable
+
+from onyxq.interfaces.callbacks.delivery import Delivering
 from simulation.planted.planted import Planted
-from simulation.planted.seams import instead, returning
+from simulation.planted.seams import returning
+
+LONG_LEASE_MS = 20_000
 
 
-def _whatever_is_left_of_the_lease(delivering: Delivering, attempt: _Attempt) -> bool:
-    return partition_of(attempt.task) in delivering._node.leaders
+def _long(original: Callable[[Delivering], int]) -> Callable[[Delivering], int]:
+    return lambda delivering: max(original(delivering), LONG_LEASE_MS)
 
 
 TIMER_BUGS: tuple[Planted, ...] = (
@@ -22,11 +25,26 @@ TIMER_BUGS: tuple[Planted, ...] = (
         quick=1,
     ),
     Planted(
-        "a callback starts although its lease may end before it",
-        "onyxq.interfaces.callbacks.delivery:Delivering._may_begin",
-        instead(_whatever_is_left_of_the_lease),
+        "leases of callbacks are not renewed",
+        "onyxq.interfaces.callbacks.delivery:Delivering._renew",
+        returning(None),
         "two callbacks of one timer run at the same time",
-        "timers_late",
+        "timers_again",
+    ),
+    Planted(
+        "a callback starts although its claim has ended",
+        "onyxq.interfaces.callbacks.delivery:Delivering._may_begin",
+        returning(True),
+        "two callbacks of one timer run at the same time",
+        "timers_cut_off",
+        quick=1,
+    ),
+    Planted(
+        "a callback has a lease that is longer than the session of its node",
+        "onyxq.interfaces.callbacks.delivery:Delivering._lease_ms",
+        _long,
+        "callbacks of a dead node are made again late",
+        "timers_again",
         quick=1,
     ),
 )

@@ -10,7 +10,7 @@ from attrs import define, evolve
 from onyxq.core.timer_model import Delivery
 from onyxq.interfaces.callbacks.delivery import LANE_RUNS_MAX
 from simulation.checkers import Broken
-from simulation.scenes.base import ONE, Scene, by_name
+from simulation.scenes.base import ONE, Scene, back, by_name, leader_of
 from simulation.world.clients import RecordingClient
 from simulation.world.receiver import CALLBACK, Callback
 from simulation.world.workload import always
@@ -101,6 +101,25 @@ async def waited_for_long(world: World) -> None:
         check_alone([one for one in world.receiver.callbacks if one.timer == timer])
 
 
+async def cut_off_caller(world: World) -> None:
+    """A callback waits at a node that is cut off from the log, until another node has made it."""
+    world.receiver.takes_s = lambda delivery: BLOCKED_S
+    async with world.client() as client:
+        await set_all(client, [f"t{number}" for number in range(LANE_RUNS_MAX + 1)], due_s=DUE_MS / 1000)
+        await world.until(lambda: len(world.receiver.callbacks) >= LANE_RUNS_MAX, "the first callbacks are under way")
+        begun = {one.timer for one in world.receiver.callbacks}
+        world.receiver.takes_s = lambda delivery: 0.0 if delivery.timer in begun else BLOCKED_S
+        node = leader_of(world)
+        world.disconnect_log(node)
+        await trio.sleep(2 * BLOCKED_S)
+        await back(world, node)
+        await trio.sleep(OVER_S)
+    waited = [one for one in world.receiver.callbacks if one.timer not in begun]
+    if not waited:
+        raise Broken("one callback at a time: the callback that waited was never made")
+    check_alone(waited)
+
+
 def check_alone(callbacks: Sequence[Callback]) -> None:
     """Raise `Broken` if two callbacks of one timer ran at the same time."""
     for one, following in zip(callbacks, callbacks[1:], strict=False):
@@ -108,10 +127,35 @@ def check_alone(callbacks: Sequence[Callback]) -> None:
             raise Broken(f"one callback at a time: {one.timer}, attempts {one.attempt} and {following.attempt}")
 
 
+AGAIN_S = ONE.session_timeout_ms / 1000 + 1.0
+"""Callbacks of a dead node are made again within this time of its death."""
+
+
+async def dead_caller(world: World) -> None:
+    """A node dies while its callbacks run, and comes back or not. Nothing else happens in the cluster."""
+    draw = world.random
+    world.receiver.takes_s = lambda delivery: 9.0 if delivery.attempt == 1 else 0.1
+    async with world.client() as client:
+        await set_all(client, [f"t{number}" for number in range(3)], due_s=DUE_MS / 1000)
+        await trio.sleep(DUE_MS / 1000 + draw.uniform(0.5, 8.5))
+        dead, died_s = leader_of(world), trio.current_time()
+        await world.crash_node(dead)
+        await trio.sleep(AGAIN_S if draw.random() < 0.5 else AGAIN_S / 2)
+        world.start_node(dead)
+        await trio.sleep(OVER_S)
+        await world.settle()
+    again_s = [one.began_s - died_s for one in world.receiver.callbacks if one.attempt > 1]
+    if len(again_s) != 3 or min(again_s) < 0 or max(again_s) > AGAIN_S:
+        shown = ", ".join(f"{late:.3f}" for late in again_s)
+        raise Broken(f"callbacks again: a node died, and its callbacks were repeated after these seconds: {shown}")
+
+
 _CALLED = always(evolve(ONE, callbacks=True))
 _CALLED_SLOWLY = always(Options(partitions=1, clock_offset_ms=0, callbacks=True, timer_timeout_ms=TIMEOUT_MS))
 
 TIMER_SCENES = by_name(
     Scene("timers_changed", "timers are replaced and cancelled while they wait", changed_while_waiting, _CALLED),
+    Scene("timers_again", "a node dies while its callbacks run", dead_caller, _CALLED),
+    Scene("timers_cut_off", "a callback waits at a node without the log", cut_off_caller, _CALLED_SLOWLY),
     Scene("timers_late", "a callback waits until half of its lease is over", waited_for_long, _CALLED_SLOWLY),
 )

@@ -2,8 +2,10 @@
 
 Claims, retries, backoff and dead letters are those of any task.  Callbacks run in parallel.  Callbacks to one
 receiver are a lane, which runs a limited number at a time.  If the wait in a lane is long, timers are
-postponed, and that counts as no attempt.  So a receiver that never answers delays only its own timers.  If a
-node dies, its attempts are repeated after their leases.
+postponed, and that counts as no attempt.  So a receiver that never answers delays only its own timers.
+
+Leases are shorter than the session timeout, and renewed until the outcome is reported.  So if a node dies, its
+attempts are repeated as soon as its partitions have another leader.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import trio
 from attrs import define, field
 
 from onyxq.core import facts
-from onyxq.core.errors import BadRequest, OnyxqError
+from onyxq.core.errors import BadRequest, OnyxqError, StaleToken, from_map
 from onyxq.core.facts import unpack_task
 from onyxq.core.ids import TaskId, ids_of, mask_of, ms_of, partition_of, stretch_of
+from onyxq.core.limits import LEASE_MS_MIN
 from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from onyxq.core.timer_model import Delivery, Timer, as_json, unpack
 from onyxq.interfaces.callbacks.addresses import Failed
@@ -39,7 +42,7 @@ PAUSE_S = 0.25
 HELD_MAX = 512
 """Most claims that are held at a time. Each can have a connection."""
 AHEAD_MAX = 128
-"""Most of these claims that wait in lanes. If the node dies, they are delayed until their leases end."""
+"""Most of these claims that wait in lanes."""
 LANE_RUNS_MAX, SLOW_RUNS_MAX = 32, 8
 """Most parallel callbacks to one receiver: usually, and if a callback takes longer than `SLOW_S`."""
 SLOW_S = 1.0
@@ -49,8 +52,10 @@ SWEEP_S = 0.5
 SHARE = 0.1
 """Weight of the latest callback in the average time of a lane."""
 PUT_OFF_MS = 5_000
-LEASE_MARGIN_S = 10.0
-"""How much longer a lease is than the timeout of a callback, in seconds."""
+LEASE_LESS_MS = 1_000
+"""How much shorter a lease is than the session timeout, in ms."""
+RENEW_BELOW, RENEWALS = 2 / 3, 6
+"""Remaining part of a lease below which it is renewed, and how often this is looked at within a lease."""
 DRAIN_S = 3.0
 """Longest wait for running callbacks when the node stops, in seconds."""
 ERROR_CHARS_MAX = 500
@@ -70,7 +75,7 @@ class _Attempt:
     """Counted attempts before this one."""
     timer: Timer
     until: float
-    """Time until which its lease is valid, less a margin."""
+    """Time until which its lease is certainly valid."""
 
 
 @define(eq=False)
@@ -108,12 +113,14 @@ class Delivering:
         self._node = node
         self._transports = transports
         self._timeout_s = timeout_ms / 1000
-        self._lease_ms = int((self._timeout_s + LEASE_MARGIN_S) * 1000)
         self._lanes: dict[str, _Lane] = {}
         self._calls: dict[_Attempt, trio.CancelScope] = {}
         """Running callbacks."""
+        self._attempts: dict[_Attempt, None] = {}
+        """Attempts whose leases are renewed, in the order of their claims."""
         self._held = 0
         assert node.ask is not None
+        self._ask = node.ask
         self._reporting = Reporting(node.ask)
         self._changed = trio.Event()
         self._draining = False
@@ -122,12 +129,15 @@ class Delivering:
         """Deliver due timers until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sweep)
+            nursery.start_soon(self._renew)
             nursery.start_soon(self._reporting.run)
             while True:
                 await self._room()
+                asked_s = trio.current_time()
                 for granted in await self._claimed():
-                    for attempt in self._attempts(granted):
+                    for attempt in self._unpacked(granted, asked_s):
                         self._held += 1
+                        self._attempts[attempt] = None
                         nursery.start_soon(self._begin, attempt)
 
     async def drain(self) -> None:
@@ -154,23 +164,23 @@ class Delivering:
     # --- claiming
 
     async def _room(self) -> None:
-        while self._free() <= 0 or self._draining:
+        while self._places() <= 0 or self._draining:
             await self._changed.wait()
 
-    def _free(self) -> int:
+    def _places(self) -> int:
         """Return how many more timers may be claimed."""
         waiting = sum(len(lane.waiting) for lane in self._lanes.values())
         return min(HELD_MAX - self._held, AHEAD_MAX - waiting)
 
     async def _claimed(self) -> list[Granted]:
-        room = self._free()
+        room = self._places()
         head = await self._node.granter.heads.wait_head(QUEUE, None, LOOK_S, wanted=room)
         if head is None or self._draining:
             return []
         if not self._node.can_submit():
             await trio.sleep(PAUSE_S)
             return []
-        asked = [([QUEUE], room, self._lease_ms, f"timers/{self._node.node_id}", 0)]
+        asked = [([QUEUE], room, self._lease_ms(), f"timers/{self._node.node_id}", 0)]
         (answer,), _ = await claim_here(self._node, asked, room)
         if isinstance(answer, OnyxqError):
             log.info("timers cannot be claimed now: %s", answer.message)
@@ -178,9 +188,12 @@ class Delivering:
             return []
         return answer
 
-    def _attempts(self, granted: Granted) -> list[_Attempt]:
-        """Return the attempts of a batch; a claimed task that is not a timer fails at once."""
-        until = trio.current_time() + self._lease_ms / 1000 - LEASE_MARGIN_S / 2
+    def _lease_ms(self) -> int:
+        return max(LEASE_MS_MIN, self._node.replica.settings.session_timeout_ms - LEASE_LESS_MS)
+
+    def _unpacked(self, granted: Granted, asked_s: float) -> list[_Attempt]:
+        """Return the attempts of a batch, claimed after ``asked_s``; a task that is not a timer fails at once."""
+        until = asked_s + granted.lease_ms / 1000
         found: list[_Attempt] = []
         try:
             run = unpack_task(granted.body)
@@ -194,10 +207,37 @@ class Delivering:
             except BadRequest as error:
                 self._held += 1
                 item = [task_id, 1, granted.token, error.message, None]
-                self._reporting.add("fail", item, partial(self._let_go, 1))
+                self._reporting.add("fail", item, self._free)
                 continue
             found.append(_Attempt(task_id, granted.token, granted.attempts, timer, until))
         return found
+
+    async def _renew(self) -> None:
+        """Renew leases that end soon, until cancelled."""
+        while True:
+            lease_ms = self._lease_ms()
+            await trio.sleep(lease_ms / 1000 / RENEWALS)
+            asked_s = trio.current_time()
+            late = [one for one in self._attempts if one.until - asked_s < RENEW_BELOW * lease_ms / 1000]
+            if not late:
+                continue
+            items = [[one.task, 1, one.token, lease_ms] for one in late]
+            try:
+                answer = await self._ask("renew", {"items": items})
+            except OnyxqError as error:
+                log.info("leases of callbacks cannot be renewed now: %s", error.message)
+                continue
+            for attempt, refused in zip(late, answer["results"], strict=True):
+                self._renewed(attempt, asked_s + lease_ms / 1000, from_map(refused[0][2]) if refused else None)
+
+    def _renewed(self, attempt: _Attempt, until: float, error: OnyxqError | None) -> None:
+        """Note a renewal. If another attempt may begin elsewhere, this one ends; if the log is away, none begins."""
+        if error is None:
+            attempt.until = until
+        elif isinstance(error, StaleToken):
+            attempt.until = 0.0
+            if (scope := self._calls.get(attempt)) is not None:
+                scope.cancel()
 
     # --- lanes
 
@@ -227,8 +267,15 @@ class Delivering:
         if not lane.begun_s and not lane.waiting:
             self._lanes.pop(name, None)
 
-    def _let_go(self, count: int) -> None:
-        self._held -= count
+    def _let_go(self, attempts: Sequence[_Attempt]) -> None:
+        """Stop renewing the claims of these attempts, which have ended."""
+        for attempt in attempts:
+            self._attempts.pop(attempt, None)
+            self._free()
+
+    def _free(self) -> None:
+        """Make room for another claim."""
+        self._held -= 1
         self._wake()
 
     async def _sweep(self) -> None:
@@ -255,7 +302,7 @@ class Delivering:
         except OnyxqError as error:
             log.info("%d timers are tried again after their leases: %s", len(attempts), error.message)
         finally:
-            self._let_go(len(attempts))
+            self._let_go(attempts)
 
     def _later_ms(self) -> int:
         return PUT_OFF_MS + int(PUT_OFF_MS * self._node.random())
@@ -263,9 +310,8 @@ class Delivering:
     # --- one attempt
 
     def _may_begin(self, attempt: _Attempt) -> bool:
-        """Return whether this node leads the timer's partition and the lease is long enough for a callback."""
-        in_time = trio.current_time() + self._timeout_s <= attempt.until
-        return partition_of(attempt.task) in self._node.leaders and in_time
+        """Return whether this node leads the timer's partition and the lease is certainly valid."""
+        return partition_of(attempt.task) in self._node.leaders and trio.current_time() < attempt.until
 
     async def _deliver(self, attempt: _Attempt) -> None:
         """Make the callback, if the timer is still valid, and report the outcome."""
@@ -290,7 +336,7 @@ class Delivering:
 
     def _report(self, method: str, attempt: _Attempt, *more: Any) -> None:
         """Report the outcome of a claim. If the report is lost, the lease expires."""
-        self._reporting.add(method, [attempt.task, 1, attempt.token, *more], partial(self._let_go, 1))
+        self._reporting.add(method, [attempt.task, 1, attempt.token, *more], partial(self._let_go, [attempt]))
 
     def _is_valid(self, attempt: _Attempt) -> bool:
         """Return whether the timer was neither replaced nor cancelled after the claim."""
@@ -328,7 +374,7 @@ class Delivering:
                 self._calls[attempt] = scope
                 result = await self._transports[timer.callback.transport].deliver(delivery)
                 return "", result if type(result) is int else None
-            return "cancelled: the peer stops", None
+            return "cancelled: the peer stops, or the claim has ended", None
         except trio.TooSlowError:
             return f"no answer within {self._timeout_s:g} s", None
         except Failed as error:
