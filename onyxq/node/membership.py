@@ -54,12 +54,11 @@ from onyxq.store.store import Store
 
 TICK_S = 0.5
 QUIET_MAX_MS = 1_900
-"""Longest pause between records while log time is needed, in ms.
-
-Records move log time, and a longer pause would count as an outage.
-"""
+"""Longest pause between records while log time is needed, in ms. Records move it, and a long pause is an outage."""
 ORPHANED_MS = 2_900
 """Pause between records after which a peer writes for the leaders of claims, in ms: they may be dead."""
+CAUGHT_UP_S = 1.0
+"""A peer asks to join once it could read everything that the log had within this time, in seconds."""
 DRAIN_TIMEOUT_S = 30.0
 OWED_EVERY_S = 1.0
 STORE_PATIENCE_S = 10.0
@@ -206,9 +205,12 @@ class Peer:
         else:
             await self._resume(session)
         await self._witnesses.ask(session)
-        end = await session.tail()
-        while self.node.replica.position < end:
-            await self._read(session)
+        took_s = CAUGHT_UP_S
+        while took_s >= CAUGHT_UP_S:
+            began_s, end = trio.current_time(), await session.tail()
+            while node.replica.position < end:
+                await self._read(session)
+            took_s = trio.current_time() - began_s
         await self._witnesses.ask(session)  # A new node knows the others only now.
         node.went_back = None
 

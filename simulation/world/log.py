@@ -230,6 +230,8 @@ class MemorySession:
     """How many records were read."""
     paused: bool = False
     """Records do not reach the reader for now; all else works."""
+    read_pace_s: float = 0.0
+    """Time that the reader needs for each record."""
 
     @property
     def connected(self) -> bool:
@@ -291,6 +293,8 @@ class MemorySession:
     async def read(self, position: int) -> Record | Trimmed:
         """See `LogSession.read`."""
         await trio.lowlevel.checkpoint()
+        if self.read_pace_s:
+            await trio.sleep(self.read_pace_s)
         delay_s = self.backend.read_delay_s() if self.backend.read_delay_s is not None else 0.0
         while True:
             self._check()
@@ -416,6 +420,8 @@ class NodeLog:
     backend: MemoryBackend
     reachable: bool = True
     session_now: MemorySession | None = None
+    read_pace_s: float = 0.0
+    """See `MemorySession.read_pace_s`."""
 
     async def session(self) -> MemorySession:
         """A new session; raises `LogUnavailable`."""
@@ -423,6 +429,7 @@ class NodeLog:
             await trio.sleep(1.0)
             raise LogUnavailable("the log cannot be reached from this node")
         self.session_now = await self.backend.session()
+        self.session_now.read_pace_s = self.read_pace_s
         return self.session_now
 
     async def look(self, position: int) -> Record | Trimmed | None:
