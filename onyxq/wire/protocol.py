@@ -31,7 +31,10 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 HELLO_BYTES_MAX = 64 * 1024
 """Bytes of msgpack in one frame until the hello was understood."""
 ARRAY_ITEMS_MAX = 1 << 18
-"""Items of one list: a few bytes must not make the decoder reserve gigabytes."""
+"""Items of one list from a peer or a server: a few bytes must not make the decoder reserve gigabytes.
+
+`onyxq.wire.weight` bounds a client's.
+"""
 
 NAME = "onyxq"
 VERSION = 1

@@ -13,7 +13,7 @@ LOOKED_AT_BYTES = 16 * 1024
 """Size in bytes up to which a message is not examined: each of its bytes counts `SHORT_FACTOR` times."""
 SHORT_FACTOR = 16
 VALUE_BYTES = 64
-"""Estimated bytes of a number or text, besides its content."""
+"""Estimated bytes of a number or text, besides its content. It also bounds how many values are counted."""
 CONTAINER_BYTES = 256
 """Estimated bytes of a list or map, besides its values."""
 
@@ -42,10 +42,7 @@ _LENGTHS = {
 }
 """First byte of a value with a length -> bytes of the length, and bytes before the content."""
 _SIZES = _sizes()
-_WEIGHTS = [
-    CONTAINER_BYTES if 0x80 <= kind < 0xA0 or 0xDC <= kind < 0xE0 else VALUE_BYTES if 0xA0 <= kind < 0xE0 else 8
-    for kind in range(256)
-]
+_WEIGHTS = [CONTAINER_BYTES if 0x80 <= kind < 0xA0 or 0xDC <= kind < 0xE0 else VALUE_BYTES for kind in range(256)]
 
 
 def decoded_bytes(frame: memoryview, limit: int = DECODED_BYTES_MAX) -> int:

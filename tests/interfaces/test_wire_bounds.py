@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onyxq.errors import Forbidden
+from onyxq.operations.table.everything import decoded
 from onyxq.wire import bounds as bounds_module
 from onyxq.wire.bounds import OWNER, PARTIAL_BYTES_FREE, Bounds
 from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Hello, encode
@@ -355,6 +356,12 @@ def of_empty_maps(method: str, lists: int, *, number: int = 1) -> bytes:
     return len(body).to_bytes(4, "little") + body
 
 
+def of_numbers(method: str, field: str, count: int) -> bytes:
+    """Return a frame with a list of zeros, one byte each."""
+    head = b"\x93\x01" + msgpack.packb(method) + b"\x81" + msgpack.packb(field) + b"\xdd" + count.to_bytes(4, "big")
+    return (len(head) + count).to_bytes(4, "little") + head + bytes(count)
+
+
 def test_a_message_of_too_many_values_is_refused_before_it_is_decoded() -> None:
     """Its request gets an error, and the connection continues."""
     taken: list[Request] = []
@@ -374,6 +381,27 @@ def test_a_message_of_too_many_values_is_refused_before_it_is_decoded() -> None:
         assert len(taken) == 1
 
     served(Bounds(), body, dispatch=taken.append)
+
+
+def test_a_list_of_millions_of_numbers_is_refused_before_it_is_decoded() -> None:
+    """A number of one byte is the smallest value; its operation would decode the list only to name the field."""
+
+    def decode(request: Request) -> None:
+        decoded(request.method, request.args)
+
+    async def body(opened: Open) -> None:
+        caller = await opened()
+        await caller.said()
+        message = of_numbers("enqueue", "runs", 3_000_000)
+        tracemalloc.start()
+        await caller.stream.send(message)
+        ((number, status, error),) = await caller.said()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert (number, status, error["code"]) == (1, 1, "too_large")
+        assert peak < 4 * len(message)
+
+    served(Bounds(), body, dispatch=decode)
 
 
 def test_a_request_that_is_not_admitted_is_not_decoded() -> None:
