@@ -121,8 +121,8 @@ class Refused:
     error: OnyxqError
 
 
-Screen = Callable[[memoryview], int | Refused]
-"""Returns the bytes that a frame counts for, or a `Refused` to replace it; raises `ProtocolError`."""
+Screen = Callable[[int, str, memoryview], int | Refused]
+"""Takes id, method and frame of a request; returns the bytes it counts for, or a `Refused` to replace it."""
 
 
 class Decoder:
@@ -175,15 +175,12 @@ class Decoder:
     def _unpack(self, start: int, end: int, screen: Screen | None) -> tuple[Any, int]:
         # The buffer cannot grow while a view of it is open.
         with memoryview(self._buffer) as whole, whole[start:end] as body:
-            counted: int | Refused = end - start
             try:
-                if screen is not None:
-                    counted = screen(body)
-                if isinstance(counted, Refused):
-                    return counted, 0
-                if screen is not None:
-                    return _REQUEST.decode(bytes(body)), counted
-                return msgpack.unpackb(body, strict_map_key=False, max_array_len=ARRAY_ITEMS_MAX), counted
+                if screen is None:
+                    return msgpack.unpackb(body, strict_map_key=False, max_array_len=ARRAY_ITEMS_MAX), end - start
+                request = _request_of(body)
+                counted = screen(request[0], request[1], body)
+                return (counted, 0) if isinstance(counted, Refused) else (request, counted)
             except ProtocolError as error:
                 self._error = error
             except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
@@ -191,13 +188,13 @@ class Decoder:
         return None, 0
 
 
-def head_of(frame: memoryview) -> tuple[int, str]:
-    """Return id and method of a request without decoding its arguments; raises `ProtocolError`."""
+def _request_of(frame: memoryview) -> tuple[int, str, msgspec.Raw]:
+    """Return a request with a copy of its arguments as they are; raises `ProtocolError`."""
     try:
-        number, method, _ = _REQUEST.decode(frame)
+        number, method, args = _REQUEST.decode(frame)
     except (ValueError, RecursionError):
         raise ProtocolError("the message is not a request: expected [id, method, args]") from None
-    return number, method
+    return number, method, args.copy()
 
 
 def parse_request(message: Any) -> tuple[int, str, Any]:

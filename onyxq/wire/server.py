@@ -33,7 +33,6 @@ from onyxq.wire.protocol import (
     Refused,
     check_cluster,
     encode,
-    head_of,
     parse_request,
 )
 from onyxq.wire.weight import decoded_bytes
@@ -224,9 +223,8 @@ class _Exchange:
         for request in requests.values():
             request.withdraw()
 
-    def _screen(self, frame: memoryview) -> int | Refused:
+    def _screen(self, number: int, method: str, frame: memoryview) -> int | Refused:
         """Check a client's request before its arguments are decoded, which may take far more memory."""
-        number, method = head_of(frame)
         try:
             if self._admit is not None and method not in (CANCEL, PING):
                 self._admit(method, len(frame))
