@@ -17,11 +17,14 @@ Writing and reading keep one block and the replica in memory.
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -77,7 +80,8 @@ class HistoryFileWriter:
     """Writes a file record by record; use ``with``, or call `finish` or `abort` at the end.
 
     The file gets its name only once it is complete and durable, and then replaces an existing file. An
-    interrupted writer leaves nothing under that name.
+    interrupted writer leaves nothing under that name. The next writer of that name removes the temporary file
+    of a process that died.
     """
 
     def __init__(
@@ -106,9 +110,13 @@ class HistoryFileWriter:
         self._pending: list[Record] = []
         self._pending_bytes = 0
         header = {"format": FORMAT, "holds": kind.name, "cluster": cluster, "cluster_id": cluster_id}
+        _remove_abandoned(self._path)
         with writing(self._path, "file"):
             self._file = NewFile(self._path.with_name(f"{self._path.name}.{os.getpid()}.part"))
+            with suppress(OSError):  # without locks, the file of a process that dies stays
+                fcntl.flock(self._file.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._file.stream.write(MAGIC)
+            self._file.stream.flush()
         self.add_block(HEADER, {**header, "origin": start, "after": self.last})
         for place in range(0, len(origin), SNAPSHOT_PART_BYTES):
             self._write(SNAPSHOT, PLAIN, origin[place : place + SNAPSHOT_PART_BYTES])
@@ -152,7 +160,11 @@ class HistoryFileWriter:
         self._add(kind, msgpack.packb(value))
 
     def finish(self) -> None:
-        """Make the file durable, and give it its name; raises `BadRequest`, and then leaves nothing."""
+        """Make the file durable, and give it its name.
+
+        Raises `BadRequest`, and then removes what was written. Once the complete file has its name it stays, even
+        if a crash may undo that because the directory cannot be synced.
+        """
         try:
             self._flush()
             said = {"records": self.records, "rows": self.rows, "last": self.last, "digest": self._digest.digest()}
@@ -160,10 +172,14 @@ class HistoryFileWriter:
             with writing(self._path, "file"):
                 self._file.finish()
                 self._file.publish(self._path)
-                sync_directory(self._path.parent)
         except BaseException:
             self.abort()
             raise
+        try:
+            sync_directory(self._path.parent)
+        except OSError as error:
+            why = f"a crash may remove it, because its directory cannot be synced: {error.strerror}"
+            raise BadRequest(f"{self._path} is complete, but {why}", field="file") from None
 
     def abort(self) -> None:
         """Remove the file."""
@@ -187,6 +203,15 @@ class HistoryFileWriter:
             self._file.stream.write(block)
         self._digest.update(block)
         self._blocks += 1
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files of processes that died while they wrote a file; a living process locks its file."""
+    for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        with suppress(OSError), open_regular(part) as file:  # locked, or another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if file.read(len(MAGIC)) == MAGIC:  # it is written under the lock
+                part.unlink()
 
 
 def packed_block(number: int, kind: bytes, packing: int, body: bytes) -> bytes:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import trio
 
-from onyxq.errors import Corrupt
+from onyxq.errors import BadRequest, Corrupt
 from onyxq.history.backup.directories import Directories
 from onyxq.history.backup.file import KIND
-from onyxq.history.file_format import HistoryFileWriter
+from onyxq.history.file_format import HistoryFileWriter, open_file
 from onyxq.system.directories import close_to_others, create
 from onyxq.system.directory_lock import lock_file
 
@@ -41,6 +45,54 @@ def test_a_file_of_history_is_made_anew_beside_its_name(tmp_path: Path) -> None:
         pass
     assert ours.read_bytes() == b"ours"
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600 and not (tmp_path / "out").is_symlink()
+
+
+WRITER = """
+import sys
+from onyxq.history.backup.file import KIND
+from onyxq.history.file_format import HistoryFileWriter
+writer = HistoryFileWriter(sys.argv[1], KIND, cluster="main")
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_next_writer_removes_what_a_dead_process_began(tmp_path: Path) -> None:
+    """The file of a process that still writes stays, and so does a file of another kind."""
+    out, theirs = tmp_path / "out", tmp_path / "out.1.part"
+    theirs.write_bytes(b"theirs")
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "begun\n"
+        began = tmp_path / f"out.{other.pid}.part"
+        with HistoryFileWriter(out, KIND, cluster="main"):
+            assert began.exists()
+        other.kill()
+    assert began.exists()
+    with HistoryFileWriter(out, KIND, cluster="main"):
+        assert not began.exists()
+    assert sorted(tmp_path.iterdir()) == [out, theirs]
+
+
+def test_a_complete_file_stays_if_its_directory_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has replaced the old file already, and it can be read."""
+    sync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(descriptor)
+
+    out = tmp_path / "out"
+    out.write_bytes(b"old")
+    writer = HistoryFileWriter(out, KIND, cluster="main")
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(BadRequest, match="out is complete, but a crash may remove it, .*: Input/output error"):
+        writer.finish()
+    assert list(tmp_path.iterdir()) == [out] and open_file(out, KIND).cluster == "main"
 
 
 def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
