@@ -33,7 +33,7 @@ class ClaimedRun:
     body: bytes = b""
     expires: float = 0.0
     """Monotonic second (of the event loop's clock) until which the lease is certainly valid."""
-    lease_ms: int = 30_000
+    lease_ms: int = DEFAULTS.lease_ms
     due: float = 0.0
     """Monotonic second before which the tasks must not start, if they were claimed ahead; otherwise 0."""
     _header: dict[str, Any] | None = field(default=None, init=False, repr=False)

@@ -432,8 +432,7 @@ class Peer:
 
     def _reconcile(self, replica: Replica, session: LogSession, nursery: trio.Nursery) -> None:
         wanted = duties(replica, self.id, self.node.entries)
-        # The order of a set depends on the hash seed of the process.
-        for duty in sorted(self._wanted - wanted, key=repr):
+        for duty in sorted(self._wanted - wanted, key=repr):  # the order of a set depends on the process
             if (scope := self._scopes.pop(duty, None)) is not None:
                 scope.cancel()
         for duty in sorted(wanted - self._wanted, key=repr):

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from attrs import evolve, field, fields_dict, frozen
 
 from onyxq.client.policy import OF_QUEUE, Retries, TaskOptions, tuple_of
+from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
 
 RUNS = ("thread", "process")
@@ -67,7 +68,7 @@ class WorkerOptions(TypedDict, total=False):
 WORKER_DEFAULTS: WorkerOptions = {
     "concurrency_max": None,
     "ahead": None,
-    "lease_ms": 30_000,
+    "lease_ms": queue_settings.DEFAULTS.lease_ms,
     "wait_ms": 10_000,
     "drain_ms": 30_000,
     "name": None,

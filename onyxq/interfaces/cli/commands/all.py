@@ -5,7 +5,7 @@ from __future__ import annotations
 from onyxq.interfaces.cli.commands.history import HISTORY_COMMANDS
 from onyxq.interfaces.cli.commands.operations import OPERATION_COMMANDS
 from onyxq.interfaces.cli.commands.own import OWN_COMMANDS
-from onyxq.interfaces.cli.commands.task import ARCHIVES, TASK_COMMANDS
+from onyxq.interfaces.cli.commands.task import ARCHIVES, LEASE_DEFAULT, TASK_COMMANDS
 from onyxq.interfaces.cli.parser import TLS_SETTINGS, Command, local_command, option, peer_command, setting
 from onyxq.system.settings import SECRET, SETTINGS
 
@@ -252,9 +252,9 @@ COMMANDS: tuple[Command, ...] = (
         ),
         option(
             "--lease",
-            default="30s",
+            default=LEASE_DEFAULT,
             metavar="TIME",
-            help="lease of its claims: if the worker dies, other workers get its tasks after it (default 30s)",
+            help=f"lease of its claims: if the worker dies, others get its tasks after it (default {LEASE_DEFAULT})",
         ),
         *map(setting, LOG_SETTINGS),
         runs_others=True,

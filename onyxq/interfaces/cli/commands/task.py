@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.cli.parser import Command, option, peer_command
 
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
@@ -11,7 +12,13 @@ ID = option("id", metavar="ID", help="id of the task, 40 hex digits")
 TOKEN_OF_CLAIM = option(
     "--token", dest="claim_token", metavar="T", type=int, required=True, help="fencing token of the claim"
 )
-LEASE = option("--lease", metavar="TIME", default="30s", help="how long the claim is valid from now (default 30s)")
+LEASE_DEFAULT = f"{DEFAULTS.lease_ms // 1000}s"
+LEASE = option(
+    "--lease",
+    metavar="TIME",
+    default=LEASE_DEFAULT,
+    help=f"how long the claim is valid from now (default {LEASE_DEFAULT})",
+)
 QUEUE_FILTER = option("--queue", metavar="QUEUE", help="only tasks of this queue")
 ARCHIVES = option("--archive", action="append", metavar="DIR", help="directory with trimmed records; may be repeated")
 TASK_ARCHIVES = option(
@@ -58,13 +65,11 @@ TASK_COMMANDS: tuple[Command, ...] = (
             metavar="FATE",
             help="what to do if a task of --after fails: fail (default), cancel or run",
         ),
-        option(
-            "--retries", metavar="N", help="number of retries, or none for no limit (default: as the queue says, 25)"
-        ),
+        option("--retries", metavar="N", help="number of retries, or none for no limit (default: as the queue says)"),
         option(
             "--backoff",
             metavar="TIME",
-            help="pause before the first retry; doubles with each retry (default: as the queue says, 1s)",
+            help="pause before the first retry; doubles with each retry (default: as the queue says)",
         ),
         option(
             "--copies",
@@ -84,7 +89,7 @@ TASK_COMMANDS: tuple[Command, ...] = (
         "mail --max 10 --lease 30s --wait 5s --json",
         option("queue", metavar="QUEUE", nargs="+"),
         option("--max", type=int, default=1, metavar="N", help="claim at most N tasks (default 1)"),
-        option("--lease", metavar="TIME", help="how long the claim is valid (default: as the queue says, 30s)"),
+        option("--lease", metavar="TIME", help="how long the claim is valid (default: as the queue says)"),
         option("--wait", metavar="TIME", default="0s", help="how long to wait for a ready task (default: no wait)"),
         option("--worker", metavar="NAME", help="name of the worker (default: host and process id)"),
     ),

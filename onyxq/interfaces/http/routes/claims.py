@@ -19,6 +19,7 @@ from onyxq.core.errors import Corrupt, NotFound, OnyxqError, from_map
 from onyxq.core.facts import unpack_task
 from onyxq.core.ids import RUN_TASKS_MAX, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
 from onyxq.core.limits import DATA, MOMENT, RUN_BYTES_MAX, LeaseMs, TaskIdBytes
+from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.http.bodies import Disconnected
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.problems import Stopping, renamed
@@ -52,7 +53,6 @@ from onyxq.operations.table.json_form import json_text
 from onyxq.operations.table.operation import Args, Operation, Result
 from onyxq.operations.table.task import State, TaskResult, task_result
 
-LEASE_DEFAULT_MS = 30_000
 CLAIMS_MAX = 10_000
 RELEASE_TIME_MAX_S = 5.0
 A = TypeVar("A", Complete, Fail, Release, Renew)
@@ -72,7 +72,7 @@ class ClaimNamed(Args):
 class RenewedClaim(ClaimNamed):
     """A claim with its new lease from now."""
 
-    lease_ms: LeaseMs = LEASE_DEFAULT_MS
+    lease_ms: LeaseMs = DEFAULTS.lease_ms
 
 
 class FailedClaim(ClaimNamed):
