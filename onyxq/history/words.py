@@ -282,7 +282,7 @@ _SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
         "create_cluster": "cluster {name} is created under the id {id}: {partitions} partitions, "
         "{replicas} copies of each",
         "prepare_join_cluster": _prepare_join,
-        "notify_join_cluster": "joining peer {joiner} is told whom it has to watch",
+        "notify_join_cluster": "joining peer {joiner} learns which peers it must watch",
         "accept_join_cluster": "peer {joiner} becomes a member of the ring",
         "abort_join_cluster": "peer {joiner} gives up joining",
         "leave_cluster": _leave,
@@ -310,16 +310,16 @@ _SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
         "fire_periodic": _fire_periodic,
         "submit_job": _submit_job,
         "driver_ready": "job {job} runs under version {version}",
-        "seal_input": "nothing more comes on input {input} of job {job}",
+        "seal_input": "input {input} of job {job} is sealed: no more data comes",
         "kill_job": "job {job} is killed",
         "commit_batch": _commit_batch,
         "complete_job": "job {job} is completed under version {version}",
         "fail_job": _fail_job,
-        "gc": "garbage is collected: the replica as of here becomes the origin, and the log is trimmed behind it",
-        "finish_gc": "the collection of {position} is over: {trimmed} records are trimmed, "
-        "the origin has {origin_bytes} bytes",
+        "gc": "log collection: the replica at this position becomes the snapshot, and earlier records are trimmed",
+        "finish_gc": "the collection at {position} is finished: {trimmed} records are trimmed, "
+        "the snapshot has {origin_bytes} bytes",
         "raise_minimum": "entry {name} may be used in version {version} from now on",
-        SET_REPLICA: "the replica of position {position} was read from the origin: what came before is trimmed",
+        SET_REPLICA: "the replica of position {position} is read from the snapshot; earlier records are trimmed",
     }
 )
 """Entry name -> its sentence, or a function of it.

@@ -101,7 +101,8 @@ def test_what_is_said_of_jobs_is_told() -> None:
         "job words is submitted: 2 to 4 slots, balanced: nothing changed, conflict"
     )
     assert sentence("driver_ready", driver_ready.Args("words", 7)) == "job words runs under version 7"
-    assert sentence("seal_input", seal_input.Args("words", "in")) == "nothing more comes on input in of job words"
+    sealed = sentence("seal_input", seal_input.Args("words", "in"))
+    assert sealed == "input in of job words is sealed: no more data comes"
     assert sentence("kill_job", kill_job.Args("words")) == "job words is killed"
     assert sentence("complete_job", complete_job.Args("words", 7)) == "job words is completed under version 7"
     assert sentence("fail_job", fail_job.Args("words", 7, "no")) == "job words failed under version 7: no"
