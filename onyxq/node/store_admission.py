@@ -7,6 +7,7 @@ record by which the store joined.  That record gave all of its partitions new ep
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from onyxq.store.interface import ADMITTED_META, STORE_META, Batch
 from onyxq.store.store import Store
 
 RETRY_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Admission:
@@ -57,5 +60,6 @@ class Admission:
             try:
                 await self._store.write(batch)
                 self.admitted.set()
-            except StoreFailed:
+            except StoreFailed as error:
+                log.warning("the new store cannot be admitted yet: %s", error.message)
                 await trio.sleep(RETRY_S)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from onyxq.core.errors import BadRequest, NotFound, OnyxqError, Unavailable
+from onyxq.client.pool import RETRYABLE
+from onyxq.core.errors import BadRequest, NotFound, Unavailable
 from onyxq.interfaces.cli.context import Context
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _watch(context: Context, client: Client, peer: str, node: str) -> None:
         try:
             found = client.call("peers", {})
             heard_at = time.monotonic()
-        except OnyxqError:
+        except RETRYABLE:
             # The peer that answers may be the one that leaves. The client then finds another peer.
             if time.monotonic() - heard_at > SILENT_S:
                 raise
