@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -19,13 +19,10 @@ import anyio.lowlevel
 from onyxq.access.certificates import Certificates
 from onyxq.client.batches import Batching
 from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
-from onyxq.client.enqueues import Enqueuer
-from onyxq.client.flows import Enqueued, Flow, Part, chain, group
+from onyxq.client.enqueues import Enqueuer, Enqueuing
 from onyxq.client.held_claims import Holder, completion_items, extend, items_of, renewal_items
 from onyxq.client.jobs import Jobs
 from onyxq.client.management import Managing
-from onyxq.client.options import refuse_unknown, takes
-from onyxq.client.policy import ENQUEUE_DEFAULTS, EnqueueOptions, Policy, When, with_keys
 from onyxq.client.pool import Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
@@ -33,7 +30,6 @@ from onyxq.client.values import Task, TaskUpdate, as_id
 from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import AHEAD_MS_MAX
-from onyxq.system.tracing import enqueuing
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
@@ -65,7 +61,7 @@ READS_MAX = 16
 """Largest number of tasks that one call reads at the same time."""
 
 
-class AsyncClient(Managing, Batching, Jobs):
+class AsyncClient(Enqueuing, Managing, Batching, Jobs):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
     Give one address or several of the same cluster; the client finds the other peers. Many tasks may share a client.
@@ -114,84 +110,6 @@ class AsyncClient(Managing, Batching, Jobs):
         await self._background.__aexit__(kind, error, trace)
 
     # tasks
-    @takes(EnqueueOptions, ENQUEUE_DEFAULTS)
-    async def enqueue(
-        self,
-        queue: str,
-        payload: bytes,
-        *,
-        ordering_key: str | None = None,
-        unique_key: str | None = None,
-        id: bytes | str | None = None,
-        w: int | None = None,
-        timeout_ms: int | None = None,
-        **options: Unpack[EnqueueOptions],
-    ) -> TaskId:
-        """Store one task and return its id. Concurrent calls share requests.
-
-        See `enqueue_many`. ``unique_key``: if the queue holds an unfinished or remembered task of that key, the id of
-        that task is returned. Until it is first claimed, that task gets the new payload.
-        """
-        refuse_unknown(options, "AsyncClient.enqueue", ENQUEUE_DEFAULTS)
-        with enqueuing(queue, 1) as trace:
-            keys = {"ordering_key": ordering_key, "unique_key": unique_key}
-            policy, when = Policy.of(queue, {**options, **keys, "w": w, "trace": trace})
-            return await self._enqueuer.one(policy, payload, until=self._until(timeout_ms), when=when, id=id)
-
-    @takes(EnqueueOptions, ENQUEUE_DEFAULTS)
-    async def enqueue_many(
-        self,
-        queue: str,
-        payloads: Iterable[bytes],
-        *,
-        ordering_key: str | Sequence[str] | None = None,
-        unique_key: str | Sequence[str] | None = None,
-        ids: Sequence[bytes | str] | None = None,
-        w: int | None = None,
-        timeout_ms: int | None = None,
-        **options: Unpack[EnqueueOptions],
-    ) -> Ids:
-        """Store tasks that differ only in payload and keys; return their ids in the same order.
-
-        ``ordering_key``, ``unique_key``: one key for all tasks, or one each. A unique key allows one task only.
-        ``ids``: ids from `make_ids`, so that a repeated call stores no second tasks. ``w``: number of nodes that must
-        have stored the tasks; None for a majority.
-
-        Raises `Unknown` if fewer nodes have stored them before the timeout; its ``copies`` is their number. After any
-        error some of the tasks may be stored: repeat the call with the error's ``ids``.
-        """
-        refuse_unknown(options, "AsyncClient.enqueue_many", ENQUEUE_DEFAULTS)
-        payloads = list(payloads)
-        with enqueuing(queue, len(payloads)) as trace:
-            policy, when = Policy.of(queue, {**options, "w": w, "trace": trace})
-            until = self._until(timeout_ms)
-            if ordering_key is not None or unique_key is not None:
-                policies = with_keys(policy, len(payloads), ordering_key, unique_key)
-                return await self._enqueuer.keyed(policies, payloads, until=until, when=when, ids=ids)
-            if len(payloads) == 1:
-                # A batch of one task is sent like a single task, together with other calls.
-                given = None if ids is None else _only(ids)
-                return [await self._enqueuer.one(policy, payloads[0], until=until, when=when, id=given)]
-            return await self._enqueuer.many(policy, payloads, until=until, when=when, ids=ids)
-
-    # flows
-    def chain(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:
-        """Return a flow of steps that run one after the other.
-
-        Enqueue it: ``await client.chain(Step("a", b"1"), Step("b", b"2")).enqueue()``. A part is a `Step`, a pair of
-        queue and payload, or another chain or group.
-        """
-        return chain(self.enqueue_flow, parts)
-
-    def group(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:
-        """Return a flow of steps that run side by side; ``.then(...)`` adds parts that start once all are done."""
-        return group(self.enqueue_flow, parts)
-
-    async def enqueue_flow(self, flow: Flow[Any], *, timeout_ms: int | None = None) -> Enqueued:
-        """Store the tasks of a flow, each after the tasks that it depends on."""
-        await self._enqueuer.flow(flow, until=self._until(timeout_ms))
-        return flow.enqueued()
-
     async def results(self, ids: Iterable[bytes | str]) -> Results:
         """Return the results of tasks, such as ``claim.depends``, in the same order.
 
@@ -208,12 +126,6 @@ class AsyncClient(Managing, Batching, Jobs):
 
         await _together(read, READS_MAX)
         return found
-
-    async def make_ids(self, count: int, *, delay_ms: int = 0, at_ms: int | None = None) -> Ids:
-        """Return fresh ids to enqueue under; tasks with these ids are due at the time given here."""
-        await self._pool.loaded_routes(self._until(None))
-        await anyio.lowlevel.checkpoint()  # a loop around this call must let other tasks run
-        return self._enqueuer.make_ids(count, when=When.of(delay_ms, at_ms))
 
     async def get(self, id: bytes | str, *, seen_token: int | None = None, seen_seq: int | None = None) -> Task:
         """Return a task, at least as new as the given claim and update; raise `NotFound` if it does not exist."""
@@ -470,12 +382,6 @@ async def _together(work: Callable[[], Awaitable[None]], count: int) -> None:
             tasks.start_soon(run)
     if errors:
         raise errors[0]
-
-
-def _only(ids: Sequence[bytes | str]) -> bytes | str:
-    if len(ids) != 1:
-        raise BadRequest(f"{len(ids)} ids for 1 payload", field="ids")
-    return ids[0]
 
 
 def _poll_ms(lease_ms: int) -> int:

@@ -6,15 +6,17 @@ can never make a second task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import anyio
+import anyio.lowlevel
 
-from onyxq.client.flows import Flow
-from onyxq.client.policy import NOW, Policy, When
+from onyxq.client.flows import Enqueued, Flow, Part, chain, group
+from onyxq.client.options import refuse_unknown, takes
+from onyxq.client.policy import ENQUEUE_DEFAULTS, NOW, EnqueueOptions, Policy, When, with_keys
 from onyxq.client.pool import RETRYABLE, Backoff, Group, Pool
 from onyxq.client.single import Single, Singles, about, named_by_caller, refusals, time_for, told
 from onyxq.client.values import as_id
@@ -34,6 +36,7 @@ from onyxq.core.ids import (
     with_counter,
 )
 from onyxq.core.limits import RUN_BYTES_MAX
+from onyxq.system.tracing import enqueuing
 
 SHIPMENT_BYTES = 1024 * 1024
 """Payload bytes from which a request takes no further run."""
@@ -282,6 +285,99 @@ class Enqueuer:
             await backoff.wait()
 
 
+class Enqueuing:
+    """The calls of `AsyncClient` that store tasks."""
+
+    _pool: Pool
+    _enqueuer: Enqueuer
+
+    def _until(self, timeout_ms: int | None) -> float:
+        raise NotImplementedError
+
+    @takes(EnqueueOptions, ENQUEUE_DEFAULTS)
+    async def enqueue(
+        self,
+        queue: str,
+        payload: bytes,
+        *,
+        ordering_key: str | None = None,
+        unique_key: str | None = None,
+        id: bytes | str | None = None,
+        w: int | None = None,
+        timeout_ms: int | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> TaskId:
+        """Store one task and return its id. Concurrent calls share requests.
+
+        See `enqueue_many`. ``unique_key``: if the queue holds an unfinished or remembered task of that key, the id of
+        that task is returned. Until it is first claimed, that task gets the new payload.
+        """
+        refuse_unknown(options, "AsyncClient.enqueue", ENQUEUE_DEFAULTS)
+        with enqueuing(queue, 1) as trace:
+            keys = {"ordering_key": ordering_key, "unique_key": unique_key}
+            policy, when = Policy.of(queue, {**options, **keys, "w": w, "trace": trace})
+            return await self._enqueuer.one(policy, payload, until=self._until(timeout_ms), when=when, id=id)
+
+    @takes(EnqueueOptions, ENQUEUE_DEFAULTS)
+    async def enqueue_many(
+        self,
+        queue: str,
+        payloads: Iterable[bytes],
+        *,
+        ordering_key: str | Sequence[str] | None = None,
+        unique_key: str | Sequence[str] | None = None,
+        ids: Sequence[bytes | str] | None = None,
+        w: int | None = None,
+        timeout_ms: int | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[TaskId]:
+        """Store tasks that differ only in payload and keys; return their ids in the same order.
+
+        ``ordering_key``, ``unique_key``: one key for all tasks, or one each. A unique key allows one task only.
+        ``ids``: ids from `make_ids`, so that a repeated call stores no second tasks. ``w``: number of nodes that must
+        have stored the tasks; None for a majority.
+
+        Raises `Unknown` if fewer nodes have stored them before the timeout; its ``copies`` is their number. After any
+        error some of the tasks may be stored: repeat the call with the error's ``ids``.
+        """
+        refuse_unknown(options, "AsyncClient.enqueue_many", ENQUEUE_DEFAULTS)
+        payloads = list(payloads)
+        with enqueuing(queue, len(payloads)) as trace:
+            policy, when = Policy.of(queue, {**options, "w": w, "trace": trace})
+            until = self._until(timeout_ms)
+            if ordering_key is not None or unique_key is not None:
+                policies = with_keys(policy, len(payloads), ordering_key, unique_key)
+                return await self._enqueuer.keyed(policies, payloads, until=until, when=when, ids=ids)
+            if len(payloads) == 1:
+                # A batch of one task is sent like a single task, together with other calls.
+                given = None if ids is None else _only(ids)
+                return [await self._enqueuer.one(policy, payloads[0], until=until, when=when, id=given)]
+            return await self._enqueuer.many(policy, payloads, until=until, when=when, ids=ids)
+
+    def chain(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:
+        """Return a flow of steps that run one after the other.
+
+        Enqueue it: ``await client.chain(Step("a", b"1"), Step("b", b"2")).enqueue()``. A part is a `Step`, a pair of
+        queue and payload, or another chain or group.
+        """
+        return chain(self.enqueue_flow, parts)
+
+    def group(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:
+        """Return a flow of steps that run side by side; ``.then(...)`` adds parts that start once all are done."""
+        return group(self.enqueue_flow, parts)
+
+    async def enqueue_flow(self, flow: Flow[Any], *, timeout_ms: int | None = None) -> Enqueued:
+        """Store the tasks of a flow, each after the tasks that it depends on."""
+        await self._enqueuer.flow(flow, until=self._until(timeout_ms))
+        return flow.enqueued()
+
+    async def make_ids(self, count: int, *, delay_ms: int = 0, at_ms: int | None = None) -> list[TaskId]:
+        """Return fresh ids to enqueue under; tasks with these ids are due at the time given here."""
+        await self._pool.loaded_routes(self._until(None))
+        await anyio.lowlevel.checkpoint()  # a loop around this call must let other tasks run
+        return self._enqueuer.make_ids(count, when=When.of(delay_ms, at_ms))
+
+
 def runs_of_flow(flow: Flow[Any]) -> Iterator[list[Any]]:
     """Yield the runs of a flow that has ids; tasks come before those that depend on them."""
     steps, ids = flow.plan.steps, flow.ids
@@ -339,3 +435,9 @@ def _follows(before: bytes, after: bytes) -> bool:
 def _chain(first: Iterable[_Shipment], rest: Iterator[_Shipment]) -> Iterator[_Shipment]:
     yield from first
     yield from rest
+
+
+def _only(ids: Sequence[bytes | str]) -> bytes | str:
+    if len(ids) != 1:
+        raise BadRequest(f"{len(ids)} ids for 1 payload", field="ids")
+    return ids[0]

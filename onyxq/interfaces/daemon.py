@@ -13,6 +13,7 @@ import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,32 +243,30 @@ class RunningNode:
     async def _serve_wire(
         self, node: Node, service: Service, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        bounds = Bounds()
-        access, encrypted = self.config.access, bool(self.config.certificates)
-
-        async def handler(stream: ByteStream) -> None:
-            if not access and not encrypted:
-                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds, admit=service.screen)
-                return
-            caller = Caller(
-                access,
-                certified=not encrypted or stream.extra(TLSAttribute.peer_certificate_binary, None) is not None,
-                welcome=node.welcome,
-                dispatch=service.dispatch,
-                screen=service.screen,
-                ask=service.call,
-                start_soon=node.start_soon,
-            )
-            self._callers.add(caller)
-            try:
-                with caller.scope:
-                    await serve(
-                        stream, hello=caller.welcome, dispatch=caller.dispatch, bounds=bounds, admit=caller.admit
-                    )
-            finally:
-                self._callers.discard(caller)
-
+        handler = partial(self._serve_caller, node, service, Bounds())
         await self._network.serve(self.config.listen, handler, task_status=task_status)
+
+    async def _serve_caller(self, node: Node, service: Service, bounds: Bounds, stream: ByteStream) -> None:
+        """Serve one TCP connection; requests of callers that need no check go straight to the service."""
+        access, encrypted = self.config.access, bool(self.config.certificates)
+        if not access and not encrypted:
+            await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds, admit=service.screen)
+            return
+        caller = Caller(
+            access,
+            certified=not encrypted or stream.extra(TLSAttribute.peer_certificate_binary, None) is not None,
+            welcome=node.welcome,
+            dispatch=service.dispatch,
+            screen=service.screen,
+            ask=service.call,
+            start_soon=node.start_soon,
+        )
+        self._callers.add(caller)
+        try:
+            with caller.scope:
+                await serve(stream, hello=caller.welcome, dispatch=caller.dispatch, bounds=bounds, admit=caller.admit)
+        finally:
+            self._callers.discard(caller)
 
     async def _serve_http(
         self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED

@@ -1,4 +1,4 @@
-"""The calling side of the wire protocol: one connection, many calls in flight (design: wire).
+"""The calling side of the wire protocol, and the sending half of both sides (design: wire).
 
 Works on trio and on asyncio.  A call is answered, or fails with the error that the server sent,
 or with `TimedOut`.  If the connection breaks it fails with `Unavailable`, or with `Unknown` if the
@@ -7,17 +7,18 @@ request may have been executed.  A call given up is withdrawn at the server.
 
 from __future__ import annotations
 
+import math
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
 from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
 from onyxq.wire.background import Spawner
 from onyxq.wire.network import Network
-from onyxq.wire.outlet import UNSENT_BYTES_MAX, Outlet
 from onyxq.wire.protocol import (
     ANSWER_BYTES_MAX,
     CANCEL,
@@ -44,8 +45,112 @@ RECEIVE_BYTES = 256 * 1024
 LATE_MAX = 1000
 """Number of withdrawn calls whose answers are still recognised."""
 
+SEND_BYTES_MAX = 1024 * 1024
+"""Bytes of one send at most, so that progress is visible."""
+UNSENT_BYTES_MAX = 64 * 1024 * 1024
+"""Unsent bytes from which on producers must wait."""
+STALL_S = 60.0
+"""Seconds in which one send must end."""
+
 BREAKS = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 """Errors that a byte stream raises at its end (TimeoutError is an OSError)."""
+
+
+class Outlet:
+    """The sending half of a connection: frames in, few large sends out.
+
+    `put` never waits. Frames of one turn of the event loop are sent together: groups of calls must not break up, since
+    a group costs the other side about as much as a call. Code that makes frames checks `unsent` and waits with `room`.
+    """
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.unsent = 0
+        self.sent_at = -1.0
+        """Monotonic second at which the last send ended."""
+        self._stream = stream
+        self._socket = stream.extra(SocketAttribute.raw_socket) if isinstance(stream, SocketStream) else None
+        """Socket that takes bytes without waiting; None if the stream is encrypted or simulated."""
+        self._frames: list[bytes] = []
+        self._waits = Waits()
+        self._wake = Wait(math.inf)
+        self._progress = anyio.Event()
+        self._ending = False
+
+    def put(self, frame: bytes) -> None:
+        """Send a frame soon; after `end` it is dropped."""
+        if self._ending:
+            return
+        self._frames.append(frame)
+        self.unsent += len(frame)
+        if len(self._frames) == 1:
+            self._wake.end()
+
+    def end(self) -> None:
+        """Let `run` return once everything put so far is sent."""
+        self._ending = True
+        self._wake.end()
+
+    def abandon(self) -> None:
+        """Drop unsent frames, and let all that wait for room continue."""
+        self._ending = True
+        self._frames.clear()
+        self.unsent = 0
+        self._progress.set()
+
+    async def room(self) -> None:
+        """Wait until less than `UNSENT_BYTES_MAX` is unsent."""
+        while self.unsent >= UNSENT_BYTES_MAX:
+            await self._progress.wait()
+
+    async def run(self) -> None:
+        """Send until `end`; raises the stream's errors, and TimeoutError when it stalls."""
+        with anyio.CancelScope() as stalled:
+            await self._send_all(stalled)
+        if stalled.cancelled_caught:
+            raise TimeoutError(f"a send did not end within {STALL_S:.0f} s")
+
+    async def _send_all(self, stalled: anyio.CancelScope) -> None:
+        while True:
+            self._send_now()
+            if not self._frames:
+                if self._ending:
+                    return
+                self._wake = Wait(math.inf)
+                await self._waits.wait(self._wake)
+                continue
+            data = self._taken()
+            for start in range(0, len(data), SEND_BYTES_MAX):
+                part = data[start : start + SEND_BYTES_MAX]
+                stalled.deadline = anyio.current_time() + STALL_S
+                await self._stream.send(part)
+                stalled.deadline = math.inf
+                self._sent(len(part))
+
+    def _send_now(self) -> None:
+        """Send what the socket takes without waiting. The stream takes the rest, and raises the socket's errors."""
+        if self._socket is None or not self._frames:
+            return
+        data = self._taken()
+        try:
+            size = os.write(self._socket.fileno(), data)
+        except OSError:
+            size = 0
+        if size < len(data):
+            self._frames.append(data[size:])
+        if size:
+            self._sent(size)
+
+    def _taken(self) -> bytes:
+        frames, self._frames = self._frames, []
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _sent(self, size: int) -> None:
+        self.sent_at = anyio.current_time()
+        full = self.unsent >= UNSENT_BYTES_MAX
+        self.unsent -= size
+        if full:  # a producer may wait for room
+            self._progress.set()
+            self._progress = anyio.Event()
 
 
 class _Call(Wait):
@@ -68,7 +173,7 @@ class Connection:
         """Set when no call can be made any more."""
         self._reason = ""
         self._stream = stream
-        self._outlet = Outlet()
+        self._outlet = Outlet(stream)
         self._decoder = Decoder(frame_bytes_max=HELLO_BYTES_MAX)
         self._calls: dict[int, _Call] = {}
         self._waits = Waits()
@@ -212,7 +317,7 @@ class Connection:
     async def _run(self) -> None:
         try:
             async with anyio.create_task_group() as group:
-                for part in (self._read, self._write, self._watch, self._waits.watch, self._until_stopped):
+                for part in (self._read, self._outlet.run, self._watch, self._waits.watch, self._until_stopped):
                     group.start_soon(self._end_all_after, part, group.cancel_scope)
         finally:
             self._fail_all("the connection was closed")
@@ -231,9 +336,6 @@ class Connection:
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
-
-    async def _write(self) -> None:
-        await self._outlet.run(self._stream)
 
     async def _read(self) -> None:
         while True:

@@ -20,8 +20,7 @@ from anyio.abc import ByteStream
 
 from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut
 from onyxq.wire.bounds import Bounds
-from onyxq.wire.connection import BREAKS, RECEIVE_BYTES
-from onyxq.wire.outlet import Outlet
+from onyxq.wire.connection import BREAKS, RECEIVE_BYTES, Outlet
 from onyxq.wire.protocol import (
     ANSWER_BYTES_MAX,
     CANCEL,
@@ -122,7 +121,7 @@ class _Exchange:
 
     def __init__(self, stream: ByteStream, dispatch: Dispatch, bounds: Bounds, admit: Admit | None) -> None:
         self.peer = Hello()
-        self.outlet = Outlet()
+        self.outlet = Outlet(stream)
         self.decoder = Decoder(frame_bytes_max=HELLO_BYTES_MAX)
         self._stream = stream
         self._dispatch = dispatch
@@ -310,7 +309,7 @@ async def serve(
     exchange = _Exchange(stream, dispatch, bounds, admit)
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(_write, exchange, stream, group.cancel_scope)
+            group.start_soon(_write, exchange, group.cancel_scope)
             await _read(exchange, hello, bounds)
             with anyio.move_on_after(GOODBYE_TIMEOUT_S):
                 await exchange.written.wait()
@@ -342,9 +341,9 @@ async def _read(exchange: _Exchange, hello: Hello | Welcome, bounds: Bounds) -> 
         exchange.refuse(error)
 
 
-async def _write(exchange: _Exchange, stream: ByteStream, scope: anyio.CancelScope) -> None:
+async def _write(exchange: _Exchange, scope: anyio.CancelScope) -> None:
     try:
-        await exchange.outlet.run(stream)
+        await exchange.outlet.run()
     except BREAKS:
         scope.cancel()
     finally:

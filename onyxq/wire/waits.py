@@ -49,10 +49,11 @@ class Waits:
         self._next = math.inf
         """Time at which the deadlines are checked next: that of the earliest one, or before it."""
         self._pause: anyio.CancelScope | None = None
+        self._ended = False
 
     async def wait(self, wait: Wait) -> bool:
-        """Return whether the wait ended before its deadline."""
-        if not wait.over:
+        """Return whether the wait ended before its deadline, and before `watch` did."""
+        if not wait.over and not self._ended:
             self._waiting[wait] = None
             if wait.until < self._next:
                 self._next = wait.until
@@ -66,15 +67,20 @@ class Waits:
 
     async def watch(self) -> None:
         """Wake each wait at its deadline; run until cancelled."""
-        while True:
-            with anyio.CancelScope(deadline=self._next) as self._pause:
-                await anyio.sleep_forever()
-            now, self._next = anyio.current_time(), math.inf
+        try:
+            while True:
+                with anyio.CancelScope(deadline=self._next) as self._pause:
+                    await anyio.sleep_forever()
+                now, self._next = anyio.current_time(), math.inf
+                for wait in self._waiting:
+                    if wait.until <= now:
+                        wait.wake()
+                    else:
+                        self._next = min(self._next, wait.until)
+        finally:
+            self._ended = True
             for wait in self._waiting:
-                if wait.until <= now:
-                    wait.wake()
-                else:
-                    self._next = min(self._next, wait.until)
+                wait.wake()
 
 
 async def _asyncio_park(wait: Wait) -> None:

@@ -15,9 +15,8 @@ from anyio.abc import ByteStream
 from onyxq.errors import BadRequest, NotFound, OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
 from onyxq.wire import connection as connection_module
 from onyxq.wire.background import Background
-from onyxq.wire.connection import CALLS_MAX, Connection
+from onyxq.wire.connection import CALLS_MAX, SEND_BYTES_MAX, STALL_S, Connection, Outlet
 from onyxq.wire.network import Network
-from onyxq.wire.outlet import SEND_BYTES_MAX, STALL_S, Outlet
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import REQUESTS_MAX, Request, serve
 from onyxq.wire.tcp import TcpNetwork
@@ -504,11 +503,11 @@ def test_a_send_that_makes_no_progress_ends() -> None:
             async def aclose(self) -> None:
                 raise NotImplementedError
 
-        outlet = Outlet()
+        outlet = Outlet(Slow())
         outlet.put(bytes(3 * SEND_BYTES_MAX + 1))
         start = anyio.current_time()
         with pytest.raises(TimeoutError):
-            await outlet.run(Slow())
+            await outlet.run()
         assert len(taken) == 3 and outlet.unsent == 1
         assert anyio.current_time() - start == pytest.approx(4 * STALL_S - 3)
 

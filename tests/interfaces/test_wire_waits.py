@@ -94,6 +94,27 @@ def test_an_answer_at_the_moment_of_a_cancellation_is_not_lost(backend: str) -> 
     play(scenario, backend)
 
 
+@BACKENDS
+def test_waits_end_when_nothing_watches_their_deadlines(backend: str) -> None:
+    """Calls of a client that is closed do not hang, neither those that wait nor later ones."""
+
+    async def main() -> None:
+        waits, ended = Waits(), list[bool]()
+
+        async def wait() -> None:
+            ended.append(await waits.wait(Wait(anyio.current_time() + 3600)))
+
+        async with anyio.create_task_group() as group:
+            async with Background() as background:
+                background.start_soon(waits.watch)
+                group.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
+            await wait()
+        assert ended == [False, False]
+
+    anyio.run(main, backend=backend)
+
+
 async def _end_soon(wait: Wait) -> None:
     await anyio.wait_all_tasks_blocked()
     wait.end()
