@@ -18,6 +18,7 @@ import anyio.lowlevel
 
 from onyxq.access.certificates import Certificates
 from onyxq.client.batches import Batching
+from onyxq.client.claim_requests import ClaimRequests, Options
 from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
 from onyxq.client.enqueues import Enqueuer, Enqueuing
 from onyxq.client.held_claims import Holder, completion_items, extend, items_of, renewal_items
@@ -30,6 +31,7 @@ from onyxq.client.values import Task, TaskUpdate, as_id
 from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import AHEAD_MS_MAX
+from onyxq.operations.table.claim import CLAIM_TASKS_MAX
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
@@ -37,15 +39,6 @@ from onyxq.wire.tcp import split_address
 
 ADDRESS = "127.0.0.1:7400"
 TIMEOUT_MS = 30_000
-POLL_MS_MIN = 250
-POLLS_PER_LEASE = 4
-"""Number of parts of a lease; one request for claims waits for one part at most.
-
-A lease counts from when the request was sent: a claim granted at the end of a long wait would be worthless.
-"""
-LEASES_KNOWN_MAX = 1_000
-UNKNOWN_LEASE_MS = 4_000
-"""Assumed lease of queues that were never claimed from, if the caller names none, in milliseconds."""
 SLOW = ("gc", "leave")
 """Methods whose answer may take the whole timeout."""
 
@@ -85,8 +78,6 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
             split_address(each)
         self._hello = Hello(credential=token)
         self._timeout_ms = timeout_ms
-        self._leases: dict[frozenset[str], int] = {}
-        """Shortest lease last granted by each set of queues that was claimed from without a given lease."""
         self._network = network or (Certificates.from_environment() if tls is None else tls).network()
         self._now_ms = now_ms or _wall_ms
         self._random_64 = random_64 or _random_64
@@ -99,6 +90,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         self._pool = Pool(self._background, self._network, self._addresses, hello=self._hello, generator=generator)
         self._enqueuer = Enqueuer(self._pool, now_ms=self._now_ms, random_64=self._random_64)
         self._holder = Holder(self._pool)
+        self._claims = ClaimRequests(self._pool)
         self._committer = Committer(self._pool, self._enqueuer)
         self._background.start_soon(self._pool.keep_routes)
         self._background.start_soon(self._pool.waits.watch)
@@ -183,6 +175,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
     ) -> ClaimBatch:
         """Claim up to ``max`` tasks (at most 1,000); wait up to ``wait_ms`` for the first.
 
+        Concurrent calls with the same options share requests, except those that name a worker.
         ``lease_ms``: how long the claims are valid; default: as the queues set it. ``ahead_ms`` (up to 1,000): if no
         task is ready, also claim tasks that are due within this time, so that they can start without delay. Do not
         start them before `Claim.due`.
@@ -192,46 +185,11 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         """
         if type(ahead_ms) is not int or not 0 <= ahead_ms <= AHEAD_MS_MAX:
             raise BadRequest(f"ahead_ms must be from 0 to {AHEAD_MS_MAX}, not {ahead_ms!r}", field="ahead_ms")
-        names = [queues] if isinstance(queues, str) else list(queues)
-        clock = anyio.current_time
-        wait_until = clock() + wait_ms / 1000
-        expected_ms = self._leases.get(frozenset(names), UNKNOWN_LEASE_MS) if lease_ms is None else lease_ms
-        poll_ms = _poll_ms(expected_ms)
-        sent_at = 0.0
-
-        def args() -> dict[str, Any]:
-            nonlocal sent_at
-            sent_at = clock()
-            left_ms = int((wait_until - sent_at) * 1000)
-            now_wait_ms = min(left_ms, poll_ms) if left_ms > 0 else 0
-            return {
-                "queues": names,
-                "max": max,
-                "lease_ms": lease_ms,
-                "wait_ms": now_wait_ms,
-                "worker": worker or self._worker,
-                "ahead_ms": ahead_ms,
-            }
-
-        while True:
-            answer = await self._pool.call(
-                "claim",
-                args,
-                until=wait_until + self._seconds(timeout_ms),
-                wait_ms=poll_ms,
-                retry_until=wait_until,
-                late=self._give_back,
-            )
-            if answer["claims"] or clock() >= wait_until:
-                batch = ClaimBatch.of(answer, sent_at=sent_at, lease_ms=lease_ms, now=clock())
-                if lease_ms is None and batch:
-                    self._learn_lease(names, batch)
-                return batch
-
-    def _learn_lease(self, names: Sequence[str], batch: ClaimBatch) -> None:
-        if len(self._leases) >= LEASES_KNOWN_MAX:
-            self._leases.clear()
-        self._leases[frozenset(names)] = min(run.lease_ms for run in batch.runs)
+        if not isinstance(max, int) or not 1 <= max <= CLAIM_TASKS_MAX:
+            raise BadRequest(f"max must be from 1 to {CLAIM_TASKS_MAX}, not {max!r}", field="max")
+        names = (queues,) if isinstance(queues, str) else tuple(queues)
+        options = Options(names, lease_ms, wait_ms, worker or self._worker, ahead_ms, self._seconds(timeout_ms))
+        return await self._claims.claim(options, max, shares=worker is None)
 
     async def update(self, claim: Claim, data: bytes, *, w: int | None = None, timeout_ms: int | None = None) -> int:
         """Append an update to a claimed task; return its number, counted from 0 per claim.
@@ -353,12 +311,6 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         wait_ms = int(self._seconds(timeout_ms) * 1000) if method in SLOW else int(args.get("wait_ms") or 0)
         return await self._pool.call(method, args, until=self._until(timeout_ms) + wait_ms / 1000, wait_ms=wait_ms)
 
-    def _give_back(self, answer: dict[str, Any]) -> None:
-        """Release claims that arrived after their call had ended: no worker would run the tasks."""
-        late = ClaimBatch.of(answer, sent_at=0.0)
-        if late:
-            self._pool.notify("release", {"items": items_of(late)})
-
     def _until(self, timeout_ms: int | None) -> float:
         return anyio.current_time() + self._seconds(timeout_ms)
 
@@ -382,11 +334,6 @@ async def _together(work: Callable[[], Awaitable[None]], count: int) -> None:
             tasks.start_soon(run)
     if errors:
         raise errors[0]
-
-
-def _poll_ms(lease_ms: int) -> int:
-    """Return the longest wait of one claim request in milliseconds: most of the lease must be left after it."""
-    return max(POLL_MS_MIN, lease_ms // POLLS_PER_LEASE)
 
 
 def _wall_ms() -> int:

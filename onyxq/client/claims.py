@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, overload
 from zlib import crc32
 
 import anyio
-from attrs import define, field, setters
+from attrs import define, evolve, field, setters
 
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import TaskRun, task_header, unpack_task
@@ -39,6 +39,16 @@ class ClaimedRun:
     _header: dict[str, Any] | None = field(default=None, init=False, repr=False)
     _run: TaskRun | None = field(default=None, init=False, repr=False)
     _offsets: list[int] = field(factory=list, init=False, repr=False)
+    _whole: ClaimedRun | None = field(default=None, init=False, repr=False)
+    """The run that this is a part of; it holds the header and the payloads."""
+    _start: int = field(default=0, init=False, repr=False)
+    """Index of the first task in the whole run."""
+
+    def part(self, start: int, count: int) -> ClaimedRun:
+        """Return some of the tasks as a run with a lease of its own."""
+        part = evolve(self, first=self.id_at(start), count=count)
+        part._whole, part._start = self._whole or self, self._start + start
+        return part
 
     def id_at(self, index: int) -> TaskId:
         """Return the id of the task at ``index``."""
@@ -47,12 +57,16 @@ class ClaimedRun:
     @property
     def header(self) -> dict[str, Any]:
         """The options that the tasks share: queue, priority and others."""
+        if self._whole is not None:
+            return self._whole.header
         if self._header is None:
             self._header = task_header(self.body)[0] if self.body else {}
         return self._header
 
     def payload(self, index: int) -> bytes:
         """Return the payload of one task; raise `Corrupt` if its checksum does not match."""
+        if self._whole is not None:
+            return self._whole.payload(self._start + index)
         if not self.body:
             return b""
         if self._run is None:
