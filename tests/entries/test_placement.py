@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyrsistent import pmap
 
 from log_entries import replace_node
-from onyxq.core.placement import eligible_nodes, reconcile
+from onyxq.core.placement import eligible_nodes, reconcile, weight
 from onyxq.core.replica import EMPTY, Replica
 from tests.entries.cohorts import (
     arrive,
@@ -206,6 +206,16 @@ def test_a_replaced_node_that_comes_back_gets_a_share_again() -> None:
     assert spread(copies(back)) <= 1
     mine = [number for number, found in back.partitions.items() if "n00" in found.target]
     assert all("n00" in before.partitions[number].members for number in mine)
+
+
+def test_a_lost_copy_is_made_where_one_still_is() -> None:
+    """A node that holds a copy until the partition settles keeps it, although another node weighs more."""
+    assert weight(0, "q") > weight(0, "a")
+    replica = reconcile(arrive(cluster("a", "b", "c", partitions=1), "n", "q"))
+    moving = evolve(replica.partitions[0], target=("b", "c", "n"))
+    replica = leave(evolve(replica, partitions=replica.partitions.set(0, moving)), "c")
+    assert replica.partitions[0].members == ("a", "b", "c")
+    assert targets(replace(replica, "c"))[0] == ("a", "b", "n")
 
 
 def test_a_draining_node_leads_nothing_and_keeps_its_copies() -> None:

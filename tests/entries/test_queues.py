@@ -184,6 +184,17 @@ def test_a_slow_rate_lets_one_task_pass() -> None:
     world.done(world.limited(1, 1), after_ms=1)
 
 
+def test_the_wait_for_a_rate_ends_in_the_first_millisecond_with_room() -> None:
+    """A leader that tried earlier would be refused, and nothing would wake it again."""
+    world = QueueWorld()
+    world.limit(rate=3)
+    assert wait_ms(world.replica, "q") == 0
+    world.done(world.limited(0, 1))
+    wait = wait_ms(world.replica, "q")
+    assert wait == 333_334
+    assert [room(world.replica, "q", since_ms=one) for one in (wait - 1, wait)] == [0, 1]
+
+
 def test_a_paused_queue_is_not_granted() -> None:
     """Limited grants check this; existing claims are not affected."""
     world = QueueWorld()

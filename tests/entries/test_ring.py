@@ -299,10 +299,12 @@ def test_one_clock_off_the_others_is_told() -> None:
     errors = {peer: ring.clock_error_ms(world.now, peer) for peer in "abc"}
     assert errors["a"] == errors["b"] == 0 and -21_000 < errors["c"] < -19_000
     assert ring.clock_error_ms(world.now, "c", among=["b", "c"]) == 0
+    assert [ring.clock_is_shared(world.now, peer) for peer in "abc"] == [True, True, False]
 
 
 def test_of_two_clocks_that_disagree_none_is_called_wrong() -> None:
-    """With two members it is unknown which one is wrong."""
+    """With two members it is unknown which one is wrong, so neither shows the ring's time."""
     world = created("a", "b")
     world.submit("b", gc.Args(), clock_ahead_ms=20_000)
     assert {ring.clock_error_ms(world.now, peer) for peer in "ab"} == {0}
+    assert not any(ring.clock_is_shared(world.now, peer) for peer in "ab")

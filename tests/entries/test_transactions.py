@@ -334,12 +334,13 @@ def test_pending_rows_of_another_attempt_are_over_at_their_deadline() -> None:
     world.done(commit("t", Claim(1, world.granted(tasks(0, 2, partition=1)), (tasks(0, 2, partition=1),))))
     found = world.replica.transactions["t"]
     (_, digest), late = found.parts[1], evolve(world.replica, log_time_ms=found.deadline_ms + 1)
+    in_time = evolve(world.replica, log_time_ms=found.deadline_ms)
+    other = pending_facts.part_key(pending_facts.Part(found.deadline_ms, b"another attempt", "t"))
     assert not pending_facts.is_over(
         late, 1, pending_facts.part_key(pending_facts.Part(found.deadline_ms, digest, "t"))
     )
-    assert pending_facts.is_over(
-        late, 1, pending_facts.part_key(pending_facts.Part(found.deadline_ms, b"another attempt", "t"))
-    )
+    assert not pending_facts.is_over(in_time, 1, other)
+    assert pending_facts.is_over(late, 1, other)
 
 
 def test_runs_are_named_as_plain_tuples_in_the_replica() -> None:

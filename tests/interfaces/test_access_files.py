@@ -116,9 +116,10 @@ def test_what_is_wrong_in_a_line_is_named(tokens: str) -> None:
 
 
 def test_secrets_are_not_read_from_files_of_everybody(tmp_path: Path) -> None:
-    """Neither the access file nor the settings file may be readable by other users."""
-    with pytest.raises(BadRequest, match="all users of this machine"):
-        load_access(written(tmp_path, TOKEN, mode=0o644))
+    """Other users may neither read nor write the access file and the settings file."""
+    for mode in (0o604, 0o602):
+        with pytest.raises(BadRequest, match="all users of this machine"):
+            load_access(written(tmp_path, TOKEN, mode=mode))
     with pytest.raises(BadRequest, match="No such file"):
         load_access(str(tmp_path / "none.toml"))
     for text, mode, fine in (

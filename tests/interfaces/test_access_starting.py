@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ ASKS = Access((Token.of("a token of some length", "t", ["read"]),), "what peers 
 def test_loopback_is_known(host: str, own: bool) -> None:
     """A name counts only if all its addresses are loopback."""
     assert is_loopback(host) == own
+
+
+def test_a_name_with_another_address_beside_loopback_is_not_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other machines reach the server at that address."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.1", "10.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: found)
+    assert not is_loopback("both.example")
+    found.pop()
+    assert is_loopback("both.example")
 
 
 @pytest.mark.parametrize("field", ["listen", "http"])
