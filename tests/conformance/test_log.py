@@ -344,6 +344,8 @@ async def test_trimming_resumes_where_it_stopped(opened: Opener) -> None:
     found = await other.origin()
     assert found is not None
     assert await other.store_origin(34, b"p", expected_version=found.version)
+    now = await one.origin()
+    assert now is not None and (now.position, now.trimmed) == (34, 19)
     assert await one.trim(100) == 15
     now = await one.origin()
     assert now is not None and (now.position, now.trimmed) == (34, 34)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgpack
 import pytest
 import trio
+import trio.testing
 
 from onyxq.core.log.interface import AppendUnknown, Record, SessionLost, Trimmed
 from onyxq.errors import Conflict, LogDamaged, LogUnavailable
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.anyio
 
 TURNS = 1_000
 """Rounds of the event loop while a flush waits."""
+CLOSED_S = 10.0
+"""Longest time that the writer thread needs to end."""
 
 
 @pytest.fixture
@@ -76,6 +79,31 @@ async def test_closing_the_backend_ends_its_sessions(tmp_path: Path) -> None:
         await session.append(b"x")
     with pytest.raises(LogUnavailable):
         await backend.session()
+
+
+def test_closing_writes_what_waits_and_ends(tmp_path: Path) -> None:
+    """The writer takes the waiting records and the end together."""
+    backend = EmbeddedBackend.open(tmp_path)
+    free = threading.Event()
+
+    async def append_and_leave() -> None:
+        session = await backend.session()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: backend.submit(work=free.wait))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(session.append, b"x")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(append_and_leave)
+    assert backend._begin_close()
+    free.set()
+    backend._writer.join(CLOSED_S)
+    assert not backend._writer.is_alive()
+    backend._finish_close()
+    backend = EmbeddedBackend.open(tmp_path)
+    assert backend.following == 1
+    backend.close()
 
 
 def test_a_second_opening_in_the_same_process_is_refused(tmp_path: Path) -> None:

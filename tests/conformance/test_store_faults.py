@@ -291,6 +291,26 @@ async def test_a_failing_disk_fails_writes_until_it_is_well(tmp_path: Path) -> N
         assert store.known_bits(first_id(0)) == 1
 
 
+def test_a_disk_is_in_trouble_from_its_first_refusal_until_it_takes_a_write(tmp_path: Path) -> None:
+    """Attempts in between do not restart the time after which the peer leaves the ring."""
+
+    async def main() -> None:
+        world = World("memory", tmp_path)
+        async with world.store() as store:
+            assert store.condition.trouble_s() == 0
+            world.disk.failing = True
+            for _ in range(3):
+                with pytest.raises(StoreFailed):
+                    await put(store, tasks(first_id(0), 1))
+                await trio.sleep(2)
+            assert store.condition.trouble_s() == 6
+            world.disk.failing = False
+            await put(store, tasks(first_id(0), 1))
+            assert store.condition.trouble_s() == 0
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_crash_decides_what_was_not_yet_synced(tmp_path: Path, *, keep: bool) -> None:
     """Acknowledged rows stay; a running write is completely stored or lost."""

@@ -69,6 +69,9 @@ async def test_a_value_is_in_the_file_before_its_write_returns(tmp_path: Path) -
     with pytest.raises(StoreFailed):
         await store.write(Batch(meta=((PEERS_META, b"p3"),)))
     assert store.meta(PEERS_META) == b"p1 p2"
+    await store.aclose()
+    store = LmdbStore.open(tmp_path)
+    assert store.meta(PEERS_META) == b"p1 p2"
     (tmp_path / (identity.FILE + ".new")).rmdir()
     await store.write(Batch(meta=((PEERS_META, b"p3"),)))
     assert identity.read(tmp_path)[PEERS_META] == "p3"

@@ -10,7 +10,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onyxq.core.facts import FAILED, GRANTED, RETRIED, STOPPED, TASK, Row, key_digest, key_of
+from onyxq.core.facts import CANCELLED, FAILED, GRANTED, RETRIED, STOPPED, TASK, Row, key_digest, key_of
 from onyxq.core.ids import TaskId, id_at, make_id, mask_of, stretch_of
 from onyxq.core.purged import Watermark
 from onyxq.store.interface import Batch, Ended, Purge
@@ -153,8 +153,9 @@ async def test_stretches_are_listed_up_to_a_time_and_tell_how_they_ended(world: 
     """A stretch has no end while a task in it is unfinished or stops its key."""
     busy, failed, whole = old(), old(2048), old(4096, hours=1)
     async with world.store() as store:
-        await put(store, tasks(busy, 2), done(busy, 1), tasks(failed, 1, ordering_key="a"), tasks(whole, 2))
+        await put(store, tasks(busy, 2), done(busy, 1), tasks(failed, 1, ordering_key="a"), tasks(whole, 3))
         await put(store, done(failed, 1, outcome=STOPPED), done(whole, 1), done(id_at(whole, 1), 1, outcome=FAILED))
+        await put(store, done(id_at(whole, 2), 1, outcome=CANCELLED))
         await put(store, tasks(first_id(), 1))
         names = store.stretches(3, before_ms=NOW_MS - 2000)
         assert sorted(name[-20:] for name in names) == [busy, failed, whole]
@@ -162,7 +163,7 @@ async def test_stretches_are_listed_up_to_a_time_and_tell_how_they_ended(world: 
         assert store.stretches(3, after=names[1], before_ms=NOW_MS - 2000, limit=5) == names[2:]
         assert store.stretches(3, before_ms=OLD_MS) == []
         assert store.ended(busy) is None and store.ended(failed) is None
-        assert store.ended(whole) == Ended({"mail": NOW_MS}, 2)
+        assert store.ended(whole) == Ended({"mail": NOW_MS}, 0b110)
         store.raise_watermark(3, Watermark(OLD_MS + 1, frozenset({busy})))
         assert sorted(name[-20:] for name in store.stretches(3, before_ms=NOW_MS - 2000)) == [busy, whole]
 
@@ -185,11 +186,12 @@ async def test_what_is_purged_and_not_deleted_yet_is_not_listed(world: World) ->
         assert [name[-20:] for name in store.stretches(3, before_ms=OLD_MS + 2 * HOUR)] == kept[:2]
 
 
+@pytest.mark.parametrize("hours", [0, 2])
 @in_trio
-async def test_a_task_that_gave_way_for_its_unique_key_does_not_come_back(world: World) -> None:
+async def test_a_task_that_gave_way_for_its_unique_key_does_not_come_back(world: World, hours: int) -> None:
     """The current task of the key stays until the younger one is gone."""
     async with world.store() as store:
-        stands, gave_way = old(), old(2048, hours=2)
+        stands, gave_way = old(), old(2048, hours=hours)
         await put(store, tasks(stands, 1, unique_key="k", order=[1, 2, 1]), done(stands, 1))
         await put(store, tasks(gave_way, 1, unique_key="k", order=[1, 1, 1]))
         assert store.unique(3, "mail", "k") == stands

@@ -13,7 +13,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onyxq.core.facts import Row, sealed
+from onyxq.core.facts import FAILED, Mark, Row, sealed
 from onyxq.core.ids import ids_of, runs_of, stretch_of
 from onyxq.core.purged import Watermark
 from onyxq.errors import Corrupt, Unavailable
@@ -251,6 +251,24 @@ def test_rows_that_come_during_a_rebuild_are_indexed_once(
     """This holds before and after the position of the rebuild."""
     rows, batches = history
     trio.run(write_during_rebuild, World("memory", Path()), rows[: cut % len(rows)], list(batches), slice_rows)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@pytest.mark.parametrize("comes", [0, 1])
+@in_trio
+async def test_of_two_values_under_a_key_the_same_stays_during_a_rebuild(tmp_path: Path, kind: str, comes: int) -> None:
+    """An acknowledged row is not lost because a refused one was stored before it."""
+    last = first_id(4096)
+    values = [done(last, 1, outcome=FAILED, mark=Mark(1, 1)), done(last, 1, mark=Mark(2, 1))]
+    async with World(kind, tmp_path).store() as store:
+        await put(store, tasks(first_id(), 1), tasks(last, 1), values[1 - comes])
+        await store.write(Batch(mark=(3,)))
+        await store.write(Batch(rebuild=Rebuild(3, rows_max=1)))
+        await put(store, values[comes])
+        assert store.unindexed() == [3]
+        await rebuild(store)
+        assert store.get(values[1].key) == values[1].value
+        assert store.counts(3)["mail"].completed == 1
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
