@@ -62,6 +62,15 @@ def test_the_pace_of_a_key_holds_however_many_keys_have_one() -> None:
     assert all(keys.next_ms(one, 0, PER_SECOND) <= 11_000 for one in early)
 
 
+def test_a_new_leader_keeps_the_pace_of_a_key() -> None:
+    """It does not know when its predecessor granted the last task: that may have been just before."""
+    keys = OrderingKeys(MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000), set[TaskId]().__contains__)
+    one = piece(task(1, 0)[0])
+    assert keys.next_ms(one, 10_000, PER_SECOND) == 11_000
+    keys.granted(one, PER_SECOND, 11_500)
+    assert keys.next_ms(one, 10_000, PER_SECOND) == 12_500
+
+
 def test_runs_of_a_request_go_once_what_they_depend_on_is_stored() -> None:
     """This holds for any order; runs without dependencies in the request go first."""
     ids = [make_id(1, 0, 1, 1_024 * number) for number in range(5)]

@@ -9,9 +9,12 @@ import pytest
 import trio
 from attrs import define, evolve, field
 
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import make_id
 from onyxq.core.limits import TIMERS_QUEUE as QUEUE
+from onyxq.core.purged import Watermark
 from onyxq.core.timer_model import unpack
-from onyxq.errors import Conflict, NotFound, OnyxqError
+from onyxq.errors import Conflict, NotFound, OnyxqError, Purged
 from onyxq.operations.timers import Timers
 from simulation.scenes.base import leader_of
 from simulation.world.clients import RecordingClient
@@ -181,6 +184,21 @@ def test_a_repeated_request_sets_nothing_twice() -> None:
             await ask("timer.set", again)
             assert await ask("timer.get", {"id": "t"}) == second
             assert (second["data"], second["task"] == first["task"]) == ("two", False)
+
+    simulate(workload, seed=1, options=OPTIONS)
+
+
+def test_a_timer_of_a_purged_time_is_refused() -> None:
+    """The store would drop its task, and nothing would fire."""
+
+    async def workload(world: World) -> None:
+        await world.settle()
+        leader = leader_of(world).running
+        assert leader is not None and leader.node is not None
+        leader.node.store.raise_watermark(0, Watermark(2_000))
+        body = pack_task({"format": "json", "queue": QUEUE, "unique_key": "t"}, [b"{}"])
+        with pytest.raises(Purged):
+            await leader.node.operations.timers.set(make_id(1_000, 0, 7, 0), body, replace=False)
 
     simulate(workload, seed=1, options=OPTIONS)
 
