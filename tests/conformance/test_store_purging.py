@@ -133,6 +133,10 @@ async def test_a_watermark_never_sinks(world: World) -> None:
         assert store.task_row(old()) is not None
         store.raise_watermark(3, ALL)
         assert store.task_row(old()) is None
+        await purge(store, ALL)
+        await purge(store, Watermark(NOW_MS - 1, kept))
+    async with world.store() as store:
+        assert store.watermark(3) == ALL
 
 
 @in_trio

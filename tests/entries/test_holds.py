@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from log_entries import commit_batch, commit_transaction, hold_transactions
 from log_entries.commit_transaction import HELD, REPEAT
@@ -52,6 +53,9 @@ def test_nothing_is_committed_until_the_hold_ends(world: World) -> None:
 def test_a_hold_that_nobody_ends_is_over_by_the_logs_clock(world: World) -> None:
     """This holds while no claim or lease counts time."""
     world.submit("a", hold(5_000))
+    held = world.now.hold
+    assert held is not None and on_hold(evolve(world.now, clock_ms=held.until_ms - 1)) == held
+    assert on_hold(evolve(world.now, clock_ms=held.until_ms)) is None
     world.now_ms += 4_900
     assert world.verdicts("a", commit(world, "one")) == [f"{HELD}: a backup"]
     world.now_ms += 200

@@ -106,6 +106,13 @@ def test_a_snapshot_of_another_log_contradicts_what_was_read(more: int) -> None:
     assert read.contradicted_by(other.trail, other.milestones) is not None
 
 
+def test_a_milestone_at_the_readers_own_position_is_compared() -> None:
+    """The trail of a snapshot that is far ahead does not reach back to it."""
+    read = ReadMark(MILESTONE_POSITIONS, b"mine", ((MILESTONE_POSITIONS, b"mine"),))
+    assert read.contradicted_by((), ((MILESTONE_POSITIONS, b"other"),)) == MILESTONE_POSITIONS
+    assert read.contradicted_by((), ((MILESTONE_POSITIONS, b"mine"), (2 * MILESTONE_POSITIONS, b"later"))) is None
+
+
 def test_milestones_stay_few() -> None:
     """A billion records later a snapshot is larger by some kilobytes."""
     assert len(milestones(20_000)) < 70

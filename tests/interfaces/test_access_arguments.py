@@ -13,9 +13,9 @@ from onyxq.access.grants import Access, Token
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import ids_of
 from onyxq.core.queue_settings import SETTINGS
-from onyxq.errors import Forbidden, NotFound, Unauthorized
+from onyxq.errors import Forbidden, NotFound, TooLarge, Unauthorized
 from onyxq.interfaces.local_cluster import LocalCluster
-from onyxq.operations.checks.access import RUNS_AT_ONCE, Guarded
+from onyxq.operations.checks.access import ARGUMENTS_BYTES_MAX, RUNS_AT_ONCE, Guarded, check_size
 from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
 from tests.interfaces.test_protocol_page import TOLD
 
@@ -159,6 +159,15 @@ def test_without_a_secret_nobody_is_taken_for_a_peer(secret: str | None, credent
     """A cluster of one peer may ask for tokens and have no secret; an empty credential must not match that."""
     with pytest.raises(Unauthorized):
         Access((ALL,), secret).check_peer(credential)
+
+
+def test_only_operations_that_take_data_take_large_requests() -> None:
+    """The size is judged before anything is decoded, also for a method that does not exist."""
+    check_size("enqueue", ARGUMENTS_BYTES_MAX + 1)
+    for method in ("count", "queue.set", "no.such.method"):
+        check_size(method, ARGUMENTS_BYTES_MAX)
+        with pytest.raises(TooLarge):
+            check_size(method, ARGUMENTS_BYTES_MAX + 1)
 
 
 def test_every_page_of_a_look_up_is_checked() -> None:

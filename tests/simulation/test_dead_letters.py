@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from onyxq.core.ids import TaskId
+from onyxq.core.ids import TaskId, ms_of, partition_of
+from onyxq.core.purged import NOTHING, Watermark
 from onyxq.errors import BadRequest
+from simulation.scenes.base import leader_of
 from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
@@ -93,6 +95,30 @@ def test_a_requeued_dead_letter_has_all_its_retries_again() -> None:
             fresh = await tasks.put(b"y")
             (result,) = (await client.client.call("dead.requeue", {"ids": [fresh]}))["results"]
             assert result["code"] == "conflict" and "requeued" not in result["detail"]
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_dead_letter_is_not_requeued_while_its_time_is_about_to_be_purged() -> None:
+    """The purge may be on its way to the log already, and would delete the requeued task."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await tasks.put(b"x", retries=0)
+            dead = await kill(tasks)
+            number = partition_of(dead)
+            node = leader_of(world, number).running
+            assert node is not None and node.node is not None
+            leader, requeue = node.node.leaders[number], node.node.operations.dead_letters.requeue
+            leader.closing = Watermark(ms_of(dead) + 1)
+            (refused,) = await requeue([dead])
+            assert refused is not None and refused["code"] == "unavailable"
+            leader.closing = NOTHING
+            assert await requeue([dead]) == [None]
+            claim = await tasks.take()
+            assert claim is not None and claim.id == dead
+            await tasks.done(claim)
 
     simulate(workload, seed=1, options=STEADY)
 

@@ -9,14 +9,17 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
-from onyxq.core.facts import COMPLETED
+from onyxq.core.facts import COMPLETED, pack_task
 from onyxq.core.ids import Run, make_id
 from onyxq.errors import BadRequest, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge
+from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import Finish
 from onyxq.store.interface import Batch
+from onyxq.store.memory import MemoryStore
 from simulation.scenes.base import ONE, leader_of
 from simulation.workloads import NO_FAULTS
 from simulation.world.clients import RecordingClient
+from simulation.world.disk import SimulatedDisk
 from simulation.world.moves import MovesMix, under_moves
 from simulation.world.world import Options, World, simulate
 
@@ -66,6 +69,58 @@ def test_everything_can_be_seen_once_it_is_answered() -> None:
             await client.complete(claims[4])
 
     simulate(workload, seed=1, options=FOUR)
+
+
+def test_updates_of_two_transactions_under_one_number_are_both_kept() -> None:
+    """Both were prepared before the first could be seen, and both are committed."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1)
+            async with trio.open_nursery() as nursery:
+                for data in (b"one", b"two"):
+                    asked = {"name": data.decode(), "update": [[claim.id, claim.token, 0, data]]}
+                    nursery.start_soon(client.client.call, "transact", asked)
+            found = await client.client.task_log(claim.id)
+            assert [one.seq for one in found] == [0, 1]
+            assert {one.data for one in found} == {b"one", b"two"}
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_committed_task_is_stored_although_its_time_has_passed() -> None:
+    """The check of due times is for requests that can still be refused."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.set_queue("q", grace_ms=0)
+            leader = leader_of(world).running
+            assert leader is not None and leader.node is not None
+            due_ms = leader.node.wall_ms() - 5_000
+            first = make_id(due_ms, 0, 7, 0)
+            applier = leader.node.operations.transaction_parts.applier
+            await applier._enqueue_all([[first, pack_task({"queue": "q"}, [b"x"]), due_ms]])
+            assert (await client.client.get(first)).state == "ready"
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_pending_rows_reach_a_node_that_lacks_them() -> None:
+    """However few they are."""
+
+    async def main() -> None:
+        one, other = (MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000) for _ in range(2))
+        rows = pending_facts.pending_rows(0, pending_facts.Part(9_000, b"digest", "t"), [b"first", b"second"])
+        await one.write(Batch(pending=rows))
+
+        async def call(method: str, args: dict[str, Any]) -> None:
+            assert method == "cohort.push"
+            await other.write(Batch(pending=pending_facts.split_wire_rows(args["rows"], 0)[1]))
+
+        await pending_facts.push(one, call, 0, 1, theirs=set())
+        assert other.pending(0, rows[0].transaction) == rows
+
+    trio.run(main)
 
 
 def test_what_expires_while_its_completion_is_prepared_can_be_had_again() -> None:
