@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import trio
 
-from onyxq.core.facts import key_digest, pack_task, task_row
+from onyxq.core.facts import Mark, key_digest, pack_task, task_header, task_row
 from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import BadRequest
 from onyxq.leader.grants.ordering_keys import INTERVAL_MS, TIMES_MAX, OrderingKeys
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.task_keys import TaskKeys
 from onyxq.operations.enqueues import needed, waves
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
@@ -69,6 +76,20 @@ def test_a_new_leader_keeps_the_pace_of_a_key() -> None:
     assert keys.next_ms(one, 10_000, PER_SECOND) == 11_000
     keys.granted(one, PER_SECOND, 11_500)
     assert keys.next_ms(one, 10_000, PER_SECOND) == 12_500
+
+
+def test_the_order_of_a_key_does_not_follow_the_clock_back() -> None:
+    """The first task is not in the store yet when the second one gets its place."""
+    store = MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000)
+    marks, clock_ms = itertools.count(1), iter((5_000, 3_000, 5_001))
+    leader = SimpleNamespace(partition=0, epoch=1, mark=lambda: Mark(1, next(marks)))
+    keys = TaskKeys(cast(OperationsHost, SimpleNamespace(store=store, wall_ms=lambda: next(clock_ms))))
+    header = {"ordering_key": "k", "queue": "q"}
+    placed = [
+        task_header(keys.ordered(cast(PartitionLeader, leader), task(number, 0)[0], header, body, None))[0]["order"]
+        for number, body in enumerate([pack_task(header, [b"x"])] * 3)
+    ]
+    assert [at_ms for at_ms, *_ in placed] == [5_000, 5_000, 5_001] and placed == sorted(placed)
 
 
 def test_runs_of_a_request_go_once_what_they_depend_on_is_stored() -> None:
