@@ -161,8 +161,9 @@ def test_without_a_secret_nobody_is_taken_for_a_peer(secret: str | None, credent
         Access((ALL,), secret).check_peer(credential)
 
 
-def test_only_operations_that_take_data_take_large_requests() -> None:
-    """The size is judged before anything is decoded, also for a method that does not exist."""
+def test_only_operations_that_take_data_take_large_requests(wires: tuple[Wire, Wire]) -> None:
+    """The size is judged before the arguments are, and also for a method that does not exist."""
+    assert wires[1].error("count", {"queue": "x" * ARGUMENTS_BYTES_MAX})["code"] == "too_large"
     check_size("enqueue", ARGUMENTS_BYTES_MAX + 1)
     for method in ("count", "queue.set", "no.such.method"):
         check_size(method, ARGUMENTS_BYTES_MAX)

@@ -105,6 +105,26 @@ def test_verdicts_of_records_that_landed_behind_an_origin_that_forgot_their_writ
     trio.run(scenario, clock=mock_clock())
 
 
+def test_an_entry_is_on_its_way_until_its_record_is_read() -> None:
+    """What a peer owes is submitted once, not again after every record that it reads meanwhile."""
+
+    async def scenario() -> None:
+        backend = MemoryBackend(SimulatedClock())
+        outbox = outbox_on(await backend.session())
+        entry = set_slots.Args(PEER, 1)
+        outbox.submit([entry])
+        assert outbox.holds(entry) and not outbox.holds(set_slots.Args(PEER, 2))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outbox.run)
+            await sent(backend, 1)
+            assert outbox.holds(entry)
+            outbox.applied(1, 0, [Outcome(0, "set_slots", entry, "applied", 1)])
+            assert not outbox.holds(entry)
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario, clock=mock_clock())
+
+
 def test_a_record_in_doubt_that_the_origin_holds_is_not_sent_again() -> None:
     """It would be a repeat; the waiting records are sent under the next number."""
 
