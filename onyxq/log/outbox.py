@@ -69,7 +69,6 @@ class Outbox:
         self._encode = encode
         self._waiting: deque[tuple[_Submission, bytes]] = deque()
         self._lazy: deque[tuple[_Submission, bytes]] = deque()
-        self._flight: list[tuple[_Submission, bytes]] = []
         self._unread: dict[int, list[tuple[_Submission, bytes]]] = {}
         """Records sent or being sent, by number, until they are read back."""
         self._landed: dict[int, int] = {}
