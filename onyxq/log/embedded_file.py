@@ -3,10 +3,11 @@
 ``N.records`` are files of a fixed size that are written from start to end in groups (`onyxq.log.embedded_groups`),
 each with one flush.  Each file begins with the log's state, and each change of the state is a group too.
 ``origin-N`` is the origin of generation N.  Trimming deletes whole files.  The space of a file is taken when it is
-made, so that a file that was cut off shows.
+made, so a file that was cut off is noticed, and a full disk tears no group.
 
-After a write or flush that failed, nobody knows what the disk has.  The next write first overwrites it with zeros and
-flushes that.  The kernel may count a page as written that is not.  So an opened log has its last group written again.
+After a write or flush that failed, it is unknown what the disk has.  The next write first overwrites that place with
+zeros and flushes them.  The kernel may count a page as written that is not.  So an opened log writes its last group
+again.
 
 One thread writes, the event loop's thread reads records.  A damaged file is never replaced: no other copy of the log
 exists.
@@ -91,7 +92,7 @@ class LogFile:
         self._path = path
         self._handle = -1
         self._unsure_bytes = 0
-        """Size of what may be behind the last group, since a write of it failed."""
+        """Size of what a failed write may have left after the last group."""
         self._files: tuple[_File, ...] = ()
         try:
             self._open()
@@ -163,8 +164,8 @@ class LogFile:
         except Corrupt:
             self._mismatch(file.next, number, file.size)
         end = len(image.rstrip(b"\0"))
-        behind = range(file.size + SECTOR_BYTES, end, SECTOR_BYTES)
-        if not file.size or any(begins_group(number, at, view[at:]) for at in behind):
+        later = range(file.size + SECTOR_BYTES, end, SECTOR_BYTES)
+        if not file.size or any(begins_group(number, at, view[at:]) for at in later):
             self._mismatch(file.next, number, file.size)
         return file, image
 
@@ -201,14 +202,14 @@ class LogFile:
         os.fdatasync(self._handle)
 
     def _settle(self) -> None:
-        """Make sure that nothing is behind the last group."""
+        """Remove what a failed write may have left."""
         if self._unsure_bytes:
             self._put(bytes(self._unsure_bytes), self._files[-1].size)
             self._unsure_bytes = 0
-            _log.warning("the log in %s goes on after a write that failed", self._path)
+            _log.warning("the log in %s continues after a write that failed", self._path)
 
     def _write(self, kind: bytes, body: bytes) -> _Place:
-        """Write a group durably, behind the others; return its place."""
+        """Write a group durably, after the others; return its place."""
         self._settle()
         file = self._files[-1]
         data = pack_group(file.number, file.size, kind, body)

@@ -4,8 +4,8 @@ A group is ``kind (1 byte) | length of the body (4) | CRC-32 (4) | body | CRC-32
 The checksums also cover the number of the file and the group's offset in it.
 
 A new file consists of zeros, and a disk writes each sector whole or not at all.  Groups are written under a mask,
-so that no sector of them consists of zeros.  So a group with a sector of zeros was not written completely; nobody
-was told that it is durable.  A group that does not match its checksum for another reason is damaged.
+so that no sector of them consists of zeros.  So a group with a sector of zeros was not written completely, and was
+never acknowledged.  A group that does not match its checksum for another reason is damaged.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ async def test_a_missing_file_is_told_at_the_start(tmp_path: Path) -> None:
 
 
 async def test_files_are_deleted_once_all_their_records_are_trimmed(tmp_path: Path) -> None:
-    """The log goes on after that, and after a restart; a crash before the deletion leaves nothing behind."""
+    """The log continues after that, and after a restart, which deletes what a crash has left."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
     for number in range(20):
@@ -200,7 +200,7 @@ async def test_files_are_deleted_once_all_their_records_are_trimmed(tmp_path: Pa
 async def test_a_failed_write_is_unknown_and_the_log_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """All of its group are told so. The next write first removes what the failed one may have left."""
+    """The next write first removes what the failed one may have left."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
     assert await session.append(b"first") == 0
