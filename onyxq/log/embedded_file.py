@@ -2,8 +2,8 @@
 
 ``N.records`` are files of a fixed size that are written from start to end in groups (`onyxq.log.embedded_groups`),
 each with one flush.  Each file begins with the log's state, and each change of the state is a group too.
-``origin-N`` is the origin of generation N.  Trimming deletes whole files.  The space of a file is taken when it is
-made, so a file that was cut off is noticed, and a full disk tears no group.
+``origin-N`` is the origin of generation N.  Trimming deletes whole files.  A file is filled with zeros when it is
+made.  So a file that was cut off is noticed, a full disk tears no group, and a flush need not change the file's size.
 
 After a write or flush that failed, it is unknown what the disk has.  The next write first overwrites that place with
 zeros and flushes them.  The kernel may count a page as written that is not.  So an opened log writes its last group
@@ -31,11 +31,11 @@ from onyxq.core.facts import seal, unseal
 from onyxq.core.log.interface import START, Origin, Record, segment_of, segment_start
 from onyxq.core.log.stored import pack_records, unpack_records
 from onyxq.log.embedded_groups import RECORDS, SECTOR_BYTES, STATE, begins_group, pack_group, unpack_group
-from onyxq.system.directories import NewFile, sync_directory, write_durably
+from onyxq.system.directories import write_durably
 
 FORMAT = 1
-FILE_BYTES = 4 << 20
-"""Size of each file of records; several times that of the largest group."""
+FILE_BYTES = 2 << 20
+"""Size of each file of records; about twice that of the largest group."""
 LOAD_BYTES = 128 << 10
 """Most bytes that a late reader takes from the disk at once, unless one group is larger."""
 
@@ -96,11 +96,10 @@ class LogFile:
         self._files: tuple[_File, ...] = ()
         try:
             self._open()
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise LogUnavailable(f"the log in {path} cannot be opened: {error}") from error
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                raise LogUnavailable(f"the log in {path} cannot be opened: {error}") from error
             raise
 
     @property
@@ -133,8 +132,7 @@ class LogFile:
         for before, after in pairwise([*files, last]):
             if before.next != after.first:
                 self._damaged(f"records from {before.next} to {after.first - 1} are missing")
-        self._files = (*files, last)
-        self._handle = os.open(self._name(last.number), os.O_RDWR | os.O_CLOEXEC)
+        self._use((*files, last))
         start = max([0, *(group.offset for group in last.groups[-1:])])
         written = max(last.size, len(image.rstrip(b"\0")))
         self._put(image[start : last.size] + bytes(written - last.size), start)
@@ -170,20 +168,16 @@ class LogFile:
         return file, image
 
     def _take_state(self, file: _File, body: bytes) -> None:
-        """Let a state that was read be that of its file; raises `Corrupt`."""
-        try:
-            written, following, *values = msgpack.unpackb(body, use_list=False)
-            state = State(following, *values)
-        except (TypeError, ValueError, msgpack.UnpackException) as error:
-            raise Corrupt(f"the state of the log is malformed: {error}") from None
+        """Let a state that was read be that of its file; raises `LogUnavailable` for another format."""
+        written, *values = msgpack.unpackb(body, use_list=False)
         if written != FORMAT:
             raise LogUnavailable(
                 f"the log in {self._path} has format {written}, this version reads {FORMAT}",
                 hint="Use the version of OnyxQ that wrote it.",
             )
-        if file.size and state.next != max(file.next, segment_start(len(state.ends))):
-            raise Corrupt(f"records from {file.next} to {state.next - 1} are missing")
-        file.first, file.next, file.state = file.first if file.size else state.next, state.next, state
+        file.state = State(*values)
+        file.next = file.state.next
+        file.first = file.first if file.size else file.next
 
     def _damaged(self, why: str) -> NoReturn:
         raise LogDamaged(f"the log in {self._path} is damaged: {why}")
@@ -226,23 +220,17 @@ class LogFile:
 
     def _begin_file(self, number: int, state: State) -> _File:
         """Make the next file, which has its name once it is complete and durable."""
-        path, data = self._name(number), pack_group(number, 0, STATE, _packed(state))
-        made = NewFile(path.with_suffix(".new"))
-        try:
-            os.posix_fallocate(made.stream.fileno(), 0, FILE_BYTES)
-            made.stream.write(data)
-            made.finish()
-            made.publish(path)
-            sync_directory(self._path)
-        except BaseException:
-            made.abort()
-            raise
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self.close()
-        self._handle = handle
+        data = pack_group(number, 0, STATE, _packed(state))
+        write_durably(self._name(number), data.ljust(FILE_BYTES, b"\0"))
         file = _File(number, state.next, state.next, state, len(data))
-        self._files = (*self._files, file)
+        self._use((*self._files, file))
         return file
+
+    def _use(self, files: tuple[_File, ...]) -> None:
+        """Let these be the files, and open the last one for writing."""
+        handle = os.open(self._name(files[-1].number), os.O_RDWR | os.O_CLOEXEC)
+        self.close()
+        self._handle, self._files = handle, files
 
     def _set_state(self, state: State) -> None:
         self._write(STATE, _packed(state))
@@ -292,19 +280,15 @@ class LogFile:
         except OSError as error:
             raise LogUnavailable(f"the log in {self._path} cannot be read: {error}") from error
         records: list[Record] = []
-        while at < stop and (group := file.groups[at]).offset + group.size - start <= len(data):
-            records += self._records(file, group, data[group.offset - start :])
-            at += 1
-        if not records:
-            self._mismatch(position, file.number, start)
+        for group in file.groups[at:stop]:
+            if records and group.offset + group.size - start > len(data):
+                break
+            try:
+                found = unpack_group(file.number, group.offset, data[group.offset - start :])
+                records += unpack_records(found.body if found else b"", after=group.first - 1)
+            except Corrupt:
+                self._mismatch(group.first, file.number, group.offset)
         return [record for record in records if position <= record.position < end]
-
-    def _records(self, file: _File, group: _Place, data: memoryview) -> list[Record]:
-        try:
-            found = unpack_group(file.number, group.offset, data)
-            return unpack_records(found.body if found else b"", after=group.first - 1)
-        except Corrupt:
-            self._mismatch(group.first, file.number, group.offset)
 
     # --- the origin
 

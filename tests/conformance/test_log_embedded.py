@@ -16,6 +16,7 @@ import trio.testing
 
 from onyxq.core.log.interface import AppendUnknown, Record, SessionLost, Trimmed
 from onyxq.errors import Conflict, LogDamaged, LogUnavailable
+from onyxq.log import embedded_file
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.embedded_groups import STATE, pack_group
 
@@ -183,7 +184,7 @@ async def test_files_are_deleted_once_all_their_records_are_trimmed(tmp_path: Pa
     assert left < names and "1.records" not in left
     await backend.aclose()
     (tmp_path / "1.records").write_bytes(first)
-    (tmp_path / "origin-0.new").write_bytes(b"half")
+    (tmp_path / "origin-1.new").write_bytes(b"half")
 
     backend = EmbeddedBackend.open(tmp_path)
     assert {path.name for path in tmp_path.glob("*.*")} == left
@@ -246,7 +247,7 @@ async def test_a_full_disk_refuses_records_until_there_is_space(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
+        patch.setattr(embedded_file, "write_durably", full)
         written = 0
         with pytest.raises(AppendUnknown, match="No space left"):
             while True:
