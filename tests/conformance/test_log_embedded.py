@@ -170,6 +170,23 @@ async def test_a_missing_file_is_told_at_the_start(tmp_path: Path) -> None:
         EmbeddedBackend.open(tmp_path)
 
 
+@pytest.mark.parametrize("data", [b"", b"damaged", None])
+async def test_a_damaged_or_missing_origin_is_refused_by_name(tmp_path: Path, data: bytes | None) -> None:
+    """No reader starts from it."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    await session.append(b"x")
+    assert await session.store_origin(0, b"snapshot", expected_version=-1)
+    (file,) = tmp_path.glob("origin-*")
+    if data is None:
+        file.unlink()
+    else:
+        file.write_bytes(data)
+    with pytest.raises(LogDamaged, match="the origin at 0 does not match its checksum"):
+        await session.origin()
+    await backend.aclose()
+
+
 async def test_files_are_deleted_once_all_their_records_are_trimmed(tmp_path: Path) -> None:
     """The log continues after that, and after a restart, which deletes what a crash has left."""
     backend = EmbeddedBackend.open(tmp_path)
