@@ -186,18 +186,13 @@ class PartitionLeader:
         """
         placed = self.placed
         self._host.pacer.served()
-        vote = Vote(leader=self._host.node_id, members=placed.members, target=placed.target)
-
-        def heard(node: str, error: OnyxqError | None) -> None:
-            vote.hear(node, error)
-            if error is not None:
-                self._heard_error(node, error)
-
+        node_id, failed = self._host.node_id, self._heard_error
+        vote = Vote(leader=node_id, members=placed.members, target=placed.target, failed=failed)
         with failures.serving("a write"):
             if rows:  # without rows, it only asks whether this node still leads
                 failures.begin()
             for node in self.holders():
-                self._host.sender(node).submit(self.partition, self.epoch, rows, heard, early=early)
+                self._host.sender(node).submit(self.partition, self.epoch, rows, vote, early=early)
         return vote
 
     async def decide(self, vote: Vote, *, wanted: int | None = None) -> int:

@@ -19,8 +19,7 @@ from log_entries import release_claims
 from onyxq import __version__
 from onyxq.core import facts
 from onyxq.core.entry import APPLIED
-from onyxq.core.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, LogWentBack, OnyxqError, StoreFailed
-from onyxq.core.facts import Row
+from onyxq.core.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, LogWentBack
 from onyxq.core.ids import Run
 from onyxq.core.log.clock import LogClock, Measured
 from onyxq.core.log.interface import LogSession, Record
@@ -32,8 +31,7 @@ from onyxq.core.step import Outcome, Step
 from onyxq.history.claim_rows import HistoryWriter, history_rows, returned_runs
 from onyxq.leader.cohort.copy_pace import Pacer
 from onyxq.leader.cohort.member import Cohort
-from onyxq.leader.cohort.pending_facts import split_rows
-from onyxq.leader.cohort.replication import Sender, errors_from
+from onyxq.leader.cohort.replication import Sender
 from onyxq.leader.cohort.row_deletion import RowDeletion
 from onyxq.leader.cohort.row_repair import Repair
 from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
@@ -50,7 +48,7 @@ from onyxq.node.recent_records import RecentRecords
 from onyxq.node.store_admission import Admission
 from onyxq.node.world import NodeSettings, RecordKeeper, World
 from onyxq.operations.table.enqueue import Enqueue, Enqueued
-from onyxq.store.interface import Batch, Piece, Written
+from onyxq.store.interface import Piece, Written
 from onyxq.system import failures
 from onyxq.system.metrics import Metrics
 from onyxq.wire.protocol import Hello
@@ -58,7 +56,6 @@ from onyxq.wire.protocol import Hello
 STALLED_S = 1.0
 """Age of a waiting record after which the log counts as not writable, in seconds."""
 VERDICT_TIMEOUT_S = 4.0
-COHORT_WRITE_TIMEOUT_S = 3.0
 SETTLE_TIMEOUT_S = 1.0
 SYNC_PARALLEL = 4
 TAKEOVERS_PARALLEL = 16
@@ -403,39 +400,9 @@ class Node:
         """Return the sender of writes to a node (this one included)."""
         sender = self.senders.get(node)
         if sender is None:
-
-            async def send(writes: list[tuple[int, int, Sequence[Row]]], early: bool) -> list[OnyxqError | None]:
-                if node == self.node_id:
-                    return await self._write_here(writes, early=early)
-                packed = [[partition, epoch, [list(row) for row in rows]] for partition, epoch, rows in writes]
-                args: dict[str, Any] = {"writes": packed, "early": True} if early else {"writes": packed}
-                return errors_from(await self.call(node, "cohort.write", args, timeout_s=COHORT_WRITE_TIMEOUT_S))
-
-            sender = self.senders[node] = Sender(node, send, missed=self.probing.missed)
+            sender = self.senders[node] = Sender(self, node, missed=self.probing.missed)
             self._nursery.start_soon(sender.run)
         return sender
-
-    async def _write_here(
-        self, writes: list[tuple[int, int, Sequence[Row]]], *, early: bool = False
-    ) -> list[OnyxqError | None]:
-        errors: list[OnyxqError | None] = []
-        rows: list[Row] = []
-        for partition, epoch, part in writes:
-            try:
-                self.cohort.check(partition, epoch)
-                rows += part
-                errors.append(None)
-            except OnyxqError as error:
-                errors.append(error)
-        if early and self.unflushed_writes.take(rows):
-            return errors
-        try:
-            facts_of, pending_of = split_rows(rows)
-            written = await self.store.write(Batch(rows=facts_of, pending=pending_of))
-        except (StoreFailed, BadRequest) as error:
-            return [error if found is None else found for found in errors]
-        self.pieces_added(written.pieces)
-        return errors
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
         """Call a method of another node; raises `Unavailable`."""

@@ -274,7 +274,7 @@ class Service:
         """Return the methods by which the leader of a partition calls the nodes that hold its copies."""
         node, cohort = self.node, self.node.cohort
         return {
-            "cohort.write": lambda a: cohort.write(a["writes"], early=a.get("early", False)),
+            "cohort.write": cohort.write_received,
             "cohort.reach": self._cohort_reach,
             "cohort.log": _sync(lambda a: testimony(node, a["position"])),
             "cohort.push": self._cohort_push,

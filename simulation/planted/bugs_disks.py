@@ -62,7 +62,7 @@ DISK_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "refused writes count as stored",
-        "onyxq.node.node:Node._write_here",
+        "onyxq.leader.cohort.member:Cohort.write",
         _refused_is_stored,
         "an acknowledged task is not on the disks of a majority",
         "failing_disk",

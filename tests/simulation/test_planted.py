@@ -7,6 +7,7 @@ import trio
 
 from log_entries import force_partition
 from onyxq.core import replica
+from onyxq.core.errors import OnyxqError
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.leader import PartitionLeader
 from simulation.planted.bugs import PLANTED, Planted
@@ -86,7 +87,7 @@ def test_everything_is_put_back_if_a_later_seam_is_missing() -> None:
 
 def test_a_property_stays_a_property_and_a_wrapper_gets_its_function() -> None:
     """Faults of properties have the form of faults of methods."""
-    vote = Vote(leader="a", members=["a"], target=["a"])
+    vote = Vote(leader="a", members=["a"], target=["a"], failed=_failed)
     with faulty([("onyxq.leader.cohort.replication:Vote.won", lambda original: lambda vote: [original(vote)])]):
         assert vote.won == [False]
     assert vote.won is False
@@ -96,6 +97,10 @@ def test_a_coroutine_function_that_returns_at_once_stays_one() -> None:
     """Its callers await it."""
     with faulty([("onyxq.leader.leader:PartitionLeader._until_flushed", returning(7))]):
         assert trio.run(PartitionLeader._until_flushed, None) == 7
+
+
+def _failed(node: str, error: OnyxqError) -> None:
+    raise error
 
 
 @pytest.mark.long

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import trio
 
-from onyxq.core.errors import BadRequest, Behind, OnyxqError, StaleEpoch, Unavailable
+from onyxq.core.errors import BadRequest, Behind, OnyxqError, StaleEpoch, StoreFailed, Unavailable
 from onyxq.core.facts import KINDS, Row, check_key, partition_of_key, sealed
 from onyxq.core.ids import PARTITIONS_MAX
-from onyxq.leader.cohort.pending_facts import page, split_wire_rows
+from onyxq.leader.cohort.pending_facts import page, split_rows, split_wire_rows
 from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
 from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece
 from onyxq.store.row_checks import Prepared, prepare
@@ -114,11 +114,36 @@ class Cohort:
         if epoch > reached:
             raise Behind(f"partition {partition} has only reached epoch {reached}, not {epoch}")
 
-    async def write(self, writes: Any, *, early: bool = False) -> list[dict[str, Any] | None]:
-        """Store ``[[partition, epoch, rows], ...]`` in one batch; return an error map or None for each.
+    async def write(
+        self, writes: Sequence[tuple[int, int, Sequence[Row]]], *, early: bool = False
+    ) -> list[OnyxqError | None]:
+        """Store ``(partition, epoch, rows)`` of this node's own leaders in one batch; return an error or None for each.
 
         ``early``: the answer need not wait for the disk.
         """
+        errors: list[OnyxqError | None] = []
+        rows: list[Row] = []
+        for partition, epoch, part in writes:
+            try:
+                self.check(partition, epoch)
+                rows += part
+                errors.append(None)
+            except OnyxqError as error:
+                errors.append(error)
+        if early and self._host.unflushed_writes.take(rows):
+            return errors
+        try:
+            await self._store(*split_rows(rows))
+        except (StoreFailed, BadRequest) as error:
+            return [error if found is None else found for found in errors]
+        return errors
+
+    async def write_received(self, args: dict[str, Any]) -> list[dict[str, Any] | None]:
+        """Store the ``writes`` of another node's leaders, as `write` does; return an error map or None for each.
+
+        Their rows are checked. Raises `StoreFailed`.
+        """
+        writes, early = args["writes"], args.get("early", False)
         results: list[dict[str, Any] | None] = []
         rows: list[Prepared] = []
         pending: list[PendingRow] = []
@@ -135,16 +160,18 @@ class Cohort:
         if early and not pending and self._host.unflushed_writes.take(rows):
             return results
         if rows or pending:
-            written = await self._host.store.write(Batch(rows=rows, pending=pending))
-            self._host.pieces_added(written.pieces)
+            await self._store(rows, pending)
         return results
+
+    async def _store(self, rows: Sequence[Row | Prepared], pending: Sequence[PendingRow]) -> None:
+        written = await self._host.store.write(Batch(rows=rows, pending=pending))
+        self._host.pieces_added(written.pieces)
 
     async def push(self, partition: int, epoch: int, rows: Any) -> None:
         """Store rows that the leader of an epoch found to be missing here."""
         self.check(partition, epoch)
         given, pending = split_wire_rows(rows, partition)
-        written = await self._host.store.write(Batch(rows=prepared_rows(given, partition), pending=pending))
-        self._host.pieces_added(written.pieces)
+        await self._store(prepared_rows(given, partition), pending)
 
     def pending(self, partition: int, known: Sequence[str], want: str | None) -> dict[str, Any]:
         """Return pending rows of transactions that the asking node lacks; see `onyxq.leader.cohort.pending_facts`."""

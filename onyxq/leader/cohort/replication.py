@@ -7,14 +7,15 @@ there. The same holds for the leader's own store.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
 from onyxq.core.errors import OnyxqError, StoreFailed, Unavailable, from_map
 from onyxq.core.facts import Row
 from onyxq.core.replica import majority
+from onyxq.leader.cohort.member import Cohort
 
 SENDER_FLIGHTS = 2
 """Messages in flight per destination."""
@@ -23,24 +24,28 @@ SENDER_BYTES_MAX = 4 * 1024 * 1024
 
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 """Row bytes that may wait for one node before it counts as down."""
-
-Heard = Callable[[str, OnyxqError | None], None]
-"""Called with the node, and with None once it has the rows, otherwise with its error."""
-Send = Callable[[list[tuple[int, int, Sequence[Row]]], bool], Awaitable[list[OnyxqError | None]]]
-"""Sends a message; the flag says whether the node may answer before the rows are on its disk."""
+WRITE_TIMEOUT_S = 3.0
 
 
 class Vote:
     """One write, until it is decided.
 
     It is won once majorities have it. It is lost once majorities can no longer have it and the leader knows
-    whether it has the write itself.
+    whether it has the write itself. ``failed`` is called with each holder that has not stored it, and the error.
     """
 
-    def __init__(self, *, leader: str, members: Sequence[str], target: Sequence[str]) -> None:
+    def __init__(
+        self,
+        *,
+        leader: str,
+        members: Sequence[str],
+        target: Sequence[str],
+        failed: Callable[[str, OnyxqError], None],
+    ) -> None:
         self.acks: set[str] = set()
         self.errors: dict[str, OnyxqError] = {}
         self._leader = leader
+        self._failed = failed
         self._cohorts = {frozenset(members), frozenset(target)}
         """Sets of nodes that must each have a majority. Mostly there is only one."""
         self._won = False
@@ -58,6 +63,8 @@ class Vote:
             self._decided.set()
         if self._enough is not None and (self.has(self._wanted) or not self._may_have(self._wanted)):
             self._enough.set()
+        if error is not None:
+            self._failed(node, error)
 
     @property
     def majority(self) -> int:
@@ -119,16 +126,27 @@ class _Waiting(NamedTuple):
     partition: int
     epoch: int
     rows: Sequence[Row]
-    heard: Heard
+    vote: Vote
     early: bool
 
 
-class Sender:
-    """Sends writes to one node."""
+class SenderHost(Protocol):
+    """What a sender needs of its node."""
 
-    def __init__(self, node: str, send: Send, *, missed: Callable[[], None] = lambda: None) -> None:
+    node_id: str
+    cohort: Cohort
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
+
+
+class Sender:
+    """Sends writes to one node, which may be the leader's own."""
+
+    def __init__(self, host: SenderHost, node: str, *, missed: Callable[[], None]) -> None:
         self.node = node
-        self._send = send
+        self._host = host
         self._on_missed = missed
         """Called when a caller begins to wait in `back`."""
         self._waiting: deque[_Waiting] = deque()
@@ -159,7 +177,7 @@ class Sender:
             self._down = error
         waiting, self._waiting, self._bytes = list(self._waiting), deque(), 0
         for one in waiting:
-            one.heard(self.node, error)
+            one.vote.hear(self.node, error)
 
     @property
     def missed(self) -> bool:
@@ -180,8 +198,8 @@ class Sender:
         finally:
             self._waiters -= 1
 
-    def submit(self, partition: int, epoch: int, rows: Sequence[Row], heard: Heard, *, early: bool = False) -> None:
-        """Queue rows of one partition; ``heard`` is called once, immediately if the node is down.
+    def submit(self, partition: int, epoch: int, rows: Sequence[Row], vote: Vote, *, early: bool = False) -> None:
+        """Queue rows of one partition; ``vote`` hears the node once, immediately if the node is down.
 
         ``early``: the node may answer before the rows are on its disk.
         """
@@ -189,10 +207,10 @@ class Sender:
         if self._down is None and self._bytes + size > WAITING_BYTES_MAX and self._waiting:
             self.suspect(Unavailable(f"node {self.node} does not keep up"))
         if self._down is not None:
-            heard(self.node, self._down)
+            vote.hear(self.node, self._down)
             return
         self._bytes += size
-        self._waiting.append(_Waiting(partition, epoch, rows, heard, early))
+        self._waiting.append(_Waiting(partition, epoch, rows, vote, early))
         self._wake.set()
 
     async def run(self) -> None:
@@ -209,13 +227,22 @@ class Sender:
                 await self._wake.wait()
             group = self._take()
             try:
-                errors = await self._send([one[:3] for one in group], group[0].early)
+                errors = await self._send([one[:3] for one in group], early=group[0].early)
                 self.heard_at = trio.current_time()
             except OnyxqError as error:
                 errors = [error] * len(group)
                 self.suspect(error)
             for one, problem in zip(group, errors, strict=True):
-                one.heard(self.node, problem)
+                one.vote.hear(self.node, problem)
+
+    async def _send(self, writes: list[tuple[int, int, Sequence[Row]]], *, early: bool) -> list[OnyxqError | None]:
+        """Have the node store writes; return an error or None for each. Raises what the whole message met."""
+        if self.node == self._host.node_id:
+            return await self._host.cohort.write(writes, early=early)
+        packed = [[partition, epoch, [list(row) for row in rows]] for partition, epoch, rows in writes]
+        args: dict[str, Any] = {"writes": packed, "early": True} if early else {"writes": packed}
+        answer = await self._host.call(self.node, "cohort.write", args, timeout_s=WRITE_TIMEOUT_S)
+        return [from_map(one) if one is not None else None for one in answer]
 
     def _take(self) -> list[_Waiting]:
         group: list[_Waiting] = []
@@ -229,8 +256,3 @@ class Sender:
             size += more
         self._bytes -= size
         return group
-
-
-def errors_from(results: Sequence[dict[str, object] | None]) -> list[OnyxqError | None]:
-    """Return the errors in the maps that ``cohort.write`` returns."""
-    return [from_map(result) if result is not None else None for result in results]
