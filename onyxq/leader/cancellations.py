@@ -23,6 +23,7 @@ from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 from onyxq.leader.token_check import TokenCheck
+from onyxq.operations.table.task import CancelTasks
 
 
 class Cancellations:
@@ -33,12 +34,12 @@ class Cancellations:
         self._tokens = tokens
         self._completions = completions
 
-    async def cancel(self, ids: Sequence[TaskId], *, claimed: bool = False) -> list[dict[str, Any] | None]:
+    async def cancel(self, args: CancelTasks) -> list[dict[str, Any] | None]:
         """Finish tasks as cancelled; return an error map or None for each.
 
-        ``claimed``: cancel claimed tasks too. A task that is already cancelled stays cancelled, so a client
-        that got no answer may repeat the request.
+        A task that is already cancelled stays cancelled, so a client that got no answer may repeat the request.
         """
+        ids = args.ids
         await self._until_decided(ids)
         refused: list[list[Refused]] = [[] for _ in ids]
         work: dict[int, list[tuple[int, Finish]]] = {}
@@ -47,7 +48,9 @@ class Cancellations:
                 leader = self._tokens.leader(partition_of(task_id))
                 if (row := self._host.store.task_row(task_id)) is None:
                     raise missing(self._host.store, task_id)
-                finish = self._repeated_cancel(leader, task_id) or self._new_cancel(task_id, row[1], claimed=claimed)
+                finish = self._repeated_cancel(leader, task_id) or self._new_cancel(
+                    task_id, row[1], claimed=args.claimed
+                )
                 self._host.granter.keys.note(task_id, row[1])
                 work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:

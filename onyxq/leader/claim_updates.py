@@ -22,6 +22,7 @@ from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 from onyxq.leader.token_check import TokenCheck
+from onyxq.operations.table.claim import Fail, Failure, Release, Renew
 
 BACKOFF_MAX_MS = 3_600_000
 NOTE_CHARS_MAX = 1_024
@@ -64,17 +65,15 @@ class ClaimUpdates:
         self._completions = completions
         self.pending_renewals = PendingRenewals()
 
-    async def fail(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
-        """Retry ``(first, count, token, error, retry_in_ms)`` items, or fail those without retries left for good."""
-        return await self._fail(items, counted=True)
+    async def fail(self, args: Fail) -> list[list[Refused]]:
+        """Retry items, or fail those without retries left for good."""
+        return await self._fail(args.items, counted=True)
 
-    async def postpone(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
+    async def postpone(self, items: Sequence[Failure]) -> list[list[Refused]]:
         """Give items back that were not started; like `fail`, but no attempt is counted and no task fails for good."""
         return await self._fail(items, counted=False)
 
-    async def _fail(
-        self, items: Sequence[tuple[TaskId, int, int, str, int | None]], *, counted: bool
-    ) -> list[list[Refused]]:
+    async def _fail(self, items: Sequence[Failure], *, counted: bool) -> list[list[Refused]]:
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
         await self._completions.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
@@ -167,8 +166,9 @@ class ClaimUpdates:
         full = min(policy.backoff_ms << min(attempts - 1, 20), BACKOFF_MAX_MS)
         return int(full / 2 + self._host.random() * full / 2)
 
-    async def release(self, items: Sequence[tuple[TaskId, int, int]]) -> list[list[Refused]]:
-        """Release ``(first, count, token)`` items without counting an attempt."""
+    async def release(self, args: Release) -> list[list[Refused]]:
+        """Release items without counting an attempt."""
+        items = args.items
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token in items))
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[release_claims.Release]] = {}
@@ -214,8 +214,9 @@ class ClaimUpdates:
             done = store.finished_bits(stretch_of(run.first)) & mask_of(*run)
             yield from runs_of(stretch_of(run.first), overtaken_bits(store, run, release.token, done))
 
-    async def renew(self, items: Sequence[tuple[TaskId, int, int, int]]) -> list[list[Refused]]:
-        """Extend the leases of ``(first, count, token, lease_ms)`` items."""
+    async def renew(self, args: Renew) -> list[list[Refused]]:
+        """Extend the leases of items."""
+        items = args.items
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, _ in items))
         await self._completions.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]

@@ -27,6 +27,7 @@ from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import TaskUpdates
 from onyxq.leader.token_check import TokenCheck
+from onyxq.operations.table.claim import Complete
 
 SETTLE_EVERY_S = 1.0
 
@@ -54,10 +55,9 @@ class Completions:
         self._unsettled = trio.Event()
         self.claim_release = ClaimRelease(host)
 
-    async def complete(
-        self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None] | None]]
-    ) -> list[list[Refused]]:
-        """Write completions for ``(first, count, token, seq, results)`` items of any partitions."""
+    async def complete(self, args: Complete) -> list[list[Refused]]:
+        """Write completions of any partitions."""
+        items = args.items
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
         await self.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]

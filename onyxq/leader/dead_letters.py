@@ -22,6 +22,7 @@ from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 from onyxq.leader.token_check import TokenCheck
+from onyxq.operations.table.task import DiscardDead, RequeueDead
 
 PAGE_TASKS = 64
 PATIENCE_S = 4.0
@@ -67,12 +68,13 @@ class DeadLetters:
         found = completions_of(self._host.store, Run(task_id, 1))
         return found[0][1] if found else None
 
-    async def requeue(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
+    async def requeue(self, args: RequeueDead) -> list[dict[str, Any] | None]:
         """Make dead letters ready again with all their retries; return an error map or None for each.
 
         A task that was requeued and is unfinished stays so, so a client that got no answer may repeat the
         request.
         """
+        ids = args.ids or []
         results: list[dict[str, Any] | None] = [None] * len(ids)
         work: dict[int, list[tuple[int, reopen_tasks.Reopened]]] = {}
         await self._completions.until_decided([Run(task_id, 1) for task_id in ids])
@@ -178,11 +180,12 @@ class DeadLetters:
         claim = claim_of(self._host.replica, run.first)
         return Finish(run, claim[2] if claim is not None else -1, facts.FAILED, [])
 
-    async def discard(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
+    async def discard(self, args: DiscardDead) -> list[dict[str, Any] | None]:
         """Cancel dead letters, so that tasks waiting for them continue; return an error map or None for each.
 
         A task that is already cancelled stays cancelled, so a client that got no answer may repeat the request.
         """
+        ids = args.ids or []
         refused: list[list[Refused]] = [[] for _ in ids]
         work: dict[int, list[tuple[int, Finish]]] = {}
         await self._completions.until_decided([Run(task_id, 1) for task_id in ids])

@@ -24,6 +24,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_keys import Started, TaskKeys
 from onyxq.leader.token_check import TokenCheck
+from onyxq.operations.table.enqueue import Enqueue
 
 Ack = int | list[Any] | dict[str, Any]
 """The number of nodes that have a run, or an error map.
@@ -52,13 +53,11 @@ class Enqueues:
         self._dependencies = dependencies
         self._keys = keys
 
-    async def enqueue(self, runs: Sequence[Sequence[Any]], wanted: int | None) -> list[Ack]:
-        """Store task runs ``(first, body[, at_ms])``; see `Ack` for the answers."""
-        asked = [
-            _RunRequest(first, body, rest[0] if rest else None, *facts.task_header(body)) for first, body, *rest in runs
-        ]
+    async def enqueue(self, args: Enqueue) -> list[Ack]:
+        """Store task runs; see `Ack` for the answers."""
+        asked = [_RunRequest(*run, *facts.task_header(run.body)) for run in args.runs]
         if any(one.at_ms is not None or not SPECIAL.isdisjoint(one.header) for one in asked):
-            return await self._enqueue_special(asked, wanted)
+            return await self._enqueue_special(asked, args.w)
         votes: list[Vote | OnyxqError] = []
         leaders: list[PartitionLeader | None] = []
         for one in asked:
@@ -71,7 +70,7 @@ class Enqueues:
                 votes.append(error)
             leaders.append(leader)
         return [
-            await self._ack(one, vote, leader, wanted) for one, vote, leader in zip(asked, votes, leaders, strict=True)
+            await self._ack(one, vote, leader, args.w) for one, vote, leader in zip(asked, votes, leaders, strict=True)
         ]
 
     def _early(self, one: _RunRequest) -> bool:

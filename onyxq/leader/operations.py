@@ -27,32 +27,27 @@ from onyxq.leader.transaction_parts import TransactionParts
 
 
 class Operations:
-    """Serves the ``lead.*`` methods of one node."""
+    """What serves the operations in the partitions that a node leads; one per node."""
 
     def __init__(self, host: PurgingHost) -> None:
         self.tokens = TokenCheck(host)
-        task_updates = TaskUpdates(host, self.tokens)
-        self.completions = Completions(host, self.tokens, task_updates)
+        self.task_updates = TaskUpdates(host, self.tokens)
+        self.completions = Completions(host, self.tokens, self.task_updates)
         self.dependencies = Dependencies(host, self.completions)
         self.dead_letters = DeadLetters(host, self.tokens, self.completions)
         self.dependents = Dependents(host)
         self.purger = Purger(host, dead_letters=self.dead_letters, dependents=self.dependents)
-        self._deadlines = Deadlines(host, self.completions)
-        claim_updates = ClaimUpdates(host, self.tokens, self.completions)
-        self.leader = self.tokens.leader
+        self.deadlines = Deadlines(host, self.completions)
+        self.claim_updates = ClaimUpdates(host, self.tokens, self.completions)
+        self.cancellations = Cancellations(host, self.tokens, self.completions)
         keys = TaskKeys(host)
-        self.enqueue = Enqueues(host, self.tokens, self.dependencies, keys).enqueue
+        self.enqueues = Enqueues(host, self.tokens, self.dependencies, keys)
         self.transaction_parts = TransactionParts(
-            host, tokens=self.tokens, completions=self.completions, enqueue=self.enqueue
+            host, tokens=self.tokens, completions=self.completions, enqueues=self.enqueues
         )
-        self.complete = self.completions.complete
-        self.update = task_updates.update
-        self.fail, self.release, self.renew = claim_updates.fail, claim_updates.release, claim_updates.renew
-        self.pending_renewals = claim_updates.pending_renewals
-        self.postpone = claim_updates.postpone
-        cancellations = Cancellations(host, self.tokens, self.completions)
-        self.cancel = cancellations.cancel
-        self.timers = Timers(host, self.tokens, keys=keys, completions=self.completions, cancellations=cancellations)
+        self.timers = Timers(
+            host, self.tokens, keys=keys, completions=self.completions, cancellations=self.cancellations
+        )
 
     async def run(self) -> None:
         """Run the background work of the operations until cancelled."""
@@ -60,7 +55,7 @@ class Operations:
             nursery.start_soon(self.completions.run)
             nursery.start_soon(self.completions.claim_release.run)
             nursery.start_soon(self.dependencies.run)
-            nursery.start_soon(self._deadlines.run)
+            nursery.start_soon(self.deadlines.run)
             nursery.start_soon(self.purger.run)
 
     def backed(self, leader: PartitionLeader) -> None:

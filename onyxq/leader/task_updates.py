@@ -23,6 +23,7 @@ from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.token_check import TokenCheck
+from onyxq.operations.table.claim import UpdateTasks
 from onyxq.store.store import Store
 
 UPDATES_BYTES_MAX = 8 * 1024 * 1024
@@ -52,13 +53,9 @@ class TaskUpdates:
         self._updates: dict[tuple[bytes, int], int] = {}
         """(task, token) -> next sequence number, while updates are being written."""
 
-    async def update(
-        self, items: Sequence[tuple[TaskId, int, int, bytes]], wanted: int | None = None
-    ) -> list[int | dict[str, Any]]:
-        """Store ``(id, token, seq, data)`` updates; return how many nodes have each, or its error map.
-
-        ``wanted``: the number of nodes to wait for; None: a majority.
-        """
+    async def update(self, args: UpdateTasks) -> list[int | dict[str, Any]]:
+        """Store updates; return how many nodes have each, or its error map."""
+        items = args.items
         unsure = await unsure_partitions(self._host, ((task_id, token) for task_id, token, *_ in items))
         started: list[tuple[PartitionLeader, Vote] | OnyxqError] = []
         keys = []
@@ -69,7 +66,7 @@ class TaskUpdates:
             except OnyxqError as error:
                 started.append(error)
         try:
-            return [await self._ack(item[0], one, wanted) for item, one in zip(items, started, strict=True)]
+            return [await self._ack(item.id, one, args.w) for item, one in zip(items, started, strict=True)]
         finally:  # also if the client no longer waits; it may repeat the request
             for key, following in keys:
                 if self._updates.get(key) == following:  # otherwise later ones are still being written

@@ -23,6 +23,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_keys import TaskKeys
 from onyxq.leader.token_check import TokenCheck
+from onyxq.operations.table.task import CancelTasks
 
 CANCELLED, REPLACED, FINISHED = "cancelled", "replaced", "finished"
 """Outcomes of a cancel."""
@@ -109,7 +110,7 @@ class Timers:
             if current != task_id:
                 return REPLACED
             with trio.CancelScope(shield=True):
-                (refused,) = await self._cancellations.cancel([task_id], claimed=True)
+                (refused,) = await self._cancellations.cancel(CancelTasks(ids=[task_id], claimed=True))
         error: OnyxqError | None = None if refused is None else from_map(refused)
         if isinstance(error, AlreadyFinished):
             return FINISHED

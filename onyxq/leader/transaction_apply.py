@@ -9,7 +9,7 @@ takeover.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -24,9 +24,11 @@ from onyxq.leader.cohort import pending_facts
 from onyxq.leader.cohort.pending_facts import key_in
 from onyxq.leader.completion_rows import Finish
 from onyxq.leader.completions import Completions
+from onyxq.leader.enqueues import Enqueues
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import updates_of
+from onyxq.operations.table.enqueue import Enqueue, NewRun
 
 AT_ONCE_MAX = 512
 """Most transactions that one partition makes visible together."""
@@ -38,16 +40,13 @@ FETCH_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-Enqueue = Callable[[Sequence[Any], int | None], Awaitable[list[Any]]]
-
-
 class TransactionApplier:
     """Makes transactions visible in the partitions that a node leads; one per node."""
 
-    def __init__(self, host: OperationsHost, *, completions: Completions, enqueue: Enqueue) -> None:
+    def __init__(self, host: OperationsHost, *, completions: Completions, enqueues: Enqueues) -> None:
         self._host = host
         self._completions = completions
-        self._enqueue = enqueue
+        self._enqueues = enqueues
         self._todo: dict[int, dict[str, None]] = {}
         """Transactions to make visible, per partition led from here."""
         self._busy: set[int] = set()
@@ -220,16 +219,16 @@ class TransactionApplier:
     async def _enqueue_all(self, runs: list[Any]) -> None:
         """Write task runs; those that depend on others of their transaction follow once these are stored."""
         wall_ms = self._host.wall_ms()
-        left = [(TaskId(first), body, at_ms if at_ms and at_ms > wall_ms else None) for first, body, at_ms in runs]
+        left = [NewRun(first, body, at_ms if at_ms and at_ms > wall_ms else None) for first, body, at_ms in runs]
         while left:
-            acks = await self._enqueue(left, None)
+            acks = await self._enqueues.enqueue(Enqueue(runs=left))
             refused = [(run, from_map(ack)) for run, ack in zip(left, acks, strict=True) if isinstance(ack, dict)]
             for _, error in refused:
                 if isinstance(error, Unavailable):
                     raise error
-            again = [run for run, error in refused if self._may_come(run[0], error)]
-            for first, *_ in left if self._refused and not refused else ():
-                self._refused.pop(first, None)
+            again = [run for run, error in refused if self._may_come(run.id, error)]
+            for run in left if self._refused and not refused else ():
+                self._refused.pop(run.id, None)
             if again and len(refused) == len(left):
                 raise Unavailable("a task depends on tasks that are not stored yet")
             left = again

@@ -33,12 +33,13 @@ from onyxq.leader.cohort import pending_facts
 from onyxq.leader.cohort.pending_facts import Part, is_over, key_in
 from onyxq.leader.completion_rows import overtaken_bits
 from onyxq.leader.completions import Completions
+from onyxq.leader.enqueues import Enqueues
 from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import check_room, updates_of
 from onyxq.leader.token_check import TokenCheck
-from onyxq.leader.transaction_apply import Enqueue, TransactionApplier
+from onyxq.leader.transaction_apply import TransactionApplier
 from onyxq.store.interface import Batch, PendingRow
 from onyxq.system import failures
 
@@ -68,11 +69,13 @@ class PartRequest(NamedTuple):
 class TransactionParts:
     """Prepares and finishes parts of transactions in the partitions that a node leads; one per node."""
 
-    def __init__(self, host: OperationsHost, *, tokens: TokenCheck, completions: Completions, enqueue: Enqueue) -> None:
+    def __init__(
+        self, host: OperationsHost, *, tokens: TokenCheck, completions: Completions, enqueues: Enqueues
+    ) -> None:
         self._host = host
         self._tokens = tokens
         self._completions = completions
-        self.applier = TransactionApplier(host, completions=completions, enqueue=enqueue)
+        self.applier = TransactionApplier(host, completions=completions, enqueues=enqueues)
         self._over: dict[tuple[int, str], None] = {}
         """Settled parts whose pending rows can be deleted."""
         self._over_wake = trio.Event()

@@ -145,7 +145,7 @@ class Node:
         self.expiry = Expiry(
             self,
             self.operations.completions,
-            self.operations.pending_renewals,
+            self.operations.claim_updates.pending_renewals,
             log_time_now_ms=lambda: self.log_clock.now_ms(self.clock.own.monotonic_ns()),
         )
         self.repair = Repair(self)

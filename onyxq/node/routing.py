@@ -7,18 +7,23 @@ writes are idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 import trio
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from onyxq.core.errors import BadRequest, Corrupt, NotLeader, OnyxqError, StaleEpoch, TimedOut, Unavailable, from_map
 from onyxq.core.ids import partition_of
 from onyxq.core.replica import leader_node
 from onyxq.node.node import Node
+from onyxq.operations.table.operation import Args, Items, Operation, converted, id_of
 from onyxq.system import failures
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Struct)
+B = TypeVar("B", bound=Args)
 
 ROUTE_TIMEOUT_S = 8.0
 """Time limit for finding a leader that takes a write, in seconds."""
@@ -29,8 +34,8 @@ RETRY_PAUSE_MAX_S = 0.5
 PASSING = (NotLeader, StaleEpoch, Corrupt)
 """Errors of a leader that another leader, or the same one a little later, will not have."""
 
-Local = Callable[[list[Any]], Awaitable[list[Any]]]
-"""Serves items that are led from here: one answer per item."""
+LEAD = "lead."
+"""Mark of a request of another node to the leaders here, before its name; only peers may make it."""
 
 
 def leader_of(node: Node, partition: int) -> str:
@@ -59,93 +64,100 @@ async def insist(node: Node, attempt: Callable[[], Awaitable[T]]) -> T:
         pause = min(2 * pause, RETRY_PAUSE_MAX_S)
 
 
-class Router:
-    """Sends items to the leaders of their partitions."""
+class Routed(Generic[A]):
+    """An operation whose items each go to the leader of their partition; one per node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(
+        self, node: Node, *, name: str, args: type[A], items: Items, lead: Callable[[A], Awaitable[list[Any]]]
+    ) -> None:
+        self.name = LEAD + name
+        """Its name among nodes."""
         self._node = node
+        self._args = args
+        self._items = items
+        self._lead = lead
+        """The leader's method, which returns an answer for each item."""
 
-    async def each(
-        self,
-        items: Sequence[Any],
-        *,
-        method: str,
-        pack: Callable[[list[Any]], dict[str, Any]],
-        unpack: Callable[[Any], list[Any]],
-        local: Local,
-        passing: Callable[[Any], OnyxqError | None],
-        failed: Callable[[Any, OnyxqError], Any],
-    ) -> list[Any]:
-        """Return one answer per item (whose first element is a task id).
+    async def serve(self, given: dict[str, Any]) -> list[Any]:
+        """Serve what another node asks of the leaders here; raises `BadRequest`."""
+        return await self._lead(converted(self._args, given))
 
-        ``passing`` returns the error in an answer that is worth a retry. ``failed`` makes the answer for an item
-        that found no leader in time.
+    async def ask(self, args: A) -> list[Any]:
+        """Return the leaders' answers to the items of a request, or the errors of items that found no leader in time.
+
+        It was checked, and is not checked again by another node.
         """
+        items = self._items.of(args)
         answers: list[Any] = [None] * len(items)
-
-        async def ask(node_id: str, group: list[int]) -> None:
-            part = [items[place] for place in group]
-            try:
-                if not node_id:
-                    raise NotLeader("the partition has no leader now")
-                if node_id == self._node.node_id:
-                    with failures.serving(method):
-                        found = await local(part)
-                else:
-                    found = unpack(await self._node.call(node_id, method, pack(part), timeout_s=CALL_TIMEOUT_S))
-                failures.begin()
-            except OnyxqError as error:
-                found = [failed(item, error) for item in part]
-                if not isinstance(error, BadRequest):
-                    failures.begin()
-            for place, answer in zip(group, found, strict=True):
-                answers[place] = answer
-
-        open_items = list(range(len(items)))
+        left = list(range(len(items)))
         deadline = trio.current_time() + ROUTE_TIMEOUT_S
         pause = RETRY_PAUSE_S
         while True:
-            await self._round(items, open_items, ask)
-            open_items = [place for place in open_items if passing(answers[place]) is not None]
-            if not open_items or trio.current_time() + pause > deadline:
+            await self._round(args, left, answers)
+            left = [place for place in left if self._passes(answers[place])]
+            if not left or trio.current_time() + pause > deadline:
                 return answers
             with trio.move_on_after(pause):
                 await self._node.moved()
             await trio.sleep(pause / 4)
             pause = min(2 * pause, RETRY_PAUSE_MAX_S)
 
-    async def _round(
-        self, items: Sequence[Any], places: list[int], ask: Callable[[str, list[int]], Awaitable[None]]
-    ) -> None:
+    async def _round(self, args: A, places: list[int], answers: list[Any]) -> None:
         """Ask each leader once, all at the same time, about the items at these places."""
+        items = self._items.of(args)
         groups: dict[str, list[int]] = {}
         for place in places:
-            groups.setdefault(leader_of(self._node, partition_of(items[place][0])), []).append(place)
+            groups.setdefault(leader_of(self._node, partition_of(id_of(items[place]))), []).append(place)
         if len(groups) == 1:
             ((node_id, group),) = groups.items()
-            await ask(node_id, group)
+            await self._ask(node_id, args, group, answers)
             return
         async with trio.open_nursery() as nursery:
             for node_id, group in sorted(groups.items()):
-                nursery.start_soon(ask, node_id, group)
+                nursery.start_soon(self._ask, node_id, args, group, answers)
+
+    async def _ask(self, node_id: str, args: A, places: list[int], answers: list[Any]) -> None:
+        part = self._items.part(args, places)
+        try:
+            if not node_id:
+                raise NotLeader("the partition has no leader now")
+            if node_id == self._node.node_id:
+                with failures.serving(self.name):
+                    found = await self._lead(part)
+            else:
+                found = await self._node.call(node_id, self.name, asdict(part), timeout_s=CALL_TIMEOUT_S)
+            failures.begin()
+        except OnyxqError as error:
+            found = [self._items.refused(item, error.to_map()) for item in self._items.of(part)]
+            if not isinstance(error, BadRequest):
+                failures.begin()
+        for place, answer in zip(places, found, strict=True):
+            answers[place] = answer
+
+    def _passes(self, answer: Any) -> bool:
+        """Return whether an answer holds an error that is worth a retry."""
+        parts = answer or () if self._items.runs else ((None, None, answer),)
+        return any(is_passing(from_map(part[2])) for part in parts if isinstance(part[2], dict) and "code" in part[2])
+
+
+class Router:
+    """Knows the operations of one node whose items go to leaders."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.routed: list[Routed[Any]] = []
+
+    def led(self, operation: Operation[B, Any], lead: Callable[[B], Awaitable[list[Any]]]) -> Routed[B]:
+        """Return an operation of the table with the leader's method for its items."""
+        assert operation.items is not None
+        return self.asked(operation.name, operation.args, operation.items, lead)
+
+    def asked(self, name: str, args: type[A], items: Items, lead: Callable[[A], Awaitable[list[Any]]]) -> Routed[A]:
+        """Return what only nodes ask of leaders, with the leader's method for its items."""
+        self.routed.append(found := Routed(self._node, name=name, args=args, items=items, lead=lead))
+        return found
 
 
 def is_passing(error: OnyxqError) -> bool:
     """Return whether a retry may succeed at another leader."""
     return isinstance(error, PASSING) or type(error) in (Unavailable, TimedOut)
-
-
-def passing_map(answer: Any) -> OnyxqError | None:
-    """Return the passing error in an answer, which is an error map or something else."""
-    if isinstance(answer, dict) and "code" in answer:
-        error = from_map(answer)
-        return error if is_passing(error) else None
-    return None
-
-
-def passing_parts(answer: Any) -> OnyxqError | None:
-    """Return the first passing error among refused parts, or None."""
-    for part in answer or ():
-        if (error := passing_map(part[2])) is not None:
-            return error
-    return None

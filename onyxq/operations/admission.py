@@ -36,17 +36,13 @@ RETRY_MS_MIN, RETRY_MS_MAX = 250, 5_000
 """Bounds of the pause that a refusal asks for, in milliseconds."""
 URGENT = frozenset("complete fail release renew cancel".split())
 """Writes that end or extend claims."""
-ADMITTED = URGENT | frozenset(
-    """
-    prepare requeue
-    """.split()
-)
-"""Such writes, besides those of the table of operations; peers ask for some with ``lead.`` before the name."""
+PREPARE = "prepare"
+"""Such a write of peers, besides those of the table of operations."""
 
 
 def admitted(method: str) -> bool:
     """Return whether a method is refused while too many writes are in progress."""
-    return BY_NAME[method].bounded if method in BY_NAME else method in ADMITTED
+    return BY_NAME[method].bounded if method in BY_NAME else method == PREPARE
 
 
 class Admission:

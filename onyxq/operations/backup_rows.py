@@ -83,7 +83,7 @@ class BackingUp:
             await node.unflushed_writes.flushed()
         if waited.cancelled_caught:
             raise Unavailable("this node has not read the log far enough yet")
-        epoch = node.operations.leader(partition).epoch
+        epoch = node.operations.tokens.leader(partition).epoch
         if node.epochs.get(partition, 0) > epoch:
             # Rows of a later leader belong to positions that this node has not read yet.
             raise NotLeader(f"another node leads partition {partition} now")

@@ -100,7 +100,7 @@ class BulkReading:
         asked = converted(Part, args)
         runs, most = asked.runs, asked.most_bytes
         for partition in sorted({partition_of(first) for first, _ in runs}):
-            self._node.operations.leader(partition)
+            self._node.operations.tokens.leader(partition)
         bodies: list[Any] = []
         missing: list[Any] = []
         for place, (first, count) in enumerate(runs):

@@ -5,14 +5,14 @@ A request names them by ids, or by queue and a part of the error; then the leade
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from onyxq.core.ids import TaskId
 from onyxq.node.node import Node
-from onyxq.node.routing import Router, passing_map
+from onyxq.node.routing import Routed, Router
 from onyxq.operations.checks.runs import check_ids
 from onyxq.operations.handlers import Handler, served
 from onyxq.operations.handlers import merged as all_of
@@ -28,13 +28,11 @@ from onyxq.operations.table.task import (
     TaskPage,
     task_result,
 )
-from onyxq.operations.table.task import (
-    DeadLetters as NamedDeadLetters,
-)
 from onyxq.operations.task_lists import VIEW_LOOKS, Found, Listing, Place, look, merged
 from onyxq.operations.task_reads import Reading, partitions_of
 
 PAGE = 1_000
+C = TypeVar("C", RequeueDead, DiscardDead)
 
 
 class DeadLetters:
@@ -42,7 +40,8 @@ class DeadLetters:
 
     def __init__(self, node: Node, router: Router, reading: Reading, listing: Listing) -> None:
         self._node = node
-        self._router = router
+        self._requeued = router.led(REQUEUE_DEAD, node.operations.dead_letters.requeue)
+        self._discarded = router.led(DISCARD_DEAD, node.operations.dead_letters.discard)
         self._reading = reading
         self._listing = listing
 
@@ -60,18 +59,16 @@ class DeadLetters:
 
     async def requeue(self, args: RequeueDead) -> DeadResults:
         """Requeue dead letters."""
-        return await self._change(args, "lead.requeue", self._node.operations.dead_letters.requeue)
+        return await self._change(args, self._requeued)
 
     async def discard(self, args: DiscardDead) -> DeadResults:
         """Discard dead letters."""
-        return await self._change(args, "lead.discard", self._node.operations.dead_letters.discard)
+        return await self._change(args, self._discarded)
 
-    async def _change(
-        self, args: NamedDeadLetters, method: str, local: Callable[[Sequence[TaskId]], Awaitable[list[Any]]]
-    ) -> DeadResults:
+    async def _change(self, args: C, changed: Routed[C]) -> DeadResults:
         if args.ids is not None:
             check_ids(args.ids, partitions_of(self._node))
-            errors = await self._send(args.ids, method, local)
+            errors = await changed.ask(args)
             results = [task_result(one, error) for one, error in zip(args.ids, errors, strict=True)]
             return DeadResults(count=sum(one.ok for one in results), results=results)
         wanted: dict[str, Any] = {"queue": args.queue, "where": args.where, "after": None, "views": False}
@@ -79,26 +76,13 @@ class DeadLetters:
         while left > 0:
             page = wanted | {"limit": min(left, PAGE)}
             found, after = await self._listing.gather("lead.dead", page, self.look)
-            results = await self._send([TaskId(one) for one in found], method, local)
-            count += sum(one is None for one in results)
+            errors = await changed.ask(type(args)(ids=[TaskId(one) for one in found]))
+            count += sum(error is None for error in errors)
             left -= len(found)
             if after is None:
                 break
             wanted["after"] = after
         return DeadResults(count=count)
-
-    async def _send(
-        self, ids: Sequence[TaskId], method: str, local: Callable[[Sequence[TaskId]], Awaitable[list[Any]]]
-    ) -> list[Any]:
-        return await self._router.each(
-            [(one,) for one in ids],
-            method=method,
-            pack=lambda part: {"ids": [one[0] for one in part]},
-            unpack=lambda answer: list(answer),
-            local=lambda part: local([one[0] for one in part]),
-            passing=passing_map,
-            failed=lambda _, error: error.to_map(),
-        )
 
     async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
         """Look for dead letters of partitions led from here: ids, or with ``views`` tasks."""

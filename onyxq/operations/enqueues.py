@@ -14,7 +14,7 @@ from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, from_map
 from onyxq.core.ids import IdMaker, TaskId, ids_of, mask_of, stretch_of
 from onyxq.core.task_headers import DEPENDS, may_say
 from onyxq.node.node import Node
-from onyxq.node.routing import Router, passing_map
+from onyxq.node.routing import Router
 from onyxq.operations import guarantees
 from onyxq.operations.checks.runs import check_new_runs, write_level
 from onyxq.operations.handlers import Handler, merged, served
@@ -31,7 +31,7 @@ class Enqueueing:
         self, node: Node, router: Router, partitions: Callable[[], int], maker: IdMaker, partition: int
     ) -> None:
         self._node = node
-        self._router = router
+        self._stored = router.led(ENQUEUE, node.operations.enqueues.enqueue)
         self._partitions = partitions
         self._maker = maker
         self._partition = partition
@@ -46,15 +46,11 @@ class Enqueueing:
         runs, replica = args.runs, self._node.replica
         wanted = write_level(args.w, replica.settings.replicas)
         check_new_runs(runs, self._partitions())
-        acks = await self._in_waves(runs, wanted)
+        acks = await self._in_waves(args)
         answer, replica = Enqueued(acks=acks, now_ms=self._node.wall_ms()), self._node.replica
         if (wanted is not None or replica.queues) and (lacking := guarantees.of_enqueue(replica, runs, acks)):
             answer.guarantee = lacking
         return answer
-
-    async def lead_enqueue(self, args: Enqueue) -> list[Any]:
-        """Store task runs that are led from here."""
-        return await self._node.operations.enqueue(args.runs, args.w)
 
     async def ids(self, args: MakeIds) -> Ids:
         """Make ids for new tasks, spread over the partitions."""
@@ -69,9 +65,10 @@ class Enqueueing:
             count -= part
         return Ids(ids=ids)
 
-    async def _in_waves(self, runs: Asked, wanted: int | None) -> list[Any]:
+    async def _in_waves(self, args: Enqueue) -> list[Any]:
+        runs = args.runs
         if not any(may_say(body, DEPENDS) for _, body, _ in runs):
-            return _with_places(await self._send(runs, wanted), range(len(runs)))
+            return _with_places(await self._stored.ask(args), range(len(runs)))
         acks: list[Any] = [None] * len(runs)
         needs = needed(runs)
         for wave in waves(needs):
@@ -79,21 +76,11 @@ class Enqueueing:
             for place in wave:
                 acks[place] = next((_spoilt(acks[one]) for one in needs[place] if isinstance(acks[one], dict)), None)
             send = [place for place in wave if acks[place] is None]
-            answers = _with_places(await self._send([runs[place] for place in send], wanted), send)
+            wave_args = Enqueue(runs=[runs[place] for place in send], w=args.w)
+            answers = _with_places(await self._stored.ask(wave_args), send)
             for place, answer in zip(send, answers, strict=True):
                 acks[place] = answer
         return acks
-
-    async def _send(self, runs: Asked, wanted: int | None) -> list[Any]:
-        return await self._router.each(
-            runs,
-            method="lead.enqueue",
-            pack=lambda part: {"runs": [list(one) for one in part], "w": wanted},
-            unpack=lambda answer: list(answer),
-            local=lambda part: self._node.operations.enqueue(part, wanted),
-            passing=passing_map,
-            failed=lambda _, error: error.to_map(),
-        )
 
 
 def _with_places(acks: list[Any], places: Sequence[int]) -> list[Any]:

@@ -8,9 +8,9 @@ and holds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -27,43 +27,26 @@ from onyxq.node.log_check import confirm_leader, testimony
 from onyxq.node.log_view import LogView
 from onyxq.node.membership import Peer
 from onyxq.node.node import Node
-from onyxq.node.routing import Router, passing_map, passing_parts
-from onyxq.operations import cluster_views, guarantees
+from onyxq.node.routing import LEAD, Router
+from onyxq.operations import cluster_views
 from onyxq.operations.admission import URGENT, Admission, admitted
 from onyxq.operations.backup_rows import BackingUp
 from onyxq.operations.bulk_reads import BulkReading
 from onyxq.operations.checks import peers
 from onyxq.operations.checks.access import check_size
 from onyxq.operations.checks.peers import taking
-from onyxq.operations.checks.runs import check_completions, check_ids, check_runs, write_level
 from onyxq.operations.claims import Claimer, Claiming, claim_here, pack_answer
 from onyxq.operations.cluster_changes import Operating
 from onyxq.operations.dead_letters import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.health import Health
+from onyxq.operations.held_tasks import HeldTasks
 from onyxq.operations.job_batches import JobBatches
 from onyxq.operations.jobs import Jobs
 from onyxq.operations.settings import Settings
 from onyxq.operations.summaries import Summaries
-from onyxq.operations.table.claim import (
-    CLAIM,
-    COMPLETE,
-    FAIL,
-    RELEASE,
-    RENEW,
-    UPDATE,
-    ClaimTasks,
-    Complete,
-    Fail,
-    GrantedTasks,
-    Held,
-    Release,
-    Renew,
-    Settled,
-    Updated,
-    UpdateTasks,
-)
+from onyxq.operations.table.claim import CLAIM, RELEASE, ClaimTasks, GrantedTasks, Held, Release
 from onyxq.operations.table.cluster import (
     GET_CLUSTER,
     GET_HEALTH,
@@ -74,7 +57,6 @@ from onyxq.operations.table.cluster import (
     GetRoutes,
     Routes,
 )
-from onyxq.operations.table.enqueue import Enqueue
 from onyxq.operations.table.everything import BY_NAME, decoded
 from onyxq.operations.table.log import (
     GC,
@@ -88,7 +70,7 @@ from onyxq.operations.table.log import (
     GcReport,
 )
 from onyxq.operations.table.operation import A, Operation, R, converted, plain
-from onyxq.operations.table.task import CANCEL_TASKS, LIST_TASKS, CancelTasks, ItemResults
+from onyxq.operations.table.task import LIST_TASKS
 from onyxq.operations.table.transaction import COMMIT_BATCH, PREPARE_BATCH, TRANSACT
 from onyxq.operations.task_lists import Listing
 from onyxq.operations.task_reads import Reading, partitions_of
@@ -98,8 +80,6 @@ from onyxq.operations.transactions import Transactions
 from onyxq.system.failures import serving
 from onyxq.wire.bounds import OWNER
 from onyxq.wire.server import Request
-
-H = TypeVar("H", Fail, Renew, Release)
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +121,7 @@ class Service:
         self._reading = Reading(node, self._leaders)
         self._listing = Listing(node, self._reading, self._leaders)
         self._enqueueing = Enqueueing(node, self._router, self._partitions, ids, random_64() % 64)
+        self._held_tasks = HeldTasks(node, self._router)
         self._dead = DeadLetters(node, self._router, self._reading, self._listing)
         self.transactions = Transactions(node)
         self._batches, self._bulk = JobBatches(node, self.transactions), BulkReading(node)
@@ -154,8 +135,10 @@ class Service:
         self._summaries = Summaries(node, self._reading, self.claiming)
         self._health = Health(node, self._reading, self._leaders, self.admission, driver)
         self._methods = merged(
-            self._task_methods(),
-            self._claim_methods(),
+            self._enqueueing.handlers(),
+            self._held_tasks.handlers(),
+            served(CLAIM, self._claim),
+            served(LIST_TASKS, self._listing.page),
             self._transaction_methods(),
             self._reading.handlers(),
             self._dead.handlers(),
@@ -170,29 +153,14 @@ class Service:
             self._cluster_methods(),
         )
         self.peer_methods = merged(
-            self._lead_task_methods(), self._lead_claim_methods(), self._lead_view_methods(), self._cohort_methods()
+            {routed.name: routed.serve for routed in self._router.routed},
+            self._lead_methods(),
+            self._lead_view_methods(),
+            self._cohort_methods(),
         )
         """Methods that only peers may call."""
 
     # --- the methods, by family
-
-    def _task_methods(self) -> dict[str, Handler]:
-        return {
-            **self._enqueueing.handlers(),
-            **served(CANCEL_TASKS, self._cancel),
-            **served(LIST_TASKS, self._listing.page),
-        }
-
-    def _claim_methods(self) -> dict[str, Handler]:
-        operations = self.node.operations
-        return merged(
-            served(CLAIM, self._claim),
-            served(COMPLETE, self._complete),
-            self._settles(FAIL, operations.fail),
-            self._settles(RENEW, operations.renew),
-            self._settles(RELEASE, operations.release),
-            served(UPDATE, self._update),
-        )
 
     def _transaction_methods(self) -> dict[str, Handler]:
         return merged(
@@ -223,35 +191,17 @@ class Service:
             served(GET_METRICS, self._health.metrics),
         )
 
-    def _lead_task_methods(self) -> dict[str, Handler]:
-        """Return the methods by which a node changes tasks at the leader of a partition."""
+    def _lead_methods(self) -> dict[str, Handler]:
+        """Return the methods by which a node uses the leaders of another node, besides those that are routed."""
         operations, dependencies = self.node.operations, self.node.operations.dependencies
-        return {
-            "lead.enqueue": taking(Enqueue, self._enqueueing.lead_enqueue),
-            "lead.update": taking(UpdateTasks, lambda asked: operations.update(asked.items, asked.w)),
-            "lead.cancel": taking(CancelTasks, lambda asked: operations.cancel(asked.ids, claimed=asked.claimed)),
-            "lead.requeue": taking(peers.Ids, lambda asked: operations.dead_letters.requeue(asked.ids)),
-            "lead.discard": taking(peers.Ids, lambda asked: operations.dead_letters.discard(asked.ids)),
-            "lead.outcomes": taking(peers.Watched, lambda asked: dependencies.outcomes(asked.ids, asked.watcher)),
-            "lead.finished": taking(peers.Ids, lambda asked: dependencies.heard(asked.ids)),
-            "lead.depended": taking(peers.Stretches, lambda asked: operations.dependents.depended(asked.stretches)),
-            "lead.timer.set": self.timers.lead_set,
-            "lead.timer.find": self.timers.lead_find,
-            "lead.timer.cancel": self.timers.lead_cancel,
-            "lead.prepare": taking(peers.Parts, lambda asked: operations.transaction_parts.prepare(asked.asked())),
-            "lead.offer": self._lead_offer,
-        }
-
-    def _lead_claim_methods(self) -> dict[str, Handler]:
-        """Return the methods by which a node changes claims at the leader of a partition."""
-        operations = self.node.operations
         return {
             "lead.claim": taking(peers.Claims, self._lead_claim),
             "lead.head": taking(peers.Head, self._lead_head),
-            "lead.complete": taking(Complete, lambda asked: operations.complete(asked.items)),
-            "lead.fail": taking(Fail, lambda asked: operations.fail(asked.items)),
-            "lead.renew": taking(Renew, lambda asked: operations.renew(asked.items)),
-            "lead.release": taking(Release, lambda asked: operations.release(asked.items)),
+            "lead.outcomes": taking(peers.Watched, lambda asked: dependencies.outcomes(asked.ids, asked.watcher)),
+            "lead.finished": taking(peers.Ids, lambda asked: dependencies.heard(asked.ids)),
+            "lead.depended": taking(peers.Stretches, lambda asked: operations.dependents.depended(asked.stretches)),
+            "lead.prepare": taking(peers.Parts, lambda asked: operations.transaction_parts.prepare(asked.asked())),
+            "lead.offer": self._lead_offer,
         }
 
     def _lead_view_methods(self) -> dict[str, Handler]:
@@ -348,7 +298,7 @@ class Service:
     @contextmanager
     def _admitted(self, request: Request) -> Iterator[None]:
         """Count a write that came over the wire while it is served; raises `Overloaded`."""
-        method = request.method.removeprefix("lead.")
+        method = request.method.removeprefix(LEAD)
         if not admitted(method):
             yield
             return
@@ -364,67 +314,6 @@ class Service:
 
     def _partitions(self) -> int:
         return partitions_of(self.node)
-
-    # --- tasks
-
-    async def _items(
-        self, method: str, work: Sequence[Any], local: Callable[[list[Any]], Awaitable[list[Any]]]
-    ) -> Settled:
-        refused = await self._router.each(
-            work,
-            method=f"lead.{method}",
-            pack=lambda part: {"items": [list(one) for one in part]},
-            unpack=lambda answer: list(answer),
-            local=local,
-            passing=passing_parts,
-            failed=lambda item, error: [[item[0], item[1], error.to_map()]],
-        )
-        return Settled(results=refused)
-
-    async def _complete(self, args: Complete) -> Settled:
-        check_completions(args.items, self._partitions())
-        return await self._items("complete", args.items, self.node.operations.complete)
-
-    def _settles(
-        self, operation: Operation[H, Settled], local: Callable[[Any], Awaitable[list[Any]]]
-    ) -> dict[str, Handler]:
-        async def settle(args: H) -> Settled:
-            check_runs(args.items, self._partitions())
-            return await self._items(operation.name, args.items, local)
-
-        return served(operation, settle)
-
-    async def _update(self, args: UpdateTasks) -> Updated:
-        work, wanted = args.items, write_level(args.w, self.node.replica.settings.replicas)
-        check_ids([item.id for item in work], self._partitions(), "items", member=".id")
-        acks = await self._router.each(
-            work,
-            method="lead.update",
-            pack=lambda part: {"items": [list(one) for one in part], "w": wanted},
-            unpack=lambda answer: list(answer),
-            local=lambda part: self.node.operations.update(part, wanted),
-            passing=passing_map,
-            failed=lambda _, error: error.to_map(),
-        )
-        answer = Updated(results=[ack if isinstance(ack, dict) else None for ack in acks])
-        if wanted is not None:
-            answer.acks = [0 if isinstance(ack, dict) else ack for ack in acks]
-            stored = ((item[0], ack) for item, ack in zip(work, acks, strict=True))
-            answer.guarantee = guarantees.few(self.node.replica, stored) or None
-        return answer
-
-    async def _cancel(self, args: CancelTasks) -> ItemResults:
-        check_ids(args.ids, self._partitions())
-        results = await self._router.each(
-            [(one,) for one in args.ids],
-            method="lead.cancel",
-            pack=lambda part: {"ids": [one[0] for one in part], "claimed": args.claimed},
-            unpack=lambda answer: list(answer),
-            local=lambda part: self.node.operations.cancel([one[0] for one in part], claimed=args.claimed),
-            passing=passing_map,
-            failed=lambda _, error: error.to_map(),
-        )
-        return ItemResults(results=results)
 
     # --- claims
 
@@ -508,7 +397,7 @@ class Service:
 
     async def _lead_offer(self, args: dict[str, Any]) -> None:
         asked = converted(peers.Offer, args)
-        await self.node.operations.leader(asked.partition).write(checked_rows(asked.rows, asked.partition))
+        await self.node.operations.tokens.leader(asked.partition).write(checked_rows(asked.rows, asked.partition))
 
     # --- the cluster
 

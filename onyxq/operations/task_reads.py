@@ -137,7 +137,7 @@ class Reading:
 
     async def lead_view(self, task_id: TaskId) -> dict[str, Any]:
         """Return the task as this leader knows it; raises `NotLeader`."""
-        self._node.operations.leader(partition_of(task_id))
+        self._node.operations.tokens.leader(partition_of(task_id))
         await self._node.settled()
         return self._view(task_id, self._node.cohort.covering(task_id))
 

@@ -7,14 +7,15 @@ from typing import Any
 
 from onyxq.core import facts, timer_model
 from onyxq.core.errors import Conflict, NotFound, OnyxqError, Unavailable, from_map
-from onyxq.core.ids import IdMaker, TaskId, make_id
+from onyxq.core.ids import IdMaker, TaskId, make_id, partition_of
 from onyxq.core.limits import TIME_MS_MAX
 from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from onyxq.leader import timers as leading
 from onyxq.node.node import Node
-from onyxq.node.routing import Router, passing_map
+from onyxq.node.routing import Router
+from onyxq.operations.checks.peers import Ids, TimerNames, TimerRuns
 from onyxq.operations.handlers import Handler, merged, served
-from onyxq.operations.table.operation import plain
+from onyxq.operations.table.operation import Items, plain
 from onyxq.operations.table.task import LIST_TASKS
 from onyxq.operations.table.timer import (
     CANCEL_TIMER,
@@ -43,7 +44,9 @@ class Timers:
 
     def __init__(self, node: Node, router: Router, reading: Reading, *, listing: Listing, ids: IdMaker) -> None:
         self._node = node
-        self._router = router
+        self._stored = router.asked("timer.set", TimerRuns, Items(argument="runs"), self._set_here)
+        self._found = router.asked("timer.find", TimerNames, Items(argument="timers"), self._find_here)
+        self._cancelled = router.asked("timer.cancel", Ids, Items(argument="ids"), self._cancel_here)
         self._reading = reading
         self._listing = listing
         self._ids = ids
@@ -55,7 +58,7 @@ class Timers:
         return merged(
             served(SET_TIMER, self.set),
             served(GET_TIMER, self.get),
-            served(LIST_TIMERS, self.list),
+            served(LIST_TIMERS, self.page),
             served(CANCEL_TIMER, self.cancel),
         )
 
@@ -67,7 +70,6 @@ class Timers:
         ``request`` names the request: a repeat under the same name has no other effect.  Raises `BadRequest` naming
         the field, `Conflict`, `NotFound`, `Unavailable`.
         """
-        replace = args.replace
         timer = timer_model.checked(
             args.id,
             timeout=args.timeout,
@@ -81,12 +83,7 @@ class Timers:
             await self.check_callback(timer.callback)
         first = self._ids.run(self._partition(timer.id), 1, due_ms=self._node.wall_ms() + timer.timeout).first
         body = facts.pack_task({"format": "json", "queue": QUEUE, "unique_key": timer.id}, [payload])
-        found = await self._one(
-            first,
-            "lead.timer.set",
-            {"run": [first, body], "replace": replace},
-            lambda: self._node.operations.timers.set(first, body, replace=replace),
-        )
+        (found,) = await self._stored.ask(TimerRuns(runs=[(first, body)], replace=args.replace))
         if isinstance(found, dict):
             raise from_map(found)
         return TimerNamed(id=timer.id)
@@ -109,7 +106,7 @@ class Timers:
                 raise _gone(timer, "completed")
         raise Conflict(f"timer {timer!r} was replaced {CANCEL_TRIES} times while it was cancelled", field="id")
 
-    async def list(self, args: ListTimers) -> TimerPage:
+    async def page(self, args: ListTimers) -> TimerPage:
         """Return timers in the order of their due times."""
         state = next((name for name, said in STATES.items() if said == args.state), args.state)
         asked = LIST_TASKS.decode({"queue": QUEUE, "state": state, "after": args.after, "limit": args.limit})
@@ -117,22 +114,24 @@ class Timers:
         timers = [shown(plain(task)) for task in page.tasks if task.unique_key is not None]
         return TimerPage(timers=timers, after=page.after)
 
-    # --- as nodes call each other
+    # --- at the leader
 
-    async def lead_set(self, args: dict[str, Any]) -> Any:
-        """Set a timer that is led from here."""
-        first, body = args["run"]
-        return await self._node.operations.timers.set(first, body, replace=bool(args["replace"]))
+    async def _set_here(self, args: TimerRuns) -> list[int]:
+        timers = self._node.operations.timers
+        return [await timers.set(first, body, replace=args.replace) for first, body in args.runs]
 
-    async def lead_find(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the valid task of a timer's id as ``{"view"}``, None if there is none."""
+    async def _find_here(self, args: TimerNames) -> list[dict[str, Any]]:
+        """Return the valid task of each timer's id as ``{"view"}``, None if there is none."""
         await self._node.settled()
-        task_id = self._node.operations.timers.current_task(args["partition"], QUEUE, args["id"])
-        return {"view": None if task_id is None else self._reading.view_here(task_id)}
+        return [{"view": self._current(partition_of(home), timer)} for home, timer in args.timers]
 
-    async def lead_cancel(self, args: dict[str, Any]) -> str:
-        """Cancel a task if it is the valid one of its timer's id."""
-        return await self._node.operations.timers.cancel(args["id"])
+    def _current(self, partition: int, timer: str) -> dict[str, Any] | None:
+        task_id = self._node.operations.timers.current_task(partition, QUEUE, timer)
+        return None if task_id is None else self._reading.view_here(task_id)
+
+    async def _cancel_here(self, args: Ids) -> list[str]:
+        """Cancel each task if it is the valid one of its timer's id."""
+        return [await self._node.operations.timers.cancel(one) for one in args.ids]
 
     # --- helpers
 
@@ -144,9 +143,7 @@ class Timers:
 
     async def _find(self, timer: str) -> dict[str, Any]:
         partition = self._partition(timer)
-        asked = {"id": timer, "partition": partition}
-        home = make_id(0, partition, 0, 0)
-        found = await self._one(home, "lead.timer.find", asked, lambda: self.lead_find(asked))
+        (found,) = await self._found.ask(TimerNames(timers=[(make_id(0, partition, 0, 0), timer)]))
         if "code" in found:
             raise from_map(found)
         if found["view"] is None:
@@ -154,29 +151,10 @@ class Timers:
         return dict(found["view"])
 
     async def _cancel(self, task_id: TaskId) -> str:
-        found = await self._one(
-            task_id, "lead.timer.cancel", {"id": task_id}, lambda: self.lead_cancel({"id": task_id})
-        )
+        (found,) = await self._cancelled.ask(Ids(ids=[task_id]))
         if isinstance(found, dict):
             raise from_map(found)
         return str(found)
-
-    async def _one(self, home: TaskId, method: str, args: dict[str, Any], local: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the answer of the leader of an id's partition, or an error map."""
-
-        async def here(_: list[Any]) -> list[Any]:
-            return [await local()]
-
-        (answer,) = await self._router.each(
-            [(home,)],
-            method=method,
-            pack=lambda _: args,
-            unpack=lambda found: [found],
-            local=here,
-            passing=passing_map,
-            failed=lambda _, error: error.to_map(),
-        )
-        return answer
 
 
 def _gone(timer: str, state: str) -> NotFound:

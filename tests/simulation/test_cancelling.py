@@ -8,6 +8,7 @@ import trio
 from onyxq.client.claims import Claim
 from onyxq.core.ids import TaskId
 from onyxq.errors import AlreadyFinished, Conflict, StaleToken
+from onyxq.operations.table.task import CancelTasks
 from simulation.scenes.base import ONE, back, deposed
 from simulation.workloads import WORKLOADS
 from simulation.world.clients import RecordingClient
@@ -174,7 +175,9 @@ def test_a_deposed_leader_cancels_nothing() -> None:
             await client.complete(claim, b"done")
             assert old.running is not None and old.running.node is not None
             with trio.move_on_after(5):
-                (said,) = await old.running.node.operations.cancel([task_id], claimed=True)
+                (said,) = await old.running.node.operations.cancellations.cancel(
+                    CancelTasks(ids=[task_id], claimed=True)
+                )
                 assert said is not None
             await back(world, old)
             assert (await client.client.get(task_id)).result == b"done"

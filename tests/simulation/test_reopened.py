@@ -12,6 +12,7 @@ from onyxq.core.facts import REOPENED, RETRIED, History, history_row
 from onyxq.core.ids import Run, TaskId, stretch_of
 from onyxq.errors import LogUnavailable, OnyxqError, StaleToken
 from onyxq.leader.completion_rows import not_ended_by
+from onyxq.operations.table.task import DiscardDead
 from onyxq.store.interface import Batch
 from simulation.scenes.base import ONE, back, cut_off, leader_of, successor
 from simulation.world.clients import RecordingClient
@@ -207,7 +208,7 @@ def test_a_requeue_that_nobody_waits_for_is_under_way_until_it_is_decided() -> N
             world.disconnect_log(leader)
             with trio.move_on_after(1.0):
                 await client.requeue(task_id)
-            (refused,) = await node.operations.dead_letters.discard([task_id])
+            (refused,) = await node.operations.dead_letters.discard(DiscardDead(ids=[task_id]))
             assert refused is not None and "is being requeued" in refused["message"]
             assert node.operations.dead_letters.is_requeueing(node.leaders[0], stretch_of(task_id))
             world.reconnect_log(leader)

@@ -33,6 +33,7 @@ from onyxq.interfaces.callbacks.transports import Deliver, Transports
 from onyxq.leader.grants.granter import Granted
 from onyxq.node.node import Node
 from onyxq.operations.claims import claim_here
+from onyxq.operations.table.claim import Failure
 from onyxq.operations.timers import Timers
 
 LOOK_S = 1.0
@@ -292,10 +293,9 @@ class Delivering:
     async def _put_off(self, attempts: Sequence[_Attempt]) -> None:
         """Make waiting timers due a little later. This counts as no attempt."""
         try:
-            items = [
-                (one.task, 1, one.token, "many callbacks to this receiver wait", self._later_ms()) for one in attempts
-            ]
-            refused = await self._node.operations.postpone(items)
+            why = "many callbacks to this receiver wait"
+            items = [Failure(one.task, 1, one.token, why, self._later_ms()) for one in attempts]
+            refused = await self._node.operations.claim_updates.postpone(items)
             count = sum(map(bool, refused))
             if count:
                 log.info("%d timers are tried again after their leases", count)

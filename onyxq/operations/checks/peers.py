@@ -52,6 +52,19 @@ class Watched(Ids):
     watcher: str
 
 
+class TimerRuns(msgspec.Struct):
+    """New tasks of timers: id and body of each."""
+
+    runs: list[tuple[TaskIdBytes, bytes]]
+    replace: bool
+
+
+class TimerNames(msgspec.Struct):
+    """Timers that are looked for, each after an id of its partition."""
+
+    timers: list[tuple[TaskIdBytes, Name]]
+
+
 class Stretches(msgspec.Struct):
     """First ids of stretches."""
 

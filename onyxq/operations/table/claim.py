@@ -11,7 +11,7 @@ from onyxq.core.ids import RUN_TASKS_MAX
 from onyxq.core.limits import AHEAD_MS_MAX, INT_MAX, ITEMS_MAX, RUN_BYTES_MAX, LeaseMs, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, Run
 from onyxq.operations.table.enqueue import Copies
-from onyxq.operations.table.operation import Args, Operation, Place, Result
+from onyxq.operations.table.operation import Args, Items, Operation, Place, Result
 
 ERROR_CHARS_MAX = 64 * 1024
 QUEUES_MAX = 100
@@ -182,6 +182,7 @@ def _held(name: str, args: type[Any], item: list[Any]) -> Operation[Any, Settled
         result=Settled,
         access=_on_items(lambda args: [(item.id, item.count) for item in args.items]),
         place=Place.LEADER,
+        items=Items(argument="items", runs=True),
         bounded=True,
         large=True,
         example={"items": [item]},
@@ -208,6 +209,7 @@ UPDATE = Operation(
     result=Updated,
     access=_on_items(lambda args: [(item.id, 1) for item in args.items]),
     place=Place.LEADER,
+    items=Items(argument="items"),
     bounded=True,
     large=True,
     example={"items": [[_ID, 4711, 0, b"half way"]]},

@@ -23,7 +23,7 @@ from onyxq.core.limits import (
     Trace,
 )
 from onyxq.operations.table.access import Access, Need
-from onyxq.operations.table.operation import Args, Operation, Place, Result, converted
+from onyxq.operations.table.operation import Args, Items, Operation, Place, Result, converted
 
 W_MAX = 9
 WriteLevel: TypeAlias = Annotated[int, Meta(ge=1, le=W_MAX)]
@@ -120,6 +120,7 @@ ENQUEUE = Operation(
     result=Enqueued,
     access=Access(("produce",), lambda args: (on_new("runs", args.runs),)),
     place=Place.LEADER,
+    items=Items(argument="runs"),
     bounded=True,
     large=True,
     example={"runs": [[bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000"), SOME_BODY]]},

@@ -7,7 +7,7 @@ the arguments is the operation's text: its first line in lists, all of it in the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -16,6 +16,7 @@ import msgspec
 from attrs import field, frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.ids import TaskId
 from onyxq.core.limits import Member, members
 from onyxq.operations.table.access import Access
 from onyxq.operations.table.problems import refuse
@@ -35,6 +36,7 @@ class Done(Result):
 
 A = TypeVar("A", bound=Args)
 R = TypeVar("R", bound=Result)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Place(Enum):
@@ -43,6 +45,36 @@ class Place(Enum):
     ANY_PEER = "any peer"
     LEADER = "the leader of a partition"
     ALL_LEADERS = "all leaders"
+
+
+@frozen(kw_only=True)
+class Items:
+    """The argument whose items belong to partitions: an id each, or a list or tuple that begins with one."""
+
+    argument: str
+    runs: bool = False
+    """Whether they are runs, and an answer lists the refused parts: first id, count and error. Else it may be one."""
+
+    def of(self, args: msgspec.Struct) -> Sequence[Any]:
+        """Return the items of a request."""
+        found: Sequence[Any] = getattr(args, self.argument)
+        return found
+
+    def part(self, args: S, places: Sequence[int]) -> S:
+        """Return a request with only the items at these places, which rise."""
+        items = self.of(args)
+        if len(places) == len(items):
+            return args
+        return msgspec.structs.replace(args, **{self.argument: [items[place] for place in places]})
+
+    def refused(self, item: Any, error: dict[str, Any]) -> Any:
+        """Return the answer to an item that is refused as a whole."""
+        return [[item[0], item[1], error]] if self.runs else error
+
+
+def id_of(item: Any) -> TaskId:
+    """Return the id of an item, or of its first task."""
+    return TaskId(item if isinstance(item, bytes) else item[0])
 
 
 @frozen(kw_only=True)
@@ -113,6 +145,8 @@ class Operation(Generic[A, R]):
     result: type[R]
     access: Access
     place: Place = Place.ANY_PEER
+    items: Items | None = None
+    """The items that it is split into, each for the leader of its partition."""
     reads: bool = False
     """Whether it changes nothing."""
     bounded: bool = False

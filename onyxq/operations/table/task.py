@@ -12,7 +12,7 @@ from onyxq.core.ids import TaskId
 from onyxq.core.limits import DATA, INT_MAX, ITEMS_MAX, MOMENT, Name, TaskIdBytes
 from onyxq.operations.table.access import Access, Need, on_queue
 from onyxq.operations.table.claim import Count
-from onyxq.operations.table.operation import Args, Http, Operation, Place, Result, Verb
+from onyxq.operations.table.operation import Args, Http, Items, Operation, Place, Result, Verb
 
 State: TypeAlias = Literal["scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled"]
 FRESH_IDS_MAX = 10_000
@@ -380,6 +380,7 @@ CANCEL_TASKS = Operation(
     result=ItemResults,
     access=_on_ids("produce", "operate"),
     place=Place.LEADER,
+    items=Items(argument="ids"),
     bounded=True,
     large=True,
     python="cancel",
@@ -414,6 +415,7 @@ REQUEUE_DEAD = Operation(
     result=DeadResults,
     access=_on_dead("operate"),
     place=Place.LEADER,
+    items=Items(argument="ids"),
     bounded=True,
     large=True,
     http=Http(verb="POST", path="/v1/dead/requeue", id="requeue_dead", tag="dead letters", fixed=_ALL_AT_ONCE),
@@ -427,6 +429,7 @@ DISCARD_DEAD = Operation(
     result=DeadResults,
     access=_on_dead("operate"),
     place=Place.LEADER,
+    items=Items(argument="ids"),
     large=True,
     http=Http(verb="POST", path="/v1/dead/discard", id="discard_dead", tag="dead letters", fixed=_ALL_AT_ONCE),
     python="discard_dead",

@@ -1,0 +1,87 @@
+"""Operations on claimed tasks, and cancels: each item goes to the leader of its task."""
+
+from __future__ import annotations
+
+from onyxq.node.node import Node
+from onyxq.node.routing import Router
+from onyxq.operations import guarantees
+from onyxq.operations.checks.runs import check_completions, check_ids, check_runs, write_level
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.claim import (
+    COMPLETE,
+    FAIL,
+    RELEASE,
+    RENEW,
+    UPDATE,
+    Complete,
+    Fail,
+    Release,
+    Renew,
+    Settled,
+    Updated,
+    UpdateTasks,
+)
+from onyxq.operations.table.task import CANCEL_TASKS, CancelTasks, ItemResults
+from onyxq.operations.task_reads import partitions_of
+
+
+class HeldTasks:
+    """Serves these operations of one node."""
+
+    def __init__(self, node: Node, router: Router) -> None:
+        self._node = node
+        leading = node.operations
+        self._completed = router.led(COMPLETE, leading.completions.complete)
+        self._failed = router.led(FAIL, leading.claim_updates.fail)
+        self._renewed = router.led(RENEW, leading.claim_updates.renew)
+        self._released = router.led(RELEASE, leading.claim_updates.release)
+        self._updated = router.led(UPDATE, leading.task_updates.update)
+        self._cancelled = router.led(CANCEL_TASKS, leading.cancellations.cancel)
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(
+            served(COMPLETE, self.complete),
+            served(FAIL, self.fail),
+            served(RENEW, self.renew),
+            served(RELEASE, self.release),
+            served(UPDATE, self.update),
+            served(CANCEL_TASKS, self.cancel),
+        )
+
+    async def complete(self, args: Complete) -> Settled:
+        """Complete claimed tasks."""
+        check_completions(args.items, partitions_of(self._node))
+        return Settled(results=await self._completed.ask(args))
+
+    async def fail(self, args: Fail) -> Settled:
+        """Retry claimed tasks, or fail those without retries left for good."""
+        check_runs(args.items, partitions_of(self._node))
+        return Settled(results=await self._failed.ask(args))
+
+    async def renew(self, args: Renew) -> Settled:
+        """Extend the leases of claimed tasks."""
+        check_runs(args.items, partitions_of(self._node))
+        return Settled(results=await self._renewed.ask(args))
+
+    async def release(self, args: Release) -> Settled:
+        """Give claimed tasks back."""
+        check_runs(args.items, partitions_of(self._node))
+        return Settled(results=await self._released.ask(args))
+
+    async def update(self, args: UpdateTasks) -> Updated:
+        """Store updates of claimed tasks."""
+        wanted = write_level(args.w, self._node.replica.settings.replicas)
+        check_ids([item.id for item in args.items], partitions_of(self._node), "items", member=".id")
+        acks = await self._updated.ask(args)
+        answer = Updated(results=[ack if isinstance(ack, dict) else None for ack in acks])
+        if wanted is not None:
+            answer.acks = [0 if isinstance(ack, dict) else ack for ack in acks]
+            stored = ((item.id, ack) for item, ack in zip(args.items, acks, strict=True))
+            answer.guarantee = guarantees.few(self._node.replica, stored) or None
+        return answer
+
+    async def cancel(self, args: CancelTasks) -> ItemResults:
+        """Cancel tasks."""
+        check_ids(args.ids, partitions_of(self._node))
+        return ItemResults(results=await self._cancelled.ask(args))
