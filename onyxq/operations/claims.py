@@ -13,20 +13,23 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from attrs import define, field
 
 from onyxq.core.errors import LogUnavailable, OnyxqError, Unavailable, from_map
-from onyxq.core.ids import Run, TaskId, partition_of
 from onyxq.core.replica import leader_node, live_nodes, unserved
-from onyxq.leader.grants.granter import ClaimRequest, Granted, Room
+from onyxq.leader.grants.claims_here import Asked, claim_here
+from onyxq.leader.grants.granter import Granted
 from onyxq.leader.grants.ready_heads import Head, is_ahead, unpack_head
 from onyxq.node.node import Node
 from onyxq.operations.checks.peers import WANTED_MAX
 from onyxq.operations.claim_shares import Offer, shares
+from onyxq.operations.table.claim import ClaimTasks, GrantedTasks
+from onyxq.wire.bounds import OWNER
 
 POLL_S = 1.0
 IDLE_POLL_S = 4.0
@@ -57,6 +60,18 @@ ASKS_MAX = 2
 """Largest number of questions in flight to one node. Further claimers wait and share the next question."""
 
 
+class Caller(Protocol):
+    """The maker of a claim: a request over the wire, or a coroutine of this process."""
+
+    def reply(self, result: Any) -> None:
+        """Take the tasks."""
+        ...
+
+    def fail(self, error: OnyxqError) -> None:
+        """Take the error."""
+        ...
+
+
 @define(eq=False)
 class Claimer:
     """One claim of one client, waiting or being answered."""
@@ -67,8 +82,7 @@ class Claimer:
     """Lease in ms; 0 means the lease of each queue."""
     worker: str
     deadline: float
-    reply: Callable[[list[Granted]], None]
-    fail: Callable[[OnyxqError], None]
+    caller: Caller
     owner: str = ""
     """The credential that it came with; see `onyxq.wire.bounds.OWNER`."""
     ahead_ms: int = 0
@@ -82,15 +96,38 @@ class Claimer:
     """Time from which it may ask for tasks that are not due yet."""
     asks_ahead: bool = False
     """Whether it asks for tasks that are not due yet."""
-    asked: set[str] = field(factory=set)
     trouble: OnyxqError | None = None
 
+    @staticmethod
+    def of(args: ClaimTasks, caller: Caller) -> Claimer:
+        """Return a claim that begins to wait now."""
+        return Claimer(
+            queues=args.queues,
+            maximum=args.max,
+            lease_ms=args.lease_ms or 0,
+            worker=args.worker or "",
+            owner=OWNER.get(),
+            deadline=trio.current_time() + args.wait_ms / 1000,
+            ahead_ms=args.ahead_ms,
+            caller=caller,
+        )
 
-Asked = tuple[list[str], int, int | None, str, int]
-"""One claimer's question: ``(queues, maximum of tasks, lease in ms, worker, ahead_ms)``.
+    def withdraw(self) -> None:
+        """Note that its caller no longer waits."""
+        self.gone = True
 
-Without a lease, each queue's lease applies.
-"""
+    def fail(self, error: OnyxqError) -> None:
+        """Answer with an error."""
+        self.caller.fail(error)
+
+    def reply(self, granted: Sequence[Granted]) -> None:
+        """Answer with tasks, and with their leases if the claim named none."""
+        answer = GrantedTasks(claims=[list(one[:5]) for one in granted])
+        if any(one.due_in_ms for one in granted):
+            answer.due_in_ms = [one.due_in_ms for one in granted]
+        if not self.lease_ms:
+            answer.leases = [one.lease_ms for one in granted]
+        self.caller.reply(answer)
 
 
 Share = tuple[Claimer, int]
@@ -284,7 +321,7 @@ class Claiming:
         if node_id == self._node.node_id:
             known = (better_than[0], better_than[1]) if better_than is not None else None
             heads = self._node.granter.heads
-            return await heads.wait_head(queue, known, timeout_s, wanted=lambda: self._wanted(queue), ahead=True)
+            return await heads.wait_head(queue, known, timeout_s, wanted=partial(self._wanted, queue), ahead=True)
         args = {
             "queue": queue,
             "known": better_than,
@@ -515,50 +552,3 @@ def pack_answer(answer: list[Granted] | OnyxqError) -> Any:
 def unpack_answer(packed: Any) -> list[Granted] | OnyxqError:
     """Return what `pack_answer` packed."""
     return from_map(packed) if isinstance(packed, dict) else [Granted(*one) for one in packed]
-
-
-async def claim_here(
-    node: Node, requests: Sequence[Asked], wanted: int
-) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
-    """Claim from the partitions that this node leads; return the outcome of each request, and the heads after it.
-
-    ``wanted``: how many tasks the heads should list.
-    """
-    done = trio.Event()
-    answers: dict[int, list[Granted] | OnyxqError] = {}
-    waiting = True
-
-    def replier(place: int) -> Callable[[list[Granted], OnyxqError | None], bool]:
-        def reply(granted: list[Granted], error: OnyxqError | None) -> bool:
-            if waiting:
-                answers[place] = error if error is not None else granted
-                if len(answers) == len(requests):
-                    done.set()
-            return waiting
-
-        return reply
-
-    room = Room()
-    for place, (queues, maximum, lease_ms, worker, ahead_ms) in enumerate(requests):
-        node.granter.submit(ClaimRequest(queues, maximum, lease_ms or 0, worker, replier(place), ahead_ms, room))
-    try:
-        with trio.move_on_after(ASK_TIMEOUT_S - 1.0 if requests else 0.0):
-            await done.wait()
-    except trio.Cancelled:
-        for answer in answers.values():
-            for one in answer if not isinstance(answer, OnyxqError) else ():
-                give_back_here(node, one)
-        raise
-    finally:
-        waiting = False
-    late = LogUnavailable("the log did not answer in time")
-    ahead = any(one[4] for one in requests)
-    queues_asked = sorted({queue for one in requests for queue in one[0]})
-    heads = {queue: node.granter.heads.head(queue, ahead=ahead, wanted=wanted) for queue in queues_asked}
-    return [answers.get(place, late) for place in range(len(requests))], heads
-
-
-def give_back_here(node: Node, granted: Granted) -> None:
-    """Release a claim on a partition that this node leads."""
-    count = int.from_bytes(granted.body[4:8], "little")
-    node.give_back(partition_of(granted.first), granted.token, [Run(TaskId(granted.first), count)])

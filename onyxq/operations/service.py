@@ -19,6 +19,7 @@ from onyxq.core.ids import IdMaker, TaskId
 from onyxq.core.log.interface import LogBackend
 from onyxq.core.replica import Replica
 from onyxq.leader.cohort.member import checked_rows
+from onyxq.leader.grants.claims_here import claim_here
 from onyxq.leader.grants.granter import Granted
 from onyxq.node.all_leaders import AllLeaders
 from onyxq.node.extension_duties import Extending
@@ -35,7 +36,7 @@ from onyxq.operations.bulk_reads import BulkReading
 from onyxq.operations.checks import peers
 from onyxq.operations.checks.access import check_size
 from onyxq.operations.checks.peers import taking
-from onyxq.operations.claims import Claimer, Claiming, claim_here, pack_answer
+from onyxq.operations.claims import Claimer, Claiming, pack_answer
 from onyxq.operations.cluster_changes import Operating
 from onyxq.operations.dead_letters import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
@@ -78,7 +79,6 @@ from onyxq.operations.taskstore import TaskStore
 from onyxq.operations.timers import Timers
 from onyxq.operations.transactions import Transactions
 from onyxq.system.failures import serving
-from onyxq.wire.bounds import OWNER
 from onyxq.wire.server import Request
 
 log = logging.getLogger(__name__)
@@ -271,13 +271,8 @@ class Service:
 
     def _dispatch_claim(self, request: Request) -> None:
         """Let a claim wait without a task of its own: there may be tens of thousands."""
-        asked = decoded(CLAIM.name, request.args)
-        claimer = self._claimer(asked, request.reply, request.fail)
-
-        def withdrawn() -> None:
-            claimer.gone = True
-
-        request.on_cancel = withdrawn
+        claimer = Claimer.of(decoded(CLAIM.name, request.args), request)
+        request.on_cancel = claimer.withdraw
         self.claiming.submit(claimer)
 
     async def _serve(self, request: Request, handler: Handler) -> None:
@@ -317,60 +312,32 @@ class Service:
 
     # --- claims
 
-    def _claimer(
-        self, asked: ClaimTasks, reply: Callable[[GrantedTasks], None], fail: Callable[[OnyxqError], None]
-    ) -> Claimer:
-        lease_ms = asked.lease_ms or 0
-        return Claimer(
-            queues=asked.queues,
-            maximum=asked.max,
-            lease_ms=lease_ms,
-            worker=asked.worker or "",
-            owner=OWNER.get(),
-            deadline=trio.current_time() + asked.wait_ms / 1000,
-            ahead_ms=asked.ahead_ms,
-            reply=lambda granted: reply(_claims(granted, told=not lease_ms)),
-            fail=fail,
-        )
-
     async def _claim(self, args: ClaimTasks) -> GrantedTasks:
-        done = trio.Event()
-        found: list[GrantedTasks] = []
-        errors: list[OnyxqError] = []
-
-        def reply(result: GrantedTasks) -> None:
-            found.append(result)
-            done.set()
-
-        def fail(error: OnyxqError) -> None:
-            errors.append(error)
-            done.set()
-
-        claimer = self._claimer(args, reply, fail)
+        caller = _Caller()
+        claimer = Claimer.of(args, caller)
         self.claiming.submit(claimer)
         try:
-            await done.wait()
+            await caller.answered.wait()
         except trio.Cancelled:
-            claimer.gone = True
-            if found:
-                self._give_back([Granted(*one) for one in found[0].claims])
+            claimer.withdraw()
+            if caller.found is not None:
+                self._give_back([Granted(*one) for one in caller.found.claims])
             raise
-        if errors:
-            raise errors[0]
-        return found[0]
+        if caller.error is not None:
+            raise caller.error
+        assert caller.found is not None
+        return caller.found
 
     def _give_back(self, granted: Sequence[Granted]) -> None:
-        if not granted:
-            return
-        work = [Held(TaskId(one.first), int.from_bytes(one.body[4:8], "little"), one.token) for one in granted]
+        if granted:
+            work = [Held(TaskId(one.first), int.from_bytes(one.body[4:8], "little"), one.token) for one in granted]
+            self.node.start_soon(self._release, Release(items=work))
 
-        async def release() -> None:
-            try:
-                await self.do(RELEASE, Release(items=work))
-            except OnyxqError as error:
-                log.info("claims that nobody waited for expire instead: %s", error.message)
-
-        self.node.start_soon(release)
+    async def _release(self, args: Release) -> None:
+        try:
+            await self.do(RELEASE, args)
+        except OnyxqError as error:
+            log.info("claims that nobody waited for expire instead: %s", error.message)
 
     async def _lead_claim(self, asked: peers.Claims) -> dict[str, Any]:
         answers, heads = await claim_here(self.node, asked.requests, asked.wanted)
@@ -425,14 +392,23 @@ class Service:
         return converted(GcReport, await self.peer.collector.collect())
 
 
-def _claims(granted: Sequence[Granted], *, told: bool) -> GrantedTasks:
-    """Return the answer to a claim; ``told``: with the leases, because the request named none."""
-    answer = GrantedTasks(claims=[list(one[:5]) for one in granted])
-    if any(one.due_in_ms for one in granted):
-        answer.due_in_ms = [one.due_in_ms for one in granted]
-    if told:
-        answer.leases = [one.lease_ms for one in granted]
-    return answer
+class _Caller:
+    """A coroutine of this process that waits for the answer to its claim."""
+
+    def __init__(self) -> None:
+        self.found: GrantedTasks | None = None
+        self.error: OnyxqError | None = None
+        self.answered = trio.Event()
+
+    def reply(self, result: GrantedTasks) -> None:
+        """Take the tasks."""
+        self.found = result
+        self.answered.set()
+
+    def fail(self, error: OnyxqError) -> None:
+        """Take the error."""
+        self.error = error
+        self.answered.set()
 
 
 def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:

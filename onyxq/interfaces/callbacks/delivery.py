@@ -30,9 +30,9 @@ from onyxq.interfaces.callbacks.addresses import Failed
 from onyxq.interfaces.callbacks.reports import Reporting
 from onyxq.interfaces.callbacks.targets import targets
 from onyxq.interfaces.callbacks.transports import Deliver, Transports
+from onyxq.leader.grants.claims_here import claim_here
 from onyxq.leader.grants.granter import Granted
 from onyxq.node.node import Node
-from onyxq.operations.claims import claim_here
 from onyxq.operations.table.claim import Failure
 from onyxq.operations.timers import Timers
 
