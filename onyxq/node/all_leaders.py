@@ -23,7 +23,7 @@ from onyxq.core.placement import holders
 from onyxq.core.replica import Replica, majority
 from onyxq.leader.cohort.member import EPOCHS
 from onyxq.node.node import Node
-from onyxq.node.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, is_passing
+from onyxq.node.routing import LEAD, RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, is_passing
 
 LEADERS_TIMEOUT_S = 1.0
 """Time limit for partitions that move or are being taken over, in seconds.
@@ -118,6 +118,13 @@ class AllLeaders:
         self._node = node
         self._planned: tuple[Any, Plan] = None, Plan(frozenset(), (), {}, {})
         """Plan for all partitions, with the placement that it was made for."""
+        self.questions: list[Asked] = []
+        """All that is asked of all leaders."""
+
+    def question(self, name: str, look: Look) -> Asked:
+        """Return a question to all leaders; ``look`` answers it for partitions that are led from here."""
+        self.questions.append(asked := Asked(self, name, look))
+        return asked
 
     def led(self) -> list[int]:
         """Return the partitions that are served from here, sorted."""
@@ -199,15 +206,11 @@ class AllLeaders:
 
     # --- the node that is asked
 
-    def serving(self, look: Look) -> Callable[[dict[str, Any]], Awaitable[Any]]:
-        """Return the handler of the method for calls of other nodes."""
-
-        async def handler(args: dict[str, Any]) -> Any:
-            rest = {name: value for name, value in args.items() if name != "partitions"}
-            part = await self._look(rest, _epochs(args.get("partitions")), look)
-            return {"answer": part.answer, "partitions": list(part.partitions), "past": list(part.past)}
-
-        return handler
+    async def serve(self, args: dict[str, Any], look: Look) -> dict[str, Any]:
+        """Return this node's part of the answer to another node."""
+        rest = {name: value for name, value in args.items() if name != "partitions"}
+        part = await self._look(rest, _epochs(args.get("partitions")), look)
+        return {"answer": part.answer, "partitions": list(part.partitions), "past": list(part.past)}
 
     async def _look(self, args: dict[str, Any], epochs: Mapping[int, int], look: Look) -> Part:
         answer, leads = None, self._leads(epochs)
@@ -232,6 +235,24 @@ class AllLeaders:
         found = [(number, self._node.leaders.get(number)) for number in sorted(epochs)]
         ready = [(number, one) for number, one in found if one is not None and one.ready and not one.deposed]
         return [number for number, one in ready if one.epoch == epochs[number]]
+
+
+class Asked:
+    """A question to all leaders, and how this node answers it; one per node."""
+
+    def __init__(self, leaders: AllLeaders, name: str, look: Look) -> None:
+        self.name = LEAD + name
+        """Its name among nodes."""
+        self._leaders = leaders
+        self._look = look
+
+    async def ask(self, args: dict[str, Any]) -> list[Any]:
+        """Return answers that together cover all partitions; raises `Unavailable`."""
+        return await self._leaders.ask(self.name, args, self._look)
+
+    async def serve(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Answer another node."""
+        return await self._leaders.serve(args, self._look)
 
 
 def _epochs(value: Any) -> dict[int, int]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from onyxq.core.ids import TaskId
+from onyxq.node.all_leaders import AllLeaders
 from onyxq.node.node import Node
 from onyxq.node.routing import Routed, Router
 from onyxq.operations.checks.runs import check_ids
@@ -28,7 +29,7 @@ from onyxq.operations.table.task import (
     TaskPage,
     task_result,
 )
-from onyxq.operations.task_lists import VIEW_LOOKS, Found, Listing, Place, look, merged
+from onyxq.operations.task_lists import VIEW_LOOKS, Found, Place, gather, look, merged
 from onyxq.operations.task_reads import Reading, partitions_of
 
 PAGE = 1_000
@@ -38,12 +39,12 @@ C = TypeVar("C", RequeueDead, DiscardDead)
 class DeadLetters:
     """Serves ``dead`` and ``dead.*`` of one node."""
 
-    def __init__(self, node: Node, router: Router, reading: Reading, listing: Listing) -> None:
+    def __init__(self, node: Node, router: Router, reading: Reading, leaders: AllLeaders) -> None:
         self._node = node
         self._requeued = router.led(REQUEUE_DEAD, node.operations.dead_letters.requeue)
         self._discarded = router.led(DISCARD_DEAD, node.operations.dead_letters.discard)
         self._reading = reading
-        self._listing = listing
+        self._listed = leaders.question(LIST_DEAD.name, self._look)
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
@@ -54,7 +55,7 @@ class DeadLetters:
     async def page(self, args: ListDead) -> TaskPage:
         """Return a page of dead letters in id order."""
         wanted = msgspec.structs.asdict(args) | {"views": True}
-        tasks, after = await self._listing.gather("lead.dead", wanted, self.look)
+        tasks, after = await gather(self._listed, wanted)
         return converted(TaskPage, {"tasks": tasks, "after": after})
 
     async def requeue(self, args: RequeueDead) -> DeadResults:
@@ -75,7 +76,7 @@ class DeadLetters:
         count, left = 0, args.limit
         while left > 0:
             page = wanted | {"limit": min(left, PAGE)}
-            found, after = await self._listing.gather("lead.dead", page, self.look)
+            found, after = await gather(self._listed, page)
             errors = await changed.ask(type(args)(ids=[TaskId(one) for one in found]))
             count += sum(error is None for error in errors)
             left -= len(found)
@@ -84,7 +85,7 @@ class DeadLetters:
             wanted["after"] = after
         return DeadResults(count=count)
 
-    async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
+    async def _look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
         """Look for dead letters of partitions led from here: ids, or with ``views`` tasks."""
         views = args.get("views") is True
         asked = {name: value for name, value in args.items() if name != "views"}

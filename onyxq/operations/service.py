@@ -1,8 +1,8 @@
 """The node's methods, as clients, HTTP and other peers call them.
 
 Any node serves client methods: it splits the work by leader and merges the answers (`onyxq.node.routing`,
-`onyxq.operations.claims`).  ``lead.*`` and ``cohort.*`` are for peers only, and need only what this node itself leads
-and holds.
+`onyxq.node.all_leaders`, `onyxq.operations.claims`).  ``lead.*`` and ``cohort.*`` are for peers only, and need only
+what this node itself leads and holds.  ``lead.`` and an operation's name is that operation at the leaders here.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Service:
         self._listing = Listing(node, self._reading, self._leaders)
         self._enqueueing = Enqueueing(node, self._router, self._partitions, ids, random_64() % 64)
         self._held_tasks = HeldTasks(node, self._router)
-        self._dead = DeadLetters(node, self._router, self._reading, self._listing)
+        self._dead = DeadLetters(node, self._router, self._reading, self._leaders)
         self.transactions = Transactions(node)
         self._batches, self._bulk = JobBatches(node, self.transactions), BulkReading(node)
         self._backing_up = BackingUp(node)
@@ -153,7 +153,8 @@ class Service:
             self._cluster_methods(),
         )
         self.peer_methods = merged(
-            {routed.name: routed.serve for routed in self._router.routed},
+            {one.name: one.serve for one in self._router.routed},
+            {one.name: one.serve for one in self._leaders.questions},
             self._lead_methods(),
             self._lead_view_methods(),
             self._cohort_methods(),
@@ -206,14 +207,10 @@ class Service:
 
     def _lead_view_methods(self) -> dict[str, Handler]:
         """Return the methods by which a node reads from leaders, or from the peer that drives a job."""
-        leaders = self._leaders
         return {
-            "lead.dead": leaders.serving(self._dead.look),
             "lead.view": taking(peers.OneTask, lambda asked: self._reading.lead_view(asked.id)),
             "lead.bodies": self._bulk.lead_read,
             "lead.rows": self._backing_up.lead_rows,
-            "lead.list": leaders.serving(self._listing.look),
-            "lead.counts": leaders.serving(self._reading.look),
             "lead.rates": self._summaries.lead_rates,
             "lead.waiting": self._summaries.lead_waiting,
             "lead.told": _sync(lambda _: self.node.told_here()),

@@ -16,7 +16,7 @@ import trio
 
 from onyxq.core.ids import TaskId, ids_of, partition_of, runs_of
 from onyxq.core.replica import claimed_bits, pieces_of
-from onyxq.node.all_leaders import AllLeaders, Look
+from onyxq.node.all_leaders import AllLeaders, Asked
 from onyxq.node.node import Node
 from onyxq.operations.table.operation import converted
 from onyxq.operations.table.task import LIST_TASKS, ListTasks, TaskPage
@@ -49,31 +49,14 @@ class Listing:
     def __init__(self, node: Node, reading: Reading, leaders: AllLeaders) -> None:
         self._node = node
         self._reading = reading
-        self._leaders = leaders
+        self._listed = leaders.question(LIST_TASKS.name, self._look)
 
     async def page(self, args: ListTasks) -> TaskPage:
         """Return a page of tasks in id order."""
-        tasks, after = await self.gather("lead.list", msgspec.structs.asdict(args), self.look)
+        tasks, after = await gather(self._listed, msgspec.structs.asdict(args))
         return converted(TaskPage, {"tasks": tasks, "after": after})
 
-    async def gather(self, method: str, wanted: dict[str, Any], look: Look) -> tuple[list[Any], TaskId | None]:
-        """Return up to ``limit`` tasks of all leaders, and the id up to which the result is complete."""
-        found: list[Any] = []
-        after, until = wanted["after"], trio.current_time() + PATIENCE_S
-        while True:
-            left = wanted["limit"] - len(found)
-            parts = await self._leaders.ask(method, wanted | {"after": after, "limit": left}, look)
-            reached = min((part["reached"] for part in parts if part["reached"] is not None), default=None)
-            ours = (one for part in parts for one in part["found"] if reached is None or _id_of(one) <= reached)
-            found += sorted(ours, key=_id_of)[:left]
-            end = _end_of_page(found)
-            if end == wanted["limit"] or end < len(found):
-                return found[:end], _id_of(found[end - 1])
-            if reached is None or trio.current_time() >= until:
-                return found, reached
-            after = reached
-
-    async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
+    async def _look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
         """Search tasks after ``after`` in partitions led from here."""
         wanted = msgspec.structs.asdict(LIST_TASKS.decode(args))
 
@@ -141,6 +124,24 @@ class Listing:
                     view = self._reading.view_here(task_id) if queue is not None else None
                     yield task_id, view is None or view["queue"] == queue, 1
             yield last_of(stretch), False, 1
+
+
+async def gather(asked: Asked, wanted: dict[str, Any]) -> tuple[list[Any], TaskId | None]:
+    """Return up to ``limit`` tasks of all leaders, and the id up to which the result is complete."""
+    found: list[Any] = []
+    after, until = wanted["after"], trio.current_time() + PATIENCE_S
+    while True:
+        left = wanted["limit"] - len(found)
+        parts = await asked.ask(wanted | {"after": after, "limit": left})
+        reached = min((part["reached"] for part in parts if part["reached"] is not None), default=None)
+        ours = (one for part in parts for one in part["found"] if reached is None or _id_of(one) <= reached)
+        found += sorted(ours, key=_id_of)[:left]
+        end = _end_of_page(found)
+        if end == wanted["limit"] or end < len(found):
+            return found[:end], _id_of(found[end - 1])
+        if reached is None or trio.current_time() >= until:
+            return found, reached
+        after = reached
 
 
 def merged(

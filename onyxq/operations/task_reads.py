@@ -57,7 +57,7 @@ class Reading:
 
     def __init__(self, node: Node, leaders: AllLeaders) -> None:
         self._node = node
-        self._leaders = leaders
+        self._counts = leaders.question("counts", self._look)
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
@@ -207,7 +207,7 @@ class Reading:
         """Return the counts per queue, and per queue with ready tasks the due time of the first one."""
         totals: dict[str, list[int]] = {}
         oldest: dict[str, int] = {}
-        for page in await self._leaders.ask("lead.counts", {"queue": queue}, self.look):
+        for page in await self._counts.ask({"queue": queue}):
             for name, (counts, due_ms) in page.items():
                 old = totals.setdefault(name, [0] * len(COUNT_NAMES))
                 totals[name] = [a + b for a, b in zip(old, counts, strict=True)]
@@ -223,7 +223,7 @@ class Reading:
             settings=shown_settings(settings_of(self._node.replica, name)),
         )
 
-    async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
+    async def _look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
         """Return counts and the first ready task's due time, per queue, in some of the partitions led from here."""
         queue, totals = COUNT_TASKS.decode(args).queue, dict[str, list[int]]()
         for partition in partitions:

@@ -99,7 +99,7 @@ def test_what_is_lost_during_a_look_is_left_out_of_it() -> None:
                 await world.until(lambda: 0 not in leaders.led(), "the node has read of it")
             return sum(partitions)
 
-        answer = await leaders.serving(look)({"partitions": epochs(world, led)})
+        answer = await leaders.serve({"partitions": epochs(world, led)}, look)
         assert looks == [led, led[1:]]
         assert (answer["answer"], answer["partitions"]) == (sum(led[1:]), led[1:])
 
@@ -115,7 +115,7 @@ def test_a_node_answers_only_for_what_it_leads_under_the_epoch_that_is_named() -
         async def look(args: dict[str, Any], partitions: Sequence[int]) -> list[int]:
             return list(partitions)
 
-        asked = leaders.serving(look)
+        asked = leaders.question("looked", look).serve
         everything = epochs(world, range(8))
         led = leaders.led()
         assert await asked({"partitions": everything}) == {"answer": led, "partitions": led, "past": []}
