@@ -6,19 +6,24 @@ import inspect
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from onyxq import AsyncClient, Client
 from onyxq.client.taskstore import AsyncTaskStore, TaskStore
+from onyxq.core.ids import make_id
 from onyxq.core.limits import members
 from onyxq.core.queue_settings import SETTINGS, Queue
 from onyxq.errors import BadRequest, TooLarge
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import build
 from onyxq.interfaces.http.routes.enqueue import NewTask
+from onyxq.operations.table.claim import COMPLETE, Complete, Completion
+from onyxq.operations.table.enqueue import ENQUEUE, SOME_BODY, Enqueue, NewRun
 from onyxq.operations.table.everything import BY_NAME, OPERATIONS
 from onyxq.operations.table.json_form import arguments, data_member, json_text
-from onyxq.operations.table.operation import Operation
+from onyxq.operations.table.operation import Operation, Place, id_of
 from onyxq.operations.table.queue import shown_settings
+from onyxq.operations.table.task import CANCEL_TASKS, CancelTasks
 
 STORES: dict[type, type] = {AsyncClient: AsyncTaskStore, Client: TaskStore}
 IN_PYTHON = [one for one in OPERATIONS if one.python]
@@ -142,3 +147,40 @@ def test_all_settings_are_shown_and_rates_in_units() -> None:
     shown = json_text(shown_settings(Queue(rate=2_500, key_rate=7_000)))
     assert all(f'"{name}":' in shown for name in SETTINGS)
     assert '"rate":2.5,' in shown and '"key_rate":7,' in shown
+
+
+IDS = [make_id(1, partition, 0, 0) for partition in range(3)]
+SPLIT = [
+    (ENQUEUE, Enqueue(runs=[NewRun(one, SOME_BODY) for one in IDS], w=2)),
+    (COMPLETE, Complete(items=[Completion(one, 1, 5, None, None) for one in IDS])),
+    (CANCEL_TASKS, CancelTasks(ids=IDS, claimed=True)),
+]
+
+
+@pytest.mark.parametrize(("operation", "args"), SPLIT, ids=[one.name for one, _ in SPLIT])
+def test_a_part_of_a_request_has_some_items_and_everything_else(operation: Operation[Any, Any], args: Any) -> None:
+    """The whole request is its own part."""
+    items = operation.items
+    assert items is not None
+    part = items.part(args, [0, 2])
+    assert [id_of(one) for one in items.of(part)] == [IDS[0], IDS[2]]
+    assert items.part(args, [0, 1, 2]) is args
+    assert [id_of(one) for one in items.of(args)] == IDS
+    rest = {name: value for name, value in asdict(args).items() if name != items.argument}
+    assert rest.items() <= asdict(part).items()
+
+
+def test_a_refused_run_names_its_tasks_and_any_other_item_has_its_error() -> None:
+    """As the leaders answer."""
+    error = {"code": "not_leader"}
+    _, complete = SPLIT[1]
+    assert COMPLETE.items is not None and CANCEL_TASKS.items is not None
+    assert COMPLETE.items.refused(complete.items[0], error) == [[IDS[0], 1, error]]
+    assert CANCEL_TASKS.items.refused(IDS[0], error) == error
+
+
+@pytest.mark.parametrize("operation", [one for one in OPERATIONS if one.items], ids=lambda one: one.name)
+def test_items_are_an_argument_of_their_operation(operation: Operation[Any, Any]) -> None:
+    """And it runs at leaders."""
+    assert operation.items is not None and operation.items.argument in operation.members
+    assert operation.place is Place.LEADER
