@@ -22,7 +22,7 @@ class LogTime(LogChecker):
     true_ms: Callable[[], int] | None = None
     """True time of the record that is judged; None if it is not known."""
     ahead_ms: int = 0
-    """Smallest lead of log time over true time after a record that counted."""
+    """Smallest lead of log time over true time after a record that counted; others grant no claims."""
     grown: int = 0
     """Records since the last collection."""
 
@@ -36,7 +36,7 @@ class LogTime(LogChecker):
             ahead_ms = step.replica.log_time_ms - true_ms - true_ms * FAST_PPM // 1_000_000
             if ahead_ms > self.ahead_ms + LOG_TIME_SLACK_MS:
                 raise self.broken(f"it ran {ahead_ms - self.ahead_ms} ms ahead of true time, and of a fast clock")
-            if not step.problem:
+            if step.replica.counted_position == step.replica.position:
                 self.ahead_ms = min(self.ahead_ms, ahead_ms)
         collected = any(outcome.name == "gc" and outcome.verdict == "applied" for outcome in step.outcomes)
         self.grown = 0 if collected else self.grown + 1
