@@ -337,10 +337,18 @@ def test_no_slots_at_all_is_said(world: World) -> None:
 
 
 def test_what_a_job_had_goes_to_others_when_it_ends(world: World) -> None:
-    """The same entry gives its slots to other jobs."""
-    done(world, *(job(f"j{number}", min_slots=4) for number in range(4)))
-    done(world, kill_job.Args("j1"))
-    assert now(world, "j3").state == "running"
+    """The same entry gives its slots to other jobs, however the job ends."""
+    done(world, *(job(f"j{number}", min_slots=4) for number in range(6)))
+    versions = [now(world, f"j{number}").version for number in range(3)]
+    ends = (
+        kill_job.Args("j0"),
+        complete_job.Args("j1", versions[1]),
+        fail_job.Args("j2", versions[2], "no such column"),
+    )
+    for number, end in enumerate(ends):
+        assert now(world, f"j{number + 3}").state == "waiting"
+        done(world, end)
+        assert now(world, f"j{number + 3}").state == "running"
 
 
 # --- entries about jobs that are not there ------------------------------------------
