@@ -51,7 +51,7 @@ class Cancellations:
                 finish = self._repeated_cancel(leader, task_id) or self._new_cancel(
                     task_id, row[1], claimed=args.claimed
                 )
-                self._host.granter.keys.note(task_id, row[1])
+                self._host.leader_state.keys.note(task_id, row[1])
                 work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])
@@ -122,7 +122,7 @@ class Cancellations:
                 f"task {task_id.hex()} is claimed",
                 hint="Cancel with claimed=true: its worker then learns that it must stop.",
             )
-        if self._host.granter.is_blocked(Run(task_id, 1)):
+        if self._host.leader_state.blocked(Run(task_id, 1)):
             raise Unavailable(f"task {task_id.hex()} is being granted or released right now")
         if claim is None:
             return token_now(store, task_id, replica.position), []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from log_entries import release_claims, renew_claims
@@ -17,43 +16,15 @@ from onyxq.core.task_headers import Policy, policy_of
 from onyxq.leader.completion_rows import Finish, completions_of, not_ended_by, overtaken_bits
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
-from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
-from onyxq.leader.token_check import TokenCheck
+from onyxq.leader.state.states import State
+from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.operations.table.claim import Fail, Failure, Release, Renew
 
 BACKOFF_MAX_MS = 3_600_000
 NOTE_CHARS_MAX = 1_024
-
-
-class PendingRenewals:
-    """Tasks whose claims are being renewed: from the check of the request until the log has decided."""
-
-    def __init__(self) -> None:
-        self._masks: dict[bytes, list[int]] = {}
-
-    def bits(self, stretch: bytes) -> int:
-        """Return the mask of these tasks in a stretch."""
-        out = 0
-        for mask in self._masks.get(stretch, ()):
-            out |= mask
-        return out
-
-    @contextmanager
-    def under_way(self, runs: Iterable[Run]) -> Iterator[None]:
-        """Count these tasks as being renewed until the context ends."""
-        masks = [(stretch_of(run.first), mask_of(*run)) for run in runs]
-        for stretch, mask in masks:
-            self._masks.setdefault(stretch, []).append(mask)
-        try:
-            yield
-        finally:
-            for stretch, mask in masks:
-                self._masks[stretch].remove(mask)
-                if not self._masks[stretch]:
-                    del self._masks[stretch]
 
 
 class ClaimUpdates:
@@ -63,7 +34,6 @@ class ClaimUpdates:
         self._host = host
         self._tokens = tokens
         self._completions = completions
-        self.pending_renewals = PendingRenewals()
 
     async def fail(self, args: Fail) -> list[list[Refused]]:
         """Retry items, or fail those without retries left for good."""
@@ -231,8 +201,12 @@ class ClaimUpdates:
         ]
         if entries:
             renewals = [one for entry in entries for one in entry.renewals]
-            with self.pending_renewals.under_way([run for one in renewals for run in one.runs]):
+            renewing = [run for one in renewals for run in one.runs]
+            self._host.leader_state.begin(State.RENEWING, renewing)
+            try:
                 await self._renew(entries, refused, items)
+            finally:
+                self._host.leader_state.end(State.RENEWING, renewing)
         return refused
 
     async def _renew(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -17,17 +17,20 @@ import trio
 from onyxq.core import facts
 from onyxq.core.errors import AlreadyFinished, NotLeader, OnyxqError
 from onyxq.core.facts import Completion, Row
-from onyxq.core.ids import Run, TaskId, mask_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.replica import claimed_bits, pieces_of
 from onyxq.leader.claim_release import ClaimRelease
 from onyxq.leader.cohort.replication import Vote
-from onyxq.leader.completion_rows import Finish, completions_of, has_other_result, merged
-from onyxq.leader.freshness import unsure_partitions
+from onyxq.leader.completion_rows import Finish, completions_of, has_other_result, merged, overtaken_bits
 from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.outcomes import Outcomes
+from onyxq.leader.state.states import State
 from onyxq.leader.task_updates import TaskUpdates
-from onyxq.leader.token_check import TokenCheck
+from onyxq.leader.token_check import TokenCheck, unsure_partitions
+from onyxq.leader.waiting_runs import WaitingRuns
 from onyxq.operations.table.claim import Complete
+from onyxq.system.signal import Signal
 
 SETTLE_EVERY_S = 1.0
 
@@ -45,14 +48,24 @@ class _Sent(NamedTuple):
 class Completions:
     """Finishes tasks of the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, tokens: TokenCheck, task_updates: TaskUpdates) -> None:
+    def __init__(
+        self,
+        host: OperationsHost,
+        tokens: TokenCheck,
+        *,
+        task_updates: TaskUpdates,
+        outcomes: Outcomes,
+        waiting: WaitingRuns,
+    ) -> None:
         self._host = host
+        self._state = host.leader_state
         self._tokens = tokens
         self._task_updates = task_updates
-        self._finished = trio.Event()
-        self.on_finished: Callable[[Sequence[Run]], None] = lambda runs: None
-        """Called with tasks that are finished for good."""
-        self._unsettled = trio.Event()
+        self._outcomes = outcomes
+        self._waiting = waiting
+        self._finished = Signal()
+        """Wakes the requests that wait in `until_decided`."""
+        self._unsettled = Signal()
         self.claim_release = ClaimRelease(host)
 
     async def complete(self, args: Complete) -> list[list[Refused]]:
@@ -91,8 +104,7 @@ class Completions:
 
     async def until_decided(self, runs: Sequence[Run]) -> None:
         """Wait until no completion of these tasks is being written, so that it is known whether they are finished."""
-        finishing = self._host.granter.finishing
-        while finishing and any(finishing.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs):
+        while self._state.any_in(State.FINISHING, runs):
             await self._finished.wait()
 
     @contextmanager
@@ -103,12 +115,12 @@ class Completions:
         granted, so they are offered again at the end. Tasks that are still claimed are offered when they are
         released.
         """
-        _mark(self._host.granter.finishing, tasks, on=True)
+        self._state.begin(State.FINISHING, tasks)
         try:
             yield
         finally:
-            _mark(self._host.granter.finishing, tasks, on=False)
-            self._wake_waiting()
+            self._state.end(State.FINISHING, tasks)
+            self._finished.fire()
             self._host.granter.offer(self._unclaimed(tasks))
 
     def _unclaimed(self, tasks: Sequence[Run]) -> Iterator[Run]:
@@ -151,7 +163,7 @@ class Completions:
                 rows = self._completion_rows(leader, [finish for _, finish in finishes if finish.rows is None])
                 rows += {row.key: row for _, finish in finishes for row in finish.rows or ()}.values()
                 sent.append(_Sent(leader, finishes, leader.replicate(rows)))
-                self._mark_finishing(finishes, on=True)
+                self._state.begin(State.FINISHING, [finish.run for _, finish in finishes])
             await self._decide(sent, refused)
         finally:
             if sent:
@@ -175,20 +187,25 @@ class Completions:
         leader, finishes, vote = one
         runs = [finish.run for _, finish in finishes]
         try:
-            self._note_unsettled(finishes, on=error is not None)
             if error is None:
                 for finish in (finish for _, finish in finishes if finish.rows is None):
                     queue = self._host.granter.queue_of(finish.run.first)
                     self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
-                self.claim_release.release_later(leader, [finish for _, finish in finishes])
-                self.on_finished(runs)
+                self.claim_release.release_later(leader, [(finish.run, finish.token) for _, finish in finishes])
+                self._outcomes.finished(runs)
             else:
                 for place, finish in finishes:
                     refused[place].append([*finish.run, error.to_map()])
         finally:
-            self._mark_finishing(finishes, on=False)
+            if error is None:
+                self._state.end(State.FINISHING, runs)
+                self._state.settle(runs)
+            else:
+                self._state.replace(State.FINISHING, State.UNSETTLED, runs)
+                self._unsettled.fire()
+            self._finished.fire()
             if vote.won:
-                self._host.granter.finished(runs)
+                self._waiting.look(self._host.granter.finished(runs))
             # If nothing was stored, the tasks can be granted again.
             self._host.granter.offer(runs)
 
@@ -202,23 +219,7 @@ class Completions:
             for finish in merged(finishes)
         ]
 
-    def _mark_finishing(self, finishes: Iterable[tuple[int, Finish]], *, on: bool) -> None:
-        _mark(self._host.granter.finishing, (finish.run for _, finish in finishes), on=on)
-        if not on:
-            self._wake_waiting()
-
-    def _wake_waiting(self) -> None:
-        """Wake the requests that wait in `until_decided`."""
-        self._finished.set()
-        self._finished = trio.Event()
-
     # --- completions that may be stored or not
-
-    def _note_unsettled(self, finishes: Iterable[tuple[int, Finish]], *, on: bool) -> None:
-        unsettled = self._host.granter.unsettled
-        if on or unsettled:
-            _mark(unsettled, (finish.run for _, finish in finishes), on=on)
-            self._unsettled.set()
 
     async def run(self) -> None:
         """Replicate completions that may be stored only on this node to a majority, until cancelled.
@@ -227,30 +228,39 @@ class Completions:
         start after it wait.
         """
         while True:
-            if not self._host.granter.unsettled:
-                self._unsettled = trio.Event()
+            if not self._state.all_in(State.UNSETTLED):
                 await self._unsettled.wait()
             await trio.sleep(SETTLE_EVERY_S)
-            for stretch, bits in sorted(self._host.granter.unsettled.items()):
-                await self._settle(TaskId(stretch), bits)
+            for stretch, bits in self._state.all_in(State.UNSETTLED):
+                await self._settle(stretch, bits)
 
     async def _settle(self, stretch: TaskId, bits: int) -> None:
-        granter = self._host.granter
         leader = self._host.leaders.get(partition_of(stretch))
         if leader is None or leader.deposed or not leader.ready:
-            granter.unsettled.pop(stretch, None)  # the takeover finds it again, wherever it is stored
+            # The takeover finds the completions again, wherever they are stored.
+            self._state.settle(runs_of(stretch, self._state.bits(State.UNSETTLED, stretch)))
             return
         try:
             await leader.write([])  # earlier writes to this node's store have succeeded or failed after this one
-            finished = self._host.store.finished_bits(stretch) & bits
+            # If a task was granted again meanwhile, the log decides first.
+            bits &= ~self._state.bits(State.GRANTING, stretch) & ~self._state.bits(State.UNDECIDED, stretch)
+            finished = self._still_finished(stretch) & bits
             unfinished = runs_of(stretch, bits & ~finished)
-            _mark(granter.unsettled, unfinished, on=False)
-            granter.offer(unfinished)
-            await self.repeat(leader, runs_of(stretch, finished))
+            self._state.settle(unfinished)
+            self._host.granter.offer(unfinished)
+            await self._repeat(leader, runs_of(stretch, finished))
         except OnyxqError as error:
             log.info("partition %d: completions are still undecided: %s", leader.partition, error.message)
 
-    async def repeat(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
+    def _still_finished(self, stretch: TaskId) -> int:
+        """Return the finished tasks of a stretch without those that were granted again since: their worker decides."""
+        finished = self._host.store.finished_bits(stretch)
+        for offset, count, token, *_ in pieces_of(self._host.replica, stretch):
+            run = Run(id_at(stretch, offset), count)
+            finished &= ~overtaken_bits(self._host.store, run, token, finished & mask_of(*run))
+        return finished
+
+    async def _repeat(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
         """Write the completions of finished tasks again and release the claims on these tasks."""
         await self.until_decided(runs)
         finishes = [
@@ -271,15 +281,3 @@ class Completions:
             parts += [(part, token) for part in runs_of(stretch, mine)]
             rest &= ~mine
         return parts + [(part, -1) for part in runs_of(stretch, rest)]
-
-
-def _mark(masks: dict[bytes, int], runs: Iterable[Run], *, on: bool) -> None:
-    """Set or clear the tasks of some runs in masks of stretches."""
-    for run in runs:
-        stretch = stretch_of(run.first)
-        bits, mask = masks.get(stretch, 0), mask_of(*run)
-        bits = bits | mask if on else bits & ~mask
-        if bits:
-            masks[stretch] = bits
-        else:
-            masks.pop(stretch, None)

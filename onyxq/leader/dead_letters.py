@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -21,6 +21,8 @@ from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
+from onyxq.leader.state.leader_state import HeldRun
+from onyxq.leader.state.states import State
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.task import DiscardDead, RequeueDead
 
@@ -39,12 +41,7 @@ class DeadLetters:
         self._host = host
         self._tokens = tokens
         self._completions = completions
-        self._requeueing: dict[TaskId, PartitionLeader] = {}
-        """Dead letters that are being requeued, with the leader, until the log has decided.
-
-        Meanwhile other requests for them are refused, because the outcome is unknown. If the log is lost, only
-        the next leader learns it.
-        """
+        self._state = host.leader_state
 
     def find(self, partition: int, *, queue: str | None, after: bytes) -> Iterator[TaskId]:
         """Yield the dead letters of a queue, or of all queues, with ids greater than ``after``, in id order."""
@@ -54,10 +51,6 @@ class DeadLetters:
             if len(page) < PAGE_TASKS:
                 return
             after = page[-1]
-
-    def is_requeueing(self, leader: PartitionLeader, stretch: bytes) -> bool:
-        """Return whether a dead letter of a stretch is being requeued, or may be."""
-        return any(stretch_of(one) == stretch and found is leader for one, found in self._requeueing.items())
 
     def error_of(self, task_id: TaskId) -> str:
         """Return the error of a failed task."""
@@ -88,7 +81,7 @@ class DeadLetters:
                 leader.check_new(task_id)
                 reopened = reopen_tasks.Reopened(Run(task_id, 1), self._attempts(task_id))
                 work.setdefault(leader.partition, []).append((place, reopened))
-                self._requeueing[task_id] = leader
+                self._state.begin(State.REOPENING, [Run(task_id, 1)])
             except OnyxqError as error:
                 results[place] = error.to_map()
         groups = [
@@ -143,21 +136,21 @@ class DeadLetters:
         Without verdicts, the entries will never be applied, or this node has already read past them.
         """
         for (leader, group), verdict in zip_longest(groups, verdicts):
-            ids = [one.run.first for _, one in group]
+            runs = [one.run for _, one in group]
             if verdict == APPLIED:
-                self._host.start_soon(self._reopened, leader, ids)
+                self._host.start_soon(self._reopened, leader, runs)
             else:
-                self._forget(leader, ids)
+                self._end(leader, runs)
 
-    async def _reopened(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
+    async def _reopened(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
         """Report tasks as requeued once the store has recorded it."""
         await self._host.recorded()
-        self._forget(leader, ids)
+        self._end(leader, runs)
 
-    def _forget(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
-        for task_id in ids:
-            if self._requeueing.get(task_id) is leader:
-                del self._requeueing[task_id]
+    def _end(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
+        """Allow other requests for these tasks again, unless that ended with the leadership."""
+        if self._host.leaders.get(leader.partition) is leader:
+            self._state.end(State.REOPENING, runs)
 
     def _entries(self, groups: list[Group]) -> list[Any]:
         """Return one entry for each group, after entries that release the claims under which its tasks failed.
@@ -176,9 +169,9 @@ class DeadLetters:
             for leader, group in groups
         ]
 
-    def _held(self, run: Run) -> Finish:
+    def _held(self, run: Run) -> HeldRun:
         claim = claim_of(self._host.replica, run.first)
-        return Finish(run, claim[2] if claim is not None else -1, facts.FAILED, [])
+        return run, claim[2] if claim is not None else -1
 
     async def discard(self, args: DiscardDead) -> list[dict[str, Any] | None]:
         """Cancel dead letters, so that tasks waiting for them continue; return an error map or None for each.
@@ -205,16 +198,17 @@ class DeadLetters:
         self._check_dead(task_id)
         row = self._host.store.task_row(task_id)
         if row is not None:
-            self._host.granter.keys.note(task_id, row[1])
+            self._state.keys.note(task_id, row[1])
         token = token_now(self._host.store, task_id, self._host.replica.position)
         return Finish(Run(task_id, 1), token, facts.CANCELLED, [])
 
     def _check_requeueing(self, task_id: TaskId) -> None:
-        """Raise `Unavailable` while a dead letter is being requeued, or while that is unknown."""
-        if (leader := self._requeueing.get(task_id)) is not None:
-            if self._host.leaders.get(leader.partition) is leader:
-                raise Unavailable(f"task {task_id.hex()} is being requeued")
-            del self._requeueing[task_id]
+        """Raise `Unavailable` while a dead letter is being requeued, or while that is unknown.
+
+        If the log is lost, only the next leader learns the outcome.
+        """
+        if self._state.any_in(State.REOPENING, [Run(task_id, 1)]):
+            raise Unavailable(f"task {task_id.hex()} is being requeued")
 
     def _is_reopened(self, task_id: TaskId) -> bool:
         """Return whether a task was requeued and is still unfinished."""

@@ -49,26 +49,23 @@ class Deadlines:
         finishes = [finish for task_id in ids if (finish := self._expired(task_id)) is not None]
         if not finishes:
             return
-        granter = self._host.granter
-        granter.block(finish.run for finish in finishes)
         refused: list[list[Any]] = [[] for _ in finishes]
         try:
             await self._completions.finish_all({leader.partition: list(enumerate(finishes))}, refused)
         except OnyxqError as error:
             log.info("partition %d: expired tasks will be failed later: %s", leader.partition, error.message)
-        finally:
-            granter.unblock([finish.run for finish in finishes], readd=True)
 
     def _expired(self, task_id: TaskId) -> Finish | None:
         host, run = self._host, Run(task_id, 1)
         stretch, mask = stretch_of(task_id), mask_of(task_id, 1)
-        taken = host.granter.finishing.get(stretch, 0) | host.granter.unsettled.get(stretch, 0)
-        if (taken | host.granter.is_blocked(run)) & mask or claim_of(host.replica, task_id) is not None:
+        if (host.leader_state.unsure(stretch) | host.leader_state.blocked(run)) & mask:
+            return None
+        if claim_of(host.replica, task_id) is not None:
             return None
         row = host.store.task_row(task_id)
         if row is None:
             return None
-        host.granter.keys.note(task_id, row[1])
+        host.leader_state.keys.note(task_id, row[1])
         header, _ = task_header(row[1])
         note = f"expired: no worker started it before {header.get(EXPIRES_MS)}".encode()
         return Finish(

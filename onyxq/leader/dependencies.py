@@ -27,6 +27,7 @@ from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.outcomes import ASKED_IDS_MAX, ENDS, UNSERVED, Outcomes
+from onyxq.leader.waiting_runs import WaitingRuns
 
 LOOK_EVERY_S = 10.0
 RETRY_S = 0.5
@@ -35,8 +36,6 @@ PAGE_RUNS = 256
 PAGE_PAUSE_S = 0.02
 """Pause between two pages, in seconds. Hints resolve most tasks sooner."""
 ASK_TIMEOUT_S = 4.0
-KNOWN_MAX = 200_000
-"""Most dependencies that are remembered in memory. The regular check finds forgotten ones."""
 
 log = logging.getLogger(__name__)
 
@@ -47,20 +46,13 @@ Outcome = str | OnyxqError | None
 class Dependencies:
     """Resolves waiting tasks of the partitions that a node leads; one per node."""
 
-    def __init__(self, host: OperationsHost, completions: Completions) -> None:
+    def __init__(
+        self, host: OperationsHost, completions: Completions, *, outcomes: Outcomes, waiting: WaitingRuns
+    ) -> None:
         self._host = host
         self._completions = completions
-        self._outcomes = Outcomes(host, self.hint)
-        self.outcomes = self._outcomes.outcomes
-        completions.on_finished = self._outcomes.finished
-        host.granter.on_head = self.look
-        self._dependents: dict[TaskId, set[TaskId]] = {}
-        """Task -> the first ids of local waiting runs that depend on it, as far as they are known."""
-        self._look: set[TaskId] = set()
-        """Waiting runs to check."""
-        self._look_everywhere: set[int] = set()
-        """Partitions whose waiting runs must all be checked."""
-        self._wake = trio.Event()
+        self.outcomes = outcomes.outcomes
+        self._waiting = waiting
 
     # --- what tasks that wait here depend on
 
@@ -118,8 +110,8 @@ class Dependencies:
                 raise NotLeader(f"it is unknown whether task {one.hex()} exists: {why}")
         if self._verdict(header, found) == "run":
             return [self._resolution(leader, first, count)]
-        self._note_dependents(first, header)
-        self._look_soon([first] if self._verdict(header, found) else [])
+        self._waiting.note(first, header)
+        self._waiting.look([first] if self._verdict(header, found) else [])
         return []
 
     def _verdict(self, header: dict[str, Any], found: dict[TaskId, Outcome]) -> str:
@@ -134,50 +126,26 @@ class Dependencies:
     def _resolution(self, leader: PartitionLeader, first: TaskId, count: int) -> Row:
         return facts.resolution_row(first, Resolution(count, self._host.wall_ms(), leader.mark()))
 
-    def _note_dependents(self, first: TaskId, header: dict[str, Any]) -> None:
-        if len(self._dependents) >= KNOWN_MAX:
-            self._dependents.clear()
-        for one in header[DEPENDS]:
-            self._dependents.setdefault(one, set()).add(first)
-
     # --- looking again
-
-    def hint(self, ids: Iterable[TaskId]) -> None:
-        """Take a hint that tasks are finished for which local tasks may wait."""
-        self._look_soon(first for one in ids for first in self._dependents.pop(one, ()))
 
     async def heard(self, ids: Sequence[TaskId]) -> None:
         """Take a hint from another node."""
-        self.hint(ids)
+        self._waiting.hint(ids)
 
     def lead(self, partition: int) -> None:
         """Check all waiting runs of a partition that this node leads from now on."""
-        self._look_everywhere.add(partition)
-        self._wake.set()
-
-    def look(self, first: TaskId) -> None:
-        """Check a run that became the first of its ordering key."""
-        self._look_soon([first])
-
-    def _look_soon(self, firsts: Iterable[TaskId]) -> None:
-        self._look.update(firsts)
-        if self._look:
-            self._wake.set()
+        self._waiting.look_everywhere(partition)
 
     async def run(self) -> None:
         """Check waiting tasks until cancelled."""
         next_round_s = trio.current_time() + LOOK_EVERY_S
         while True:
-            with trio.move_on_after(max(0.0, next_round_s - trio.current_time())):
-                await self._wake.wait()
-            self._wake = trio.Event()
-            if trio.current_time() >= next_round_s:
-                self._look_everywhere |= self._host.leaders.keys()
-            hinted, self._look = sorted(self._look), set()
+            await self._waiting.wait(max(0.0, next_round_s - trio.current_time()))
+            regular = set(self._host.leaders) if trio.current_time() >= next_round_s else set()
+            hinted = self._waiting.take_runs()
             for start in range(0, len(hinted), PAGE_RUNS):
                 await self._resolve(self._rows_of(hinted[start : start + PAGE_RUNS]))
-            partitions, self._look_everywhere = sorted(self._look_everywhere), set()
-            for partition in partitions:
+            for partition in sorted(self._waiting.take_partitions() | regular):
                 await self._look_through(partition)
             if trio.current_time() >= next_round_s:
                 next_round_s = trio.current_time() + LOOK_EVERY_S
@@ -217,7 +185,7 @@ class Dependencies:
             elif verdict:
                 await self._give_up(Run(first, count), header, found, verdict)
             else:
-                self._note_dependents(first, header)
+                self._waiting.note(first, header)
         for partition, runs in sorted(ready.items()):
             await self._let_run(partition, runs)
 
@@ -250,7 +218,7 @@ class Dependencies:
         for _, finish in finishes:
             for task_id in ids_of(*finish.run):
                 if (row := store.task_row(task_id)) is not None:
-                    self._host.granter.keys.note(task_id, row[1])
+                    self._host.leader_state.keys.note(task_id, row[1])
         refused: list[list[Any]] = [[]]
         if finishes:
             await self._completions.finish_all({partition: finishes}, refused)
@@ -260,7 +228,7 @@ class Dependencies:
     def _retry(self, runs: Iterable[Run]) -> None:
         async def later() -> None:
             await trio.sleep(RETRY_S)
-            self._look_soon(run.first for run in runs)
+            self._waiting.look(run.first for run in runs)
 
         runs = list(runs)
         self._host.start_soon(later)

@@ -26,12 +26,12 @@ from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import Run, id_at, mask_of, runs_of, stretch_of
 from onyxq.core.step import Outcome
 from onyxq.core.task_headers import policy_of
-from onyxq.leader.claim_updates import PendingRenewals
 from onyxq.leader.completion_rows import Finish, overtaken_bits
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.state.states import State
 
 RETRY_S, RETRY_MAX_S = 0.05, 0.5
 """First and longest pause before claims that could not be ended are tried again, in seconds."""
@@ -57,14 +57,12 @@ class Expiry:
         self,
         host: OperationsHost,
         completions: Completions,
-        pending_renewals: PendingRenewals,
         *,
         log_time_now_ms: Callable[[], int],
     ) -> None:
         """Prepare; ``log_time_now_ms`` returns the log time that a record written now would have."""
         self._host = host
         self._completions = completions
-        self._pending_renewals = pending_renewals
         self._log_time_now_ms = log_time_now_ms
         self._next_ms: float = math.inf
         """Earliest deadline of a claim in the led partitions, in log time."""
@@ -141,7 +139,7 @@ class Expiry:
         return due
 
     def _plan(self, leader: PartitionLeader, claims: Any, due: _Due) -> None:
-        log_time_ms = self._log_time_now_ms()
+        log_time_ms, state = self._log_time_now_ms(), self._host.leader_state
         lapsed: list[expire_claims.Expiry] = []
         over: list[Finish] = []
         late = (
@@ -154,11 +152,7 @@ class Expiry:
             for offset, count, token, _, _ in pieces:
                 run = Run(id_at(stretch, offset), count)
                 # A renewal that is on its way is decided first, because an expiry may fail the task for good.
-                bits = (
-                    mask_of(*run)
-                    & ~self._host.granter.finishing.get(stretch, 0)
-                    & ~self._pending_renewals.bits(stretch)
-                )
+                bits = mask_of(*run) & ~state.bits(State.FINISHING, stretch) & ~state.bits(State.RENEWING, stretch)
                 done = bits & finished
                 void = overtaken_bits(self._host.store, run, token, done)
                 due.overtaken += runs_of(stretch, void)

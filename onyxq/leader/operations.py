@@ -18,12 +18,14 @@ from onyxq.leader.dependencies import Dependencies
 from onyxq.leader.dependents import Dependents
 from onyxq.leader.enqueues import Enqueues
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.outcomes import Outcomes
 from onyxq.leader.purge import Purger, PurgingHost
 from onyxq.leader.task_keys import TaskKeys
 from onyxq.leader.task_updates import TaskUpdates
 from onyxq.leader.timers import Timers
 from onyxq.leader.token_check import TokenCheck
 from onyxq.leader.transaction_parts import TransactionParts
+from onyxq.leader.waiting_runs import WaitingRuns
 
 
 class Operations:
@@ -32,18 +34,22 @@ class Operations:
     def __init__(self, host: PurgingHost) -> None:
         self.tokens = TokenCheck(host)
         self.task_updates = TaskUpdates(host, self.tokens)
-        self.completions = Completions(host, self.tokens, self.task_updates)
-        self.dependencies = Dependencies(host, self.completions)
+        waiting = WaitingRuns()
+        outcomes = Outcomes(host, waiting.hint)
+        self.completions = Completions(
+            host, self.tokens, task_updates=self.task_updates, outcomes=outcomes, waiting=waiting
+        )
+        self.dependencies = Dependencies(host, self.completions, outcomes=outcomes, waiting=waiting)
         self.dead_letters = DeadLetters(host, self.tokens, self.completions)
         self.dependents = Dependents(host)
-        self.purger = Purger(host, dead_letters=self.dead_letters, dependents=self.dependents)
+        self.purger = Purger(host, self.dependents)
         self.deadlines = Deadlines(host, self.completions)
         self.claim_updates = ClaimUpdates(host, self.tokens, self.completions)
         self.cancellations = Cancellations(host, self.tokens, self.completions)
         keys = TaskKeys(host)
         self.enqueues = Enqueues(host, self.tokens, self.dependencies, keys)
         self.transaction_parts = TransactionParts(
-            host, tokens=self.tokens, completions=self.completions, enqueues=self.enqueues
+            host, tokens=self.tokens, completions=self.completions, outcomes=outcomes, enqueues=self.enqueues
         )
         self.timers = Timers(
             host, self.tokens, keys=keys, completions=self.completions, cancellations=self.cancellations

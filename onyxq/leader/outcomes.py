@@ -71,8 +71,7 @@ class Outcomes:
         if not store.finished_bits(stretch) & mask:
             current = self._current_task(task_id)
             return UNFINISHED if current == task_id else self._outcome(current)
-        granter = self._host.granter
-        unsure = granter.finishing.get(stretch, 0) | granter.unsettled.get(stretch, 0)
+        unsure = self._host.leader_state.unsure(stretch)
         if unsure & mask or not leader.backed or self._is_overtaken(task_id):
             return UNFINISHED
         outcome = completions_of(store, Run(task_id, 1))[0][1].outcome

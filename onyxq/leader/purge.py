@@ -35,10 +35,10 @@ from onyxq.core.queue_settings import DEFAULTS
 from onyxq.core.queues import settings_of
 from onyxq.history.parquet.bucket import Bucket
 from onyxq.history.parquet.writer import write_bucket
-from onyxq.leader.dead_letters import DeadLetters
 from onyxq.leader.dependents import Dependents, pending_runs
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.state.states import State
 from onyxq.store.index.records import HOUR_MS
 from onyxq.store.interface import Ended
 
@@ -123,9 +123,8 @@ class _Found:
 class Purger:
     """Purges partitions that a node leads; one per node."""
 
-    def __init__(self, host: PurgingHost, *, dead_letters: DeadLetters, dependents: Dependents) -> None:
+    def __init__(self, host: PurgingHost, dependents: Dependents) -> None:
         self._host = host
-        self._dead_letters = dead_letters
         self._dependents = dependents
         self._again_ms: dict[int, int] = {}
         """Partition -> time of its next check."""
@@ -261,12 +260,9 @@ class Purger:
     def _ended(self, leader: PartitionLeader, stretch: TaskId) -> Ended | None:
         """Return how a stretch ended, or None if it cannot be purged."""
         host = self._host
-        granter = host.granter
-        if stretch in (host.replica.claims.get(leader.partition) or ()) or self._dead_letters.is_requeueing(
-            leader, stretch
-        ):
+        if stretch in (host.replica.claims.get(leader.partition) or ()):
             return None
-        if granter.finishing.get(stretch) or granter.unsettled.get(stretch):
+        if host.leader_state.unsure(stretch) or host.leader_state.bits(State.REOPENING, stretch):
             return None
         ended = host.store.ended(stretch)
         if ended is None:

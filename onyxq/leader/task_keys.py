@@ -28,6 +28,7 @@ from onyxq.leader.completion_rows import history_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
+from onyxq.leader.state.states import State
 
 CLOCKS_APART_MS = 1_000
 """How far an id's time may be ahead of the leader's clock if the user named no later time."""
@@ -173,12 +174,12 @@ class TaskKeys:
         if await self._was_granted(current):
             return Started(leader, leader.replicate(rows), (current, EXISTS), over)
         run = Run(current, 1)
-        self._host.granter.block([run])
+        self._host.leader_state.begin(State.CHANGING, [run])
         data = Data(self._host.wall_ms(), facts.unpack_task(body).payload(0), leader.mark())
         vote = leader.replicate([*rows, facts.data_row(current, data)])
 
         def written() -> None:
-            self._host.granter.unblock([run], readd=True)
+            self._host.granter.offer(self._host.leader_state.end(State.CHANGING, [run]))
             over()
 
         return Started(leader, vote, (current, REPLACED), written)
@@ -189,15 +190,14 @@ class TaskKeys:
         await host.settled()
         with trio.move_on_after(GRANT_PATIENCE_S):
             # A grant is on its way, and the log decides it soon.
-            while host.granter.is_blocked(run) and claim_of(host.replica, task_id) is None:
+            while host.leader_state.blocked(run) and claim_of(host.replica, task_id) is None:
                 await host.moved()
             await host.settled()
         stretch = stretch_of(task_id)
-        finishing = host.granter.finishing.get(stretch, 0) | host.granter.unsettled.get(stretch, 0)
-        finished = host.store.finished_bits(stretch) | finishing
+        finished = host.store.finished_bits(stretch) | host.leader_state.unsure(stretch)
         granted = (one.event == facts.GRANTED for one in history_of(host.store, task_id))
         return (
             bool(finished & mask_of(task_id, 1))
-            or bool(host.granter.is_blocked(run))
+            or bool(host.leader_state.blocked(run))
             or (claim_of(host.replica, task_id) is not None or any(granted))
         )

@@ -19,10 +19,9 @@ from onyxq.core.errors import (
 from onyxq.core.facts import Update
 from onyxq.core.ids import Run, TaskId
 from onyxq.leader.cohort.replication import Vote
-from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
-from onyxq.leader.token_check import TokenCheck
+from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.operations.table.claim import UpdateTasks
 from onyxq.store.store import Store
 
@@ -50,27 +49,25 @@ class TaskUpdates:
     def __init__(self, host: OperationsHost, tokens: TokenCheck) -> None:
         self._host = host
         self._tokens = tokens
-        self._updates: dict[tuple[bytes, int], int] = {}
-        """(task, token) -> next sequence number, while updates are being written."""
+        self._state = host.leader_state
 
     async def update(self, args: UpdateTasks) -> list[int | dict[str, Any]]:
         """Store updates; return how many nodes have each, or its error map."""
         items = args.items
         unsure = await unsure_partitions(self._host, ((task_id, token) for task_id, token, *_ in items))
         started: list[tuple[PartitionLeader, Vote] | OnyxqError] = []
-        keys = []
+        begun = []
         for task_id, token, seq, data in items:
             try:
                 started.append(self._start_update(task_id, token, seq, data, unsure))
-                keys.append(((task_id, token), seq + 1))
+                begun.append((task_id, token, seq))
             except OnyxqError as error:
                 started.append(error)
         try:
             return [await self._ack(item.id, one, args.w) for item, one in zip(items, started, strict=True)]
         finally:  # also if the client no longer waits; it may repeat the request
-            for key, following in keys:
-                if self._updates.get(key) == following:  # otherwise later ones are still being written
-                    del self._updates[key]
+            for one in begun:
+                self._state.update_ends(*one)
 
     async def _ack(
         self, task_id: TaskId, started: tuple[PartitionLeader, Vote] | OnyxqError, wanted: int | None
@@ -103,13 +100,13 @@ class TaskUpdates:
                 raise Conflict(f"update {seq} of this claim holds other data", field="data")
             row = facts.update_row(task_id, stored[seq]._replace(mark=leader.mark()))
         else:
-            expected = max(len(stored), self._updates.get((task_id, token), 0))
+            expected = max(len(stored), self._state.next_update(task_id, token))
             if len(stored) <= seq < expected:
                 raise Unavailable(f"update {seq} of this claim is being stored right now")
             if seq != expected:
                 raise SequenceGap(f"update {expected} comes next, not {seq}", field="seq")
             check_room(found, len(data), "data")
-            self._updates[task_id, token] = seq + 1
+            self._state.update_begins(task_id, token, seq)
             row = facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data, leader.mark()))
         return leader, leader.replicate([row])
 

@@ -2,11 +2,18 @@
 
 Once a newer grant is on its way, older tokens are refused. The token of an expired claim is
 accepted until the task is granted again.
+
+A deposed leader does not know the grants of its successor. It must not call their tokens stale,
+because the holders would stop working. So a leader that sees a newer token reads the log first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from log_entries import renew_claims
 from onyxq.core import facts
+from onyxq.core.claims import BAD_RUN
 from onyxq.core.errors import AlreadyFinished, BadRequest, NotLeader, OnyxqError, StaleToken
 from onyxq.core.facts import History
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
@@ -15,6 +22,7 @@ from onyxq.leader.completion_rows import history_of, overtaken_bits
 from onyxq.leader.host import OperationsHost, Refused
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
+from onyxq.leader.state.states import State
 
 
 class TokenCheck:
@@ -48,7 +56,7 @@ class TokenCheck:
         """
         mask, stretch = mask_of(*run), stretch_of(run.first)
         store = self._host.store
-        held = held_bits(self._host.replica, run, token) & ~self._host.granter.is_blocked(run)
+        held = held_bits(self._host.replica, run, token) & ~self._host.leader_state.blocked(run)
         finished = store.finished_bits(stretch) & mask
         valid = held & ~finished | overtaken_bits(store, run, token, held & finished)
         refused: list[Refused] = []
@@ -59,7 +67,7 @@ class TokenCheck:
                 if error is None and not finished & mask_of(task_id, 1):
                     valid |= mask_of(task_id, 1)
                     if (row := store.task_row(task_id)) is not None:
-                        self._host.granter.keys.note(task_id, row[1])
+                        self._host.leader_state.keys.note(task_id, row[1])
                 elif error is not None:
                     refused.append([task_id, 1, error.to_map()])
         return valid, refused
@@ -80,7 +88,7 @@ class TokenCheck:
                 return StaleToken(f"task {task_id.hex()} was granted under a newer token than {token}")
             how = "was cancelled" if newest is not None and newest.outcome == facts.CANCELLED else "is finished already"
             return AlreadyFinished(f"task {task_id.hex()} {how}")
-        if self._host.granter.is_undecided(run):
+        if self._host.leader_state.any_in(State.UNDECIDED, [run]):
             return NotLeader(
                 f"task {task_id.hex()} may have been granted again when the log was lost; that is not known yet"
             )
@@ -90,7 +98,7 @@ class TokenCheck:
         run, store = Run(task_id, 1), self._host.store
         if store.task_row(task_id) is None:
             return missing(store, task_id)
-        if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.granter.is_blocked(run):
+        if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.leader_state.blocked(run):
             return StaleToken(f"task {task_id.hex()} is claimed under another token")
         if token < self._host.replica.void_below:
             return StaleToken(f"token {token} is void: it is from before the log was recovered")
@@ -109,8 +117,35 @@ class TokenCheck:
             return True
         said = self.history(task_id)
         newer = any(event.event == facts.GRANTED and event.token > token for event in said)
-        return newer or bool(self._host.granter.is_blocked(Run(task_id, 1)))
+        return newer or bool(self._host.leader_state.blocked(Run(task_id, 1)))
 
     def history(self, task_id: TaskId) -> list[History]:
         """Return the log's events about a task's claims, in order."""
         return history_of(self._host.store, task_id)
+
+
+async def unsure_partitions(host: OperationsHost, named: Iterable[tuple[TaskId, int]]) -> set[int]:
+    """Return the partitions of ``(task, token)`` pairs whose tokens this node cannot check now.
+
+    If a token is newer than what this node has read, it reads the log to its end first. For that it submits an
+    entry that changes nothing. The verdict shows whether the node still leads, and comes after every earlier
+    grant.
+    """
+    position = host.replica.position
+    unsure = set()
+    for partition in sorted({partition_of(task_id) for task_id, token in named if token > position}):
+        leader = host.leaders.get(partition)
+        if leader is None or not leader.ready:
+            continue
+        if not await _leads(host, leader):
+            unsure.add(partition)
+    return unsure
+
+
+async def _leads(host: OperationsHost, leader: PartitionLeader) -> bool:
+    """Return whether the log confirms the leadership; everything before the answer has then been read."""
+    try:
+        _, verdicts = await host.verdicts([renew_claims.Args(leader.partition, leader.epoch, ())])
+    except OnyxqError:
+        return False
+    return verdicts[0] == BAD_RUN  # the entry was not refused for its epoch

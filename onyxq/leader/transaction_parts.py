@@ -34,11 +34,11 @@ from onyxq.leader.cohort.pending_facts import Part, is_over, key_in
 from onyxq.leader.completion_rows import overtaken_bits
 from onyxq.leader.completions import Completions
 from onyxq.leader.enqueues import Enqueues
-from onyxq.leader.freshness import unsure_partitions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.outcomes import Outcomes
 from onyxq.leader.task_updates import check_room, updates_of
-from onyxq.leader.token_check import TokenCheck
+from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.leader.transaction_apply import TransactionApplier
 from onyxq.store.interface import Batch, PendingRow
 from onyxq.system import failures
@@ -70,9 +70,16 @@ class TransactionParts:
     """Prepares and finishes parts of transactions in the partitions that a node leads; one per node."""
 
     def __init__(
-        self, host: OperationsHost, *, tokens: TokenCheck, completions: Completions, enqueues: Enqueues
+        self,
+        host: OperationsHost,
+        *,
+        tokens: TokenCheck,
+        completions: Completions,
+        outcomes: Outcomes,
+        enqueues: Enqueues,
     ) -> None:
         self._host = host
+        self._outcomes = outcomes
         self._tokens = tokens
         self._completions = completions
         self.applier = TransactionApplier(host, completions=completions, enqueues=enqueues)
@@ -130,7 +137,7 @@ class TransactionParts:
         """Report tasks as finished for good, now that the transaction's claims on them have ended."""
         if partition in self._host.leaders:
             held = [runs for number, _, runs in found.claims if number == partition]
-            self._completions.on_finished([Run(TaskId(first), count) for runs in held for first, count in runs])
+            self._outcomes.finished([Run(TaskId(first), count) for runs in held for first, count in runs])
 
     def _tell(self, name: str) -> None:
         event = self._waiting.pop(name, None)
@@ -215,7 +222,7 @@ class TransactionParts:
     def _invalid_claims(self, first: TaskId, count: int, token: int) -> Iterable[tuple[TaskId, dict[str, Any]]]:
         run = Run(first, count)
         host, store, mask = self._host, self._host.store, mask_of(*run)
-        held = held_bits(host.replica, run, token) & ~host.granter.is_blocked(run)
+        held = held_bits(host.replica, run, token) & ~host.leader_state.blocked(run)
         finished = store.finished_bits(stretch_of(first)) & mask
         valid = held & ~finished | overtaken_bits(store, run, token, held & finished)
         if valid == mask:

@@ -40,6 +40,8 @@ from onyxq.leader.grants.due_queue import DueQueue
 from onyxq.leader.grants.granter import Granter
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.operations import Operations
+from onyxq.leader.state.leader_state import LeaderState
+from onyxq.leader.state.states import State
 from onyxq.log.outbox import Outbox
 from onyxq.node.links import Link
 from onyxq.node.liveness import Probing
@@ -51,6 +53,7 @@ from onyxq.operations.table.enqueue import Enqueue, Enqueued
 from onyxq.store.interface import Piece, Written
 from onyxq.system import failures
 from onyxq.system.metrics import Metrics
+from onyxq.system.signal import Signal
 from onyxq.wire.protocol import Hello
 
 STALLED_S = 1.0
@@ -126,8 +129,8 @@ class Node:
         self.senders: dict[str, Sender] = {}
         """Node id -> sender, for nodes that were written to."""
         self._limits: dict[tuple[str, bool], trio.CapacityLimiter] = {}
-        self._placement = trio.Event()
-        self._moved = trio.Event()
+        self._placement = Signal()
+        self._moved = Signal()
         self.history = HistoryWriter(store, self._stored)
         self.unflushed_writes = UnflushedWrites(store, stored=self._stored, start_soon=nursery.start_soon)
         self.pacer = Pacer(settings.sync_bytes_per_s)
@@ -137,6 +140,7 @@ class Node:
         self.purging = settings.purging
         """How old tasks are purged."""
         self.cohort = Cohort(self)
+        self.leader_state = LeaderState(lambda problem: log.error("a bug in the leader: %s", problem))
         self.granter = Granter(self)
         self.due_queue = DueQueue(
             store, wall_ms=self.wall_ms, offer=self.granter.add_due, offer_soon=self.granter.add_ahead
@@ -145,7 +149,6 @@ class Node:
         self.expiry = Expiry(
             self,
             self.operations.completions,
-            self.operations.claim_updates.pending_renewals,
             log_time_now_ms=lambda: self.log_clock.now_ms(self.clock.own.monotonic_ns()),
         )
         self.repair = Repair(self)
@@ -200,8 +203,7 @@ class Node:
             if self.clock.judged(said_ms=said_ms, off_ms=off_ms, shared=shared):
                 for number in self.granter.led():  # A ready task may now seem to be due later.
                     self.granter.restart_windows(number)
-        self._moved.set()
-        self._moved = trio.Event()
+        self._moved.fire()
 
     def replace(self, replica: Replica, snapshot: bytes) -> None:
         """Take over a replica that was read from the origin, and keep its bytes."""
@@ -220,8 +222,7 @@ class Node:
         self.expiry.look()
         for number in self.granter.led():
             self.granter.restart_windows(number)
-        self._moved.set()
-        self._moved = trio.Event()
+        self._moved.fire()
 
     @property
     def is_known(self) -> bool:
@@ -261,8 +262,7 @@ class Node:
             for number, placed in sorted(replica.partitions.items()):
                 if placed.leader == self.peer_id and number not in self.leaders:
                     self._start_leading(number, placed.epoch)
-        self._placement.set()
-        self._placement = trio.Event()
+        self._placement.fire()
 
     def _start_leading(self, number: int, epoch: int) -> None:
         leader = PartitionLeader(self, partition=number, epoch=epoch, peer=self.peer_id)
@@ -310,10 +310,10 @@ class Node:
             self.history.add(after, rows, record=record, claims=True)
             return
         runs = [run for run, _ in returned]
-        self.granter.block(runs)
+        self.leader_state.begin(State.RETURNING, runs)
 
         def stored() -> None:
-            self.granter.unblock(runs, readd=True)
+            self.granter.offer(self.leader_state.end(State.RETURNING, runs))
 
         expired = sum(run.count for run, said in returned if said.event == facts.EXPIRED)
         if expired:

@@ -47,15 +47,15 @@ def _promises_are_enough(leader: PartitionLeader) -> bool:
     return majority(leader.placed.members, leader._reached)
 
 
-_State = Callable[[Grantable, bytes], tuple[int, list[Piece]]]
+_Lookup = Callable[[Grantable, bytes], tuple[int, list[Piece]]]
 
 
-def _finished_or_not(original: _State) -> _State:
-    def state(available: Grantable, stretch: bytes) -> tuple[int, list[Piece]]:
-        taken, moved = original(available, stretch)
-        return taken & ~available._host.store.finished_bits(stretch), moved
+def _finished_or_not(original: _Lookup) -> _Lookup:
+    def taken_and_moved(grantable: Grantable, stretch: bytes) -> tuple[int, list[Piece]]:
+        taken, moved = original(grantable, stretch)
+        return taken & ~grantable._host.store.finished_bits(stretch), moved
 
-    return state
+    return taken_and_moved
 
 
 def _uncounted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,7 +144,7 @@ LEADER_BUGS: tuple[Planted, ...] = (
     # --- claims
     Planted(
         "a completion is accepted while a newer grant is in the outbox",
-        "onyxq.leader.grants.grantable:Grantable.is_blocked",
+        "onyxq.leader.state.leader_state:LeaderState.blocked",
         returning(0),
         "completions of one task by two workers are both accepted",
         "late",
@@ -152,7 +152,7 @@ LEADER_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a completed task is granted again after a takeover",
-        "onyxq.leader.grants.grantable:Grantable._state",
+        "onyxq.leader.grants.grantable:Grantable._taken_and_moved",
         _finished_or_not,
         "a leader grants tasks of the ready index without checking whether they are finished",
         "leases",
@@ -187,7 +187,7 @@ LEADER_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a deposed leader calls a valid claim stale",
-        "onyxq.leader.freshness:_leads",
+        "onyxq.leader.token_check:_leads",
         _leads_anyway,
         "a worker with a valid claim stops",
         "unheard",

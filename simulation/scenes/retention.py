@@ -54,7 +54,6 @@ async def failed_and_waited_for(world: World) -> None:
                 await client.enqueue("q", [b"after %d %d" % (number, at)], depends=[one], on_dependency_failed=policy)
         deaf = draw.choice(world.nodes)
         assert deaf.inner is not None
-        deaf.inner.operations.dependencies.hint = lambda ids: None  # type: ignore[method-assign]
         deaf.inner.operations.dependencies._resolve = _nothing  # type: ignore
         nursery.start_soon(partial(hired, world, over, fail=1.0, pause_s=0.5))
         await trio.sleep(PASSED_S)

@@ -27,6 +27,7 @@ from onyxq.core.errors import NotFound, OnyxqError, causes
 from onyxq.core.replica import Replica
 from onyxq.interfaces.daemon import Platform, RunningNode
 from onyxq.interfaces.peer_config import PeerConfig
+from onyxq.leader.state.leader_state import LeaderState
 from onyxq.node.jobs.host_process import launch
 from onyxq.node.jobs.hosts import Launch
 from onyxq.node.node import Node
@@ -50,6 +51,8 @@ COPIES_S = 150.0
 """Simulated seconds in which holders that serve must have become equal: two rounds of comparisons."""
 RUN_S_MAX = 7_200.0
 """Simulated seconds after which a run counts as hung."""
+
+LeaderState.strict = True  # In a simulation, a transition that must not happen ends the run.
 
 
 @frozen

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import trio
 
 from onyxq.core.facts import Mark, key_digest, pack_task, task_header, task_row
-from onyxq.core.ids import TaskId, make_id
+from onyxq.core.ids import Run, TaskId, make_id, stretch_of
+from onyxq.core.replica import EMPTY
 from onyxq.errors import BadRequest
-from onyxq.leader.grants.ordering_keys import INTERVAL_MS, TIMES_MAX, OrderingKeys
+from onyxq.leader.grants.grantable import Grantable
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.state.leader_state import LeaderState
+from onyxq.leader.state.ordering_keys import INTERVAL_MS, TIMES_MAX
+from onyxq.leader.state.states import State
 from onyxq.leader.task_keys import TaskKeys
 from onyxq.operations.enqueues import needed, waves
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
+from onyxq.store.store import Store
 from simulation.world.disk import SimulatedDisk
 
 DIGEST = key_digest("q", "k")
@@ -26,10 +31,9 @@ PER_SECOND = INTERVAL_MS // 1_000
 """The rate of one task a second."""
 
 
-def task(counter: int, order_ms: int) -> tuple[TaskId, bytes]:
-    """Return a task of the key and its row's body."""
-    header = {"order": [order_ms, 1, counter], "ordering_key": "k", "queue": "q"}
-    return make_id(1_000, 0, 7, counter * 1_024), pack_task(header, [b"x"])
+def task(counter: int) -> TaskId:
+    """Return the id of a task of the key."""
+    return make_id(1_000, 0, 7, counter * 1_024)
 
 
 def piece(task_id: TaskId) -> Piece:
@@ -37,45 +41,83 @@ def piece(task_id: TaskId) -> Piece:
     return Piece("q", 0, 1_000, task_id, 1, 0, task_id, 0, DIGEST)
 
 
-def test_a_task_that_comes_before_a_claimed_one_waits_for_it() -> None:
-    """A new first task of a key cannot be claimed while a worker has another one."""
-    (later, later_body), (sooner, sooner_body) = task(1, 20), task(2, 10)
-    busy = {later}
+class Backed:
+    """A leader whose finished tasks stay finished."""
+
+    backed = True
+
+
+class LeadingHost:
+    """A node with a store, an empty replica and one partition that it leads."""
+
+    def __init__(self) -> None:
+        self.store: Store = MemoryStore(SimulatedDisk(), now_ms=self.wall_ms)
+        self.replica = EMPTY
+        self.leader_state = LeaderState()
+        leaders: Any = {0: Backed()}
+        self.grantable = Grantable(self, leaders=leaders, offer_later=lambda seconds, run: None)
+
+    def wall_ms(self) -> int:
+        """The wall clock."""
+        return 5_000
+
+    async def put(self, task_id: TaskId, order_ms: int) -> None:
+        """Store a task at a place in the order of the key."""
+        header = {"order": [order_ms, 1, 0], "ordering_key": "k", "queue": "q"}
+        await self.store.write(Batch(rows=[task_row(task_id, pack_task(header, [b"x"]))]))
+
+
+def test_a_task_that_comes_before_a_granted_one_waits_for_it() -> None:
+    """A new first task of a key cannot be claimed while another one is being granted."""
+    later, sooner = task(1), task(2)
 
     async def main() -> None:
-        store = MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000)
-        keys = OrderingKeys(store, busy.__contains__)
-        await store.write(Batch(rows=[task_row(later, later_body)]))
-        assert keys.free(piece(later))
-        keys.hold(DIGEST, later)
-        await store.write(Batch(rows=[task_row(sooner, sooner_body)]))
-        assert not keys.free(piece(later)) and not keys.free(piece(sooner))
-        busy.clear()
-        assert keys.free(piece(sooner)) and not keys.free(piece(later))
+        host = LeadingHost()
+        await host.put(later, 20)
+        assert host.grantable.free(piece(later))
+        host.grantable.granting(piece(later))
+        host.leader_state.begin(State.GRANTING, [Run(later, 1)])
+        await host.put(sooner, 10)
+        assert not host.grantable.free(piece(later)) and not host.grantable.free(piece(sooner))
+        host.leader_state.end(State.GRANTING, [Run(later, 1)])
+        assert host.grantable.free(piece(sooner)) and not host.grantable.free(piece(later))
 
     trio.run(main)
 
 
+def test_a_task_of_a_key_waits_for_a_busy_one() -> None:
+    """A holder that is no longer busy is forgotten, and the key is free."""
+    state = LeaderState()
+    later, sooner = task(1), task(2)
+    state.keys.hold(DIGEST, later)
+    state.begin(State.GRANTING, [Run(later, 1)])
+    assert state.keys.is_held(DIGEST, sooner, EMPTY) and not state.keys.is_held(DIGEST, later, EMPTY)
+    state.end(State.GRANTING, [Run(later, 1)])
+    assert not state.keys.is_held(DIGEST, sooner, EMPTY)
+    assert not state.bits(State.HOLDING_KEY, stretch_of(later))
+
+
 def test_the_pace_of_a_key_holds_however_many_keys_have_one() -> None:
     """Keys whose interval is over are forgotten to save memory; the others still wait."""
-    keys = OrderingKeys(MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000), set[TaskId]().__contains__)
-    pieces = [piece(task(1, 0)[0])._replace(key=key_digest("q", str(number))) for number in range(2 * TIMES_MAX + 2)]
-    early, late = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
+    keys = LeaderState().keys
+    keys.begin_leadership(0, 0)
+    digests = [key_digest("q", str(number)) for number in range(2 * TIMES_MAX + 2)]
+    early, late = digests[: len(digests) // 2], digests[len(digests) // 2 :]
     for one in early:
-        keys.granted(one, PER_SECOND, 10_000)
+        keys.granted(one, task(1), key_rate=PER_SECOND, now_ms=10_000)
     for one in late:
-        keys.granted(one, PER_SECOND, 11_000)
-    assert {keys.next_ms(one, 0, PER_SECOND) for one in late} == {12_000}
-    assert all(keys.next_ms(one, 0, PER_SECOND) <= 11_000 for one in early)
+        keys.granted(one, task(1), key_rate=PER_SECOND, now_ms=11_000)
+    assert {keys.next_ms(one, task(1), key_rate=PER_SECOND) for one in late} == {12_000}
+    assert all(keys.next_ms(one, task(1), key_rate=PER_SECOND) <= 11_000 for one in early)
 
 
 def test_a_new_leader_keeps_the_pace_of_a_key() -> None:
     """It does not know when its predecessor granted the last task: that may have been just before."""
-    keys = OrderingKeys(MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000), set[TaskId]().__contains__)
-    one = piece(task(1, 0)[0])
-    assert keys.next_ms(one, 10_000, PER_SECOND) == 11_000
-    keys.granted(one, PER_SECOND, 11_500)
-    assert keys.next_ms(one, 10_000, PER_SECOND) == 12_500
+    keys = LeaderState().keys
+    keys.begin_leadership(0, 10_000)
+    assert keys.next_ms(DIGEST, task(1), key_rate=PER_SECOND) == 11_000
+    keys.granted(DIGEST, task(1), key_rate=PER_SECOND, now_ms=11_500)
+    assert keys.next_ms(DIGEST, task(1), key_rate=PER_SECOND) == 12_500
 
 
 def test_the_order_of_a_key_does_not_follow_the_clock_back() -> None:
@@ -86,7 +128,7 @@ def test_the_order_of_a_key_does_not_follow_the_clock_back() -> None:
     keys = TaskKeys(cast(OperationsHost, SimpleNamespace(store=store, wall_ms=lambda: next(clock_ms))))
     header = {"ordering_key": "k", "queue": "q"}
     placed = [
-        task_header(keys.ordered(cast(PartitionLeader, leader), task(number, 0)[0], header, body, None))[0]["order"]
+        task_header(keys.ordered(cast(PartitionLeader, leader), task(number), header, body, None))[0]["order"]
         for number, body in enumerate([pack_task(header, [b"x"])] * 3)
     ]
     assert [at_ms for at_ms, *_ in placed] == [5_000, 5_000, 5_001] and placed == sorted(placed)

@@ -8,10 +8,12 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
-from onyxq.core.facts import REOPENED, RETRIED, History, history_row
-from onyxq.core.ids import Run, TaskId, stretch_of
+from onyxq.core.facts import COMPLETED, REOPENED, RETRIED, Completion, History, completion_row, history_row
+from onyxq.core.ids import Run, TaskId, partition_of, stretch_of
+from onyxq.core.replica import claim_of
 from onyxq.errors import LogUnavailable, OnyxqError, StaleToken
 from onyxq.leader.completion_rows import not_ended_by
+from onyxq.leader.state.states import State
 from onyxq.operations.table.task import DiscardDead
 from onyxq.store.interface import Batch
 from simulation.scenes.base import ONE, back, cut_off, leader_of, successor
@@ -37,6 +39,30 @@ def test_a_claim_of_an_earlier_life_completes_nothing() -> None:
             with pytest.raises(StaleToken):
                 await client.complete(late, b"late")
             await client.complete(await taken(client), b"in time")
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_late_completion_of_an_earlier_claim_does_not_end_the_present_one() -> None:
+    """Its outcome was unknown, the task was granted again, and only then the leader's own store had the row."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task_id,) = await client.enqueue("q", [b"x"])
+            late, held = await taken(client, lease_ms=1_000), await taken(client, lease_ms=60_000)
+            node = leader_of(world).inner
+            assert node is not None
+            run, stretch, mark = Run(task_id, 1), stretch_of(task_id), node.leaders[partition_of(task_id)].mark()
+            node.leader_state.begin(State.FINISHING, [run])
+            done = Completion(late.token, 1, COMPLETED, node.wall_ms(), [b"late"], mark)
+            await node.store.write(Batch(rows=[completion_row(task_id, done)]))
+            node.leader_state.replace(State.FINISHING, State.UNSETTLED, [run])
+            node.operations.completions._unsettled.fire()
+            await world.until(lambda: not node.leader_state.bits(State.UNSETTLED, stretch), "it is settled")
+            await trio.sleep(1.0)
+            claim = claim_of(node.replica, task_id)
+            assert claim is not None and claim[2] == held.token
+            await client.complete(held, b"in time")
 
     simulate(workload, seed=1, options=ONE)
 
@@ -210,11 +236,11 @@ def test_a_requeue_that_nobody_waits_for_is_under_way_until_it_is_decided() -> N
                 await client.requeue(task_id)
             (refused,) = await node.operations.dead_letters.discard(DiscardDead(ids=[task_id]))
             assert refused is not None and "is being requeued" in refused["message"]
-            assert node.operations.dead_letters.is_requeueing(node.leaders[0], stretch_of(task_id))
+            assert node.leader_state.bits(State.REOPENING, stretch_of(task_id))
             world.reconnect_log(leader)
             await client.complete(await taken(client), b"done")
             assert leader_of(world) is leader
-            assert not node.operations.dead_letters.is_requeueing(node.leaders[0], stretch_of(task_id))
+            assert not node.leader_state.bits(State.REOPENING, stretch_of(task_id))
 
     simulate(workload, seed=1, options=ONE)
 

@@ -18,6 +18,7 @@ from onyxq.core.facts import Row
 from onyxq.store.interface import Batch, Written
 from onyxq.store.row_checks import Prepared
 from onyxq.store.store import Store
+from onyxq.system.signal import Signal
 
 WINDOW_S = 0.1
 """Longest time between the acknowledgements of two rows that are not written yet, in seconds."""
@@ -39,7 +40,7 @@ class UnflushedWrites:
         """Running write -> when its rows were acknowledged; the oldest first."""
         self._bytes = 0
         self._number = 0
-        self._flushed = trio.Event()
+        self._flushed = Signal()
         self.longest_s = 0.0
         """The longest wait of a row for the disk so far, in seconds."""
 
@@ -82,5 +83,4 @@ class UnflushedWrites:
         finally:
             self.longest_s = max(self.longest_s, trio.current_time() - self._since.pop(number))
             self._bytes -= size
-            self._flushed.set()
-            self._flushed = trio.Event()
+            self._flushed.fire()

@@ -1,24 +1,23 @@
-"""Which tasks may be granted now: unclaimed, unfinished, and not waiting for another task of their key.
+"""Whether a task may be granted now: the one place that asks the log, the store and the leader's state.
 
-Tasks are *blocked* from the moment when an entry about them is in the outbox. The block ends when
-the replica has the effect (grants) or the store has it (retries, expiries). Blocked tasks are not
-granted.
+The task is unclaimed and unfinished, nothing happens to it that keeps it from being granted (see
+`onyxq.leader.state.states`), and no other task of its ordering key comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from onyxq.core.errors import Corrupt
 from onyxq.core.facts import task_header
-from onyxq.core.ids import Run, TaskId, id_at, mask_of, stretch_of
+from onyxq.core.ids import Run, TaskId, id_at, mask_of, partition_of, stretch_of
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import Replica, claimed_bits, pieces_of
 from onyxq.leader.completion_rows import overtaken_bits
-from onyxq.leader.grants.ordering_keys import OrderingKeys
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.state.leader_state import LeaderState
 from onyxq.store.interface import Piece
 from onyxq.store.store import Store
 
@@ -28,6 +27,7 @@ class GrantableHost(Protocol):
 
     store: Store
     replica: Replica
+    leader_state: LeaderState
 
     def wall_ms(self) -> int:
         """Return the node's wall clock."""
@@ -48,30 +48,14 @@ class Grantable:
         self._leaders = leaders
         self._offer_later = offer_later
         """Offers a task again after a number of seconds."""
-        self._blocked: dict[bytes, int] = {}
-        self.finishing: dict[bytes, int] = {}
-        """Tasks whose completion is being written, per stretch.
-
-        They are not granted meanwhile, even if they are unclaimed: the token of an expired claim may complete
-        an unclaimed task.
-        """
-        self.unsettled: dict[bytes, int] = {}
-        """Tasks whose completion may or may not be stored on a majority, per stretch."""
-        self.keys = OrderingKeys(host.store, self._busy)
-        self._since_ms: dict[int, int] = {}
-        """Partition -> wall-clock time since which it is led."""
+        self._state = host.leader_state
         self._seen: dict[bytes, tuple[int, list[Piece]]] | None = None
         """While one round picks tasks: unavailable tasks and moved pieces, per stretch."""
 
     def lead(self, partition: int) -> None:
         """Start with a partition that serves from here: find the ordering keys of its claimed tasks."""
-        self._since_ms.setdefault(partition, self._host.wall_ms())
+        self._state.keys.begin_leadership(partition, self._host.wall_ms())
         self._hold_keys(partition)
-
-    def drop(self, partition: int) -> None:
-        """Stop with a partition that is no longer led from here."""
-        self._since_ms.pop(partition, None)
-        self.keys.drop(partition)
 
     def _hold_keys(self, partition: int) -> None:
         """Hold the ordering keys of the tasks that workers hold."""
@@ -90,40 +74,12 @@ class Grantable:
                 if row is None:
                     bits &= bits - 1
                     continue
-                self.keys.note(*row)
+                self._state.keys.note(*row)
                 bits &= ~mask_of(row[0], task_header(row[1])[1])
-
-    # --- blocking
-
-    def block(self, runs: Iterable[Run]) -> None:
-        """Keep these tasks from being granted until `unblock`."""
-        for run in runs:
-            stretch = stretch_of(run.first)
-            self._blocked[stretch] = self._blocked.get(stretch, 0) | mask_of(*run)
-
-    def unblock(self, runs: Iterable[Run]) -> None:
-        """Undo `block`."""
-        for run in runs:
-            stretch = stretch_of(run.first)
-            bits = self._blocked.get(stretch, 0) & ~mask_of(*run)
-            if bits:
-                self._blocked[stretch] = bits
-            else:
-                self._blocked.pop(stretch, None)
-
-    def _busy(self, task_id: TaskId) -> bool:
-        """Return whether a task is claimed, being granted, being finished, or perhaps finished."""
-        stretch = stretch_of(task_id)
-        taken = self._blocked.get(stretch, 0) | self.finishing.get(stretch, 0) | self.unsettled.get(stretch, 0)
-        return bool((taken | claimed_bits(pieces_of(self._host.replica, stretch))) & mask_of(task_id, 1))
-
-    def is_blocked(self, run: Run) -> int:
-        """Return the mask of the run's blocked tasks."""
-        return self._blocked.get(stretch_of(run.first), 0) & mask_of(*run)
 
     @contextmanager
     def lookups_cached(self) -> Iterator[None]:
-        """Look each stretch up only once inside the context, in which only blocks may change."""
+        """Look each stretch up only once inside the context, in which only `LeaderState` may change."""
         self._seen = {}
         try:
             yield
@@ -131,11 +87,12 @@ class Grantable:
             self._seen = None
 
     def free(self, piece: Piece) -> int:
+        """Return the mask of the piece's tasks that may be granted now."""
         stretch = stretch_of(piece.first)
-        bits = piece.bits & ~self._blocked.get(stretch, 0)
+        bits = piece.bits & ~self._state.ungrantable(stretch)
         if not bits:
             return 0
-        taken, moved_pieces = self._state(stretch)
+        taken, moved_pieces = self._taken_and_moved(stretch)
         bits &= ~taken
         for moved in moved_pieces:
             if (moved.due_ms, moved.attempts) != (piece.due_ms, piece.attempts):
@@ -144,16 +101,18 @@ class Grantable:
 
     def _key_free(self, piece: Piece) -> bool:
         """Return whether a task with an ordering key may be granted now; if only its rate delays it, offer it later."""
-        partition = int.from_bytes(piece.row_first[6:8], "big")
-        if not self._is_backed(partition) or not self.keys.free(piece):
+        task_id, partition = piece.row_first, partition_of(piece.row_first)
+        host, keys = self._host, self._state.keys
+        if not self._is_backed(partition) or host.store.key_head(partition, piece.key) != task_id:
             return False
-        key_rate = settings_of(self._host.replica, piece.queue).key_rate
+        if keys.is_held(piece.key, task_id, host.replica):
+            return False
+        key_rate = settings_of(host.replica, piece.queue).key_rate
         wait_ms = 0
         if key_rate:
-            since_ms = self._since_ms[partition]
-            wait_ms = self.keys.next_ms(piece, since_ms, key_rate) - self._host.wall_ms()
+            wait_ms = keys.next_ms(piece.key, task_id, key_rate=key_rate) - host.wall_ms()
         if wait_ms > 0:
-            self._offer_later(wait_ms / 1000, Run(piece.row_first, 1))
+            self._offer_later(wait_ms / 1000, Run(task_id, 1))
         return wait_ms <= 0
 
     def _is_backed(self, partition: int) -> bool:
@@ -161,20 +120,20 @@ class Grantable:
         leader = self._leaders.get(partition)
         return leader is not None and leader.backed
 
-    def _state(self, stretch: TaskId) -> tuple[int, list[Piece]]:
-        """Return the tasks of a stretch that are claimed, finished or being finished, and its moved pieces."""
+    def _taken_and_moved(self, stretch: TaskId) -> tuple[int, list[Piece]]:
+        """Return the tasks of a stretch that are claimed or finished, and its moved pieces."""
         if self._seen is not None and stretch in self._seen:
             return self._seen[stretch]
-        taken = claimed_bits(pieces_of(self._host.replica, stretch)) | self.finishing.get(stretch, 0)
         finished, moved = self._host.store.finished_and_moved(stretch)
-        state = (taken | finished, moved)
+        found = (claimed_bits(pieces_of(self._host.replica, stretch)) | finished, moved)
         if self._seen is not None:
-            self._seen[stretch] = state
-        return state
+            self._seen[stretch] = found
+        return found
 
     def granting(self, piece: Piece) -> None:
         """Take note that a task with an ordering key is being granted."""
-        self.keys.hold(piece.key, piece.row_first)
+        keys = self._state.keys
+        keys.hold(piece.key, piece.row_first)
         key_rate = settings_of(self._host.replica, piece.queue).key_rate
         if key_rate:
-            self.keys.granted(piece, key_rate, self._host.wall_ms())
+            keys.granted(piece.key, piece.row_first, key_rate=key_rate, now_ms=self._host.wall_ms())

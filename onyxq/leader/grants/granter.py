@@ -32,6 +32,8 @@ from onyxq.leader.grants.limits import Limits, WakeTimers
 from onyxq.leader.grants.ready_heads import Heads
 from onyxq.leader.grants.window import Window
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.state.leader_state import LeaderState
+from onyxq.leader.state.states import State
 from onyxq.log.outbox import Outbox
 from onyxq.store.interface import Piece
 from onyxq.store.store import Store
@@ -113,6 +115,7 @@ class GranterHost(Protocol):
 
     store: Store
     replica: Replica
+    leader_state: LeaderState
     metrics: Metrics
 
     def count_event(self, queue: str, event: str, count: int) -> None:
@@ -149,18 +152,15 @@ class Granter:
 
     def __init__(self, host: GranterHost) -> None:
         self._host = host
+        self._state = host.leader_state
         self._leaders: dict[int, PartitionLeader] = {}
-        self.on_head: Callable[[TaskId], None] = lambda head: None
-        """Called with tasks that become the first of their ordering keys."""
         self.limits = Limits(host)
         self._wakes = WakeTimers(self._woken)
-        self.available = Grantable(host, leaders=self._leaders, offer_later=self._wakes.after)
-        self.finishing, self.unsettled = self.available.finishing, self.available.unsettled
-        self.keys, self.is_blocked = self.available.keys, self.available.is_blocked
+        self._grantable = Grantable(host, leaders=self._leaders, offer_later=self._wakes.after)
         self.heads = Heads(
             host.store,
             leaders=self._leaders,
-            free=self.available.free,
+            free=self._grantable.free,
             limits=self.limits,
             wake_later=self._wakes.after,
             wall_ms=host.wall_ms,
@@ -169,27 +169,20 @@ class Granter:
         self._requests: deque[ClaimRequest] = deque()
         self._wake = trio.Event()
         self._queue_of: dict[bytes, str] = {}
-        self._undecided: dict[int, list[Run]] = {}
-        """Partition -> tasks whose grants may have been in the log when the log was lost."""
 
     # --- leadership
 
     def lead(self, leader: PartitionLeader) -> None:
         """Start with a partition that serves from here, and check all tasks that it has."""
-        if self._leaders.get(leader.partition) is leader:
-            self.heads.drop(leader.partition)
-        else:
-            self.drop(leader.partition)
+        self.heads.drop(leader.partition)
         self._leaders[leader.partition] = leader
-        self.available.lead(leader.partition)
+        self._grantable.lead(leader.partition)
         self.heads.lead(leader.partition)
 
     def drop(self, partition: int) -> None:
         """Stop with a partition that is no longer led from here."""
         self._leaders.pop(partition, None)
-        # The next leader has read their outcome in the log.
-        self.available.unblock(self._undecided.pop(partition, ()))
-        self.available.drop(partition)
+        self._state.end_leadership(partition)
         self.heads.drop(partition)
 
     def led(self) -> list[int]:
@@ -226,54 +219,36 @@ class Granter:
 
     def add_due(self, pieces: Iterable[Piece]) -> None:
         """Add pieces that are due now; some may have been claimed ahead."""
-        self.heads.add(piece for piece in pieces if piece.key or self.available.free(piece))
+        self.heads.add(piece for piece in pieces if piece.key or self._grantable.free(piece))
 
     def restart_windows(self, partition: int) -> None:
         """Check all tasks of a partition in the store again."""
         if leader := self._leaders.get(partition):
             self.lead(leader)
 
-    def block(self, runs: Iterable[Run]) -> None:
-        """Keep these tasks from being granted until `unblock`."""
-        self.available.block(runs)
-
-    def is_undecided(self, run: Run) -> bool:
-        """Return whether any of these tasks may have been granted just when the log was lost."""
-        runs = self._undecided.get(int.from_bytes(run.first[6:8], "big"))
-        if not runs:
-            return False
-        mask, stretch = mask_of(*run), stretch_of(run.first)
-        return any(stretch_of(one.first) == stretch and mask_of(*one) & mask for one in runs)
-
-    def unblock(self, runs: Iterable[Run], *, readd: bool) -> None:
-        """Undo `block`; with ``readd`` offer the tasks again if they are ready."""
-        runs = list(runs)
-        self.available.unblock(runs)
-        if readd:
-            self.offer(runs)
-
     def offer(self, runs: Iterable[Run]) -> None:
         """Offer the ready tasks of these runs again, those that are due later, and the first tasks of their keys."""
         store = self._host.store
         for run in runs:
             self._host.pieces_added(store.pieces(stretch_of(run.first), mask_of(*run)))
-            for task_id, digest in self.keys.held(run):
+            for task_id, digest in self._state.keys.held(run):
                 head = store.key_head(int.from_bytes(task_id[6:8], "big"), digest)
                 if head is not None and head != task_id:
                     self._host.pieces_added(store.pieces(stretch_of(head), mask_of(head, 1)))
 
-    def finished(self, runs: Iterable[Run]) -> None:
-        """Offer the next tasks of the keys of finished tasks."""
+    def finished(self, runs: Iterable[Run]) -> list[TaskId]:
+        """Offer the next tasks of the keys of finished tasks; return these next tasks."""
+        heads, keys = [], self._state.keys
         for run in runs:
-            held = self.keys.held(run)
-            if held:
-                for task_id, _ in held:
-                    self.keys.release(task_id)
-                for _, digest in held:
-                    head = self._host.store.key_head(int.from_bytes(run.first[6:8], "big"), digest)
-                    if head is not None:
-                        self.offer([Run(head, 1)])
-                        self.on_head(head)
+            held = keys.held(run)
+            for task_id, _ in held:
+                keys.release(task_id)
+            for _, digest in held:
+                head = self._host.store.key_head(int.from_bytes(run.first[6:8], "big"), digest)
+                if head is not None:
+                    self.offer([Run(head, 1)])
+                    heads.append(head)
+        return heads
 
     def pieces(self, run: Run, token: int) -> list[Piece]:
         """Return the pieces of a run's tasks that are unfinished since they were granted under ``token``.
@@ -356,7 +331,7 @@ class Granter:
     def _round(self, outbox: Outbox) -> None:
         requests, self._requests = list(self._requests), deque()
         picks: dict[int, list[_Pick]] = {}
-        with self.available.lookups_cached(), self.heads.lookups_cached():
+        with self._grantable.lookups_cached(), self.heads.lookups_cached():
             for request in requests:
                 found = self._pick(request)
                 for pick in found:
@@ -418,7 +393,10 @@ class Granter:
         won = verdicts is not None and verdicts[0] == APPLIED
         if queue:
             self.limits.ask(queue, -sum(pick.run.count for pick in picks))
-        self.unblock([pick.run for pick in picks if not self.is_undecided(pick.run)], readd=not won)
+        known = [pick.run for pick in picks if not self._state.any_in(State.UNDECIDED, [pick.run])]
+        ended = self._state.end(State.GRANTING, known)
+        if not won:
+            self.offer(ended)
         now_ms = self._host.wall_ms()
         for pick in picks:
             if won:
@@ -436,7 +414,7 @@ class Granter:
     def _keep_undecided(self, partition: int, runs: Sequence[Run]) -> None:
         """Keep these tasks from all claimers, old ones included, until it is known whether they were granted."""
         if partition in self._leaders:
-            self._undecided.setdefault(partition, []).extend(runs)
+            self._state.replace(State.GRANTING, State.UNDECIDED, runs)
 
     def _note_claimed(self, pick: _Pick, now_ms: int) -> None:
         if len(self._queue_of) >= QUEUES_KNOWN_MAX:
@@ -507,11 +485,11 @@ class Granter:
         lease_ms = request.lease_ms or settings_of(self._host.replica, piece.queue).lease_ms
         picks = [_Pick(request, run, piece, body, lease_ms) for run, body in found]
         request.room.left -= sum(len(body) for _, body in found)
-        self.block(pick.run for pick in picks)
+        self._state.begin(State.GRANTING, (pick.run for pick in picks))
         if self.limits.limited(piece.queue):
             self.limits.ask(piece.queue, sum(pick.run.count for pick in picks))
         if piece.key and picks:
-            self.available.granting(piece)
+            self._grantable.granting(piece)
         return picks
 
     def _drop(self, window: Window | None, piece: Piece) -> None:
@@ -528,7 +506,7 @@ class Granter:
         leader = self._leaders.get(int.from_bytes(task_id[6:8], "big"))
         if leader is None or epoch >= leader.epoch:
             return leader is not None
-        self.block([Run(task_id, 1)])
+        self._state.begin(State.CHANGING, [Run(task_id, 1)])
         self._host.start_soon(self._write_again, leader, task_id, payload)
         return False
 
@@ -539,4 +517,4 @@ class Granter:
             log.info("task %s will be granted later: %s", task_id.hex(), error.message)
             await trio.sleep(WRITE_AGAIN_S)
         finally:
-            self.unblock([Run(task_id, 1)], readd=True)
+            self.offer(self._state.end(State.CHANGING, [Run(task_id, 1)]))

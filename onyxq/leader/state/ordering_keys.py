@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onyxq.core.facts import key_digest, task_header
-from onyxq.core.ids import Run, TaskId, ids_of, mask_of, offset_of, stretch_of
+from onyxq.core.ids import Run, TaskId, ids_of, mask_of, offset_of, partition_of, stretch_of
+from onyxq.core.replica import Replica
 from onyxq.core.task_headers import ORDERING_KEY, may_say
-from onyxq.store.interface import Piece
-from onyxq.store.store import Store
 
 INTERVAL_MS = 1_000_000
 """A rate is in tasks per this time."""
@@ -25,23 +24,35 @@ TIMES_MAX = 1_000
 class OrderingKeys:
     """Ordering keys of the partitions that a node leads, as far as their tasks are being worked on."""
 
-    def __init__(self, store: Store, busy: Callable[[TaskId], bool]) -> None:
-        self._store = store
-        self._busy = busy
+    def __init__(self, holding: dict[bytes, int], is_busy: Callable[[TaskId, Replica], bool]) -> None:
+        self._holding = holding
+        """The tasks that hold their keys, as masks of stretches: a column of `LeaderState`."""
+        self._is_busy = is_busy
         """Returns whether a task is claimed, being granted or being finished."""
         self._holders: dict[bytes, dict[TaskId, None]] = {}
         self._digests: dict[TaskId, bytes] = {}
-        self._masks: dict[bytes, int] = {}
-        """Tasks of ``_digests``, per stretch."""
+        self._since_ms: dict[int, int] = {}
+        """Partition -> wall-clock time since which it serves here."""
         self._next_ms: dict[int, dict[bytes, int]] = {}
         """Partition -> key with a rate -> wall-clock time at which its next task may be granted."""
+
+    def begin_leadership(self, partition: int, now_ms: int) -> None:
+        """Start with a partition that serves from now on."""
+        self._since_ms.setdefault(partition, now_ms)
+
+    def end_leadership(self, partition: int) -> None:
+        """Stop with a partition that is no longer led from here."""
+        for task_id in [one for one in self._digests if partition_of(one) == partition]:
+            self.release(task_id)
+        self._next_ms.pop(partition, None)
+        self._since_ms.pop(partition, None)
 
     def hold(self, digest: bytes, task_id: TaskId) -> None:
         """Keep other tasks of the key from being granted while this one is busy, or until `release`."""
         self._holders.setdefault(digest, {})[task_id] = None
         self._digests[task_id] = digest
         stretch = stretch_of(task_id)
-        self._masks[stretch] = self._masks.get(stretch, 0) | mask_of(task_id, 1)
+        self._holding[stretch] = self._holding.get(stretch, 0) | mask_of(task_id, 1)
 
     def note(self, task_id: TaskId, body: bytes) -> None:
         """Hold the task's key if its row has one."""
@@ -60,54 +71,44 @@ class OrderingKeys:
         if not holders:
             del self._holders[digest]
         stretch = stretch_of(task_id)
-        left = self._masks[stretch] & ~mask_of(task_id, 1)
+        left = self._holding[stretch] & ~mask_of(task_id, 1)
         if left:
-            self._masks[stretch] = left
+            self._holding[stretch] = left
         else:
-            del self._masks[stretch]
+            del self._holding[stretch]
 
     def held(self, run: Run) -> list[tuple[TaskId, bytes]]:
         """Return the tasks of a run that hold their keys, with these keys."""
-        mask = self._masks.get(stretch_of(run.first), 0) & mask_of(*run) if self._masks else 0
+        mask = self._holding.get(stretch_of(run.first), 0) & mask_of(*run) if self._holding else 0
         if not mask:
             return []
         return [(one, self._digests[one]) for one in ids_of(*run) if mask >> offset_of(one) & 1]
 
-    def drop(self, partition: int) -> None:
-        """Stop with a partition that is no longer led from here."""
-        prefix = partition.to_bytes(2, "big")
-        for task_id in [one for one in self._digests if one[6:8] == prefix]:
-            self.release(task_id)
-        self._next_ms.pop(partition, None)
-
-    def free(self, piece: Piece) -> bool:
-        """Return whether a task is the first of its key and no other task of the key is busy."""
-        task_id = piece.row_first
-        if self._store.key_head(int.from_bytes(task_id[6:8], "big"), piece.key) != task_id:
-            return False
-        for holder in list(self._holders.get(piece.key, ())):
+    def is_held(self, digest: bytes, task_id: TaskId, replica: Replica) -> bool:
+        """Return whether another task of a key is busy; forget holders that are not busy any more."""
+        for holder in list(self._holders.get(digest, ())):
             if holder == task_id:
                 continue
-            if self._busy(holder):
-                return False
+            if self._is_busy(holder, replica):
+                return True
             self.release(holder)
-        return True
+        return False
 
     # --- rates
 
-    def granted(self, piece: Piece, key_rate: int, now_ms: int) -> None:
+    def granted(self, digest: bytes, task_id: TaskId, *, key_rate: int, now_ms: int) -> None:
         """Take note of a grant of a task of a key with a rate."""
-        times = self._next_ms.setdefault(int.from_bytes(piece.row_first[6:8], "big"), {})
-        times[piece.key] = now_ms + INTERVAL_MS // key_rate
+        times = self._next_ms.setdefault(partition_of(task_id), {})
+        times[digest] = now_ms + INTERVAL_MS // key_rate
         if len(times) > 2 * len(self._holders) + TIMES_MAX:
             for key in [key for key, at_ms in times.items() if at_ms <= now_ms]:
                 del times[key]
 
-    def next_ms(self, piece: Piece, since_ms: int, key_rate: int) -> int:
+    def next_ms(self, digest: bytes, task_id: TaskId, *, key_rate: int) -> int:
         """Return when the next task of a key may be granted.
 
-        Grants before ``since_ms``, when this node began to lead, are unknown here. The last one may have been
-        just before that.
+        Grants before this node served the partition are unknown here. The last one may have been just before that.
         """
-        times = self._next_ms.get(int.from_bytes(piece.row_first[6:8], "big"), {})
-        return times.get(piece.key, since_ms + INTERVAL_MS // key_rate)
+        partition = partition_of(task_id)
+        known_ms = self._next_ms.get(partition, {}).get(digest)
+        return known_ms if known_ms is not None else self._since_ms[partition] + INTERVAL_MS // key_rate
