@@ -19,9 +19,11 @@ from onyxq.core.task_headers import ORDERING_KEY, may_say
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import Finish, overtaken_bits, token_now
 from onyxq.leader.completions import Completions
-from onyxq.leader.host import OperationsHost, Refused
+from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
+from onyxq.leader.state.completion_plan import repeated_cancel
+from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.task import CancelTasks
 
@@ -65,7 +67,7 @@ class Cancellations:
 
     def _repeated_cancel(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
         """Return the repeated cancel of a task that is already cancelled, or None."""
-        again = self._completions.cancelled(leader, task_id) if self.finished(task_id) else None
+        again = repeated_cancel(self._host.store, task_id, leader.mark) if self.finished(task_id) else None
         if again is not None:
             self._check_transactions(task_id)
         return again

@@ -16,10 +16,11 @@ from onyxq.core.task_headers import Policy, policy_of
 from onyxq.leader.completion_rows import Finish, completions_of, not_ended_by, overtaken_bits
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
-from onyxq.leader.host import OperationsHost, Refused
+from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 from onyxq.leader.state.states import State
+from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.operations.table.claim import Fail, Failure, Release, Renew
 

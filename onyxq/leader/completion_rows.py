@@ -8,7 +8,7 @@ from typing import NamedTuple
 from onyxq.core import facts
 from onyxq.core.facts import Completion, History, Row
 from onyxq.core.ids import Run, TaskId, ids_of, mask_of, offset_of, runs_of, stretch_of
-from onyxq.store.store import Store
+from onyxq.leader.state.view import Index
 
 
 class Finish(NamedTuple):
@@ -22,7 +22,7 @@ class Finish(NamedTuple):
     """For tasks that are already finished: their existing rows, written again instead of new ones."""
 
 
-def token_now(store: Store, task_id: TaskId, position: int) -> int:
+def token_now(store: Index, task_id: TaskId, position: int) -> int:
     """Return the token of a completion without a claim, at a leader that has read the log up to ``position``.
 
     It is newer than every grant known to this leader and older than any grant of a later leader. It also counts
@@ -53,7 +53,7 @@ def merged(finishes: Iterable[Finish]) -> list[Finish]:
     return out
 
 
-def completions_of(store: Store, run: Run) -> list[tuple[TaskId, Completion]]:
+def completions_of(store: Index, run: Run) -> list[tuple[TaskId, Completion]]:
     """Return the valid completions of the finished tasks of a run, cut to these tasks."""
     stretch = stretch_of(run.first)
     found = [(first, facts.unpack_completion(body)) for first, body in store.completions(stretch)]
@@ -68,7 +68,7 @@ def completions_of(store: Store, run: Run) -> list[tuple[TaskId, Completion]]:
     return parts
 
 
-def has_other_result(store: Store, run: Run, results: list[bytes | None]) -> bool:
+def has_other_result(store: Index, run: Run, results: list[bytes | None]) -> bool:
     """Return whether a finished task of a run has another result than the given one."""
     given = results or [None] * run.count
     for first, done in completions_of(store, run):
@@ -78,12 +78,12 @@ def has_other_result(store: Store, run: Run, results: list[bytes | None]) -> boo
     return False
 
 
-def history_of(store: Store, task_id: TaskId) -> list[History]:
+def history_of(store: Index, task_id: TaskId) -> list[History]:
     """Return the log's events about a task's claims, in order."""
     return sorted(facts.unpack_history(body) for _, body in store.covering(facts.HISTORY, task_id))
 
 
-def attempts_of(store: Store, task_id: TaskId) -> tuple[int, int]:
+def attempts_of(store: Index, task_id: TaskId) -> tuple[int, int]:
     """Return a task's counted attempts, and how many of them came before it was last requeued."""
     said = history_of(store, task_id)
     attempts = max((one.attempts for one in said if one.event != facts.RELEASED), default=0)
@@ -91,7 +91,7 @@ def attempts_of(store: Store, task_id: TaskId) -> tuple[int, int]:
     return attempts, base
 
 
-def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[Run]:
+def not_ended_by(store: Index, run: Run, token: int, event: int | None) -> list[Run]:
     """Return the tasks of a run whose claim under ``token`` was not ended by this event.
 
     A failure may also have ended the claim by a dead letter, unless the task was requeued since.
@@ -110,7 +110,7 @@ def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[
     return list(runs_of(stretch_of(run.first), bits))
 
 
-def overtaken_bits(store: Store, run: Run, token: int, bits: int) -> int:
+def overtaken_bits(store: Index, run: Run, token: int, bits: int) -> int:
     """Return those of ``bits`` for which every completion has an older token than the current claim.
 
     No leader acknowledged such a completion: otherwise the task would not have been granted again. A deposed

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import trio
 
 from onyxq.core import facts
-from onyxq.core.errors import AlreadyFinished, NotLeader, OnyxqError
-from onyxq.core.facts import Completion, Row
-from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
-from onyxq.core.replica import claimed_bits, pieces_of
+from onyxq.core.errors import NotLeader, OnyxqError
+from onyxq.core.ids import Run, TaskId, partition_of, runs_of
 from onyxq.leader.claim_release import ClaimRelease
 from onyxq.leader.cohort.replication import Vote
-from onyxq.leader.completion_rows import Finish, completions_of, has_other_result, merged, overtaken_bits
-from onyxq.leader.host import OperationsHost, Refused
+from onyxq.leader.completion_rows import Finish
+from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.outcomes import Outcomes
+from onyxq.leader.state import completion_plan as plan
 from onyxq.leader.state.states import State
-from onyxq.leader.task_updates import TaskUpdates
+from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.leader.waiting_runs import WaitingRuns
 from onyxq.operations.table.claim import Complete
@@ -53,14 +52,12 @@ class Completions:
         host: OperationsHost,
         tokens: TokenCheck,
         *,
-        task_updates: TaskUpdates,
         outcomes: Outcomes,
         waiting: WaitingRuns,
     ) -> None:
         self._host = host
         self._state = host.leader_state
         self._tokens = tokens
-        self._task_updates = task_updates
         self._outcomes = outcomes
         self._waiting = waiting
         self._finished = Signal()
@@ -70,35 +67,19 @@ class Completions:
 
     async def complete(self, args: Complete) -> list[list[Refused]]:
         """Write completions of any partitions."""
-        items = args.items
-        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
-        await self.until_decided([Run(first, count) for first, count, *_ in items])
+        items = [plan.Completed(*one) for one in args.items]
+        unsure = await unsure_partitions(self._host, ((item.first, item.token) for item in items))
+        await self.until_decided([Run(item.first, item.count) for item in items])
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[tuple[int, Finish]]] = {}
-        for place, (first, count, token, seq, results) in enumerate(items):
+        for place, item in enumerate(items):
             try:
-                leader = self._tokens.leader_for(first, token, unsure)
-                taken, refusals = self._tokens.valid_tasks(Run(first, count), token)
-                self._task_updates.check_sequence(first, count, token, seq)
-                refused[place] += refusals
-                stretch = stretch_of(first)
-                for run in runs_of(stretch, taken):
-                    part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
-                    finish = Finish(run, token, facts.COMPLETED, part)
-                    work.setdefault(leader.partition, []).append((place, finish))
-                rest = mask_of(first, count) & ~taken
-                for part_first, part_count, _ in refusals:
-                    rest &= ~mask_of(part_first, part_count)
-                for run in runs_of(stretch, rest):
-                    part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
-                    if has_other_result(self._host.store, run, part):
-                        other = AlreadyFinished(f"task {run.first.hex()} was completed with another result")
-                        refused[place].append([*run, other.to_map()])
-                        continue
-                    finish = Finish(run, token, facts.COMPLETED, [], self.completion_rows_of(leader, run))
-                    work.setdefault(leader.partition, []).append((place, finish))
+                leader = self._tokens.leader_for(item.first, item.token, unsure)
+                finishes, refused[place] = plan.planned(self._host, item, leader.mark)
+                if finishes:
+                    work.setdefault(leader.partition, []).extend((place, finish) for finish in finishes)
             except OnyxqError as error:
-                refused[place].append([first, count, error.to_map()])
+                refused[place].append([item.first, item.count, error.to_map()])
         await self.finish_all(work, refused)
         return refused
 
@@ -121,33 +102,7 @@ class Completions:
         finally:
             self._state.end(State.FINISHING, tasks)
             self._finished.fire()
-            self._host.granter.offer(self._unclaimed(tasks))
-
-    def _unclaimed(self, tasks: Sequence[Run]) -> Iterator[Run]:
-        """Yield the unclaimed tasks of some runs."""
-        for run in tasks:
-            stretch, claimed = stretch_of(run.first), claimed_bits(pieces_of(self._host.replica, run.first))
-            yield from runs_of(stretch, mask_of(*run) & ~claimed)
-
-    def completion_rows_of(self, leader: PartitionLeader, run: Run) -> list[Row]:
-        """Return the valid completions of finished tasks as rows with a new mark of this leader, to be written again.
-
-        These completions may exist only on this node. They are acknowledged once a majority has them, and they
-        win over other rows that an earlier leader left on other nodes.
-        """
-        mark = leader.mark()
-        return [
-            facts.completion_row(first, done._replace(mark=mark))
-            for first, done in completions_of(self._host.store, run)
-        ]
-
-    def cancelled(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
-        """Return the cancel of a cancelled task, to be written again; None if the task is not cancelled."""
-        run = Run(task_id, 1)
-        done = completions_of(self._host.store, run)
-        if not done or done[0][1].outcome != facts.CANCELLED:
-            return None
-        return Finish(run, done[0][1].token, facts.CANCELLED, [], self.completion_rows_of(leader, run))
+            self._host.granter.offer(plan.unclaimed(self._host, tasks))
 
     async def finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
         """Write completions per partition; add those that could not be written to ``refused``."""
@@ -160,7 +115,8 @@ class Completions:
                     for place, finish in finishes:
                         refused[place].append([*finish.run, lost])
                     continue
-                rows = self._completion_rows(leader, [finish for _, finish in finishes if finish.rows is None])
+                new = [finish for _, finish in finishes if finish.rows is None]
+                rows = plan.new_rows(new, at_ms=self._host.wall_ms(), mark=leader.mark())
                 rows += {row.key: row for _, finish in finishes for row in finish.rows or ()}.values()
                 sent.append(_Sent(leader, finishes, leader.replicate(rows)))
                 self._state.begin(State.FINISHING, [finish.run for _, finish in finishes])
@@ -209,16 +165,6 @@ class Completions:
             # If nothing was stored, the tasks can be granted again.
             self._host.granter.offer(runs)
 
-    def _completion_rows(self, leader: PartitionLeader, finishes: Iterable[Finish]) -> list[Row]:
-        at_ms, mark = self._host.wall_ms(), leader.mark()
-        return [
-            facts.completion_row(
-                finish.run.first,
-                Completion(finish.token, finish.run.count, finish.outcome, at_ms, finish.results, mark),
-            )
-            for finish in merged(finishes)
-        ]
-
     # --- completions that may be stored or not
 
     async def run(self) -> None:
@@ -244,7 +190,7 @@ class Completions:
             await leader.write([])  # earlier writes to this node's store have succeeded or failed after this one
             # If a task was granted again meanwhile, the log decides first.
             bits &= ~self._state.bits(State.GRANTING, stretch) & ~self._state.bits(State.UNDECIDED, stretch)
-            finished = self._still_finished(stretch) & bits
+            finished = plan.still_finished(self._host, stretch) & bits
             unfinished = runs_of(stretch, bits & ~finished)
             self._state.settle(unfinished)
             self._host.granter.offer(unfinished)
@@ -252,32 +198,9 @@ class Completions:
         except OnyxqError as error:
             log.info("partition %d: completions are still undecided: %s", leader.partition, error.message)
 
-    def _still_finished(self, stretch: TaskId) -> int:
-        """Return the finished tasks of a stretch without those that were granted again since: their worker decides."""
-        finished = self._host.store.finished_bits(stretch)
-        for offset, count, token, *_ in pieces_of(self._host.replica, stretch):
-            run = Run(id_at(stretch, offset), count)
-            finished &= ~overtaken_bits(self._host.store, run, token, finished & mask_of(*run))
-        return finished
-
     async def _repeat(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
         """Write the completions of finished tasks again and release the claims on these tasks."""
         await self.until_decided(runs)
-        finishes = [
-            (0, Finish(part, token, facts.COMPLETED, [], self.completion_rows_of(leader, part)))
-            for run in runs
-            for part, token in self._claimed_parts(run)
-        ]
+        finishes = [(0, finish) for finish in plan.repeated(self._host, runs, leader.mark)]
         if finishes:
             await self.finish_all({leader.partition: finishes}, [[]])
-
-    def _claimed_parts(self, run: Run) -> list[tuple[Run, int]]:
-        """Cut a run where its claims differ; return each part with its token, or -1 if it is unclaimed."""
-        stretch = stretch_of(run.first)
-        rest = mask_of(*run)
-        parts = []
-        for offset, count, token, *_ in pieces_of(self._host.replica, run.first):
-            mine = rest & (((1 << count) - 1) << offset)
-            parts += [(part, token) for part in runs_of(stretch, mine)]
-            rest &= ~mine
-        return parts + [(part, -1) for part in runs_of(stretch, rest)]

@@ -18,11 +18,13 @@ from onyxq.core.replica import claim_of
 from onyxq.leader.completion_rows import Finish, completions_of, history_of, token_now
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
-from onyxq.leader.host import OperationsHost, Refused
+from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
+from onyxq.leader.state.completion_plan import repeated_cancel
 from onyxq.leader.state.leader_state import HeldRun
 from onyxq.leader.state.states import State
+from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.task import DiscardDead, RequeueDead
 
@@ -192,7 +194,7 @@ class DeadLetters:
         return [parts[0][2] if parts else None for parts in refused]
 
     def _discarded(self, leader: PartitionLeader, task_id: TaskId) -> Finish:
-        if (again := self._completions.cancelled(leader, task_id)) is not None:
+        if (again := repeated_cancel(self._host.store, task_id, leader.mark)) is not None:
             return again
         self._check_requeueing(task_id)
         self._check_dead(task_id)

@@ -31,6 +31,7 @@ from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.state.completion_plan import stored_rows
 from onyxq.leader.state.states import State
 
 RETRY_S, RETRY_MAX_S = 0.05, 0.5
@@ -159,7 +160,7 @@ class Expiry:
                 done &= ~void
                 for part in runs_of(stretch, done):
                     # Its release was lost. The completion may be stored only here, so it is written again first.
-                    rows = self._completions.completion_rows_of(leader, part)
+                    rows = stored_rows(self._host.store, part, leader.mark())
                     over.append(Finish(part, token, facts.COMPLETED, [], rows))
                 for part in runs_of(stretch, bits & ~done):
                     self._plan_expiry(part, token, lapsed, over)

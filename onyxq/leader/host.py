@@ -1,4 +1,4 @@
-"""What the leader's operations need of their node, and the types that they share."""
+"""What the leader's operations need of their node."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any, Protocol
 from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
 from onyxq.leader.grants.granter import Granter, GranterHost
 from onyxq.leader.leader import PartitionLeader
-
-Refused = list[Any]
-"""``[first, count, error map]`` of the refused part of an item."""
 
 
 class OperationsHost(GranterHost, Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from onyxq.core.errors import NotFound
 from onyxq.core.ids import TaskId, partition_of
-from onyxq.store.store import Store
+from onyxq.leader.state.view import Index
 
 
-def missing(store: Store, task_id: TaskId, field: str = "id") -> NotFound:
+def missing(store: Index, task_id: TaskId, field: str = "id") -> NotFound:
     """Return the error about a task that a store does not have."""
     if not store.watermark(partition_of(task_id)).covers(task_id):
         return NotFound(f"there is no task {task_id.hex()}", field=field)

@@ -36,9 +36,7 @@ class Operations:
         self.task_updates = TaskUpdates(host, self.tokens)
         waiting = WaitingRuns()
         outcomes = Outcomes(host, waiting.hint)
-        self.completions = Completions(
-            host, self.tokens, task_updates=self.task_updates, outcomes=outcomes, waiting=waiting
-        )
+        self.completions = Completions(host, self.tokens, outcomes=outcomes, waiting=waiting)
         self.dependencies = Dependencies(host, self.completions, outcomes=outcomes, waiting=waiting)
         self.dead_letters = DeadLetters(host, self.tokens, self.completions)
         self.dependents = Dependents(host)

@@ -21,6 +21,7 @@ from onyxq.core.ids import Run, TaskId
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.state.token_rules import valid_tasks
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.operations.table.claim import UpdateTasks
 from onyxq.store.store import Store
@@ -87,7 +88,7 @@ class TaskUpdates:
         self, task_id: TaskId, token: int, seq: int, data: bytes, unsure: set[int]
     ) -> tuple[PartitionLeader, Vote]:
         leader = self._tokens.leader_for(task_id, token, unsure)
-        taken, refused = self._tokens.valid_tasks(Run(task_id, 1), token)
+        taken, refused = valid_tasks(self._host, Run(task_id, 1), token)
         if refused or not taken:
             code = refused[0][2]["code"] if refused else AlreadyFinished.code
             raise (StaleToken if code == StaleToken.code else AlreadyFinished)(
@@ -109,11 +110,3 @@ class TaskUpdates:
             self._state.update_begins(task_id, token, seq)
             row = facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data, leader.mark()))
         return leader, leader.replicate([row])
-
-    def check_sequence(self, first: TaskId, count: int, token: int, seq: int | None) -> None:
-        """Raise `SequenceGap` unless the sequence number of a completion follows the claim's last update."""
-        if seq is None:
-            return
-        stored = sum(one.token == token for one in updates_of(self._host.store, first))
-        if count != 1 or seq != stored:
-            raise SequenceGap(f"the completion's seq must be {stored}, not {seq}", field="seq")

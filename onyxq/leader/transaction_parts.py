@@ -37,6 +37,7 @@ from onyxq.leader.enqueues import Enqueues
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.outcomes import Outcomes
+from onyxq.leader.state.token_rules import valid_tasks
 from onyxq.leader.task_updates import check_room, updates_of
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.leader.transaction_apply import TransactionApplier
@@ -227,7 +228,7 @@ class TransactionParts:
         valid = held & ~finished | overtaken_bits(store, run, token, held & finished)
         if valid == mask:
             return
-        _, refused = self._tokens.valid_tasks(run, token)
+        _, refused = valid_tasks(self._host, run, token)
         why = {task_id: error for task_id, _, error in refused}
         for task_id in (one for part in runs_of(stretch_of(first), mask & ~valid) for one in ids_of(*part)):
             # The task of an expired claim may still be completed alone. A commit needs a valid claim.

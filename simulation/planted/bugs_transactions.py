@@ -117,7 +117,7 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "tasks that become ready during a prepare are not offered",
-        "onyxq.leader.completions:Completions._unclaimed",
+        "onyxq.leader.state.completion_plan:unclaimed",
         returning(()),
         "a task that was released, or whose claim expired, during a prepare is never granted",
         "given_back_meanwhile",

@@ -26,13 +26,27 @@ PACKAGE_MODULES_MAX = 25
 SMALL_MODULE_LINES = 40
 """A module below this that only one other imports belongs into that one."""
 
-PURE = ("onyxq/core/*", "log_entries/*", "onyxq/leader/state/*", "onyxq/history/recovery/new_replica.py")
+PURE = (
+    "onyxq/core/*",
+    "log_entries/*",
+    "onyxq/leader/completion_rows.py",
+    "onyxq/leader/missing_tasks.py",
+    "onyxq/leader/state/*",
+    "onyxq/history/recovery/new_replica.py",
+)
 """Modules that only compute: same input, same output, on every peer."""
 
 CALENDARS = (("onyxq/core/cron.py", "imports datetime"),)
 """Pure modules that may compute with dates. They never read a clock."""
 
-PURE_PACKAGES = ("onyxq.core", "log_entries", "onyxq.leader.state", "onyxq.history.recovery.new_replica")
+PURE_PACKAGES = (
+    "onyxq.core",
+    "log_entries",
+    "onyxq.leader.completion_rows",
+    "onyxq.leader.missing_tasks",
+    "onyxq.leader.state",
+    "onyxq.history.recovery.new_replica",
+)
 """Packages of the project that pure modules may import."""
 
 ONLY_IN = {

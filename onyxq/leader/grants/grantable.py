@@ -54,7 +54,7 @@ class Grantable:
 
     def lead(self, partition: int) -> None:
         """Start with a partition that serves from here: find the ordering keys of its claimed tasks."""
-        self._state.keys.begin_leadership(partition, self._host.wall_ms())
+        self._state.begin_leadership(partition, self._host.wall_ms())
         self._hold_keys(partition)
 
     def _hold_keys(self, partition: int) -> None:

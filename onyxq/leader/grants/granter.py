@@ -189,10 +189,6 @@ class Granter:
         """Return the partitions that serve from here, sorted."""
         return sorted(self._leaders)
 
-    def serves(self, partition: int) -> bool:
-        """Return whether the partition serves here and the store has every log record from before that."""
-        return partition in self._leaders
-
     def backed(self, leader: PartitionLeader) -> None:
         """Offer tasks that wait for others of their key: any next leader will know the finished ones."""
         if self._leaders.get(leader.partition) is leader:

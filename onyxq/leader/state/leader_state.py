@@ -141,6 +141,14 @@ class LeaderState:
             stretch = stretch_of(run.first)
             _keep(column, stretch, column.get(stretch, 0) & ~mask_of(*run))
 
+    def begin_leadership(self, partition: int, now_ms: int) -> None:
+        """Serve a partition from now on. The store has everything that the log recorded before."""
+        self.keys.begin_leadership(partition, now_ms)
+
+    def serves(self, partition: int) -> bool:
+        """Return whether a partition serves here."""
+        return self.keys.leads(partition)
+
     def end_leadership(self, partition: int) -> None:
         """Forget what the next leader of a partition finds in the log and the store."""
         prefix = partition.to_bytes(2, "big")

@@ -40,6 +40,10 @@ class OrderingKeys:
         """Start with a partition that serves from now on."""
         self._since_ms.setdefault(partition, now_ms)
 
+    def leads(self, partition: int) -> bool:
+        """Return whether a partition serves here."""
+        return partition in self._since_ms
+
     def end_leadership(self, partition: int) -> None:
         """Stop with a partition that is no longer led from here."""
         for task_id in [one for one in self._digests if partition_of(one) == partition]:
