@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ from simulation.planted.seams import ROOT, Fault, faulty, instead, returning
 BEGUN = [one for one in State if one not in (State.UNDECIDED, State.UNSETTLED, State.HOLDING_KEY)]
 """States that begin by themselves."""
 TWICE = (State.FINISHING, State.RENEWING)
+
+BUSY = {*BEGUN, State.UNDECIDED, State.UNSETTLED} - {State.REOPENING, State.RENEWING}
+"""States for which other tasks of a key wait."""
 
 APART = {
     State.GRANTING: {State.UNDECIDED, State.RETURNING, State.CHANGING, State.FINISHING},
@@ -90,7 +94,7 @@ class Machine(RuleBasedStateMachine):
             self.change(run, state, 1)
             self.under_way.append((state, run))
         else:
-            refused(lambda: self.state.begin(state, [run]))
+            refused(partial(self.state.begin, state, [run]))
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), follow=st.booleans())
@@ -122,7 +126,7 @@ class Machine(RuleBasedStateMachine):
     def end_what_did_not_begin(self, state: State, run: Run) -> None:
         """A state ends only for tasks that are in it."""
         if not all(self.now(one)[state] for one in ids_of(*run)):
-            refused(lambda: self.state.end(state, [run]))
+            refused(partial(self.state.end, state, [run]))
 
     @rule(run=RUNS)
     def settle(self, run: Run) -> None:
@@ -168,8 +172,7 @@ class Machine(RuleBasedStateMachine):
         holders = self.held.setdefault(key_of(task_id), [])
         held = False
         for one in [one for one in holders if one != task_id]:
-            busy = {*BEGUN, State.UNDECIDED, State.UNSETTLED} - {State.REOPENING, State.RENEWING}
-            if held := any(self.now(one)[state] for state in busy):
+            if held := any(self.now(one)[state] for state in BUSY):
                 break
             holders.remove(one)
         assert self.state.keys.is_held(key_of(task_id), task_id, EMPTY) == held
@@ -186,6 +189,14 @@ class Machine(RuleBasedStateMachine):
             assert inside == expected | ({State.HOLDING_KEY} if task_id in holders else set())
 
     @invariant()
+    def what_must_not_begin_is_refused(self) -> None:
+        """Whatever is under way, no state begins that excludes it, and a refusal changes nothing."""
+        for run in {run for _, run in self.under_way}:
+            for state in BEGUN:
+                if not all(may_begin(self.now(one), state) for one in ids_of(*run)):
+                    refused(partial(self.state.begin, state, [run]))
+
+    @invariant()
     def no_task_is_granted_while_something_else_happens(self) -> None:
         """States that exclude each other never meet, and a task in one of them is not granted."""
         for task_id in TASKS:
@@ -196,6 +207,7 @@ class Machine(RuleBasedStateMachine):
             assert bool(self.state.ungrantable(stretch) & mask) == bool(inside & {*blocked, State.FINISHING})
             assert bool(self.state.blocked(Run(task_id, 1))) == bool(inside & blocked)
             assert bool(self.state.unsure(stretch) & mask) == bool(inside & {State.FINISHING, State.UNSETTLED})
+            assert self.state.is_busy(task_id, EMPTY) == bool(inside & BUSY)
 
 
 def key_of(task_id: TaskId) -> bytes:
@@ -224,7 +236,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_state_is_that_of_a_model() -> None:
     """Any steps, of any tasks of two partitions, leave each task in the states of the model."""
-    search(60)
+    search(40)
 
 
 def test_the_table_in_the_design_is_that_of_the_code() -> None:
@@ -331,4 +343,4 @@ FAULTS: dict[str, tuple[str, Fault]] = {
 def test_a_planted_fault_is_found(name: str) -> None:
     """The steps reach each fault, and the model differs."""
     with faulty([FAULTS[name]]), pytest.raises((AssertionError, KeyError)):
-        search(200)
+        search(100)

@@ -55,7 +55,7 @@ class LeaderState:
         self._ungrantable = self._columns(UNGRANTABLE)
         self._unsure = self._columns(UNSURE)
         self._busy = self._columns(BUSY)
-        self.keys = OrderingKeys(self._table[State.HOLDING_KEY], self._is_busy)
+        self.keys = OrderingKeys(self._table[State.HOLDING_KEY], self.is_busy)
         self._updates: dict[tuple[TaskId, int], int] = {}
         """(task, token) -> next sequence number, while updates are being written."""
         self._releases: dict[int, list[HeldRun]] = {}
@@ -91,7 +91,7 @@ class LeaderState:
         """Return the mask of a stretch's tasks for which it is unknown whether they are finished."""
         return _union(self._unsure, stretch)
 
-    def _is_busy(self, task_id: TaskId, replica: Replica) -> bool:
+    def is_busy(self, task_id: TaskId, replica: Replica) -> bool:
         """Return whether a task is claimed, being granted, being finished, or perhaps finished."""
         stretch = stretch_of(task_id)
         taken = _union(self._busy, stretch) | claimed_bits(pieces_of(replica, stretch))
