@@ -146,13 +146,23 @@ async def leader_deposed(world: World, asking: Asking) -> None:
 
 
 async def commit_interrupted(world: World, asking: Asking) -> None:
-    """A leader is killed just when something was committed that it has not made visible, and the backup begins."""
+    """A leader is killed just when something was committed that it has not made visible, and the backup begins.
+
+    The disks may be slow, so that the next leader takes long to make it visible.
+    """
+    draw = world.random
+    slow_ms = draw.choice((0, 1_500, 4_000))
     await soon(lambda: bool(world.audit.replica.transactions), within_s=AWAY_S)
     parts = [number for one in world.audit.replica.transactions.values() for number in one.parts]
-    node = leader_of(world, world.random.choice(sorted(parts) or [0]))
+    node = leader_of(world, draw.choice([*sorted(parts), min(parts, default=0)]))  # the first is read first
     asking.begin.set()
     await world.crash_node(node)
+    usual = [(one.disk, one.disk.delay_ms) for one in world.nodes]
+    for disk, delay_ms in usual:
+        disk.delay_ms = (lambda: draw.randint(slow_ms // 2, slow_ms)) if slow_ms else delay_ms
     await _for_a_while(world)
+    for disk, delay_ms in usual:
+        disk.delay_ms = delay_ms
     world.start_node(node)
 
 
@@ -216,6 +226,8 @@ FAULTS: tuple[Act, ...] = (
     leader_deposed,
     leader_deposed,
     leader_deposed,
+    commit_interrupted,
+    commit_interrupted,
     commit_interrupted,
     commit_interrupted,
     all_killed,
