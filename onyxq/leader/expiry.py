@@ -125,22 +125,23 @@ class Expiry:
 
         A node that takes over many partitions may find some in each of them. Together they need one log record.
         """
-        due = self._due()
-        if due.lapsed:
+        due = self._due(self._log_time_now_ms())
+        if due.lapsed or due.over:
             await self._let_lapse(due)
-        if due.over:
-            over = self._due().over if due.lapsed else due.over  # the wait for the log took time, so look again
+        # A finish needs no log, but in an outage of the log no claim ends. So a record must have reached the deadline.
+        over = self._due(self._host.replica.log_time_ms).over
+        if over:
             await self._completions.finish_all(over, [[]])
 
-    def _due(self) -> _Due:
-        """Return the work that claims require which are expired now."""
+    def _due(self, log_time_ms: int) -> _Due:
+        """Return the work that claims require which are expired at a log time."""
         due = _Due()
         for leader, claims in self._led():
-            self._plan(leader, claims, due)
+            self._plan(leader, claims, log_time_ms, due)
         return due
 
-    def _plan(self, leader: PartitionLeader, claims: Any, due: _Due) -> None:
-        log_time_ms, state = self._log_time_now_ms(), self._host.leader_state
+    def _plan(self, leader: PartitionLeader, claims: Any, log_time_ms: int, due: _Due) -> None:
+        state = self._host.leader_state
         lapsed: list[expire_claims.Expiry] = []
         over: list[Finish] = []
         late = (
@@ -172,9 +173,13 @@ class Expiry:
     async def _let_lapse(self, due: _Due) -> None:
         # Until the store knows that these tasks are unfinished, their old completions must not be reported.
         with self._completions.marked_finishing(due.overtaken):
-            await self._host.verdicts(due.lapsed)
+            await self._host.verdicts(due.lapsed or [self._nothing(min(due.over))])
             if due.overtaken:
                 await self._host.settled()
+
+    def _nothing(self, partition: int) -> expire_claims.Args:
+        """Return an entry that changes nothing; its record moves log time."""
+        return expire_claims.Args(partition, self._host.leaders[partition].epoch, ())
 
     def _plan_expiry(self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[Finish]) -> None:
         for piece in self._host.granter.pieces(run, token):
