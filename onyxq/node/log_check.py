@@ -117,6 +117,8 @@ class Reader(Protocol):
     replica: Replica
     records: RecentRecords
     went_back: LogWentBack | None
+    log_end: int
+    """Position of the last record that the log is known to have."""
 
     async def moved(self) -> None:
         """Wait for the next step of the log."""
@@ -218,8 +220,9 @@ async def _holds(session: LogSession, told: Testimony) -> bool:
 async def watch(node: Reader, session: LogSession, look: Look, witnesses: Witnesses) -> None:
     """Check every few seconds that the log is the one that was read; raises `LogWentBack`, `SessionLost`.
 
-    ``look``: `LogBackend.look`. A log that was set back refuses this session for ever, because the session saw
-    newer records. So while the session is disconnected, the check uses another connection.
+    It also notes where the log ends. ``look``: `LogBackend.look`. A log that was set back refuses this session
+    for ever, because the session saw newer records. So while the session is disconnected, the check uses
+    another connection.
     """
     connected_at = trio.current_time()
     while True:
@@ -232,6 +235,7 @@ async def watch(node: Reader, session: LogSession, look: Look, witnesses: Witnes
                 fits = False
                 with trio.move_on_after(SESSION_LOOK_S):
                     fits = _fits(position, known, await session.look(position))
+                    node.log_end = await session.tail()
                 if fits:
                     with trio.move_on_after(LOOK_TIMEOUT_S):
                         await witnesses.ask(session)

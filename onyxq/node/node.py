@@ -22,7 +22,7 @@ from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, LogWentBack
 from onyxq.core.ids import Run
 from onyxq.core.log.clock import LogClock, Measured
-from onyxq.core.log.interface import LogSession, Record
+from onyxq.core.log.interface import START, LogSession, Record, records_after
 from onyxq.core.log.record import encode_entry
 from onyxq.core.placement import holders
 from onyxq.core.replica import EMPTY, Replica
@@ -88,7 +88,8 @@ class Node:
     outbox: Outbox | None = None
     session: LogSession | None = None
     """The peer's session with the log, while it has one."""
-    log_lag = 0
+    log_end = START
+    """Position of the last record that the log was last seen to have."""
     enqueue: Callable[[Enqueue], Awaitable[Enqueued]] | None = None
     """The method by which clients enqueue, for tasks that the node itself creates."""
     ask: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
@@ -223,6 +224,11 @@ class Node:
         for number in self.granter.led():
             self.granter.restart_windows(number)
         self._moved.fire()
+
+    @property
+    def log_lag(self) -> int:
+        """Number of records that are known to be in the log and are not applied yet."""
+        return records_after(self.replica.position, self.log_end)
 
     @property
     def is_known(self) -> bool:

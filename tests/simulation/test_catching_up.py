@@ -1,9 +1,10 @@
-"""A node that comes back leads nothing before it has caught up with the log."""
+"""A node that is behind with the log says so, and leads nothing before it has caught up."""
 
 from __future__ import annotations
 
 import trio
 
+from onyxq.node.log_check import LOOK_EVERY_S
 from onyxq.node.membership import CAUGHT_UP_S
 from simulation.world.clients import tried
 from simulation.world.world import Options, World, simulate
@@ -50,3 +51,31 @@ def test_a_node_that_reads_slowly_joins_once_it_has_caught_up() -> None:
 
     simulate(workload, seed=1, options=Options(partitions=4))
     assert behind_s[0] < CAUGHT_UP_S
+
+
+def test_a_node_that_reads_slowly_says_how_far_it_is_behind() -> None:
+    """Operators watch this number; it is 0 again once the node keeps up."""
+    lags: list[int] = []
+
+    async def workload(world: World) -> None:
+        session = world.nodes[2].log.session_now
+        assert session is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_write, world)
+            session.read_pace_s = 4 * READ_PACE_S
+            await trio.sleep(AWAY_S)
+            lags.append(await _lag_of(world))
+            session.read_pace_s = 0.0
+            await trio.sleep(2 * LOOK_EVERY_S)
+            lags.append(await _lag_of(world))
+            nursery.cancel_scope.cancel()
+
+    simulate(workload, seed=1, options=Options(partitions=4))
+    assert lags[0] > RECORDS_PER_S and lags[1] <= 1
+
+
+async def _lag_of(world: World) -> int:
+    async with world.client(nodes=world.nodes[2:]) as client:
+        health = await client.client.call("health", {})
+    lag: int = health["log_lag"]
+    return lag

@@ -32,6 +32,11 @@ def segment_start(segment: int) -> int:
     return segment << SEQUENCE_BITS
 
 
+def records_after(position: int, end: int) -> int:
+    """Return the number of records after a position up to ``end``, as far as they are in the segment of ``end``."""
+    return max(0, end - max(position, segment_start(segment_of(end)) - 1))
+
+
 class SessionLost(LogUnavailable):
     """The session expired or was closed; its pulse is gone."""
 
