@@ -44,46 +44,50 @@ class Options(NamedTuple):
 
 
 class _Call(Wait):
-    """One call, until it has an outcome; it has none if the client was closed."""
+    """One call that shares requests, until it has an outcome; it has none if the client was closed."""
 
-    __slots__ = ("batch", "error", "maximum", "options", "request", "wait_until")
+    __slots__ = ("batch", "error", "group", "maximum", "options", "wait_until")
 
-    def __init__(self, options: Options, maximum: int) -> None:
+    def __init__(self, options: Options, maximum: int, wait_until: float) -> None:
         super().__init__(math.inf)  # Each request that it is part of has a deadline.
-        self.wait_until = anyio.current_time() + options.wait_ms / 1000
         self.options = options
         self.maximum = maximum
+        self.wait_until = wait_until
         self.batch: ClaimBatch | None = None
         self.error: OnyxqError | None = None
-        self.request: _Request | None = None
-        """The shared request that it is part of; None before."""
+        self.group: _Group | None = None
+        """The calls of its present request; None before that."""
+
+
+class _Group(NamedTuple):
+    """The calls of one request that still wait for its answer, and the scope that ends the request."""
+
+    calls: list[_Call]
+    scope: anyio.CancelScope
 
 
 class _Request:
-    """One request, with the calls that still wait for its answer."""
+    """One request for claims, which may take several attempts."""
 
-    def __init__(self, calls: list[_Call], poll_ms: int) -> None:
-        self.calls = calls
-        self.options = calls[0].options
-        self.wait_until = min(call.wait_until for call in calls)
-        self.poll_ms = poll_ms
+    def __init__(self, options: Options, maximum: int, wait_until: float, poll_ms: int) -> None:
         self.sent_at = 0.0
         """Monotonic second at which the last attempt began."""
-        self.scope: anyio.CancelScope | None = None
-        """Scope of a shared request. It is cancelled when all callers are gone."""
-        self._maximum = sum(call.maximum for call in calls)
+        self._options = options
+        self._maximum = maximum
+        self._wait_until = wait_until
+        self._poll_ms = poll_ms
 
     def args(self) -> dict[str, Any]:
         """Return the arguments of the next attempt, which starts now."""
         self.sent_at = anyio.current_time()
-        left_ms = int((self.wait_until - self.sent_at) * 1000)
+        left_ms = int((self._wait_until - self.sent_at) * 1000)
         return {
-            "queues": self.options.queues,
+            "queues": self._options.queues,
             "max": self._maximum,
-            "lease_ms": self.options.lease_ms,
-            "wait_ms": max(0, min(left_ms, self.poll_ms)),
-            "worker": self.options.worker,
-            "ahead_ms": self.options.ahead_ms,
+            "lease_ms": self._options.lease_ms,
+            "wait_ms": max(0, min(left_ms, self._poll_ms)),
+            "worker": self._options.worker,
+            "ahead_ms": self._options.ahead_ms,
         }
 
 
@@ -102,48 +106,46 @@ class ClaimRequests:
 
         ``shares``: the call may share requests with others that have the same options.
         """
-        call = _Call(options, maximum)
-        if shares:
-            await self._share(call)
-        else:
-            await self._insist(call)
-        if call.batch is None:
-            raise call.error or Unavailable("the client was closed")
-        return call.batch
-
-    async def _insist(self, call: _Call) -> None:
-        while not call.over:
-            await self._ask([call])
-
-    async def _share(self, call: _Call) -> None:
-        """Wait for the outcome of a call that shares requests."""
-        waiting = self._waiting.setdefault(call.options, [])
+        wait_until = anyio.current_time() + options.wait_ms / 1000
+        if not shares:
+            return await self._alone(options, maximum, wait_until)
+        call = _Call(options, maximum, wait_until)
+        waiting = self._waiting.setdefault(options, [])
         waiting.append(call)
         try:
-            if len(waiting) == 1:
-                await self._call_first(call)
+            if len(waiting) == 1 and await self._stays_alone(call):
+                return await self._alone(options, maximum, wait_until)
             await self._pool.waits.wait(call)
         except BaseException:
             self._leave(call)
             raise
+        if call.batch is None:
+            raise call.error or Unavailable("the client was closed")
+        return call.batch
 
-    async def _call_first(self, call: _Call) -> None:
-        """Let calls of the same turn join the first one; a lone one is sent by its own task."""
+    async def _alone(self, options: Options, maximum: int, wait_until: float) -> ClaimBatch:
+        while True:
+            batch = await self._ask(options, maximum, wait_until)
+            if batch or anyio.current_time() >= wait_until:
+                return batch
+
+    async def _stays_alone(self, call: _Call) -> bool:
+        """Let calls of the same turn join the first one. If none does, the call costs no task of its own."""
+        alone = False
         try:
             await anyio.lowlevel.checkpoint()
         finally:
             waiting = self._waiting.get(call.options, [])
-            lone = waiting == [call]
-            if lone:
+            if waiting == [call]:
+                alone = True
                 del self._waiting[call.options]
             elif call in waiting:
                 self._pool.spawner.start_soon(self._send, call.options)
-        if lone:
-            await self._insist(call)
+        return alone
 
     def _enlist(self, call: _Call) -> None:
         """Let a call take part in the next request."""
-        call.request = None
+        call.group = None
         waiting = self._waiting.setdefault(call.options, [])
         waiting.append(call)
         if len(waiting) == 1:
@@ -153,61 +155,64 @@ class ClaimRequests:
         """Withdraw a call whose caller is gone."""
         if call.batch is not None:
             self._give_back(call.batch)
-        elif call.request is not None and not call.over:
-            call.request.calls.remove(call)
-            if not call.request.calls and call.request.scope is not None:
-                call.request.scope.cancel()
+        elif call.group is not None and not call.over:
+            call.group.calls.remove(call)
+            if not call.group.calls:
+                call.group.scope.cancel()
         elif call in self._waiting.get(call.options, ()):
             self._waiting[call.options].remove(call)
 
     async def _send(self, options: Options) -> None:
-        """Make one request for the calls that wait."""
+        """Make one request for the calls that wait; those without an outcome take part in the next one."""
         waiting = self._waiting.pop(options, [])
         calls = waiting[: _fitting(waiting)]
         for call in waiting[len(calls) :]:
             self._enlist(call)
-        if calls:
-            with anyio.CancelScope() as scope:
-                await self._ask(calls, scope)
+        if not calls:
+            return
+        with anyio.CancelScope() as scope:
+            group = _Group(calls, scope)
             for call in calls:
-                if not call.over:
-                    self._enlist(call)
-
-    async def _ask(self, calls: list[_Call], scope: anyio.CancelScope | None = None) -> None:
-        """Make one request; give an outcome to the calls that have tasks, failed or waited long enough."""
-        options = calls[0].options
-        expected_ms = options.lease_ms or self._leases.get(frozenset(options.queues), UNKNOWN_LEASE_MS)
-        request = _Request(calls, max(POLL_MS_MIN, expected_ms // POLLS_PER_LEASE))
-        request.scope = scope
+                call.group = group
+            wait_until = min(call.wait_until for call in calls)
+            try:
+                batch = await self._ask(options, sum(call.maximum for call in calls), wait_until)
+            except OnyxqError as error:
+                _fail(calls, wait_until, error)
+            else:
+                self._deal(calls, batch)
         for call in calls:
-            call.request = request
-        try:
-            answer = await self._pool.call(
-                "claim",
-                request.args,
-                until=request.wait_until + options.timeout_s,
-                wait_ms=request.poll_ms,
-                retry_until=request.wait_until,
-                late=self._answer_late,
-            )
-        except OnyxqError as error:
-            _fail(request, error)
-        else:
-            self._deal(request, answer)
+            if not call.over:
+                self._enlist(call)
 
-    def _deal(self, request: _Request, answer: dict[str, Any]) -> None:
-        """Give the claims of an answer to the callers."""
-        now, options = anyio.current_time(), request.options
-        batch = ClaimBatch.of(answer, sent_at=request.sent_at, lease_ms=options.lease_ms, now=now)
-        if options.lease_ms is None and batch:
+    async def _ask(self, options: Options, maximum: int, wait_until: float) -> ClaimBatch:
+        """Return the answer to one request; raise its error."""
+        expected_ms = options.lease_ms or self._leases.get(frozenset(options.queues), UNKNOWN_LEASE_MS)
+        poll_ms = max(POLL_MS_MIN, expected_ms // POLLS_PER_LEASE)
+        request = _Request(options, maximum, wait_until, poll_ms)
+        answer = await self._pool.call(
+            "claim",
+            request.args,
+            until=wait_until + options.timeout_s,
+            wait_ms=poll_ms,
+            retry_until=wait_until,
+            late=self._answer_late,
+        )
+        now, lease_ms = anyio.current_time(), options.lease_ms
+        batch = ClaimBatch.of(answer, sent_at=request.sent_at, lease_ms=lease_ms, now=now)
+        if lease_ms is None and batch:
             self._learn_lease(options.queues, batch)
-        *shares, rest = dealt(batch.runs, [call.maximum for call in request.calls])
-        for call, share in zip(request.calls, shares, strict=True):
+        return batch
+
+    def _deal(self, calls: list[_Call], batch: ClaimBatch) -> None:
+        """Give claims to the callers, in the order in which they called."""
+        now = anyio.current_time()
+        *shares, rest = dealt(batch.runs, [call.maximum for call in calls])
+        for call, share in zip(calls, shares, strict=True):
             if share or now >= call.wait_until:
                 call.batch = ClaimBatch(share)
                 call.end()
-        if rest:
-            self._give_back(ClaimBatch(rest))
+        self._give_back(ClaimBatch(rest))
 
     def _answer_late(self, answer: dict[str, Any]) -> None:
         self._give_back(ClaimBatch.of(answer, sent_at=0.0))
@@ -233,11 +238,11 @@ def _fitting(calls: Sequence[_Call]) -> int:
     return len(calls)
 
 
-def _fail(request: _Request, error: OnyxqError) -> None:
-    """Let calls fail with the error of their request, except those that may wait longer than it could."""
+def _fail(calls: list[_Call], wait_until: float, error: OnyxqError) -> None:
+    """Let calls fail with their request's error, except those that may wait longer than it could (``wait_until``)."""
     now = anyio.current_time()
-    for call in request.calls:
-        if not isinstance(error, RETRYABLE) or call.wait_until <= max(now, request.wait_until):
+    for call in calls:
+        if not isinstance(error, RETRYABLE) or call.wait_until <= max(now, wait_until):
             call.error = error
             call.end()
 
