@@ -73,7 +73,11 @@ class LeaderState:
     def any_in(self, state: State, runs: Iterable[Run]) -> bool:
         """Return whether any of these tasks is in a state."""
         column = self._table[state]
-        return bool(column) and any(column.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs)
+        if column:  # a loop, because a generator takes longer and every request asks
+            for run in runs:
+                if column.get(stretch_of(run.first), 0) & mask_of(*run):
+                    return True
+        return False
 
     def all_in(self, state: State) -> list[tuple[TaskId, int]]:
         """Return each stretch with tasks in a state, and their mask, in order."""
