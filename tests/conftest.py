@@ -15,10 +15,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from onyxq.leader.state.leader_state import LeaderState
+
 # How fast the machine is says nothing about the code: no deadline, and no complaint of slow generation.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+LeaderState.strict = True  # A transition that must not happen fails the test.
 
 WORKERS_MAX = 4
 """Most processes that run tests together without being asked for more: each may need a gigabyte."""

@@ -37,7 +37,7 @@ from onyxq.store.interface import MILESTONES_META, Batch, SnapshotPart, Written
 from onyxq.store.store import Store
 
 LAZY_FLUSH_S = 0.05
-"""Longest wait before claims that nobody waits for are written to disk, in seconds.
+"""Longest wait before claims are written to disk if no caller waits for that, in seconds.
 
 Most join a transaction that is made for something else meanwhile.
 """

@@ -107,6 +107,8 @@ class DeadLetters:
         failed: OnyxqError = LogUnavailable("the log did not answer in time; the tasks may still be requeued")
 
         def heard(_: int, found: Sequence[str] | None) -> None:
+            if decided.is_set():  # The outbox took the entries and then failed: they may be in the log all the same.
+                return
             verdicts.extend(found[-len(groups) :] if found is not None else ())
             if verdicts or not outbox.closed:
                 self._decided(groups, verdicts)
@@ -118,7 +120,8 @@ class DeadLetters:
             with trio.move_on_after(PATIENCE_S):
                 await decided.wait()
         except OnyxqError as error:
-            self._not_sent(groups)
+            decided.set()
+            self._decided(groups, ())  # The dead letters may be requeued or discarded again.
             failed = error
         if verdicts:
             failed = Unknown("the partition's leader changed meanwhile")
@@ -127,10 +130,6 @@ class DeadLetters:
         for (_, group), verdict in zip_longest(groups, verdicts):
             for place, _ in group if verdict != APPLIED else ():
                 results[place] = failed.to_map()
-
-    def _not_sent(self, groups: list[Group]) -> None:
-        """Allow the dead letters to be requeued or discarded again, because nothing was sent to the log."""
-        self._decided(groups, ())
 
     def _decided(self, groups: list[Group], verdicts: Sequence[str]) -> None:
         """Take the log's verdicts on a requeue.

@@ -53,6 +53,10 @@ async def granted_unheard(world: World) -> None:
         old = leader_of(world)
         session = old.log.session_now
         assert session is not None
+        read = world.audit.replica.position
+        await world.until(
+            lambda: old.replica is not None and old.replica.position >= read, "the leader knows that they have"
+        )
         async with world.client(nodes=[old]) as misled, trio.open_nursery() as nursery:
             session.paused = True
             asked = misled.claim("q", maximum=TASKS, lease_ms=20_000, wait_ms=5_000, timeout_ms=6_000)

@@ -110,7 +110,7 @@ async def test_what_a_full_disk_refused_is_stored_later(tmp_path: Path) -> None:
 
 @in_trio
 async def test_news_is_stored_although_nothing_else_is_written(world: World) -> None:
-    """It is stored in the background: claims soon, and at once if somebody waits for them."""
+    """It is stored in the background: claims soon, and at once if a caller waits for them."""
     async with world.store() as store, trio.open_nursery() as nursery:
         writer = HistoryWriter(store, lambda written: None)
         nursery.start_soon(writer.run)

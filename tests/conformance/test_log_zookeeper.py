@@ -199,7 +199,7 @@ def compute_for(seconds: float) -> None:
 @bounded
 @pytest.mark.parametrize("session_timeout_ms", [BUSY_TIMEOUT_MS])
 async def test_a_busy_process_does_not_take_its_server_for_silent(opened: Opener) -> None:
-    """A program that computes for longer than the session timeout keeps its connection, and reads on behind it."""
+    """A program that computes for longer than the session timeout keeps its connection, and then reads on."""
     session = await opened()
     first = await session.append(b"before")
     reply = session._link.start(get("/zookeeper"))

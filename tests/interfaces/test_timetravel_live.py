@@ -359,7 +359,7 @@ def test_a_subscription_goes_on_across_gc(world: World) -> None:
     later = until(events, completed(tokens[1]))
     first = later[0]
     assert (first.entry.name, first.position, first.verdict) == ("set_replica", position, "applied")
-    assert first.entry.args == SetReplica(position) and "origin" in str(first.entry)
+    assert first.entry.args == SetReplica(position) and "snapshot" in str(first.entry)
     assert later[1].position > position
     for event in later:
         here = patched(here, event.diff)

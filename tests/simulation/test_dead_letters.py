@@ -8,6 +8,7 @@ import trio
 from onyxq.core.ids import TaskId, ms_of, partition_of
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.errors import BadRequest
+from onyxq.operations.table.task import RequeueDead
 from simulation.scenes.base import leader_of
 from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
@@ -112,10 +113,10 @@ def test_a_dead_letter_is_not_requeued_while_its_time_is_about_to_be_purged() ->
             assert node is not None and node.node is not None
             leader, requeue = node.node.leaders[number], node.node.operations.dead_letters.requeue
             leader.closing = Watermark(ms_of(dead) + 1)
-            (refused,) = await requeue([dead])
+            (refused,) = await requeue(RequeueDead(ids=[dead]))
             assert refused is not None and refused["code"] == "unavailable"
             leader.closing = NOTHING
-            assert await requeue([dead]) == [None]
+            assert await requeue(RequeueDead(ids=[dead])) == [None]
             claim = await tasks.take()
             assert claim is not None and claim.id == dead
             await tasks.done(claim)

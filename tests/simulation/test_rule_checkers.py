@@ -104,12 +104,12 @@ def test_claims_of_before_an_origin_expire_behind_it() -> None:
 
 
 def test_a_grant_of_what_expired_too_early_is_seen() -> None:
-    """The check uses log time and the lease; another half second belongs to the worker."""
+    """The check uses log time and the lease; another tenth of a second belongs to the worker."""
     checker = OneClaim(History())
     checker.step(EMPTY, stepped(1, grant(1), log_time_ms=5_000))
-    checker.step(EMPTY, stepped(2, expiry(1, 1), log_time_ms=6_500))
+    checker.step(EMPTY, stepped(2, expiry(1, 1), log_time_ms=6_100))
     with pytest.raises(Broken, match="was granted under 3 while held under 1"):
-        checker.step(EMPTY, stepped(3, grant(1), log_time_ms=6_500))
+        checker.step(EMPTY, stepped(3, grant(1), log_time_ms=6_100))
 
 
 # --- limits and pauses
