@@ -121,7 +121,7 @@ class DeadLetters:
                 await decided.wait()
         except OnyxqError as error:
             decided.set()
-            self._decided(groups, ())  # The dead letters may be requeued or discarded again.
+            self._not_sent(groups)
             failed = error
         if verdicts:
             failed = Unknown("the partition's leader changed meanwhile")
@@ -130,6 +130,10 @@ class DeadLetters:
         for (_, group), verdict in zip_longest(groups, verdicts):
             for place, _ in group if verdict != APPLIED else ():
                 results[place] = failed.to_map()
+
+    def _not_sent(self, groups: list[Group]) -> None:
+        """Allow the dead letters to be requeued or discarded again."""
+        self._decided(groups, ())
 
     def _decided(self, groups: list[Group], verdicts: Sequence[str]) -> None:
         """Take the log's verdicts on a requeue.
