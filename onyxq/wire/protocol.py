@@ -178,9 +178,7 @@ class Decoder:
             try:
                 if screen is None:
                     return msgpack.unpackb(body, strict_map_key=False, max_array_len=ARRAY_ITEMS_MAX), end - start
-                request = _request_of(body)
-                counted = screen(request[0], request[1], body)
-                return (counted, 0) if isinstance(counted, Refused) else (request, counted)
+                return _screened(body, screen)
             except ProtocolError as error:
                 self._error = error
             except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
@@ -188,13 +186,20 @@ class Decoder:
         return None, 0
 
 
-def _request_of(frame: memoryview) -> tuple[int, str, msgspec.Raw]:
-    """Return a request with a copy of its arguments as they are; raises `ProtocolError`."""
+def _screened(frame: memoryview, screen: Screen) -> tuple[Any, int]:
+    """Return what takes the place of a request, and the bytes that it counts for; raises `ProtocolError`.
+
+    The arguments of a request that is not refused are a copy of what the frame has.
+    """
     try:
         number, method, args = _REQUEST.decode(frame)
     except (ValueError, RecursionError):
         raise ProtocolError("the message is not a request: expected [id, method, args]") from None
-    return number, method, args.copy()
+    try:
+        counted = screen(number, method, frame)
+        return (counted, 0) if isinstance(counted, Refused) else ((number, method, args.copy()), counted)
+    finally:
+        del args  # An error keeps the names of this call, and the buffer cannot grow while a view of it is open.
 
 
 def parse_request(message: Any) -> tuple[int, str, Any]:
