@@ -41,10 +41,18 @@ class LeadersOnly(LogChecker):
     name: ClassVar[str] = "leaders only"
 
     def step(self, before: Replica, step: Step) -> None:
-        """Compare entries with the leaders before the record and after it."""
+        """Compare entries with the leaders before the record and after it.
+
+        A leader may begin to serve, grant and yield in one record.
+        """
+        began: set[tuple[int, int]] = set()
         for outcome in step.outcomes:
-            if outcome.verdict == APPLIED and isinstance(outcome.args, CLAIM_ENTRIES):
-                self._claims(before, step, outcome)
+            args = outcome.args
+            if outcome.verdict == APPLIED and isinstance(args, ready_partition.Args):
+                began.add((args.partition, args.epoch))
+            elif outcome.verdict == APPLIED and isinstance(args, CLAIM_ENTRIES):
+                if (args.partition, args.epoch) not in began:
+                    self._claims(before, step, outcome)
         self._leads(before, step)
         self._forced(before, step)
         self._epochs(before, step.replica)
