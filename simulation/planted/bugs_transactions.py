@@ -68,7 +68,7 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
         _in_time,
         "a transaction commits after nodes deleted its pending rows",
         "lagging",
-        quick=2,
+        quick=6,
     ),
     Planted(
         "pending rows are deleted before the deadline",

@@ -26,8 +26,8 @@ GIVE_BACK_S = 0.03
 """Longest time after the beginning of a transaction at which what it is to complete is given back."""
 SOON_S = 30.0
 """Within this what was given back is worked off, where nothing dies."""
-LAG_S = 150.0
-"""More than a transaction has to be committed in."""
+LAG_S = 350.0
+"""More than a transaction has to be committed in, although a late reader holds log time back."""
 
 
 async def try_to_move(
