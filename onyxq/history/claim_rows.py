@@ -6,6 +6,7 @@ become durable together with the position that they cover, so a restart leaves n
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from onyxq.core.replica import Replica, claimed_bits, held_bits, pieces_of
 from onyxq.core.step import Outcome
 from onyxq.store.interface import MILESTONES_META, Batch, SnapshotPart, Written
 from onyxq.store.store import Store
+from onyxq.system.signal import Signal
 
 LAZY_FLUSH_S = 0.05
 """Longest wait before claims are written to disk if no caller waits for that, in seconds.
@@ -204,7 +206,8 @@ class HistoryWriter:
         """Set once there are claims to write."""
         self._hurry = trio.Event()
         """Set once something waits for what is not stored yet."""
-        self._stored_event = trio.Event()
+        self._ended = Signal()
+        """Wakes what waits for the end of a transaction."""
         store.accompany(self)
 
     @property
@@ -259,18 +262,18 @@ class HistoryWriter:
         self._wake.set()
         self._hurry.set()
 
-    async def reached(self, position: int) -> None:
-        """Wait until history is durable up to ``position``."""
+    async def reached(self, position: int, timeout_s: float = math.inf) -> bool:
+        """Wait until history is durable up to ``position``, for up to ``timeout_s``; return whether it is."""
+        until = trio.current_time() + timeout_s
         while self._stored < position:
             self._write_now()
-            await self._stored_event.wait()
+            if not await self._ended.wait(max(0.0, until - trio.current_time())):
+                return self._stored >= position
+        return True
 
-    async def settled(self) -> None:
-        """Wait until all rows added so far can be read from the store."""
-        position = self._noted
-        while self._stored < position:
-            self._write_now()
-            await self._stored_event.wait()
+    async def settled(self, timeout_s: float = math.inf) -> bool:
+        """Wait like `reached` until all rows added so far can be read from the store."""
+        return await self.reached(self._noted, timeout_s)
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -289,7 +292,7 @@ class HistoryWriter:
             self._failed = False
             await trio.sleep(RETRY_PAUSE_S)
         elif self._riding is not None:
-            await self._stored_event.wait()
+            await self._ended.wait()
         else:
             try:
                 await self._store.write(Batch())
@@ -342,8 +345,7 @@ class HistoryWriter:
         else:
             self._stored = max(self._stored, riding.position)
             self._milestones_stored = riding.milestones
-        self._stored_event.set()
-        self._stored_event = trio.Event()
+        self._ended.fire()
         if not isinstance(outcome, OnyxqError):
             self._on_written(outcome)
             for call in riding.after:

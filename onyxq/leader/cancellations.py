@@ -26,6 +26,7 @@ from onyxq.leader.state.completion_plan import repeated_cancel
 from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.task import CancelTasks
+from onyxq.system.procedures import procedure
 
 
 class Cancellations:
@@ -36,6 +37,7 @@ class Cancellations:
         self._tokens = tokens
         self._completions = completions
 
+    @procedure
     async def cancel(self, args: CancelTasks) -> list[dict[str, Any] | None]:
         """Finish tasks as cancelled; return an error map or None for each.
 

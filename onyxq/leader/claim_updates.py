@@ -23,6 +23,7 @@ from onyxq.leader.state.states import State
 from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.operations.table.claim import Fail, Failure, Release, Renew
+from onyxq.system.procedures import procedure
 
 BACKOFF_MAX_MS = 3_600_000
 NOTE_CHARS_MAX = 1_024
@@ -36,10 +37,12 @@ class ClaimUpdates:
         self._tokens = tokens
         self._completions = completions
 
+    @procedure
     async def fail(self, args: Fail) -> list[list[Refused]]:
         """Retry items, or fail those without retries left for good."""
         return await self._fail(args.items, counted=True)
 
+    @procedure
     async def postpone(self, items: Sequence[Failure]) -> list[list[Refused]]:
         """Give items back that were not started; like `fail`, but no attempt is counted and no task fails for good."""
         return await self._fail(items, counted=False)
@@ -137,6 +140,7 @@ class ClaimUpdates:
         full = min(policy.backoff_ms << min(attempts - 1, 20), BACKOFF_MAX_MS)
         return int(full / 2 + self._host.random() * full / 2)
 
+    @procedure
     async def release(self, args: Release) -> list[list[Refused]]:
         """Release items without counting an attempt."""
         items = args.items
@@ -185,6 +189,7 @@ class ClaimUpdates:
             done = store.finished_bits(stretch_of(run.first)) & mask_of(*run)
             yield from runs_of(stretch_of(run.first), overtaken_bits(store, run, release.token, done))
 
+    @procedure
     async def renew(self, args: Renew) -> list[list[Refused]]:
         """Extend the leases of items."""
         items = args.items

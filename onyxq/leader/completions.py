@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import trio
-
 from onyxq.core import facts
 from onyxq.core.errors import NotLeader, OnyxqError
 from onyxq.core.ids import Run, TaskId, partition_of, runs_of
@@ -29,6 +27,7 @@ from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.leader.waiting_runs import WaitingRuns
 from onyxq.operations.table.claim import Complete
+from onyxq.system.procedures import pause, procedure
 from onyxq.system.signal import Signal
 
 SETTLE_EVERY_S = 1.0
@@ -65,6 +64,7 @@ class Completions:
         self._unsettled = Signal()
         self.claim_release = ClaimRelease(host)
 
+    @procedure
     async def complete(self, args: Complete) -> list[list[Refused]]:
         """Write completions of any partitions."""
         items = [plan.Completed(*one) for one in args.items]
@@ -176,7 +176,7 @@ class Completions:
         while True:
             if not self._state.all_in(State.UNSETTLED):
                 await self._unsettled.wait()
-            await trio.sleep(SETTLE_EVERY_S)
+            await pause(SETTLE_EVERY_S)
             for stretch, bits in self._state.all_in(State.UNSETTLED):
                 await self._settle(stretch, bits)
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import trio
-
 from log_entries import reopen_tasks
 from onyxq.core import facts
 from onyxq.core.entry import APPLIED
@@ -27,6 +25,7 @@ from onyxq.leader.state.states import State
 from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.task import DiscardDead, RequeueDead
+from onyxq.system.procedures import Wait, procedure
 
 PAGE_TASKS = 64
 PATIENCE_S = 4.0
@@ -63,6 +62,7 @@ class DeadLetters:
         found = completions_of(self._host.store, Run(task_id, 1))
         return found[0][1] if found else None
 
+    @procedure
     async def requeue(self, args: RequeueDead) -> list[dict[str, Any] | None]:
         """Make dead letters ready again with all their retries; return an error map or None for each.
 
@@ -103,24 +103,23 @@ class DeadLetters:
 
     async def _reopen(self, groups: list[Group], results: list[dict[str, Any] | None]) -> None:
         verdicts: list[str] = []
-        decided = trio.Event()
+        decided = Wait()
         failed: OnyxqError = LogUnavailable("the log did not answer in time; the tasks may still be requeued")
 
         def heard(_: int, found: Sequence[str] | None) -> None:
-            if decided.is_set():  # The outbox took the entries and then failed: they may be in the log all the same.
+            if decided.over:  # The outbox took the entries and then failed: they may be in the log all the same.
                 return
             verdicts.extend(found[-len(groups) :] if found is not None else ())
             if verdicts or not outbox.closed:
                 self._decided(groups, verdicts)
-            decided.set()
+            decided.end()
 
         try:
             outbox = self._host.outbox_now()
             outbox.submit(self._entries(groups), heard)
-            with trio.move_on_after(PATIENCE_S):
-                await decided.wait()
+            await decided.wait(PATIENCE_S)
         except OnyxqError as error:
-            decided.set()
+            decided.end()
             self._not_sent(groups)
             failed = error
         if verdicts:
@@ -178,6 +177,7 @@ class DeadLetters:
         claim = claim_of(self._host.replica, run.first)
         return run, claim[2] if claim is not None else -1
 
+    @procedure
     async def discard(self, args: DiscardDead) -> list[dict[str, Any] | None]:
         """Cancel dead letters, so that tasks waiting for them continue; return an error map or None for each.
 

@@ -28,6 +28,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.outcomes import ASKED_IDS_MAX, ENDS, UNSERVED, Outcomes
 from onyxq.leader.waiting_runs import WaitingRuns
+from onyxq.system.procedures import gather
 
 LOOK_EVERY_S = 10.0
 RETRY_S = 0.5
@@ -61,21 +62,20 @@ class Dependencies:
         groups: dict[str, list[TaskId]] = {}
         for task_id in sorted(ids):
             groups.setdefault(self._leader_of(partition_of(task_id)), []).append(task_id)
-        found: dict[TaskId, Outcome] = {}
+        asked = [
+            (node, group[start : start + ASKED_IDS_MAX])
+            for node, group in sorted(groups.items())
+            for start in range(0, len(group), ASKED_IDS_MAX)
+        ]
+        said = await gather([self._asked(node, group) for node, group in asked])
+        return {task_id: outcome for found in said for task_id, outcome in found.items()}
 
-        async def ask(node: str, group: list[TaskId]) -> None:
-            try:
-                said = await self._ask(node, group)
-            except OnyxqError as error:
-                found.update(dict.fromkeys(group, error))
-            else:
-                found.update(zip(group, said, strict=True))
-
-        async with trio.open_nursery() as nursery:
-            for node, group in sorted(groups.items()):
-                for start in range(0, len(group), ASKED_IDS_MAX):
-                    nursery.start_soon(ask, node, group[start : start + ASKED_IDS_MAX])
-        return found
+    async def _asked(self, node: str, ids: list[TaskId]) -> dict[TaskId, Outcome]:
+        """Return what a node says about tasks, or its error for all of them."""
+        try:
+            return dict(zip(ids, await self._ask(node, ids), strict=True))
+        except OnyxqError as error:
+            return dict.fromkeys(ids, error)
 
     def _leader_of(self, partition: int) -> str:
         if partition in self._host.leaders:

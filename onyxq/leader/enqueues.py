@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import trio
-
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, OnyxqError, Unknown
 from onyxq.core.facts import Row
@@ -25,6 +23,7 @@ from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_keys import Started, TaskKeys
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.enqueue import Enqueue
+from onyxq.system.procedures import CANCELLED, beside, procedure
 
 Ack = int | list[Any] | dict[str, Any]
 """The number of nodes that have a run, or an error map.
@@ -53,6 +52,7 @@ class Enqueues:
         self._dependencies = dependencies
         self._keys = keys
 
+    @procedure
     async def enqueue(self, args: Enqueue) -> list[Ack]:
         """Store task runs; see `Ack` for the answers."""
         asked = [_RunRequest(*run, *facts.task_header(run.body)) for run in args.runs]
@@ -142,14 +142,14 @@ class Enqueues:
             try:
                 count = await self._ack(asked[place], started.vote, started.leader, wanted)
                 acks[place] = [count, *started.current] if started.current and isinstance(count, int) else count
-            except trio.Cancelled:
+            except CANCELLED:
                 # The client no longer waits, but the next request with the key waits for the decision.
                 over = partial(self._host.start_soon, self._decide_abandoned, asked[place], started)
                 raise
             finally:
                 over()
 
-        async with trio.open_nursery() as nursery:
+        async with beside() as start:
             for place, one in enumerate(asked):
                 try:
                     leader = self._tokens.leader(partition_of(one.first))
@@ -158,7 +158,7 @@ class Enqueues:
                 except OnyxqError as error:
                     acks[place] = error.to_map()
                 else:
-                    nursery.start_soon(settle, place, started)
+                    start(settle(place, started))
         return acks
 
     async def _decide_abandoned(self, one: _RunRequest, started: Started) -> None:

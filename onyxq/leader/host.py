@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -34,8 +35,8 @@ class OperationsHost(GranterHost, Protocol):
         """Wait until everything that the log has recorded so far is in the store."""
         ...
 
-    async def moved(self) -> None:
-        """Wait for the next step of the log."""
+    async def moved(self, timeout_s: float = math.inf) -> None:
+        """Wait for the next step of the log, up to ``timeout_s``."""
         ...
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:

@@ -11,6 +11,7 @@ it would wait for tasks that wait for it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,6 +30,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 from onyxq.leader.state.states import State
+from onyxq.system.procedures import Wait
 
 CLOCKS_APART_MS = 1_000
 """How far an id's time may be ahead of the leader's clock if the user named no later time."""
@@ -60,8 +62,8 @@ class TaskKeys:
         self._host = host
         self._clocks: dict[tuple[int, int], int] = {}
         """(partition, epoch) -> the latest time given to a row."""
-        self._locks: dict[bytes, trio.Semaphore] = {}
-        """Locks of the unique keys that are being enqueued."""
+        self._locks: dict[bytes, deque[Wait]] = {}
+        """Unique keys that are being enqueued, with the requests that wait for each."""
 
     @staticmethod
     def concerns(header: dict[str, Any]) -> bool:
@@ -119,7 +121,7 @@ class TaskKeys:
         that is returned for the new task.
         """
         digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
-        await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
+        await self._lock(digest)
         try:
             leader.check()
             current = self._other_task(leader, first, header)
@@ -139,7 +141,7 @@ class TaskKeys:
     async def locked(self, header: dict[str, Any]) -> AsyncIterator[None]:
         """Serialise with all other requests about the unique key of a task."""
         digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
-        await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
+        await self._lock(digest)
         try:
             yield
         finally:
@@ -158,11 +160,26 @@ class TaskKeys:
     def _unlocking(self, digest: bytes) -> Callable[[], None]:
         return lambda: self._unlock(digest)
 
+    async def _lock(self, digest: bytes) -> None:
+        """Wait until no other request has the key. The caller has it then, until `_unlock`."""
+        if digest not in self._locks:
+            self._locks[digest] = deque()
+            return
+        turn = Wait()
+        self._locks[digest].append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.over:
+                self._unlock(digest)
+            else:
+                self._locks[digest].remove(turn)
+            raise
+
     def _unlock(self, digest: bytes) -> None:
-        lock = self._locks[digest]
-        waits = lock.statistics().tasks_waiting
-        lock.release()
-        if not waits:
+        if self._locks[digest]:
+            self._locks[digest].popleft().end()
+        else:
             del self._locks[digest]
 
     async def _repeat(self, leader: PartitionLeader, current: TaskId, body: bytes, over: Callable[[], None]) -> Started:
@@ -188,11 +205,14 @@ class TaskKeys:
         """Return whether a task was ever granted, is finished or is being finished."""
         host, run = self._host, Run(task_id, 1)
         await host.settled()
-        with trio.move_on_after(GRANT_PATIENCE_S):
-            # A grant is on its way, and the log decides it soon.
-            while host.leader_state.blocked(run) and claim_of(host.replica, task_id) is None:
-                await host.moved()
-            await host.settled()
+        until = trio.current_time() + GRANT_PATIENCE_S
+        # A grant may be on its way, which the log decides soon.
+        while host.leader_state.blocked(run) and claim_of(host.replica, task_id) is None:
+            left_s = until - trio.current_time()
+            if left_s <= 0:
+                break
+            await host.moved(left_s)
+        await host.settled()
         stretch = stretch_of(task_id)
         finished = host.store.finished_bits(stretch) | host.leader_state.unsure(stretch)
         granted = (one.event == facts.GRANTED for one in history_of(host.store, task_id))

@@ -25,6 +25,7 @@ from onyxq.leader.state.token_rules import valid_tasks
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.operations.table.claim import UpdateTasks
 from onyxq.store.store import Store
+from onyxq.system.procedures import procedure
 
 UPDATES_BYTES_MAX = 8 * 1024 * 1024
 """Most bytes of data in all updates of a task. They are read in one answer."""
@@ -52,6 +53,7 @@ class TaskUpdates:
         self._tokens = tokens
         self._state = host.leader_state
 
+    @procedure
     async def update(self, args: UpdateTasks) -> list[int | dict[str, Any]]:
         """Store updates; return how many nodes have each, or its error map."""
         items = args.items

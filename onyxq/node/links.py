@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from onyxq.core.errors import OnyxqError, Unavailable
+from onyxq.system.signal import Signal
 from onyxq.wire.connection import Connection
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
@@ -35,7 +36,8 @@ class Link:
         self._hello = hello
         self._address = address
         self._connection: Connection | None = None
-        self._lock = trio.Lock()
+        self._attempt: Signal | None = None
+        """Fired at the end of the attempt to connect that is under way."""
         self._refused_at = -REFUSED_PAUSE_S
         self._reason = ""
 
@@ -47,20 +49,26 @@ class Link:
         return await connection.call(method, args, timeout_ms=int(timeout_s * 1000))
 
     async def _connect(self) -> Connection:
-        async with self._lock:
-            if self._connection is not None and not self._connection.closed.is_set():
-                if self._connection.address == self._address():
-                    return self._connection
-                self._connection.close()
-            if trio.current_time() - self._refused_at < REFUSED_PAUSE_S:
-                raise Unavailable(self._reason)
-            try:
-                self._connection = await self._open()
-            except OnyxqError as error:
-                self._refused_at = trio.current_time()
-                self._reason = f"node {self.node} cannot be reached: {error.message}"
-                raise Unavailable(self._reason) from None
-            return self._connection
+        """Return a connection once the attempt under way, or a new one, has ended; raises `Unavailable`."""
+        if trio.current_time() - self._refused_at < REFUSED_PAUSE_S:
+            raise Unavailable(self._reason)
+        if self._attempt is None:
+            self._attempt = Signal()
+            self._nursery.start_soon(self._attempt_once, self._attempt)
+        await self._attempt.wait()
+        if self._connection is None or self._connection.closed.is_set():
+            raise Unavailable(self._reason or f"node {self.node} closed the connection")
+        return self._connection
+
+    async def _attempt_once(self, attempt: Signal) -> None:
+        try:
+            self._connection = await self._open()
+        except OnyxqError as error:
+            self._refused_at = trio.current_time()
+            self._reason = f"node {self.node} cannot be reached: {error.message}"
+        finally:
+            self._attempt = None
+            attempt.fire()
 
     async def _open(self) -> Connection:
         address = self._address()

@@ -8,6 +8,7 @@ session was lost, the node continues under the last replica and epoch.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from onyxq.core.step import Outcome, Step
 from onyxq.history.claim_rows import HistoryWriter, history_rows, returned_runs
 from onyxq.leader.cohort.copy_pace import Pacer
 from onyxq.leader.cohort.member import Cohort
-from onyxq.leader.cohort.replication import Sender
+from onyxq.leader.cohort.replication import OwnCopy, Sender
 from onyxq.leader.cohort.row_deletion import RowDeletion
 from onyxq.leader.cohort.row_repair import Repair
 from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
@@ -53,6 +54,7 @@ from onyxq.operations.table.enqueue import Enqueue, Enqueued
 from onyxq.store.interface import Piece, Written
 from onyxq.system import failures
 from onyxq.system.metrics import Metrics
+from onyxq.system.procedures import Procedures, Wait
 from onyxq.system.signal import Signal
 from onyxq.wire.protocol import Hello
 
@@ -130,6 +132,8 @@ class Node:
         self.senders: dict[str, Sender] = {}
         """Node id -> sender, for nodes that were written to."""
         self._limits: dict[tuple[str, bool], trio.CapacityLimiter] = {}
+        self.procedures = Procedures()
+        """Runs what clients and other nodes ask for, each until it waits, in the turn in which it arrived."""
         self._placement = Signal()
         self._moved = Signal()
         self.history = HistoryWriter(store, self._stored)
@@ -160,6 +164,8 @@ class Node:
         """Run the background work until cancelled."""
         self.store.condition.on_return(self._look_again)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.store.run)
+            nursery.start_soon(self.procedures.run)
             nursery.start_soon(self.history.run)
             nursery.start_soon(self.granter.run)
             nursery.start_soon(self.operations.transaction_parts.run)
@@ -246,9 +252,9 @@ class Node:
         """Return the time since this node read a record."""
         return self.log_clock.quiet_ms(self.clock.own.monotonic_ns())
 
-    async def moved(self) -> None:
-        """Wait for the next step of the log."""
-        await self._moved.wait()
+    async def moved(self, timeout_s: float = math.inf) -> None:
+        """Wait for the next step of the log, up to ``timeout_s``."""
+        await self._moved.wait(timeout_s)
 
     async def changed(self, replica: Replica) -> None:
         """Wait until the partitions are placed otherwise than in ``replica``."""
@@ -350,9 +356,9 @@ class Node:
 
         The wait ends after `SETTLE_TIMEOUT_S`, so a store that cannot write delays callers by about a second.
         """
-        with trio.move_on_after(SETTLE_TIMEOUT_S):
-            await self.history.settled()
-            await self.unflushed_writes.flushed()
+        until = trio.current_time() + SETTLE_TIMEOUT_S
+        if await self.history.settled(SETTLE_TIMEOUT_S):
+            await self.unflushed_writes.flushed(max(0.0, until - trio.current_time()))
 
     async def recorded(self) -> None:
         """Wait until everything in the log so far is in the store."""
@@ -406,8 +412,12 @@ class Node:
         """Return the sender of writes to a node (this one included)."""
         sender = self.senders.get(node)
         if sender is None:
-            sender = self.senders[node] = Sender(self, node, missed=self.probing.missed)
-            self._nursery.start_soon(sender.run)
+            if node == self.node_id:
+                sender = OwnCopy(self, node)
+            else:
+                sender = Sender(self, node, missed=self.probing.missed)
+                self._nursery.start_soon(sender.run)
+            self.senders[node] = sender
         return sender
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
@@ -487,16 +497,15 @@ class Node:
         Raises `LogUnavailable`.
         """
         outbox = self.outbox_now()
-        done = trio.Event()
+        done = Wait()
         found: list[tuple[int, Sequence[str] | None, Replica]] = []
 
         def heard(position: int, verdicts: Sequence[str] | None) -> None:
             found.append((position, verdicts, self.replica))
-            done.set()
+            done.end()
 
         outbox.submit(entries, heard)
-        with trio.move_on_after(VERDICT_TIMEOUT_S):
-            await done.wait()
+        await done.wait(VERDICT_TIMEOUT_S)
         position, verdicts, replica = found[0] if found else (-1, None, self.replica)
         if verdicts is None:
             raise LogUnavailable("the log did not answer in time; the entry may still take effect")

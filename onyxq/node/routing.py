@@ -20,6 +20,7 @@ from onyxq.core.replica import leader_node
 from onyxq.node.node import Node
 from onyxq.operations.table.operation import Args, Items, Operation, converted, id_of
 from onyxq.system import failures
+from onyxq.system.procedures import gather, is_procedure, pause, procedure
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Struct)
@@ -51,17 +52,16 @@ def leader_of(node: Node, partition: int) -> str:
 
 async def insist(node: Node, attempt: Callable[[], Awaitable[T]]) -> T:
     """Return the result of an attempt, repeated while its error passes, for `ROUTE_TIMEOUT_S`."""
-    until, pause = trio.current_time() + ROUTE_TIMEOUT_S, RETRY_PAUSE_S
+    until, pause_s = trio.current_time() + ROUTE_TIMEOUT_S, RETRY_PAUSE_S
     while True:
         try:
             return await attempt()
         except OnyxqError as error:
-            if not is_passing(error) or trio.current_time() + pause > until:
+            if not is_passing(error) or trio.current_time() + pause_s > until:
                 raise
-        with trio.move_on_after(pause):
-            await node.moved()
-        await trio.sleep(pause / 4)
-        pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+        await node.moved(pause_s)
+        await pause(pause_s / 4)
+        pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
 
 
 class Routed(Generic[A]):
@@ -78,9 +78,17 @@ class Routed(Generic[A]):
         self._lead = lead
         """The leader's method, which returns an answer for each item."""
 
-    async def serve(self, given: dict[str, Any]) -> list[Any]:
-        """Serve what another node asks of the leaders here; raises `BadRequest`."""
+    @property
+    def handler(self) -> Callable[[dict[str, Any]], Awaitable[list[Any]]]:
+        """The function that serves what another node asks of the leaders here; raises `BadRequest`."""
+        return self._serve_procedure if is_procedure(self._lead) else self._serve
+
+    async def _serve(self, given: dict[str, Any]) -> list[Any]:
         return await self._lead(converted(self._args, given))
+
+    @procedure
+    async def _serve_procedure(self, given: dict[str, Any]) -> list[Any]:
+        return await self._serve(given)
 
     async def ask(self, args: A) -> list[Any]:
         """Return the leaders' answers to the items of a request, or the errors of items that found no leader in time.
@@ -91,16 +99,15 @@ class Routed(Generic[A]):
         answers: list[Any] = [None] * len(items)
         left = list(range(len(items)))
         deadline = trio.current_time() + ROUTE_TIMEOUT_S
-        pause = RETRY_PAUSE_S
+        pause_s = RETRY_PAUSE_S
         while True:
             await self._round(args, left, answers)
             left = [place for place in left if self._passes(answers[place])]
-            if not left or trio.current_time() + pause > deadline:
+            if not left or trio.current_time() + pause_s > deadline:
                 return answers
-            with trio.move_on_after(pause):
-                await self._node.moved()
-            await trio.sleep(pause / 4)
-            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+            await self._node.moved(pause_s)
+            await pause(pause_s / 4)
+            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
 
     async def _round(self, args: A, places: list[int], answers: list[Any]) -> None:
         """Ask each leader once, all at the same time, about the items at these places."""
@@ -108,13 +115,7 @@ class Routed(Generic[A]):
         groups: dict[str, list[int]] = {}
         for place in places:
             groups.setdefault(leader_of(self._node, partition_of(id_of(items[place]))), []).append(place)
-        if len(groups) == 1:
-            ((node_id, group),) = groups.items()
-            await self._ask(node_id, args, group, answers)
-            return
-        async with trio.open_nursery() as nursery:
-            for node_id, group in sorted(groups.items()):
-                nursery.start_soon(self._ask, node_id, args, group, answers)
+        await gather([self._ask(node_id, args, group, answers) for node_id, group in sorted(groups.items())])
 
     async def _ask(self, node_id: str, args: A, places: list[int], answers: list[Any]) -> None:
         part = self._items.part(args, places)

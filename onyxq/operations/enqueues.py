@@ -20,6 +20,7 @@ from onyxq.operations.checks.runs import check_new_runs, write_level
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.enqueue import ENQUEUE, Enqueue, Enqueued, NewRun
 from onyxq.operations.table.task import MAKE_IDS, Ids, MakeIds
+from onyxq.system.procedures import procedure
 
 Asked = Sequence[NewRun]
 
@@ -41,6 +42,7 @@ class Enqueueing:
         """Return the functions that serve the operations."""
         return merged(served(ENQUEUE, self.enqueue), served(MAKE_IDS, self.ids))
 
+    @procedure
     async def enqueue(self, args: Enqueue) -> Enqueued:
         """Store task runs; see `onyxq.leader.enqueues.Ack` for the answers. Raises `BadRequest`."""
         runs, replica = args.runs, self._node.replica

@@ -23,6 +23,7 @@ from onyxq.operations.table.claim import (
 )
 from onyxq.operations.table.task import CANCEL_TASKS, CancelTasks, ItemResults
 from onyxq.operations.task_reads import partitions_of
+from onyxq.system.procedures import procedure
 
 
 class HeldTasks:
@@ -49,26 +50,31 @@ class HeldTasks:
             served(CANCEL_TASKS, self.cancel),
         )
 
+    @procedure
     async def complete(self, args: Complete) -> Settled:
         """Complete claimed tasks."""
         check_completions(args.items, partitions_of(self._node))
         return Settled(results=await self._completed.ask(args))
 
+    @procedure
     async def fail(self, args: Fail) -> Settled:
         """Retry claimed tasks, or fail those without retries left for good."""
         check_runs(args.items, partitions_of(self._node))
         return Settled(results=await self._failed.ask(args))
 
+    @procedure
     async def renew(self, args: Renew) -> Settled:
         """Extend the leases of claimed tasks."""
         check_runs(args.items, partitions_of(self._node))
         return Settled(results=await self._renewed.ask(args))
 
+    @procedure
     async def release(self, args: Release) -> Settled:
         """Give claimed tasks back."""
         check_runs(args.items, partitions_of(self._node))
         return Settled(results=await self._released.ask(args))
 
+    @procedure
     async def update(self, args: UpdateTasks) -> Updated:
         """Store updates of claimed tasks."""
         wanted = write_level(args.w, self._node.replica.settings.replicas)
@@ -81,6 +87,7 @@ class HeldTasks:
             answer.guarantee = guarantees.few(self._node.replica, stored) or None
         return answer
 
+    @procedure
     async def cancel(self, args: CancelTasks) -> ItemResults:
         """Cancel tasks."""
         check_ids(args.ids, partitions_of(self._node))

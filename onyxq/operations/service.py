@@ -79,6 +79,7 @@ from onyxq.operations.taskstore import TaskStore
 from onyxq.operations.timers import Timers
 from onyxq.operations.transactions import Transactions
 from onyxq.system.failures import serving
+from onyxq.system.procedures import is_procedure
 from onyxq.wire.server import Request
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class Service:
             self._cluster_methods(),
         )
         self.peer_methods = merged(
-            {one.name: one.serve for one in self._router.routed},
+            {one.name: one.handler for one in self._router.routed},
             {one.name: one.serve for one in self._leaders.questions},
             self._lead_methods(),
             self._lead_view_methods(),
@@ -264,7 +265,10 @@ class Service:
         if request.method in self.peer_methods and request.peer.role != "peer":
             raise Forbidden(f"{request.method[:100]} is for peers only")
         request.args = decoded(request.method, request.args)
-        self.node.start_soon(self._serve, request, handler)
+        if is_procedure(handler):
+            request.on_cancel = self.node.procedures.start(self._answer(request, handler)).withdraw
+        else:
+            self.node.start_soon(self._serve, request, handler)
 
     def _dispatch_claim(self, request: Request) -> None:
         """Let a claim wait without a task of its own: there may be tens of thousands."""
@@ -275,11 +279,14 @@ class Service:
     async def _serve(self, request: Request, handler: Handler) -> None:
         with trio.CancelScope() as scope:
             request.on_cancel = scope.cancel
-            try:
-                with self._admitted(request):
-                    request.reply(await self._perform(request.method, handler, request.args))
-            except OnyxqError as error:
-                request.fail(error)
+            await self._answer(request, handler)
+
+    async def _answer(self, request: Request, handler: Handler) -> None:
+        try:
+            with self._admitted(request):
+                request.reply(await self._perform(request.method, handler, request.args))
+        except OnyxqError as error:
+            request.fail(error)
 
     def screen(self, method: str, size: int) -> None:
         """Judge a request before its arguments are decoded; raises `TooLarge`, `Overloaded`."""

@@ -31,13 +31,21 @@ class Condition:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Note that a write waits for the disk while the context is active."""
-        if not (self._waiting or self.refusal):
-            self._since = trio.current_time()
-        self._waiting += 1
+        self.begin_write()
         try:
             yield
         finally:
-            self._waiting -= 1
+            self.end_write()
+
+    def begin_write(self) -> None:
+        """Note that a write waits for the disk until `end_write`."""
+        if not (self._waiting or self.refusal):
+            self._since = trio.current_time()
+        self._waiting += 1
+
+    def end_write(self) -> None:
+        """Note that a write does not wait any more."""
+        self._waiting -= 1
 
     def wrote(self) -> None:
         """Note that the disk accepted a write, and that reads see it."""

@@ -209,6 +209,8 @@ class LmdbStore(Store):
         self._written: list[Written] = []
         self._busy = False
         self._begin_asked = False
+        self._riders_ask = False
+        """Whether a transaction is due although no batch waits: a rider may have one."""
         self._closed = False
         self._sound = True
         """Whether the file may be trusted once it is closed."""
@@ -298,6 +300,13 @@ class LmdbStore(Store):
         assert ticket.result is not None
         return ticket.result
 
+    def begin_soon(self) -> None:
+        self._riders_ask = True
+        self._ask_begin()
+
+    async def run(self) -> None:
+        await trio.sleep_forever()  # the event loop begins them
+
     def _ask_begin(self) -> None:
         """Begin in the loop's next tick, so that other writes of this tick join the group."""
         if not self._busy and not self._begin_asked:
@@ -307,11 +316,13 @@ class LmdbStore(Store):
     def _begin(self) -> None:
         """Apply waiting groups until one is on its way to the disk."""
         self._begin_asked = False
-        while self._waiting and not self._busy:
+        while (self._waiting or self._riders_ask) and not self._busy:
+            self._riders_ask = False
             for rider, batch in self._taken():
                 self._waiting.appendleft(_Ticket(prepare_batch(batch), None, rider=rider))
             self._group = self._take()
-            self._apply()
+            if self._group:
+                self._apply()
         if not self._waiting and not self._busy:
             self._idle.set()
 

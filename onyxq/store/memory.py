@@ -135,6 +135,20 @@ class MemoryStore(Store):
         self._waiting: list[_Ticket] = []
         self._turn = trio.Lock()
         self._closed = False
+        self._riders_ask = trio.Event()
+
+    def begin_soon(self) -> None:
+        self._riders_ask.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._riders_ask.wait()
+            self._riders_ask = trio.Event()
+            try:
+                await self.write(Batch())
+            except (StoreFailed, StoreDamaged) as error:
+                for rider, _ in self._taken():
+                    rider.heard(error)
 
     async def write(self, batch: Batch) -> Written:
         if self._closed:

@@ -79,6 +79,14 @@ class Store(FindingReads):
         """
         raise NotImplementedError
 
+    def begin_soon(self) -> None:
+        """Begin a transaction in a moment, if a rider has a batch for it; see `accompany`."""
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        """Begin the transactions that `begin_soon` asks for, until cancelled."""
+        raise NotImplementedError
+
     async def aclose(self) -> None:
         """Finish the waiting writes and release the lock. Later calls do nothing."""
         raise NotImplementedError

@@ -73,7 +73,8 @@ class Outlet:
         self._frames: list[bytes] = []
         self._waits = Waits()
         self._wake = Wait(math.inf)
-        self._progress = anyio.Event()
+        self._for_room: dict[Wait, None] = {}
+        """Those that wait in `room`."""
         self._ending = False
 
     def put(self, frame: bytes) -> None:
@@ -95,12 +96,27 @@ class Outlet:
         self._ending = True
         self._frames.clear()
         self.unsent = 0
-        self._progress.set()
+        self._make_room()
 
-    async def room(self) -> None:
-        """Wait until less than `UNSENT_BYTES_MAX` is unsent."""
+    def _make_room(self) -> None:
+        waiting, self._for_room = self._for_room, {}
+        for one in waiting:
+            one.end()
+
+    async def room(self, until: float = math.inf, waits: Waits | None = None) -> bool:
+        """Wait until less than `UNSENT_BYTES_MAX` is unsent; return False if ``until`` comes first.
+
+        ``waits``: has the deadline watched.
+        """
         while self.unsent >= UNSENT_BYTES_MAX:
-            await self._progress.wait()
+            turn = Wait(until)
+            self._for_room[turn] = None
+            try:
+                if not await (waits or self._waits).wait(turn):
+                    return False
+            finally:
+                self._for_room.pop(turn, None)
+        return True
 
     async def run(self) -> None:
         """Send until `end`; raises the stream's errors, and TimeoutError when it stalls."""
@@ -149,8 +165,7 @@ class Outlet:
         full = self.unsent >= UNSENT_BYTES_MAX
         self.unsent -= size
         if full:  # a producer may wait for room
-            self._progress.set()
-            self._progress = anyio.Event()
+            self._make_room()
 
 
 class _Call(Wait):
@@ -179,7 +194,7 @@ class Connection:
         self._waits = Waits()
         self._late: dict[int, Callable[[Any], None]] = {}
         self._next = 1
-        self._line: deque[anyio.Event] = deque()
+        self._line: deque[Wait] = deque()
         """Callers that wait because too much is in flight, oldest first."""
         self._stop = anyio.Event()
         self._heard_at = 0.0
@@ -229,9 +244,7 @@ class Connection:
         room = True
         try:
             if self._line or len(self._calls) >= CALLS_MAX or self._outlet.unsent >= UNSENT_BYTES_MAX:
-                with anyio.move_on_after(timeout_ms / 1000) as scope:
-                    await self._room()
-                room = not scope.cancelled_caught
+                room = await self._room(call.until)
             if room:
                 number = self._send_request(method, args, call)
                 await self._waits.wait(call)
@@ -265,26 +278,30 @@ class Connection:
         self._outlet.put(frame)
         return number
 
-    async def _room(self) -> None:
+    async def _room(self, until: float) -> bool:
+        """Wait until a call may be sent; return False if ``until`` comes first."""
         while not self.closed.is_set() and len(self._calls) >= CALLS_MAX:
-            turn = anyio.Event()
+            turn = Wait(until)
             self._line.append(turn)
             try:
-                await turn.wait()
+                came = await self._waits.wait(turn)
             except BaseException:
                 self._leave_line(turn)
                 raise
-        await self._outlet.room()
+            if not came:
+                self._leave_line(turn)
+                return False
+        return await self._outlet.room(until, self._waits)
 
-    def _leave_line(self, turn: anyio.Event) -> None:
-        if turn.is_set():
+    def _leave_line(self, turn: Wait) -> None:
+        if turn.over:
             self._next_in_line()
         else:
             self._line.remove(turn)
 
     def _next_in_line(self) -> None:
         if self._line:
-            self._line.popleft().set()
+            self._line.popleft().end()
 
     def _give_up(self, number: int, call: _Call, late: Callable[[Any], None] | None) -> None:
         if self._calls.pop(number, None) is not None:

@@ -97,7 +97,13 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _trio_park() -> Callable[[Wait], Awaitable[None]]:
     from trio import lowlevel  # Not loaded by clients on asyncio.
 
+    from onyxq.system import procedures
+
     async def park(wait: Wait) -> None:
+        if procedures.is_running():
+            await procedures.Parked(wait)
+            return
+
         def abort(_: Any) -> lowlevel.Abort:
             wait.resume = None
             return lowlevel.Abort.SUCCEEDED

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import trio
 
-from onyxq.core.errors import BadRequest, Behind, OnyxqError, StaleEpoch, StoreFailed, Unavailable
+from onyxq.core.errors import BadRequest, Behind, OnyxqError, StaleEpoch, Unavailable
 from onyxq.core.facts import KINDS, Row, check_key, partition_of_key, sealed
 from onyxq.core.ids import PARTITIONS_MAX
-from onyxq.leader.cohort.pending_facts import page, split_rows, split_wire_rows
+from onyxq.leader.cohort.pending_facts import page, split_wire_rows
 from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
 from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece
 from onyxq.store.row_checks import Prepared, prepare
@@ -114,34 +114,10 @@ class Cohort:
         if epoch > reached:
             raise Behind(f"partition {partition} has only reached epoch {reached}, not {epoch}")
 
-    async def write(
-        self, writes: Sequence[tuple[int, int, Sequence[Row]]], *, early: bool = False
-    ) -> list[OnyxqError | None]:
-        """Store ``(partition, epoch, rows)`` of this node's own leaders in one batch; return an error or None for each.
-
-        ``early``: the answer need not wait for the disk.
-        """
-        errors: list[OnyxqError | None] = []
-        rows: list[Row] = []
-        for partition, epoch, part in writes:
-            try:
-                self.check(partition, epoch)
-                rows += part
-                errors.append(None)
-            except OnyxqError as error:
-                errors.append(error)
-        if early and self._host.unflushed_writes.take(rows):
-            return errors
-        try:
-            await self._store(*split_rows(rows))
-        except (StoreFailed, BadRequest) as error:
-            return [error if found is None else found for found in errors]
-        return errors
-
     async def write_received(self, args: dict[str, Any]) -> list[dict[str, Any] | None]:
-        """Store the ``writes`` of another node's leaders, as `write` does; return an error map or None for each.
+        """Store ``[partition, epoch, rows]`` of another node's leaders together; return an error map or None for each.
 
-        Their rows are checked. Raises `StoreFailed`.
+        ``early``: the answer need not wait for the disk. Raises `StoreFailed`.
         """
         writes, early = args["writes"], args.get("early", False)
         results: list[dict[str, Any] | None] = []

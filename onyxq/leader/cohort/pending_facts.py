@@ -26,6 +26,7 @@ from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.jobs.batch_names import is_void
 from onyxq.core.replica import Replica, Transaction
 from onyxq.store.interface import Batch, PendingRow
+from onyxq.store.row_checks import Prepared
 from onyxq.store.store import Store
 
 PENDING = b"P"
@@ -139,11 +140,11 @@ def as_row(pending: PendingRow) -> Row:
     return Row(key, seal(key, msgpack.packb((pending.transaction, pending.deadline_ms, pending.number, pending.body))))
 
 
-def split_rows(rows: Sequence[Row]) -> tuple[Sequence[Row], list[PendingRow]]:
+def split_rows(rows: Sequence[Row | Prepared]) -> tuple[Sequence[Row | Prepared], list[PendingRow]]:
     """Split the rows of a write into facts and pending rows; raises `BadRequest` for malformed pending rows."""
     if not any(row.key[2:3] == PENDING for row in rows):
         return rows, []
-    pending = [from_row(row) for row in rows if row.key[2:3] == PENDING]
+    pending = [from_row(Row(row.key, row.value)) for row in rows if row.key[2:3] == PENDING]
     return [row for row in rows if row.key[2:3] != PENDING], pending
 
 

@@ -1,14 +1,14 @@
 """Quorum writes: rows go to every holder of a partition, and a majority must store them.
 
 Writes of many partitions to the same node are sent together, as one message and one transaction
-there. The same holds for the leader's own store.
+there. The same holds for the leader's own store, whose transactions take what waits for it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import trio
 
@@ -16,6 +16,12 @@ from onyxq.core.errors import OnyxqError, StoreFailed, Unavailable, from_map
 from onyxq.core.facts import Row
 from onyxq.core.replica import majority
 from onyxq.leader.cohort.member import Cohort
+from onyxq.leader.cohort.pending_facts import split_rows
+from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
+from onyxq.store.interface import Batch, Piece, Written
+from onyxq.store.row_checks import Prepared, prepare
+from onyxq.store.store import Store
+from onyxq.system.procedures import Wait
 
 SENDER_FLIGHTS = 2
 """Messages in flight per destination."""
@@ -25,6 +31,9 @@ SENDER_BYTES_MAX = 4 * 1024 * 1024
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 """Row bytes that may wait for one node before it counts as down."""
 WRITE_TIMEOUT_S = 3.0
+
+
+Rows: TypeAlias = Sequence[Row | Prepared]
 
 
 class Vote:
@@ -49,9 +58,9 @@ class Vote:
         self._cohorts = {frozenset(members), frozenset(target)}
         """Sets of nodes that must each have a majority. Mostly there is only one."""
         self._won = False
-        self._decided = trio.Event()
+        self._decided = Wait()
         self._wanted = 0
-        self._enough: trio.Event | None = None
+        self._enough: Wait | None = None
 
     def hear(self, node: str, error: OnyxqError | None) -> None:
         """Take the answer of a holder."""
@@ -60,9 +69,9 @@ class Vote:
         else:
             self.errors[node] = error
         if self.won or self._lost:
-            self._decided.set()
+            self._decided.end()
         if self._enough is not None and (self.has(self._wanted) or not self._may_have(self._wanted)):
-            self._enough.set()
+            self._enough.end()
         if error is not None:
             self._failed(node, error)
 
@@ -95,8 +104,7 @@ class Vote:
     async def wait(self, timeout_s: float) -> bool:
         """Wait for the decision; return whether it was won within ``timeout_s``."""
         if not self.won:
-            with trio.move_on_after(timeout_s):
-                await self._decided.wait()
+            await self._decided.wait(timeout_s)
         return self.won
 
     def has(self, acks: int) -> bool:
@@ -114,9 +122,8 @@ class Vote:
         Returns early if not enough nodes can get it any more.
         """
         if not self.has(acks) and self._may_have(acks):
-            self._wanted, self._enough = acks, trio.Event()
-            with trio.move_on_after(timeout_s):
-                await self._enough.wait()
+            self._wanted, self._enough = acks, Wait()
+            await self._enough.wait(timeout_s)
         return len(self.acks)
 
 
@@ -125,7 +132,7 @@ class _Waiting(NamedTuple):
 
     partition: int
     epoch: int
-    rows: Sequence[Row]
+    rows: Rows
     vote: Vote
     early: bool
 
@@ -173,8 +180,10 @@ class Sender:
 
         The leaders' anti-entropy completes the node's copies later.
         """
-        if not isinstance(error, StoreFailed):
-            self._down = error
+        self._down = error
+        self._fail_waiting(error)
+
+    def _fail_waiting(self, error: OnyxqError) -> None:
         waiting, self._waiting, self._bytes = list(self._waiting), deque(), 0
         for one in waiting:
             one.vote.hear(self.node, error)
@@ -198,7 +207,7 @@ class Sender:
         finally:
             self._waiters -= 1
 
-    def submit(self, partition: int, epoch: int, rows: Sequence[Row], vote: Vote, *, early: bool = False) -> None:
+    def submit(self, partition: int, epoch: int, rows: Rows, vote: Vote, *, early: bool = False) -> None:
         """Queue rows of one partition; ``vote`` hears the node once, immediately if the node is down.
 
         ``early``: the node may answer before the rows are on its disk.
@@ -211,6 +220,10 @@ class Sender:
             return
         self._bytes += size
         self._waiting.append(_Waiting(partition, epoch, rows, vote, early))
+        self._ask()
+
+    def _ask(self) -> None:
+        """Have waiting writes taken."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -229,17 +242,18 @@ class Sender:
             try:
                 errors = await self._send([one[:3] for one in group], early=group[0].early)
                 self.heard_at = trio.current_time()
+            except StoreFailed as error:
+                errors = [error] * len(group)
+                self._fail_waiting(error)
             except OnyxqError as error:
                 errors = [error] * len(group)
                 self.suspect(error)
             for one, problem in zip(group, errors, strict=True):
                 one.vote.hear(self.node, problem)
 
-    async def _send(self, writes: list[tuple[int, int, Sequence[Row]]], *, early: bool) -> list[OnyxqError | None]:
+    async def _send(self, writes: list[tuple[int, int, Rows]], *, early: bool) -> list[OnyxqError | None]:
         """Have the node store writes; return an error or None for each. Raises what the whole message met."""
-        if self.node == self._host.node_id:
-            return await self._host.cohort.write(writes, early=early)
-        packed = [[partition, epoch, [list(row) for row in rows]] for partition, epoch, rows in writes]
+        packed = [[partition, epoch, [[row.key, row.value] for row in rows]] for partition, epoch, rows in writes]
         args: dict[str, Any] = {"writes": packed, "early": True} if early else {"writes": packed}
         answer = await self._host.call(self.node, "cohort.write", args, timeout_s=WRITE_TIMEOUT_S)
         return [from_map(one) if one is not None else None for one in answer]
@@ -256,3 +270,88 @@ class Sender:
             size += more
         self._bytes -= size
         return group
+
+
+class OwnCopyHost(SenderHost, Protocol):
+    """What writes to a leader's own store need of its node."""
+
+    store: Store
+    unflushed_writes: UnflushedWrites
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """Take note of new pieces in the store."""
+        ...
+
+
+class OwnCopy(Sender):
+    """Writes to the leader's own store: a rider of its transactions, which each takes what waits (design: facts)."""
+
+    def __init__(self, host: OwnCopyHost, node: str) -> None:
+        super().__init__(host, node, missed=_nothing)
+        self._own = host
+        self._riding: list[_Waiting] = []
+        """Writes in the transaction under way."""
+        self._counted = False
+        """Whether the store's condition knows that a write waits here."""
+        host.store.accompany(self)
+
+    def submit(self, partition: int, epoch: int, rows: Rows, vote: Vote, *, early: bool = False) -> None:
+        """Queue rows of one partition; ``vote`` hears once, at once if they count from memory."""
+        try:
+            self._own.cohort.check(partition, epoch)
+            facts, pending = split_rows(rows)
+            prepared = [row if isinstance(row, Prepared) else prepare(row) for row in facts]
+        except OnyxqError as error:
+            vote.hear(self.node, error)
+            return
+        if early and not pending and self._own.unflushed_writes.take(prepared):
+            vote.hear(self.node, None)
+            return
+        super().submit(partition, epoch, rows if pending else prepared, vote)
+
+    def suspect(self, error: OnyxqError) -> None:
+        """Fail the waiting writes."""
+        self._fail_waiting(error)
+
+    def _ask(self) -> None:
+        if not self._counted:
+            self._counted = True
+            self._own.store.condition.begin_write()
+        self._own.store.begin_soon()
+
+    def take(self) -> Batch | None:
+        """Return the rows that wait; see `onyxq.store.interface.Rider`."""
+        if self._riding or not self._waiting:
+            return None
+        rows: list[Row | Prepared] = []
+        for one in self._take():
+            try:
+                self._own.cohort.check(one.partition, one.epoch)  # a newer epoch may have been promised meanwhile
+            except OnyxqError as error:
+                one.vote.hear(self.node, error)
+            else:
+                rows += one.rows
+                self._riding.append(one)
+        facts, pending = split_rows(rows)
+        return Batch(rows=facts, pending=pending)
+
+    def heard(self, outcome: Written | OnyxqError) -> None:
+        """Tell the votes whether their rows are stored; see `onyxq.store.interface.Rider`."""
+        riding, self._riding = self._riding, []
+        error = outcome if isinstance(outcome, OnyxqError) else None
+        if not isinstance(outcome, OnyxqError):
+            self._own.pieces_added(outcome.pieces)
+            self.heard_at = trio.current_time()
+        for one in riding:
+            one.vote.hear(self.node, error)
+        if error is not None:
+            self._fail_waiting(error)
+        if self._waiting:
+            self._own.store.begin_soon()
+        elif self._counted:
+            self._counted = False
+            self._own.store.condition.end_write()
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -9,6 +9,7 @@ Meanwhile no rows are acknowledged early.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import trio
@@ -57,16 +58,16 @@ class UnflushedWrites:
         self._start_soon(self._write, self._number, rows, size)
         return True
 
-    async def flushed(self) -> None:
-        """Wait until all rows that were acknowledged before are written."""
-        last = self._number
+    async def flushed(self, timeout_s: float = math.inf) -> None:
+        """Wait until all rows that were acknowledged before are written, for up to ``timeout_s``."""
+        last, until = self._number, trio.current_time() + timeout_s
         while self._since and next(iter(self._since)) <= last:
-            await self._flushed.wait()
+            if not await self._flushed.wait(max(0.0, until - trio.current_time())):
+                return
 
     async def readable(self) -> None:
         """Wait like `flushed`, but not long: a reader may miss rows rather than wait for a failing disk."""
-        with trio.move_on_after(READABLE_S):
-            await self.flushed()
+        await self.flushed(READABLE_S)
 
     async def _write(self, number: int, rows: Sequence[Row | Prepared], size: int) -> None:
         try:
