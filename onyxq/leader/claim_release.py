@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import trio
-
 from log_entries import release_claims
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, runs_of, stretch_of
 from onyxq.core.replica import held_bits
@@ -18,6 +16,7 @@ from onyxq.leader.entry_chunks import fitting, run_groups, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.state.leader_state import HeldRun
+from onyxq.system.procedures import Wait, pause
 
 RELEASE_DELAY_S = 0.2
 """Longest delay of a release, in seconds, so that several are sent together."""
@@ -31,7 +30,7 @@ class ClaimRelease:
     def __init__(self, host: OperationsHost) -> None:
         self._host = host
         self._state = host.leader_state
-        self._soon = trio.Event()
+        self._soon = Wait()
 
     def release_finished(self, leader: PartitionLeader) -> None:
         """Release claims on tasks whose completions an earlier leader had stored."""
@@ -55,14 +54,14 @@ class ClaimRelease:
         if self._host.replica.limited or waiting >= RELEASE_RUNS_MAX:
             self._release(leader.partition)
         else:
-            self._soon.set()
+            self._soon.end()
 
     async def run(self) -> None:
         """Release the claims that wait for it, until cancelled."""
         while True:
             await self._soon.wait()
-            await trio.sleep(RELEASE_DELAY_S)
-            self._soon = trio.Event()
+            await pause(RELEASE_DELAY_S)
+            self._soon = Wait()
             for partition in self._state.partitions_to_release():
                 self._release(partition)
 

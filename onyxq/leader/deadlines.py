@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import trio
-
 from onyxq.core.errors import OnyxqError
 from onyxq.core.facts import task_header
 from onyxq.core.ids import Run, TaskId, mask_of, stretch_of
@@ -16,6 +14,7 @@ from onyxq.leader.completion_rows import Finish, token_now
 from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.system.procedures import pause
 
 LOOK_EVERY_S = 0.5
 TASKS_MAX = 256
@@ -34,7 +33,7 @@ class Deadlines:
     async def run(self) -> None:
         """Look for expired tasks until cancelled."""
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await pause(LOOK_EVERY_S)
             now_ms = self._host.wall_ms()
             for partition in self._host.granter.led():
                 next_ms = self._host.store.next_expiry_ms(partition)

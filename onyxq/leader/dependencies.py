@@ -14,8 +14,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import trio
-
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, NotLeader, OnyxqError
 from onyxq.core.facts import Resolution, Row
@@ -28,7 +26,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.outcomes import ASKED_IDS_MAX, ENDS, UNSERVED, Outcomes
 from onyxq.leader.waiting_runs import WaitingRuns
-from onyxq.system.procedures import gather
+from onyxq.system.procedures import gather, now, pause
 
 LOOK_EVERY_S = 10.0
 RETRY_S = 0.5
@@ -138,17 +136,17 @@ class Dependencies:
 
     async def run(self) -> None:
         """Check waiting tasks until cancelled."""
-        next_round_s = trio.current_time() + LOOK_EVERY_S
+        next_round_s = now() + LOOK_EVERY_S
         while True:
-            await self._waiting.wait(max(0.0, next_round_s - trio.current_time()))
-            regular = set(self._host.leaders) if trio.current_time() >= next_round_s else set()
+            await self._waiting.wait(max(0.0, next_round_s - now()))
+            regular = set(self._host.leaders) if now() >= next_round_s else set()
             hinted = self._waiting.take_runs()
             for start in range(0, len(hinted), PAGE_RUNS):
                 await self._resolve(self._rows_of(hinted[start : start + PAGE_RUNS]))
             for partition in sorted(self._waiting.take_partitions() | regular):
                 await self._look_through(partition)
-            if trio.current_time() >= next_round_s:
-                next_round_s = trio.current_time() + LOOK_EVERY_S
+            if now() >= next_round_s:
+                next_round_s = now() + LOOK_EVERY_S
 
     def _rows_of(self, firsts: Sequence[TaskId]) -> list[tuple[TaskId, bytes]]:
         """Return those of the runs that still wait."""
@@ -167,7 +165,7 @@ class Dependencies:
             await self._resolve(page)
             if len(page) < PAGE_RUNS:
                 return
-            await trio.sleep(PAGE_PAUSE_S)
+            await pause(PAGE_PAUSE_S)
             last, body = page[-1]
             after = id_at(stretch_of(last), offset_of(last) + facts.task_header(body)[1] - 1)
 
@@ -227,7 +225,7 @@ class Dependencies:
 
     def _retry(self, runs: Iterable[Run]) -> None:
         async def later() -> None:
-            await trio.sleep(RETRY_S)
+            await pause(RETRY_S)
             self._waiting.look(run.first for run in runs)
 
         runs = list(runs)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import trio
-
 from onyxq.core import facts
 from onyxq.core.errors import Corrupt, OnyxqError, Unavailable
 from onyxq.core.ids import TaskId, id_at, offset_of, stretch_of
@@ -19,6 +17,7 @@ from onyxq.core.replica import leader_node
 from onyxq.core.task_headers import DEPENDS
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.host import OperationsHost
+from onyxq.system.procedures import pause
 
 PAGE_RUNS = 256
 ASK_TIMEOUT_S = 10.0
@@ -67,8 +66,11 @@ class Dependents:
             if not leader.ready or leader.deposed or self._lacks_pending(partition):
                 continue
             await self._host.unflushed_writes.flushed()
-            async for header in self._headers(partition):
-                found.update(wanted.intersection(stretch_of(one) for one in header.get(DEPENDS, ())))
+            for header in self._headers(partition):
+                if header is None:
+                    await pause(0.0)
+                else:
+                    found.update(wanted.intersection(stretch_of(one) for one in header.get(DEPENDS, ())))
             if partition in self._host.store.unindexed():
                 continue  # some waiting runs were not listed
             try:
@@ -78,15 +80,15 @@ class Dependents:
             heard.append(partition)
         return {"partitions": heard, "depended": sorted(found)}
 
-    async def _headers(self, partition: int) -> Any:
-        """Yield the headers of waiting runs, and of runs that prepared transactions will enqueue."""
+    def _headers(self, partition: int) -> Iterator[dict[str, Any] | None]:
+        """Yield the headers of waiting runs, and of runs that prepared transactions will enqueue; None after a page."""
         after = b""
         while page := self._host.store.waiting(partition, after=after, limit=PAGE_RUNS):
             for _, body in page:
                 yield facts.task_header(body)[0]
             last, body = page[-1]
             after = id_at(stretch_of(last), offset_of(last) + facts.task_header(body)[1] - 1)
-            await trio.lowlevel.checkpoint()
+            yield None
         for _, header in pending_runs(self._host, partition):
             yield header
 

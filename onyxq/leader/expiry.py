@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import trio
 from attrs import define, field
 
 from log_entries import expire_claims, grant_claims, grant_limited_claims, renew_claims
@@ -33,6 +32,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.state.completion_plan import stored_rows
 from onyxq.leader.state.states import State
+from onyxq.system.procedures import Wait, pause
 
 RETRY_S, RETRY_MAX_S = 0.05, 0.5
 """First and longest pause before claims that could not be ended are tried again, in seconds."""
@@ -67,7 +67,7 @@ class Expiry:
         self._log_time_now_ms = log_time_now_ms
         self._next_ms: float = math.inf
         """Earliest deadline of a claim in the led partitions, in log time."""
-        self._wake = trio.Event()
+        self._wake = Wait()
 
     async def run(self) -> None:
         """End each claim when its lease is over, until cancelled."""
@@ -81,23 +81,22 @@ class Expiry:
                     log.info("expiry waits: %s", error.message)
                 wait_s = self._wait_s()
                 if wait_s <= 0:
-                    await trio.sleep(retry_s)
+                    await pause(retry_s)
                     retry_s = min(2 * retry_s, RETRY_MAX_S)
                     continue
             retry_s = RETRY_S
-            with trio.move_on_after(wait_s):
-                await self._wake.wait()
+            await self._wake.wait(wait_s)
 
     def _wait_s(self) -> float:
         """Find the earliest deadline; return the seconds until its claim may expire."""
-        self._wake = trio.Event()
+        self._wake = Wait()
         deadlines = (piece[4] for _, claims in self._led() for pieces in claims.values() for piece in pieces)
         self._next_ms = min(deadlines, default=math.inf)
         return (self._next_ms + GRACE_MS + 1 - self._log_time_now_ms()) / 1000
 
     def look(self) -> None:
         """Look at all claims again: this node leads another partition, or has read another replica."""
-        self._wake.set()
+        self._wake.end()
 
     def note(self, outcomes: Sequence[Outcome], log_time_ms: int) -> None:
         """Note the deadlines that a record set, and that log time may have moved."""
@@ -110,7 +109,7 @@ class Expiry:
         )
         next_ms = min(deadlines, default=math.inf)
         if next_ms < self._next_ms or may_expire(self._next_ms, self._log_time_now_ms()):
-            self._wake.set()
+            self._wake.end()
 
     def _led(self) -> Iterator[tuple[PartitionLeader, Any]]:
         """Yield the partitions that serve here, and their claims."""

@@ -31,6 +31,7 @@ from onyxq.leader.cohort.member import Host
 from onyxq.leader.cohort.replication import Sender, Vote
 from onyxq.store.interface import Batch
 from onyxq.system import failures
+from onyxq.system.procedures import now
 
 WRITE_TIMEOUT_S = 4.0
 EXTRA_ACKS_S = 1.0
@@ -109,7 +110,7 @@ class PartitionLeader:
         """The ids that may be purged soon. No new task with such an id is accepted."""
         self.in_doubt = False
         """Whether an entry that purges may be on its way to the log."""
-        self.since_s = trio.current_time()
+        self.since_s = now()
         self.reported_s: dict[TaskId, float] = {}
         """Stretch with failed tasks -> when their failure was last reported to another node, in seconds."""
         self.scope = trio.CancelScope()
@@ -143,7 +144,7 @@ class PartitionLeader:
         if not self.ready or self.has_majority():
             self._alone_since = None
         elif self._alone_since is None:
-            self._alone_since = trio.current_time()
+            self._alone_since = now()
         return self._since() is not None
 
     def _since(self) -> float | None:
@@ -215,7 +216,7 @@ class PartitionLeader:
                 return acks
             raise Unknown(f"{acks} nodes have it, and w asks for {wanted}", hint=FEW_COPIES)
         if self._trouble_since is None:
-            self._trouble_since = trio.current_time()
+            self._trouble_since = now()
         for kind in (StaleEpoch, StoreFailed):
             for error in vote.errors.values():
                 if isinstance(error, kind):
@@ -276,7 +277,7 @@ class PartitionLeader:
                 await self._settle()
 
     async def _take_over(self) -> None:
-        self._trouble_since = trio.current_time()
+        self._trouble_since = now()
         await self._until_written(Batch(epochs=((self.partition, self.epoch),)))
         while self.partition in self._host.store.unindexed():
             await trio.sleep(RETRY_PAUSE_S)
@@ -520,7 +521,7 @@ class PartitionLeader:
         patience = min(
             self._host.replica.settings.yield_after_ms / 1000 * 2 ** min(placed.yields, 6), YIELD_PAUSE_MAX_S
         )
-        if trio.current_time() - since >= patience and self._host.live_candidates(self.partition) > 1:
-            self._trouble_since = trio.current_time()
+        if now() - since >= patience and self._host.live_candidates(self.partition) > 1:
+            self._trouble_since = now()
             self._alone_since = None
             await self._propose(yield_partition.Args(self.partition, self.epoch))

@@ -7,8 +7,6 @@ operation has its own module; this one combines them.
 
 from __future__ import annotations
 
-import trio
-
 from onyxq.leader.cancellations import Cancellations
 from onyxq.leader.claim_updates import ClaimUpdates
 from onyxq.leader.completions import Completions
@@ -26,6 +24,7 @@ from onyxq.leader.timers import Timers
 from onyxq.leader.token_check import TokenCheck
 from onyxq.leader.transaction_parts import TransactionParts
 from onyxq.leader.waiting_runs import WaitingRuns
+from onyxq.system.procedures import beside
 
 
 class Operations:
@@ -55,12 +54,12 @@ class Operations:
 
     async def run(self) -> None:
         """Run the background work of the operations until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.completions.run)
-            nursery.start_soon(self.completions.claim_release.run)
-            nursery.start_soon(self.dependencies.run)
-            nursery.start_soon(self.deadlines.run)
-            nursery.start_soon(self.purger.run)
+        async with beside() as start:
+            start(self.completions.run())
+            start(self.completions.claim_release.run())
+            start(self.dependencies.run())
+            start(self.deadlines.run())
+            start(self.transaction_parts.run())
 
     def backed(self, leader: PartitionLeader) -> None:
         """Continue with a partition whose finished tasks will stay finished under any next leader."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-import trio
-
 from onyxq.core import facts
 from onyxq.core.errors import NotLeader, OnyxqError
 from onyxq.core.ids import Run, TaskId, ids_of, mask_of, partition_of, runs_of, stretch_of
@@ -19,6 +17,7 @@ from onyxq.core.task_headers import UNIQUE_KEY, may_say
 from onyxq.leader.completion_rows import completions_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.system.procedures import now
 
 ASKED_IDS_MAX = 5_000
 """Most ids in one request or one hint."""
@@ -85,8 +84,8 @@ class Outcomes:
         if leader.closing.covers(task_id):
             return UNSERVED
         if len(leader.reported_s) >= WATCHED_MAX:
-            leader.reported_s, leader.since_s = {}, trio.current_time()
-        leader.reported_s[stretch_of(task_id)] = trio.current_time()
+            leader.reported_s, leader.since_s = {}, now()
+        leader.reported_s[stretch_of(task_id)] = now()
         return outcome
 
     def _current_task(self, task_id: TaskId) -> TaskId:

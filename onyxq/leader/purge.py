@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
 from typing import Any, Protocol
 
-import trio
 from attrs import define, field, frozen
 
 from log_entries import purge, renew_claims
@@ -41,6 +40,7 @@ from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.state.states import State
 from onyxq.store.index.records import HOUR_MS
 from onyxq.store.interface import Ended
+from onyxq.system.procedures import now, pause
 
 LOOKS_PER_BUCKET = 4
 """Checks of a partition per bucket time."""
@@ -135,7 +135,7 @@ class Purger:
         """Purge until cancelled."""
         every_s = min(LOOK_EVERY_S_MAX, self._pause_ms / 1000)
         while True:
-            await trio.sleep(every_s)
+            await pause(every_s)
             leaders = dict(sorted(self._host.leaders.items()))
             for known in (self._again_ms, self.waits):
                 for number in known.keys() - leaders.keys():
@@ -239,7 +239,7 @@ class Purger:
             if len(found.keep) + len(open_buckets[first].keep) > KEPT_MAX:
                 found.waits = TOO_MANY
                 return found
-            await trio.sleep(PAUSE_S)
+            await pause(PAUSE_S)
         for number in sorted(open_buckets):
             if not found.take(open_buckets[number], (number + 1) * bucket_ms):
                 return found
@@ -277,7 +277,7 @@ class Purger:
         """Keep failed tasks that others may wait for; raises `Unavailable` if there are too many."""
         if not found.failed:
             return
-        now_s, settled_s = trio.current_time(), self._host.purging.settled_ms / 1000
+        now_s, settled_s = now(), self._host.purging.settled_ms / 1000
         leader.reported_s = {one: at_s for one, at_s in leader.reported_s.items() if now_s - at_s < settled_s}
         wanted: Container[bytes] = found.failed
         # A node to which the previous leader reported a failure may not have acted on it yet.

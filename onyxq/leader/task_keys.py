@@ -12,11 +12,9 @@ it would wait for tasks that wait for it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
-import trio
 from attrs import frozen
 
 from onyxq.core import facts
@@ -30,7 +28,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 from onyxq.leader.state.states import State
-from onyxq.system.procedures import Wait
+from onyxq.system.procedures import Wait, now
 
 CLOCKS_APART_MS = 1_000
 """How far an id's time may be ahead of the leader's clock if the user named no later time."""
@@ -137,15 +135,11 @@ class TaskKeys:
         current = self._host.store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
         return current if current != first else None
 
-    @asynccontextmanager
-    async def locked(self, header: dict[str, Any]) -> AsyncIterator[None]:
-        """Serialise with all other requests about the unique key of a task."""
+    async def lock(self, header: dict[str, Any]) -> Callable[[], None]:
+        """Wait for all other requests about the unique key of a task; return what lets the next one proceed."""
         digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
         await self._lock(digest)
-        try:
-            yield
-        finally:
-            self._unlock(digest)
+        return self._unlocking(digest)
 
     def as_new(self, started: Started, first: TaskId, header: dict[str, Any]) -> Started:
         """Return the same write as that of a new unique key, after `unique` allowed it."""
@@ -205,10 +199,10 @@ class TaskKeys:
         """Return whether a task was ever granted, is finished or is being finished."""
         host, run = self._host, Run(task_id, 1)
         await host.settled()
-        until = trio.current_time() + GRANT_PATIENCE_S
+        until = now() + GRANT_PATIENCE_S
         # A grant may be on its way, which the log decides soon.
         while host.leader_state.blocked(run) and claim_of(host.replica, task_id) is None:
-            left_s = until - trio.current_time()
+            left_s = until - now()
             if left_s <= 0:
                 break
             await host.moved(left_s)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import trio
-
 from onyxq.core import facts
 from onyxq.core.errors import AlreadyFinished, Conflict, NotFound, OnyxqError, from_map
 from onyxq.core.ids import Run, TaskId, mask_of, ms_of, partition_of, stretch_of
@@ -24,6 +22,7 @@ from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_keys import TaskKeys
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.task import CancelTasks
+from onyxq.system.procedures import procedure, shielded
 
 CANCELLED, REPLACED, FINISHED = "cancelled", "replaced", "finished"
 """Outcomes of a cancel."""
@@ -52,6 +51,7 @@ class Timers:
         self._tokens.leader(partition)
         return self._host.store.unique(partition, queue, timer)
 
+    @procedure
     async def set(self, first: TaskId, body: bytes, *, replace: bool) -> int:
         """Make a new task the current one of the id in its header; return how many nodes have it.
 
@@ -60,12 +60,14 @@ class Timers:
         """
         header = facts.task_header(body)[0]
         leader = self._tokens.leader(partition_of(first))
-        async with self._keys.locked(header):
+        unlock = await self._keys.lock(header)
+        try:
             leader.check()
             row = await self._row(leader, first, header, body, replace=replace)
-            with trio.CancelScope(shield=True):  # the next request about this id must know the outcome
-                acks = await leader.write([row])
-        return acks
+            with shielded():  # the next request about this id must know the outcome
+                return await leader.write([row])
+        finally:
+            unlock()
 
     async def _row(
         self, leader: PartitionLeader, first: TaskId, header: dict[str, Any], body: bytes, *, replace: bool
@@ -93,6 +95,7 @@ class Timers:
         await self._completions.until_decided([Run(task_id, 1)])
         return not self._cancellations.finished(task_id)
 
+    @procedure
     async def cancel(self, task_id: TaskId) -> str:
         """Cancel a timer's task, claimed or not, if it is still the current one of its id; return the outcome.
 
@@ -105,12 +108,15 @@ class Timers:
         header = facts.task_header(row[1])[0]
         if UNIQUE_KEY not in header:
             raise NotFound("there is no such timer", field="id")
-        async with self._keys.locked(header):
+        unlock = await self._keys.lock(header)
+        try:
             current = self._host.store.unique(partition_of(task_id), header["queue"], header[UNIQUE_KEY])
             if current != task_id:
                 return REPLACED
-            with trio.CancelScope(shield=True):
+            with shielded():
                 (refused,) = await self._cancellations.cancel(CancelTasks(ids=[task_id], claimed=True))
+        finally:
+            unlock()
         error: OnyxqError | None = None if refused is None else from_map(refused)
         if isinstance(error, AlreadyFinished):
             return FINISHED

@@ -9,10 +9,7 @@ takeover.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
-
-import trio
 
 from log_entries import settle_transaction
 from onyxq.core import facts
@@ -29,6 +26,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import updates_of
 from onyxq.operations.table.enqueue import Enqueue, NewRun
+from onyxq.system.procedures import Wait, beside, gather, now, pause
 
 AT_ONCE_MAX = 512
 """Most transactions that one partition makes visible together."""
@@ -50,7 +48,7 @@ class TransactionApplier:
         self._todo: dict[int, dict[str, None]] = {}
         """Transactions to make visible, per partition led from here."""
         self._busy: set[int] = set()
-        self._wake = trio.Event()
+        self._wake = Wait()
         self._refused: dict[TaskId, float] = {}
         """First id of a run -> when it was first refused because of its dependencies."""
         self.lost = 0
@@ -58,23 +56,23 @@ class TransactionApplier:
 
     async def run(self) -> None:
         """Make transactions visible until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with beside() as start:
             while True:
                 await self._wake.wait()
-                self._wake = trio.Event()
+                self._wake = Wait()
                 for partition in sorted(self._todo.keys() - self._busy):
                     leader = self._host.leaders.get(partition)
                     if leader is None or not self._leads(leader):
                         del self._todo[partition]  # the next leader checks all transactions again
                         continue
                     self._busy.add(partition)
-                    nursery.start_soon(self._serve, leader)
+                    start(self._serve(leader))
 
     def owe(self, partition: int, name: str) -> None:
         """Make a committed transaction visible in a partition, if this node leads the partition."""
         if partition in self._host.leaders:
             self._todo.setdefault(partition, {})[name] = None
-            self._wake.set()
+            self._wake.end()
 
     async def _serve(self, leader: PartitionLeader) -> None:
         """Make the transactions of a partition visible while it is led from here and has any."""
@@ -84,13 +82,13 @@ class TransactionApplier:
                 now, later = list(names)[:AT_ONCE_MAX], list(names)[AT_ONCE_MAX:]
                 failed = await self._finish(leader, now)
                 if failed:
-                    await trio.sleep(RETRY_PAUSE_S)
+                    await pause(RETRY_PAUSE_S)
                 for name in [*later, *failed]:
                     self.owe(partition, name)
         finally:
             self._busy.discard(partition)
             if partition in self._todo:
-                self._wake.set()
+                self._wake.end()
 
     def _leads(self, leader: PartitionLeader) -> bool:
         return self._host.leaders.get(leader.partition) is leader and leader.ready and not leader.deposed
@@ -187,26 +185,13 @@ class TransactionApplier:
         ]
         updates = self._update_rows(leader, items)
         vote = leader.replicate(updates) if updates else None
-        errors: list[OnyxqError] = []
-
-        async def attempt(write: Callable[[], Awaitable[None]]) -> None:
-            try:
-                await write()
-            except OnyxqError as error:
-                errors.append(error)
-
-        if runs and finishes:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(attempt, lambda: self._complete_all(leader, finishes))
-                await attempt(lambda: self._enqueue_all(runs))
-        elif finishes:
-            await self._complete_all(leader, finishes)
-        elif runs:
-            await self._enqueue_all(runs)
-        if vote is not None:
-            await leader.decide(vote)
-        if errors:
-            raise errors[0]
+        work = [self._complete_all(leader, finishes)] if finishes else []
+        work += [self._enqueue_all(runs)] if runs else []
+        try:
+            await gather(work)
+        finally:
+            if vote is not None:
+                await leader.decide(vote)
 
     async def _complete_all(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
         if not self._leads(leader):
@@ -235,9 +220,9 @@ class TransactionApplier:
 
     def _may_come(self, first: TaskId, error: OnyxqError) -> bool:
         """Return whether a refused run may be accepted later, because its dependency may be in another partition."""
-        now = trio.current_time()
-        since = self._refused.setdefault(first, now)
-        if error.field == "depends" and now - since < DEPENDS_PATIENCE_S:
+        at_s = now()
+        since = self._refused.setdefault(first, at_s)
+        if error.field == "depends" and at_s - since < DEPENDS_PATIENCE_S:
             return True
         del self._refused[first]
         log.error("task %s of a committed transaction was refused: %s", first.hex(), error.message)

@@ -18,8 +18,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import trio
-
 from log_entries import settle_transaction
 from log_entries.commit_batch import committed_by
 from onyxq.core.entry import APPLIED
@@ -43,6 +41,8 @@ from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.leader.transaction_apply import TransactionApplier
 from onyxq.store.interface import Batch, PendingRow
 from onyxq.system import failures
+from onyxq.system.procedures import Wait, beside, pause
+from onyxq.system.signal import Signal
 
 SWEEP_EVERY_S = 5.0
 DROP_PAUSE_S = 0.2
@@ -86,17 +86,18 @@ class TransactionParts:
         self.applier = TransactionApplier(host, completions=completions, enqueues=enqueues)
         self._over: dict[tuple[int, str], None] = {}
         """Settled parts whose pending rows can be deleted."""
-        self._over_wake = trio.Event()
-        self._waiting: dict[str, trio.Event] = {}
+        self._over_wake = Wait()
+        self._waiting: dict[str, Signal] = {}
+        """Wakes those that wait for the decision of a transaction, by name."""
         self.wants_time = False
         """Whether pending rows here wait until log time has passed their deadline."""
 
     async def run(self) -> None:
         """Run the background work until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.applier.run)
-            nursery.start_soon(self._drop_settled)
-            nursery.start_soon(self._sweep)
+        async with beside() as start:
+            start(self.applier.run())
+            start(self._drop_settled())
+            start(self._sweep())
 
     # --- the log moves on
 
@@ -115,7 +116,7 @@ class TransactionParts:
                 if found is not None:
                     key = key_in(found, args.name, args.partition)
                     self._over[args.partition, key] = None
-                    self._over_wake.set()
+                    self._over_wake.end()
                     self._tell_dependents(found, args.partition)
                 if args.name not in step.replica.transactions:
                     self._tell(args.name)
@@ -141,17 +142,16 @@ class TransactionParts:
             self._outcomes.finished([Run(TaskId(first), count) for runs in held for first, count in runs])
 
     def _tell(self, name: str) -> None:
-        event = self._waiting.pop(name, None)
-        if event is not None:
-            event.set()
+        if (heard := self._waiting.pop(name, None)) is not None:
+            heard.fire()
 
     async def heard_of(self, name: str) -> None:
         """Wait until the log commits a transaction or it is settled everywhere."""
-        event = self._waiting.setdefault(name, trio.Event())
+        heard = self._waiting.setdefault(name, Signal())
         try:
-            await event.wait()
+            await heard.wait()
         finally:
-            if self._waiting.get(name) is event and not event.statistics().tasks_waiting:
+            if self._waiting.get(name) is heard and not heard.awaited:
                 del self._waiting[name]
 
     # --- prepare
@@ -259,8 +259,8 @@ class TransactionParts:
     async def _drop_settled(self) -> None:
         while True:
             await self._over_wake.wait()
-            await trio.sleep(DROP_PAUSE_S)
-            self._over_wake = trio.Event()
+            await pause(DROP_PAUSE_S)
+            self._over_wake = Wait()
             over, self._over = tuple(self._over), {}
             await self._drop(over)
 
@@ -274,7 +274,7 @@ class TransactionParts:
     async def _sweep(self) -> None:
         """Delete pending rows of transactions that were abandoned, or that settled while this node was away."""
         while True:
-            await trio.sleep(SWEEP_EVERY_S)
+            await pause(SWEEP_EVERY_S)
             replica = self._host.replica
             dead: list[tuple[int, str]] = []
             left = 0

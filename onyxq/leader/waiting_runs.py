@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import trio
-
 from onyxq.core.ids import TaskId
 from onyxq.core.task_headers import DEPENDS
+from onyxq.system.procedures import Wait
 
 KNOWN_MAX = 200_000
 """Most dependencies that are remembered in memory. The regular check finds forgotten ones."""
@@ -28,7 +27,7 @@ class WaitingRuns:
         """Waiting runs to check."""
         self._look_everywhere: set[int] = set()
         """Partitions whose waiting runs must all be checked."""
-        self._wake = trio.Event()
+        self._wake = Wait()
 
     def note(self, first: TaskId, header: dict[str, Any]) -> None:
         """Remember on which tasks a run depends."""
@@ -45,18 +44,17 @@ class WaitingRuns:
         """Have some runs checked."""
         self._look.update(firsts)
         if self._look:
-            self._wake.set()
+            self._wake.end()
 
     def look_everywhere(self, partition: int) -> None:
         """Have all waiting runs of a partition checked."""
         self._look_everywhere.add(partition)
-        self._wake.set()
+        self._wake.end()
 
     async def wait(self, seconds: float) -> None:
         """Wait until there is something to check, or for a number of seconds."""
-        with trio.move_on_after(seconds):
-            await self._wake.wait()
-        self._wake = trio.Event()
+        await self._wake.wait(seconds)
+        self._wake = Wait()
 
     def take_runs(self) -> list[TaskId]:
         """Return the runs to check, in order."""

@@ -23,6 +23,7 @@ from onyxq.core.log.record import encode_record
 from onyxq.core.step import Outcome
 from onyxq.system import failures
 from onyxq.system.clock import WallClock
+from onyxq.system.signal import Signal
 
 RECORD_ENTRIES_BYTES_MAX = RECORD_BYTES_MAX - 4096
 RESEND_PAUSE_S = 0.2
@@ -74,7 +75,7 @@ class Outbox:
         self._landed: dict[int, int] = {}
         """Positions of the records in ``_unread`` that are known to have landed, by number."""
         self._wake = trio.Event()
-        self._flushed = trio.Event()
+        self._flushed = Signal()
         self._lazy_since: float | None = None
         self._flight_since: float | None = None
         self._empty_wanted = False
@@ -163,7 +164,7 @@ class Outbox:
         self._landed.clear()
         self._waiting.clear()
         self._lazy.clear()
-        self._flushed.set()
+        self._flushed.fire()
 
     # --- its task
 
@@ -179,8 +180,7 @@ class Outbox:
             self._on_append(trio.current_time() - self._flight_since)
             self._flight_since = None
             self.sent_at = trio.current_time()
-            self._flushed.set()
-            self._flushed = trio.Event()
+            self._flushed.fire()
 
     async def _append(self, number: int, entries: list[bytes]) -> None:
         while number in self._unread:

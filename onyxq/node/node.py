@@ -163,15 +163,13 @@ class Node:
     async def run(self) -> None:
         """Run the background work until cancelled."""
         self.store.condition.on_return(self._look_again)
+        for background in (self.granter, self.operations, self.due_queue, self.expiry):
+            self.procedures.start(background.run())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.store.run)
             nursery.start_soon(self.procedures.run)
+            nursery.start_soon(self.operations.purger.run)  # a task, because it writes files
             nursery.start_soon(self.history.run)
-            nursery.start_soon(self.granter.run)
-            nursery.start_soon(self.operations.transaction_parts.run)
-            nursery.start_soon(self.operations.run)
-            nursery.start_soon(self.due_queue.run)
-            nursery.start_soon(self.expiry.run)
             nursery.start_soon(MovedAway(self).run)
             nursery.start_soon(self._yield_in_trouble, nursery)
             nursery.start_soon(self.probing.run)

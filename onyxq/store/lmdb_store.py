@@ -44,6 +44,7 @@ from onyxq.store.store import Store
 from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES, CheckedTables, Tables
 from onyxq.system.directories import PRIVATE, PRIVATE_FILE
 from onyxq.system.directory_lock import lock_file
+from onyxq.system.procedures import Wait
 
 MAP_BYTES = 1 << 30
 """First size of the memory map, in bytes; it doubles when it is full. Only the used part takes space on the disk."""
@@ -184,15 +185,15 @@ class LmdbTables(Tables):
 
 
 class _Ticket:
-    """A waiting batch, and the task to wake; no task if that was cancelled."""
+    """A waiting batch, and its outcome."""
 
-    __slots__ = ("prepared", "result", "rider", "task")
+    __slots__ = ("over", "prepared", "result", "rider")
 
-    def __init__(self, prepared: PreparedBatch, task: trio.lowlevel.Task | None, *, rider: Rider | None = None) -> None:
+    def __init__(self, prepared: PreparedBatch, *, rider: Rider | None = None) -> None:
         self.prepared = prepared
         self.rider = rider
         self.result: Written | OnyxqError | None = None
-        self.task = task
+        self.over = Wait()
 
 
 class LmdbStore(Store):
@@ -284,17 +285,12 @@ class LmdbStore(Store):
             raise StoreFailed("the store is closed")
         if self.condition.fatal is not None:
             raise self.condition.fatal
-        ticket = _Ticket(prepare_batch(batch), trio.lowlevel.current_task())
+        ticket = _Ticket(prepare_batch(batch))
         self._note_purge(batch)
         self._waiting.append(ticket)
         self._ask_begin()
-
-        def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            ticket.task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
         with self.condition.writing():
-            await trio.lowlevel.wait_task_rescheduled(abandon)
+            await ticket.over.wait()
         if isinstance(ticket.result, OnyxqError):
             raise ticket.result
         assert ticket.result is not None
@@ -319,7 +315,7 @@ class LmdbStore(Store):
         while (self._waiting or self._riders_ask) and not self._busy:
             self._riders_ask = False
             for rider, batch in self._taken():
-                self._waiting.appendleft(_Ticket(prepare_batch(batch), None, rider=rider))
+                self._waiting.appendleft(_Ticket(prepare_batch(batch), rider=rider))
             self._group = self._take()
             if self._group:
                 self._apply()
@@ -522,12 +518,10 @@ class LmdbStore(Store):
 
 
 def _wake(ticket: _Ticket, result: Written | OnyxqError) -> None:
-    task, ticket.task = ticket.task, None
     ticket.result = result
     if ticket.rider is not None:
         ticket.rider.heard(result)
-    if task is not None:
-        trio.lowlevel.reschedule(task)
+    ticket.over.end()
 
 
 def _take_identity(env: lmdb.Environment, directory: Path) -> None:

@@ -21,6 +21,7 @@ from onyxq.store.index.purge import watermarks_in
 from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.store import Store
 from onyxq.store.tables import TABLE_NAMES, CheckedTables, Tables
+from onyxq.system.procedures import Wait
 
 
 class MemoryTable:
@@ -120,6 +121,14 @@ class _Ticket:
         self.prepared = prepared
         self.rider = rider
         self.outcome: Written | OnyxqError | None = None
+        self.over = Wait()
+
+    def end(self, outcome: Written | OnyxqError) -> None:
+        """Tell the outcome to whoever waits."""
+        self.outcome = outcome
+        self.over.end()
+        if self.rider is not None:
+            self.rider.heard(outcome)
 
 
 class MemoryStore(Store):
@@ -136,19 +145,22 @@ class MemoryStore(Store):
         self._turn = trio.Lock()
         self._closed = False
         self._riders_ask = trio.Event()
+        self._runs = False
+        """Whether a task in `run` commits, as the thread of a store on disk does. Otherwise each writer does."""
 
     def begin_soon(self) -> None:
         self._riders_ask.set()
 
     async def run(self) -> None:
-        while True:
-            await self._riders_ask.wait()
-            self._riders_ask = trio.Event()
-            try:
-                await self.write(Batch())
-            except (StoreFailed, StoreDamaged) as error:
-                for rider, _ in self._taken():
-                    rider.heard(error)
+        self._runs = True
+        try:
+            while True:
+                await self._riders_ask.wait()
+                self._riders_ask = trio.Event()
+                async with self._turn:
+                    await self._commit()
+        finally:
+            self._runs = False
 
     async def write(self, batch: Batch) -> Written:
         if self._closed:
@@ -159,9 +171,13 @@ class MemoryStore(Store):
         self._note_purge(batch)
         self._waiting.append(ticket)
         with self.condition.writing():
-            async with self._turn:
-                if ticket.outcome is None:
-                    await self._commit()
+            if self._runs:
+                self.begin_soon()
+                await ticket.over.wait()
+            else:
+                async with self._turn:
+                    if ticket.outcome is None:
+                        await self._commit()
         assert ticket.outcome is not None
         if isinstance(ticket.outcome, OnyxqError):
             raise ticket.outcome
@@ -172,11 +188,13 @@ class MemoryStore(Store):
         riding = [_Ticket(prepare_batch(batch), rider) for rider, batch in self._taken()]
         self._waiting[:0] = riding
         group = list(self._waiting)
+        if not group:
+            return
+        written: list[Written] = []
 
         def apply() -> None:
             applier = Applier(self._tables.raw, self._now_ms(), self._watermarks, self._records)
-            for ticket in group:
-                ticket.outcome = applier.apply(ticket.prepared)
+            written.extend(applier.apply(ticket.prepared) for ticket in group)
             applier.flush()
             for ticket in group:
                 self._tell(ticket.prepared.rows)
@@ -185,14 +203,13 @@ class MemoryStore(Store):
             await self._disk.sync(self._run, apply, sum(ticket.prepared.bytes for ticket in group))
         except (StoreFailed, StoreDamaged) as error:
             self.condition.refused(error.message)
-            for ticket in group:
-                ticket.outcome = error
+            outcomes: list[Written | OnyxqError] = [error] * len(group)
         else:
             self.condition.wrote()
+            outcomes = [*written]
         del self._waiting[: len(group)]
-        for ticket in group:
-            if ticket.rider is not None and ticket.outcome is not None:
-                ticket.rider.heard(ticket.outcome)
+        for ticket, outcome in zip(group, outcomes, strict=True):
+            ticket.end(outcome)
 
     def read_through(self, tables: MemoryTables) -> None:
         """Read and write through other tables, which wrap those of the disk."""

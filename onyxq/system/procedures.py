@@ -11,11 +11,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from itertools import count
+from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import trio
@@ -24,9 +25,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 """Takes what a procedure returned, or the exception that ended it."""
-
-TURN_STEPS_MAX = 1_000
-"""Steps in one turn of the event loop. Then its other tasks have their turn."""
 
 _now_running: Procedures | None = None
 """The procedures of which one makes a step now."""
@@ -113,31 +111,64 @@ def is_procedure(function: Callable[..., Any]) -> bool:
     return getattr(function, "is_procedure", False)
 
 
+def now() -> float:
+    """Return the time in seconds of the clock by which procedures, or tasks, wait."""
+    return _now_running.clock() if _now_running is not None else trio.current_time()
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Let nothing in the context be cancelled; the caller is cancelled after it."""
+    if _now_running is None:
+        with trio.CancelScope(shield=True):
+            yield
+        return
+    one = _now_running.making_step
+    assert one is not None
+    one.shields += 1
+    try:
+        yield
+    finally:
+        one.shields -= 1
+
+
 async def pause(seconds: float) -> None:
-    """Wait for some time."""
+    """Wait for some time. With 0.0, only let others have their turn."""
     if _now_running is not None:
         await Parked(Wait(), seconds)
     else:
         await trio.sleep(seconds)
 
 
-@asynccontextmanager
-async def beside() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], object]]:
+class beside:
+    # A class: event loops finish async generators by tasks of their own.
     """Run procedures beside the caller: those that the function that it gives has started by the end of the context.
 
     The context ends when all of them are over. If one fails, or the caller does, the others are cancelled.
     """
-    if _now_running is None:
-        async with trio.open_nursery() as nursery:
-            yield lambda steps: nursery.start_soon(_awaited, steps)
-        return
-    group = _Group(_now_running)
-    try:
-        yield group.start
-        await group.over()
-    except BaseException:
-        group.withdraw()
-        raise
+
+    async def __aenter__(self) -> Callable[[Coroutine[Any, Any, None]], object]:
+        self._group = _Group(_now_running) if _now_running is not None else None
+        if self._group is not None:
+            return self._group.start
+        self._tasks = trio.open_nursery()
+        nursery = await self._tasks.__aenter__()
+        return lambda steps: nursery.start_soon(_awaited, steps)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._group is None:
+            return bool(await self._tasks.__aexit__(kind, error, trace))
+        try:
+            if error is None:
+                await self._group.over()
+        except BaseException:
+            self._group.withdraw()
+            raise
+        if error is not None:
+            self._group.withdraw()
+        return False
 
 
 async def _awaited(steps: Coroutine[Any, Any, None]) -> None:
@@ -203,12 +234,14 @@ async def _hear(one: Coroutine[Any, Any, T], found: list[tuple[Any, Exception | 
 class Procedure:
     """A procedure that was started."""
 
-    __slots__ = ("_begun", "_context", "_done", "_owner", "_steps", "over", "waits_for", "withdrawn")
+    __slots__ = ("_begun", "_context", "_done", "_owner", "_steps", "over", "shields", "waits_for", "withdrawn")
 
     def __init__(self, owner: Procedures, steps: Coroutine[Any, Any, Any], done: Done) -> None:
         self.over = False
         """Whether it returned or failed."""
         self.withdrawn = False
+        self.shields = 0
+        """Number of `shielded` contexts in which it is."""
         self.waits_for: Waiting | None = None
         self._owner = owner
         self._steps = steps
@@ -221,7 +254,7 @@ class Procedure:
         if self.over or self.withdrawn:
             return
         self.withdrawn = True
-        if self.waits_for is not None:
+        if self.waits_for is not None and not self.shields:
             self.waits_for.resume = None
             self._owner.continue_soon(self, self.waits_for)
 
@@ -231,7 +264,7 @@ class Procedure:
         ended = wait is not None and wait.over
         while True:
             try:
-                if self.withdrawn and not ended:
+                if self.withdrawn and not ended and not self.shields:
                     parked = self._context.run(self._steps.throw, Withdrawn())
                 elif self._begun:
                     parked = self._context.run(self._steps.send, ended)
@@ -249,7 +282,7 @@ class Procedure:
                 self._end(None, TypeError(f"a procedure awaits {parked!r}, which only a task can"))
                 return
             ended = parked.wait.over
-            if not (ended or self.withdrawn):
+            if not ended and (not self.withdrawn or self.shields):
                 self.waits_for = parked.wait
                 parked.wait.resume = partial(self._owner.continue_soon, self, parked.wait)
                 self._owner.limit(self, parked.wait, parked.timeout_s)
@@ -265,7 +298,7 @@ class Procedures:
     """Runs procedures. A node runs `run`; whoever has another clock calls `turn`."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
-        self._clock = clock
+        self.clock = clock
         self._ready: deque[Procedure] = deque()
         self._limits: list[tuple[float, int, Procedure, Waiting]] = []
         """Heap of the times until which procedures wait at most."""
@@ -275,6 +308,8 @@ class Procedures:
         """Ended when a procedure can continue; None while nobody waits for that."""
         self._sooner: trio.CancelScope | None = None
         self._failed: list[BaseException] = []
+        self.making_step: Procedure | None = None
+        """The procedure that makes a step now."""
 
     def start(self, steps: Coroutine[Any, Any, Any], done: Done | None = None) -> Procedure:
         """Run a procedure: until it waits first, now, but soon if the caller is a procedure itself.
@@ -297,11 +332,12 @@ class Procedures:
 
     def _step(self, one: Procedure) -> None:
         global _now_running
-        outer, _now_running = _now_running, self
+        assert _now_running is None
+        _now_running, self.making_step = self, one
         try:
             one.step()
         finally:
-            _now_running = outer
+            _now_running = self.making_step = None
 
     def continue_soon(self, one: Procedure, wait: Waiting) -> None:
         """Let a procedure make its next step if it still waits for ``wait``."""
@@ -311,8 +347,11 @@ class Procedures:
 
     def limit(self, one: Procedure, wait: Waiting, timeout_s: float) -> None:
         """Let a procedure wait for ``timeout_s`` at most."""
-        if timeout_s < math.inf:
-            at = self._clock() + timeout_s
+        if timeout_s <= 0:
+            wait.resume = None
+            self.continue_soon(one, wait)
+        elif timeout_s < math.inf:
+            at = self.clock() + timeout_s
             heapq.heappush(self._limits, (at, next(self._numbers), one, wait))
             if self._sooner is not None and at < self._sooner.deadline:
                 self._sooner.deadline = at
@@ -326,17 +365,15 @@ class Procedures:
             turn, self._turn_due = self._turn_due, None
             turn.end()
 
-    def turn(self, steps_max: int = TURN_STEPS_MAX) -> bool:
-        """Run the procedures that can continue; return whether some still can."""
-        for _ in range(steps_max):
-            if not self._ready:
-                return False
+    def turn(self) -> bool:
+        """Let each procedure that can continue now make a step; return whether some can continue after that."""
+        for _ in range(len(self._ready)):
             self._step(self._ready.popleft())
         return bool(self._ready)
 
     def lapse(self) -> float:
         """Let the procedures continue whose time is over; return when the next one's is."""
-        now = self._clock()
+        now = self.clock()
         while self._limits and self._limits[0][0] <= now:
             _, _, one, wait = heapq.heappop(self._limits)
             if one.waits_for is wait and wait.resume is not None:

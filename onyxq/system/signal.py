@@ -13,6 +13,11 @@ class Signal:
     def __init__(self) -> None:
         self._waiting: dict[Wait, None] = {}
 
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._waiting)
+
     def fire(self) -> None:
         """Wake all that wait."""
         waiting, self._waiting = self._waiting, {}

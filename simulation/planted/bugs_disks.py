@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from onyxq.core.errors import BadRequest, OnyxqError, StoreFailed
+from onyxq.leader.cohort.replication import OwnCopy
 from onyxq.leader.leader import PartitionLeader
 from onyxq.store.condition import Condition
+from onyxq.store.interface import Written
 from simulation.planted.planted import Planted
 from simulation.planted.seams import instead
 
-_Write = Callable[..., Awaitable[list[OnyxqError | None]]]
+_Heard = Callable[[OwnCopy, Written | OnyxqError], None]
 
 
 def _as_if_never_refused(original: Callable[[Condition], None]) -> Callable[[Condition], None]:
@@ -22,12 +24,11 @@ def _as_if_never_refused(original: Callable[[Condition], None]) -> Callable[[Con
     return wrote
 
 
-def _refused_is_stored(original: _Write) -> _Write:
-    async def write(*args: object, **options: object) -> list[OnyxqError | None]:
-        errors = await original(*args, **options)
-        return [None if isinstance(error, (StoreFailed, BadRequest)) else error for error in errors]
+def _refused_is_stored(original: _Heard) -> _Heard:
+    def heard(copy: OwnCopy, outcome: Written | OnyxqError) -> None:
+        original(copy, Written() if isinstance(outcome, (StoreFailed, BadRequest)) else outcome)
 
-    return write
+    return heard
 
 
 def _leader_lacks_rows(leader: PartitionLeader) -> None:
@@ -62,7 +63,7 @@ DISK_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "refused writes count as stored",
-        "onyxq.leader.cohort.member:Cohort.write",
+        "onyxq.leader.cohort.replication:OwnCopy.heard",
         _refused_is_stored,
         "an acknowledged task is not on the disks of a majority",
         "failing_disk",

@@ -88,9 +88,11 @@ def test_one_copy_that_was_asked_for_is_the_leaders() -> None:
 
     async def workload(world: World) -> None:
         async with world.client() as client:
-            leader(world, 1).disk.delay_ms = lambda: 20_000
+            disk = leader(world, 1).disk
+            disk.delay_ms = lambda: 20_000
             (refusal,) = (await enqueue(client, run(world, 1, 1), w=1))["acks"]
             assert refusal["code"] == "unknown"
+            disk.delay_ms = lambda: 1
 
     simulate(workload, seed=1, options=OPTIONS)
 

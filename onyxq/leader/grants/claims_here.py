@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import trio
-
 from onyxq.core.errors import LogUnavailable, OnyxqError
 from onyxq.core.ids import Run, TaskId, partition_of
 from onyxq.leader.grants.granter import ClaimRequest, Granted, Room
 from onyxq.leader.grants.ready_heads import Head
 from onyxq.leader.host import OperationsHost
+from onyxq.system.procedures import CANCELLED, Wait
 
 LOG_TIMEOUT_S = 4.0
 """Longest wait for the log's decision, in seconds; the asking node waits a second longer."""
@@ -28,7 +27,7 @@ class _Answers:
 
     def __init__(self, claims: int) -> None:
         self.by_place: dict[int, list[Granted] | OnyxqError] = {}
-        self.all = trio.Event()
+        self.all = Wait()
         self.wanted = True
         """Whether the claimers still wait."""
         self._claims = claims
@@ -38,7 +37,7 @@ class _Answers:
         if self.wanted:
             self.by_place[place] = error if error is not None else granted
             if len(self.by_place) == self._claims:
-                self.all.set()
+                self.all.end()
         return self.wanted
 
 
@@ -54,9 +53,8 @@ async def claim_here(
         reply = partial(answers.take, place)
         host.granter.submit(ClaimRequest(queues, maximum, lease_ms or 0, worker, reply, ahead_ms, room))
     try:
-        with trio.move_on_after(LOG_TIMEOUT_S if requests else 0.0):
-            await answers.all.wait()
-    except trio.Cancelled:
+        await answers.all.wait(LOG_TIMEOUT_S if requests else 0.0)
+    except CANCELLED:
         for answer in answers.by_place.values():
             for one in answer if not isinstance(answer, OnyxqError) else ():
                 _give_back(host, one)

@@ -23,11 +23,10 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-import trio
-
 from onyxq.core.errors import StoreFailed
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.store import Store
+from onyxq.system.procedures import Wait, beside
 
 AHEAD_MS = 2_000
 """Time by which the due index is read ahead."""
@@ -115,8 +114,8 @@ class DueQueue:
         """Time of the last offer."""
         self._looks = Agenda()
         self._promotions = Agenda()
-        self._sooner = trio.Event()
-        self._promote_sooner = trio.Event()
+        self._sooner = Wait()
+        self._promote_sooner = Wait()
 
     # --- what others tell
 
@@ -152,15 +151,15 @@ class DueQueue:
 
     async def run(self) -> None:
         """Offer and promote tasks in time until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._promote_in_time)
+        async with beside() as start:
+            start(self._promote_in_time())
             while True:
                 now_ms = self._wall_ms()
                 for partition in self._looks.take(now_ms):
                     self._look(partition, now_ms)
                 self._offer_ahead(now_ms)
                 self._offer_due(now_ms)
-                self._sooner = trio.Event()
+                self._sooner = Wait()
                 await self._wait(self._next_ms(), self._sooner)
 
     # --- offering
@@ -220,11 +219,11 @@ class DueQueue:
         self._count += 1
         heapq.heappush(self._pieces, (piece.due_ms, self._count, piece))
         if self._pieces[0][2] is piece:
-            self._sooner.set()
+            self._sooner.end()
 
     def _look_at(self, partition: int, at_ms: int) -> None:
         if self._looks.put(partition, at_ms):
-            self._sooner.set()
+            self._sooner.end()
 
     def _next_ms(self) -> int | None:
         times = [] if (look_ms := self._looks.next_ms()) is None else [look_ms]
@@ -238,7 +237,7 @@ class DueQueue:
 
     def _promote_at(self, partition: int, at_ms: int) -> None:
         if self._promotions.put(partition, at_ms):
-            self._promote_sooner.set()
+            self._promote_sooner.end()
 
     async def _promote_in_time(self) -> None:
         while True:
@@ -246,7 +245,7 @@ class DueQueue:
             if partitions := self._promotions.take(now_ms):
                 await self._promote(partitions, now_ms)
             else:
-                self._promote_sooner = trio.Event()
+                self._promote_sooner = Wait()
                 await self._wait(self._promotions.next_ms(), self._promote_sooner)
 
     async def _promote(self, partitions: Sequence[int], now_ms: int) -> None:
@@ -263,10 +262,9 @@ class DueQueue:
             if next_ms is not None and partition in self._read_to:
                 self._promote_at(partition, next_ms if next_ms <= now_ms else _promotion_ms(next_ms))
 
-    async def _wait(self, at_ms: int | None, sooner: trio.Event) -> None:
+    async def _wait(self, at_ms: int | None, sooner: Wait) -> None:
         wait_s = math.inf if at_ms is None else min((at_ms - self._wall_ms()) / 1000, LOOK_AGAIN_S)
-        with trio.move_on_after(max(wait_s, 0.0)):
-            await sooner.wait()
+        await sooner.wait(max(wait_s, 0.0))
 
 
 def _promotion_ms(due_ms: int) -> int:

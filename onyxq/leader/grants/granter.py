@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import trio
 from attrs import define, field
 
 from log_entries import grant_claims, grant_limited_claims
@@ -39,6 +38,7 @@ from onyxq.store.interface import Piece
 from onyxq.store.store import Store
 from onyxq.system import tracing
 from onyxq.system.metrics import Metrics
+from onyxq.system.procedures import Wait, beside, pause
 
 REQUESTS_MAX = 10_000
 QUEUES_KNOWN_MAX = 100_000
@@ -167,7 +167,7 @@ class Granter:
         )
         self._bodies = Bodies(host.store, self._is_data_final)
         self._requests: deque[ClaimRequest] = deque()
-        self._wake = trio.Event()
+        self._wake = Wait()
         self._queue_of: dict[bytes, str] = {}
 
     # --- leadership
@@ -296,18 +296,18 @@ class Granter:
             request.reply([], Unavailable(f"more than {REQUESTS_MAX} claims wait at this node"))
             return
         self._requests.append(request)
-        self._wake.set()
+        self._wake.end()
 
     async def run(self) -> None:
         """Answer requests, and wake queues and tasks in time, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._wakes.run)
+        async with beside() as start:
+            start(self._wakes.run())
             await self._rounds()
 
     async def _rounds(self) -> None:
         while True:
             while not self._requests:
-                self._wake = trio.Event()
+                self._wake = Wait()
                 await self._wake.wait()
             try:
                 outbox = self._host.outbox_now()
@@ -317,7 +317,7 @@ class Granter:
             self._round(outbox)
             # While the record is on its way, requests for the next one arrive.
             await outbox.flushed()
-            await trio.lowlevel.checkpoint()
+            await pause(0.0)
 
     def _refuse(self, error: OnyxqError) -> None:
         requests, self._requests = list(self._requests), deque()
@@ -511,6 +511,6 @@ class Granter:
             await leader.write([data_row(task_id, Data(self._host.wall_ms(), payload, leader.mark()))])
         except OnyxqError as error:
             log.info("task %s will be granted later: %s", task_id.hex(), error.message)
-            await trio.sleep(WRITE_AGAIN_S)
+            await pause(WRITE_AGAIN_S)
         finally:
             self.offer(self._state.end(State.CHANGING, [Run(task_id, 1)]))

@@ -10,10 +10,9 @@ import heapq
 from collections.abc import Callable, Hashable
 from typing import Protocol, TypeVar
 
-import trio
-
 from onyxq.core import queues
 from onyxq.core.replica import Replica
+from onyxq.system.procedures import Wait, now
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -36,7 +35,7 @@ class Limits:
 
     def moved(self, before: Replica, after: Replica) -> list[str]:
         """Take a step of the log; return the queues whose limits or counts it changed."""
-        self._moved_s = trio.current_time()
+        self._moved_s = now()
         if before.queues is after.queues and before.running is after.running and before.rates is after.rates:
             return []
         return sorted(
@@ -78,7 +77,7 @@ class Limits:
             self._asked.pop(queue, None)
 
     def _since_ms(self) -> int:
-        return int((trio.current_time() - self._moved_s) * 1000)
+        return int((now() - self._moved_s) * 1000)
 
 
 class WakeTimers:
@@ -89,26 +88,25 @@ class WakeTimers:
         self._times: list[tuple[float, int, Hashable]] = []
         self._pending: dict[Hashable, float] = {}
         self._count = 0
-        self._sooner = trio.Event()
+        self._sooner = Wait()
 
     def after(self, seconds: float, name: Hashable) -> None:
         """Wake ``name`` after a number of seconds, unless it will be woken earlier anyway."""
-        at_s = trio.current_time() + seconds
+        at_s = now() + seconds
         if self._pending.get(name, float("inf")) <= at_s:
             return
         self._pending[name] = at_s
         self._count += 1
         heapq.heappush(self._times, (at_s, self._count, name))
-        self._sooner.set()
+        self._sooner.end()
 
     async def run(self) -> None:
         """Wake names until cancelled."""
         while True:
-            wait_s = self._times[0][0] - trio.current_time() if self._times else float("inf")
+            wait_s = self._times[0][0] - now() if self._times else float("inf")
             if wait_s > 0:
-                self._sooner = trio.Event()
-                with trio.move_on_after(wait_s):
-                    await self._sooner.wait()
+                self._sooner = Wait()
+                await self._sooner.wait(wait_s)
                 continue
             at_s, _, name = heapq.heappop(self._times)
             if self._pending.get(name) == at_s:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import trio
-
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.leader.grants.limits import Limits
 from onyxq.leader.grants.window import PieceCounter, SortKey, Window
 from onyxq.leader.leader import PartitionLeader
 from onyxq.store.interface import Piece
 from onyxq.store.store import Store
+from onyxq.system.procedures import now, pause
+from onyxq.system.signal import Signal
 
 ESTIMATE_MAX = 1_000
 """Ready tasks are counted up to this number for coordinators."""
@@ -87,14 +87,15 @@ class _QueueHeads:
         self.keys: dict[int, SortKey] = {}
         self.ahead: list[tuple[int, int, Piece]] = []
         """Pieces that are due in a moment, as a heap ordered by due time."""
-        self.changed = trio.Event()
+        self.changed = Signal()
+        self.changes = 0
         self.waiting = 0
         """Number of coordinators that wait for a better head."""
         self.remote_wanted: list[int] = []
         """Number of tasks that each waiting coordinator of another node wants."""
         self.local_wanted: list[Wanted] = []
         """Demand of this node's own coordinator while it waits. It comes first, because it needs no message."""
-        self.looked: tuple[trio.Event, Head | None] | None = None
+        self.looked: tuple[int, Head | None] | None = None
         """The head that was found after a change, for all coordinators that the change woke."""
         self.notified = 0
         """How many tasks the coordinators want that were notified of this head."""
@@ -113,7 +114,8 @@ class _QueueHeads:
     def wake(self) -> None:
         """Wake the waiting coordinators; those that were woken before and have not looked yet look again."""
         self.looked = None
-        self.changed.set()
+        self.changes += 1
+        self.changed.fire()
 
 
 class Heads:
@@ -269,14 +271,15 @@ class Heads:
         heads.local_wanted += local_wanted
         heads.remote_wanted += remote_wanted
         try:
+            until = now() + timeout_s
             head = self.head(queue, ahead=ahead, wanted=heads.wanted)
-            with trio.move_on_after(timeout_s):
-                while not _better(head, known):
-                    head = await self._head_after_change(heads, queue, known, wanted)
-                    if head is not None and is_ahead(head) and not ahead:
-                        head = None
-                return head
-            return self.head(queue, ahead=ahead, wanted=heads.wanted)
+            while not _better(head, known):
+                if not await heads.changed.wait(until - now()):
+                    return self.head(queue, ahead=ahead, wanted=heads.wanted)
+                head = await self._head_after_change(heads, queue, known, wanted)
+                if head is not None and is_ahead(head) and not ahead:
+                    head = None
+            return head
         finally:
             heads.waiting -= 1
             for one in local_wanted:
@@ -289,22 +292,18 @@ class Heads:
     async def _head_after_change(
         self, heads: _QueueHeads, queue: str, known: tuple[int, int] | None, wanted: int | Wanted
     ) -> Head | None:
-        if heads.changed.is_set():  # otherwise another coordinator waits for it already
-            heads.changed = trio.Event()
-        changed = heads.changed
-        await changed.wait()
         # All waiting coordinators wake together. The first one finds the head for all. As many are notified at
         # once as can take its tasks.
-        if heads.looked is None or heads.looked[0] is not changed:
+        if heads.looked is None or heads.looked[0] != heads.changes:
             head = self.head(queue, ahead=True, wanted=heads.wanted)
-            heads.looked, heads.notified = (changed, head), sum(tasks() for tasks in heads.local_wanted)
+            heads.looked, heads.notified = (heads.changes, head), sum(tasks() for tasks in heads.local_wanted)
         head = heads.looked[1]
         if head is None or callable(wanted) or not _better(head, known):
             return head
         if heads.notified < head.about:
             heads.notified += max(1, wanted)
             return head
-        await trio.sleep(NOTIFY_PAUSE_S)
+        await pause(NOTIFY_PAUSE_S)
         return self.head(queue, ahead=True, wanted=heads.wanted)
 
     @property
