@@ -16,6 +16,7 @@ from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import Finish
 from onyxq.store.interface import Batch
 from onyxq.store.memory import MemoryStore
+from onyxq.system.procedures import pause
 from simulation.scenes.base import ONE, leader_of
 from simulation.workloads import NO_FAULTS
 from simulation.world.clients import RecordingClient
@@ -134,7 +135,7 @@ def test_what_expires_while_its_completion_is_prepared_can_be_had_again() -> Non
 
         async def late(entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
             lapsing.set()
-            await trio.sleep(0.1)  # it is on its way when the preparation begins
+            await pause(0.1)  # it is on its way when the preparation begins
             return await verdicts(entries)
 
         async with world.client() as client, world.client() as other, trio.open_nursery() as nursery:
