@@ -62,7 +62,7 @@ class Wait:
             return True
         if _now_running is not None:
             return await Parked(self, timeout_s)
-        with trio.move_on_after(timeout_s):
+        with trio.move_on_after(max(0.0, timeout_s)):
             await self._park_task()
         return self.over
 
