@@ -3,7 +3,7 @@
 Everything that a procedure waits for is a `Wait`, or is made of waits: a `Signal`, `pause`, `gather`, the decision of a
 write, the verdict of the log. So a procedure does no I/O, and whoever runs it chooses the clock and the order: a node
 runs it in the turn of the event loop in which its request arrived, and a search needs no event loop at all. A task of
-trio may await the same coroutines.
+trio may await the same coroutines. Whatever of trio would wait in a procedure, or enter a cancel scope there, fails.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import trio
+from trio._core._run import GLOBAL_RUN_CONTEXT
+
+from onyxq.wire.waits import Parked, Waiting
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +36,12 @@ _now_running: Procedures | None = None
 class Withdrawn(BaseException):
     """Raised in a procedure that is cancelled, where it waits."""
 
+
+ENDED = 1 << 30
+"""Number of `shielded` contexts that the end of `Procedures.run` passes through: more than anybody is in."""
+
+LIMITS_SPARE = 1_000
+"""Number of times of waits that are over above which they are looked for and dropped."""
 
 CANCELLED = (trio.Cancelled, Withdrawn)
 """What a cancelled task, or a cancelled procedure, gets where it waits."""
@@ -60,6 +69,7 @@ class Wait:
         """Wait for the end, up to ``timeout_s``; return whether it came."""
         if self.over:
             return True
+        assert self.resume is None, "something else waits for the same"
         if _now_running is not None:
             return await Parked(self, timeout_s)
         with trio.move_on_after(max(0.0, timeout_s)):
@@ -73,31 +83,6 @@ class Wait:
 
         self.resume = partial(trio.lowlevel.reschedule, trio.lowlevel.current_task())
         await trio.lowlevel.wait_task_rescheduled(abort)
-
-
-class Waiting(Protocol):
-    """What a procedure can wait for."""
-
-    over: bool
-    resume: Callable[[], object] | None
-
-
-class Parked:
-    """What a procedure yields while it waits; awaiting it returns whether the wait is over."""
-
-    __slots__ = ("timeout_s", "wait")
-
-    def __init__(self, wait: Waiting, timeout_s: float = math.inf) -> None:
-        self.wait = wait
-        self.timeout_s = timeout_s
-
-    def __await__(self) -> Generator[Parked, bool, bool]:
-        return (yield self)
-
-
-def is_running() -> bool:
-    """Return whether the caller is a procedure (or was called by one)."""
-    return _now_running is not None
 
 
 def procedure(function: F) -> F:
@@ -133,18 +118,19 @@ def shielded() -> Iterator[None]:
 
 
 async def pause(seconds: float) -> None:
-    """Wait for some time. With 0.0, only let others have their turn."""
+    """Wait for some time. With 0.0 or less, only let others have their turn."""
     if _now_running is not None:
         await Parked(Wait(), seconds)
     else:
-        await trio.sleep(seconds)
+        await trio.sleep(max(0.0, seconds))
 
 
 class beside:
     # A class: event loops finish async generators by tasks of their own.
     """Run procedures beside the caller: those that the function that it gives has started by the end of the context.
 
-    The context ends when all of them are over. If one fails, or the caller does, the others are cancelled.
+    The context ends when all of them are over. If one fails, or the caller does, the others are cancelled. The
+    context raises the caller's exception, or else the first one.
     """
 
     async def __aenter__(self) -> Callable[[Coroutine[Any, Any, None]], object]:
@@ -157,54 +143,91 @@ class beside:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if self._group is None:
-            return bool(await self._tasks.__aexit__(kind, error, trace))
+    ) -> None:
+        if self._group is not None:
+            if not isinstance(error, GeneratorExit):  # the procedure is not run any more
+                await self._group.close(error)
+            return
         try:
-            if error is None:
-                await self._group.over()
-        except BaseException:
-            self._group.withdraw()
-            raise
-        if error is not None:
-            self._group.withdraw()
-        return False
+            await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            if not isinstance(error, Exception):
+                raise _first(group) from None
 
 
 async def _awaited(steps: Coroutine[Any, Any, None]) -> None:
     await steps
 
 
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first exception in a group; `trio.Cancelled` if it has no other."""
+    found: BaseException = group.split(trio.Cancelled)[1] or group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
 class _Group:
     """Procedures that another one has started and waits for."""
 
     def __init__(self, owner: Procedures) -> None:
+        parent = owner.making_step
+        assert parent is not None
         self._owner = owner
-        self._begun: list[Procedure] = []
-        self._left = 0
+        self._parent = parent
+        self._shields = parent.shields
+        self._left: dict[Procedure, None] = {}
         self._over = Wait()
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
+        self._closing = False
+        """Whether all of them are withdrawn."""
+        self._stopped = False
+        """Whether the parent is stopped because one failed."""
 
     def start(self, steps: Coroutine[Any, Any, None]) -> None:
-        self._left += 1
-        self._begun.append(self._owner.start(steps, self._take))
+        one = Procedure(self._owner, steps, lambda _, error: self._take(one, error))
+        self._left[one] = None
+        if self._closing:
+            one.withdraw()
+        self._owner.begin(one)
 
-    def _take(self, _: Any, error: BaseException | None) -> None:
-        self._left -= 1
-        self._error = self._error or error
-        if error is not None or not self._left:
+    def _take(self, one: Procedure, error: BaseException | None) -> None:
+        del self._left[one]
+        if isinstance(error, Exception) and self._error is None:
+            self._error = error
+            if not self._closing:
+                self._stopped = True
+                self._parent.stop(self._shields)
+        if not self._left:
             self._over.end()
 
-    async def over(self) -> None:
+    async def close(self, error: BaseException | None) -> None:
+        """Wait for the procedures, which are withdrawn after ``error``, the parent's, or one of theirs."""
+        if error is None:
+            try:
+                await self._until_over()
+            except Withdrawn as withdrawn:
+                error = withdrawn
         if self._left:
-            self._over.over = False
-            await self._over.wait()
-        if self._error is not None:
+            self._closing = True
+            for one in self._left:
+                one.withdraw()
+            shields, self._parent.shields = self._parent.shields, math.inf
+            try:
+                await self._until_over()
+            finally:
+                self._parent.shields = shields
+        if self._stopped:
+            self._parent.resume(self._shields)
+        if self._error is not None and not isinstance(error, Exception):
             raise self._error
+        if error is not None:
+            raise error
 
-    def withdraw(self) -> None:
-        for one in self._begun:
-            one.withdraw()
+    async def _until_over(self) -> None:
+        while self._left:
+            self._over = Wait()
+            await self._over.wait()
 
 
 async def gather(steps: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -232,45 +255,58 @@ async def _hear(one: Coroutine[Any, Any, T], found: list[tuple[Any, Exception | 
 
 
 class Procedure:
-    """A procedure that was started."""
+    """A procedure that was made; `Procedures.begin` lets it begin."""
 
-    __slots__ = ("_begun", "_context", "_done", "_owner", "_steps", "over", "shields", "waits_for", "withdrawn")
+    __slots__ = ("_context", "_done", "_owner", "_steps", "_stops", "over", "shields", "waits_for", "withdrawn")
 
     def __init__(self, owner: Procedures, steps: Coroutine[Any, Any, Any], done: Done) -> None:
         self.over = False
         """Whether it returned or failed."""
         self.withdrawn = False
-        self.shields = 0
+        self.shields: float = 0
         """Number of `shielded` contexts in which it is."""
         self.waits_for: Waiting | None = None
+        self._stops: tuple[float, ...] = ()
+        """For each reason to stop: through how many of the `shielded` contexts it passes."""
         self._owner = owner
         self._steps = steps
         self._done = done
         self._context = copy_context()
-        self._begun = False
 
     def withdraw(self) -> None:
         """Raise `Withdrawn` where it waits, and each time that it waits after that."""
-        if self.over or self.withdrawn:
-            return
-        self.withdrawn = True
-        if self.waits_for is not None and not self.shields:
-            self.waits_for.resume = None
-            self._owner.continue_soon(self, self.waits_for)
+        if not (self.over or self.withdrawn):
+            self.withdrawn = True
+            self.stop(0)
+
+    def stop(self, shields: float) -> None:
+        """Do as `withdraw` does, although the procedure is in so many `shielded` contexts, until `resume`."""
+        self._stops = (*self._stops, shields)
+        wait = self.waits_for
+        if wait is not None and wait.resume is not None and self._is_stopped():
+            wait.resume = None
+            self._owner.continue_soon(self, wait)
+
+    def resume(self, shields: float) -> None:
+        """Take back one `stop`."""
+        left = list(self._stops)
+        left.remove(shields)
+        self._stops = tuple(left)
+
+    def _is_stopped(self) -> bool:
+        return bool(self._stops) and max(self._stops) >= self.shields
 
     def step(self) -> None:
-        """Run until it waits or is over."""
+        """Run until it waits or is over. Even if it is withdrawn, it begins."""
         wait, self.waits_for = self.waits_for, None
-        ended = wait is not None and wait.over
+        ended = wait.over if wait is not None else None
+        raised: BaseException | None = Withdrawn() if ended is False and self._is_stopped() else None
         while True:
             try:
-                if self.withdrawn and not ended and not self.shields:
-                    parked = self._context.run(self._steps.throw, Withdrawn())
-                elif self._begun:
-                    parked = self._context.run(self._steps.send, ended)
+                if raised is not None:
+                    parked = self._context.run(self._steps.throw, raised)
                 else:
-                    self._begun = True
-                    parked = self._context.run(self._steps.send, None)
+                    parked = self._context.run(self._steps.send, ended)
             except StopIteration as returned:
                 self._end(returned.value, None)
                 return
@@ -278,11 +314,12 @@ class Procedure:
                 self._end(None, error)
                 return
             if not isinstance(parked, Parked):
-                self._steps.close()
-                self._end(None, TypeError(f"a procedure awaits {parked!r}, which only a task can"))
-                return
-            ended = parked.wait.over
-            if not ended and (not self.withdrawn or self.shields):
+                raised = TypeError(f"a procedure awaits {parked!r}, which only a task can")
+            elif parked.wait.over:
+                ended, raised = True, None
+            elif self._is_stopped():
+                raised = Withdrawn()
+            else:
                 self.waits_for = parked.wait
                 parked.wait.resume = partial(self._owner.continue_soon, self, parked.wait)
                 self._owner.limit(self, parked.wait, parked.timeout_s)
@@ -308,22 +345,32 @@ class Procedures:
         """Ended when a procedure can continue; None while nobody waits for that."""
         self._sooner: trio.CancelScope | None = None
         self._failed: list[BaseException] = []
+        self._ended = False
         self.making_step: Procedure | None = None
         """The procedure that makes a step now."""
 
     def start(self, steps: Coroutine[Any, Any, Any], done: Done | None = None) -> Procedure:
         """Run a procedure: until it waits first, now, but soon if the caller is a procedure itself.
 
-        Without ``done``, an exception of the procedure ends `run`.
+        Without ``done``, an exception of the procedure ends `run`. After the end of `run`, procedures are withdrawn
+        where they wait first.
         """
         one = Procedure(self, steps, done or self._unheard)
+        self.begin(one)
+        return one
+
+    def begin(self, one: Procedure) -> None:
+        """Let a procedure begin as `start` does."""
         self._alive[one] = None
-        if _now_running is None:
-            self._step(one)
-        else:
+        if self._ended:
+            one.stop(ENDED)
+        if _now_running is not None:
             self._ready.append(one)
             self._ask_turn()
-        return one
+            return
+        self._step(one)
+        if self._ended:
+            self._use_up_turns()
 
     def _unheard(self, _: Any, error: BaseException | None) -> None:
         if isinstance(error, Exception):
@@ -333,14 +380,19 @@ class Procedures:
     def _step(self, one: Procedure) -> None:
         global _now_running
         assert _now_running is None
+        # What needs a task fails at once, rather than take the one that happens to run for that of the procedure.
+        trio_context = GLOBAL_RUN_CONTEXT.__dict__
+        task = trio_context.pop("task", None)
         _now_running, self.making_step = self, one
         try:
             one.step()
         finally:
             _now_running = self.making_step = None
+            if task is not None:
+                trio_context["task"] = task
 
     def continue_soon(self, one: Procedure, wait: Waiting) -> None:
-        """Let a procedure make its next step if it still waits for ``wait``."""
+        """Let a procedure make its next step if it still waits for ``wait``; called once for each wait."""
         if one.waits_for is wait:
             self._ready.append(one)
             self._ask_turn()
@@ -352,6 +404,9 @@ class Procedures:
             self.continue_soon(one, wait)
         elif timeout_s < math.inf:
             at = self.clock() + timeout_s
+            if len(self._limits) > 2 * len(self._alive) + LIMITS_SPARE:
+                self._limits = [limit for limit in self._limits if _is_parked(*limit[2:])]
+                heapq.heapify(self._limits)
             heapq.heappush(self._limits, (at, next(self._numbers), one, wait))
             if self._sooner is not None and at < self._sooner.deadline:
                 self._sooner.deadline = at
@@ -376,13 +431,13 @@ class Procedures:
         now = self.clock()
         while self._limits and self._limits[0][0] <= now:
             _, _, one, wait = heapq.heappop(self._limits)
-            if one.waits_for is wait and wait.resume is not None:
+            if _is_parked(one, wait):
                 wait.resume = None
                 self.continue_soon(one, wait)
         return self._limits[0][0] if self._limits else math.inf
 
     async def run(self) -> None:
-        """Run procedures until cancelled, and withdraw those that are left then."""
+        """Run procedures until cancelled, and withdraw those that are left then, shielded or not."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_limits)
@@ -394,12 +449,27 @@ class Procedures:
                         await self._turn_due.wait()
                 raise self._failed[0]
         finally:
-            for one in list(self._alive):
-                one.withdraw()
-            while self._ready:
-                self.turn()
+            self._end_all()
+
+    def _end_all(self) -> None:
+        self._ended = True
+        known = len(self._failed)
+        for one in self._alive:
+            one.stop(ENDED)
+        self._use_up_turns()
+        if len(self._failed) > known:
+            raise self._failed[known]
+
+    def _use_up_turns(self) -> None:
+        while self.turn():
+            pass
 
     async def _watch_limits(self) -> None:
         while True:
             with trio.CancelScope(deadline=self.lapse()) as self._sooner:
                 await trio.sleep_forever()
+
+
+def _is_parked(one: Procedure, wait: Waiting) -> bool:
+    """Return whether a procedure waits, and nothing has ended the wait."""
+    return one.waits_for is wait and wait.resume is not None

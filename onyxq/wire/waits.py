@@ -1,16 +1,16 @@
 """Waits for one answer each, without a cancel scope or an event of their own (design: wire).
 
 A caller parks its task until the answer wakes it. One task watches the deadlines of all waits.  Works on trio
-and on asyncio.
+and on asyncio, and on trio also for coroutines without a task, whose runner continues them (`onyxq.system.procedures`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import sniffio
@@ -38,6 +38,26 @@ class Wait:
         resume, self.resume = self.resume, None
         if resume is not None:
             resume()
+
+
+class Waiting(Protocol):
+    """What a coroutine without a task can wait for."""
+
+    over: bool
+    resume: Callable[[], object] | None
+
+
+class Parked:
+    """What a coroutine without a task yields while it waits; awaiting it returns whether the wait is over."""
+
+    __slots__ = ("timeout_s", "wait")
+
+    def __init__(self, wait: Waiting, timeout_s: float = math.inf) -> None:
+        self.wait = wait
+        self.timeout_s = timeout_s
+
+    def __await__(self) -> Generator[Parked, bool, bool]:
+        return (yield self)
 
 
 class Waits:
@@ -97,11 +117,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _trio_park() -> Callable[[Wait], Awaitable[None]]:
     from trio import lowlevel  # Not loaded by clients on asyncio.
 
-    from onyxq.system import procedures
-
     async def park(wait: Wait) -> None:
-        if procedures.is_running():
-            await procedures.Parked(wait)
+        if not lowlevel.in_trio_task():
+            await Parked(wait)
             return
 
         def abort(_: Any) -> lowlevel.Abort:
