@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from onyxq.system.signal import Signal
 from onyxq.wire.connection import Connection
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS = 2_000
 REFUSED_PAUSE_S = 0.25
@@ -53,22 +56,30 @@ class Link:
         if trio.current_time() - self._refused_at < REFUSED_PAUSE_S:
             raise Unavailable(self._reason)
         if self._attempt is None:
-            self._attempt = Signal()
-            self._nursery.start_soon(self._attempt_once, self._attempt)
+            attempt = Signal()
+            self._nursery.start_soon(self._attempt_once, attempt)
+            self._attempt = attempt
         await self._attempt.wait()
         if self._connection is None or self._connection.closed.is_set():
-            raise Unavailable(self._reason or f"node {self.node} closed the connection")
+            raise Unavailable(self._reason)
         return self._connection
 
     async def _attempt_once(self, attempt: Signal) -> None:
+        self._reason = f"node {self.node} closed the connection"
         try:
             self._connection = await self._open()
         except OnyxqError as error:
-            self._refused_at = trio.current_time()
-            self._reason = f"node {self.node} cannot be reached: {error.message}"
+            self._refuse(error.message)
+        except Exception as error:  # only those that wait fail, not the node
+            log.error("the attempt to connect to node %s failed unexpectedly", self.node, exc_info=error)
+            self._refuse(str(error))
         finally:
             self._attempt = None
             attempt.fire()
+
+    def _refuse(self, why: str) -> None:
+        self._refused_at = trio.current_time()
+        self._reason = f"node {self.node} cannot be reached: {why}"
 
     async def _open(self) -> Connection:
         address = self._address()

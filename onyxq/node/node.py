@@ -106,8 +106,7 @@ class Node:
         """Whether jobs may bring functions as bytes, which Spark's processes load."""
         self._credential = settings.credential
         self.store = store = world.store
-        self.clock = world.clock
-        self.random = world.random
+        self.clock, self.random = world.clock, world.random
         self.offload = world.offload
         """Calls a slow function outside the event loop (in simulations: on it)."""
         self._nursery = nursery = world.nursery
@@ -134,8 +133,7 @@ class Node:
         self._limits: dict[tuple[str, bool], trio.CapacityLimiter] = {}
         self.procedures = Procedures()
         """Runs what clients and other nodes ask for, each until it waits, in the turn in which it arrived."""
-        self._placement = Signal()
-        self._moved = Signal()
+        self._placement, self._moved = Signal(), Signal()
         self.history = HistoryWriter(store, self._stored)
         self.unflushed_writes = UnflushedWrites(store, stored=self._stored, start_soon=nursery.start_soon)
         self.pacer = Pacer(settings.sync_bytes_per_s)

@@ -212,7 +212,6 @@ class LmdbStore(Store):
         self._begin_asked = False
         self._riders_ask = False
         """Whether a transaction is due although no batch waits: a rider may have one."""
-        self._closed = False
         self._sound = True
         """Whether the file may be trusted once it is closed."""
         self._idle = trio.Event()
@@ -281,10 +280,7 @@ class LmdbStore(Store):
     # --- writing ------------------------------------------------------------------
 
     async def write(self, batch: Batch) -> Written:
-        if self._closed:
-            raise StoreFailed("the store is closed")
-        if self.condition.fatal is not None:
-            raise self.condition.fatal
+        self._check_open()
         ticket = _Ticket(prepare_batch(batch))
         self._note_purge(batch)
         self._waiting.append(ticket)
@@ -297,6 +293,7 @@ class LmdbStore(Store):
         return ticket.result
 
     def begin_soon(self) -> None:
+        self._check_open()
         self._riders_ask = True
         self._ask_begin()
 
@@ -314,8 +311,8 @@ class LmdbStore(Store):
         self._begin_asked = False
         while (self._waiting or self._riders_ask) and not self._busy:
             self._riders_ask = False
-            for rider, batch in self._taken():
-                self._waiting.appendleft(_Ticket(prepare_batch(batch), rider=rider))
+            for rider, prepared in self._taken():
+                self._waiting.appendleft(_Ticket(prepared, rider=rider))
             self._group = self._take()
             if self._group:
                 self._apply()
@@ -495,7 +492,7 @@ class LmdbStore(Store):
             return
         self._closed = True
         with trio.CancelScope(shield=True):
-            while self._busy or self._waiting:
+            while self._busy or self._waiting or self._riders_ask:
                 self._idle = trio.Event()
                 self._ask_begin()
                 await self._idle.wait()

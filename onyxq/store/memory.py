@@ -143,12 +143,12 @@ class MemoryStore(Store):
         self._watermarks = watermarks_in(self._tables.meta)
         self._waiting: list[_Ticket] = []
         self._turn = trio.Lock()
-        self._closed = False
         self._riders_ask = trio.Event()
         self._runs = False
         """Whether a task in `run` commits, as the thread of a store on disk does. Otherwise each writer does."""
 
     def begin_soon(self) -> None:
+        self._check_open()
         self._riders_ask.set()
 
     async def run(self) -> None:
@@ -161,20 +161,19 @@ class MemoryStore(Store):
                     await self._commit()
         finally:
             self._runs = False
+            for ticket in self._waiting:
+                ticket.over.end()  # its writer commits then
 
     async def write(self, batch: Batch) -> Written:
-        if self._closed:
-            raise StoreFailed("the store is closed")
-        if self.condition.fatal is not None:
-            raise self.condition.fatal
+        self._check_open()
         ticket = _Ticket(prepare_batch(batch))
         self._note_purge(batch)
         self._waiting.append(ticket)
         with self.condition.writing():
             if self._runs:
-                self.begin_soon()
+                self._riders_ask.set()
                 await ticket.over.wait()
-            else:
+            if ticket.outcome is None:
                 async with self._turn:
                     if ticket.outcome is None:
                         await self._commit()
@@ -185,7 +184,7 @@ class MemoryStore(Store):
 
     async def _commit(self) -> None:
         """Commit all waiting batches. A cancelled commit leaves them for the next."""
-        riding = [_Ticket(prepare_batch(batch), rider) for rider, batch in self._taken()]
+        riding = [_Ticket(prepared, rider) for rider, prepared in self._taken()]
         self._waiting[:0] = riding
         group = list(self._waiting)
         if not group:
@@ -218,7 +217,7 @@ class MemoryStore(Store):
     async def aclose(self) -> None:
         self._closed = True
         async with self._turn:
-            if self._waiting:
+            if self._waiting or self._riders_ask.is_set():
                 await self._commit()
 
     def size_bytes(self) -> int:

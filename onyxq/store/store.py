@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgpack
 
-from onyxq.core.errors import BadRequest, Corrupt, Unavailable
+from onyxq.core.errors import BadRequest, Corrupt, StoreFailed, Unavailable
 from onyxq.core.facts import (
     COMPLETION,
     DATA,
@@ -27,6 +27,7 @@ from onyxq.core.facts import (
 from onyxq.core.ids import TaskId, counter_of, ms_of, offset_of, stretch_of
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.store.condition import Condition
+from onyxq.store.index.applier import PreparedBatch, prepare_batch
 from onyxq.store.index.endings import ended
 from onyxq.store.index.heads import queue_digest, task_head
 from onyxq.store.index.purge import purged_stretches
@@ -69,6 +70,7 @@ class Store(FindingReads):
         """Partitions whose index was found to be damaged, until they are marked."""
         self._followers: list[Callable[[Sequence[Prepared]], None]] = []
         self._riders: list[Rider] = []
+        self._closed = False
 
     async def write(self, batch: Batch) -> Written:
         """Make a batch durable.
@@ -80,8 +82,18 @@ class Store(FindingReads):
         raise NotImplementedError
 
     def begin_soon(self) -> None:
-        """Begin a transaction in a moment, if a rider has a batch for it; see `accompany`."""
+        """Begin a transaction in a moment, if a rider has a batch for it; see `accompany`.
+
+        Raises `StoreFailed` or `StoreDamaged` if the store takes no more batches.
+        """
         raise NotImplementedError
+
+    def _check_open(self) -> None:
+        """Raise the reason why the store takes no more batches, if there is one."""
+        if self._closed:
+            raise StoreFailed("the store is closed")
+        if self.condition.fatal is not None:
+            raise self.condition.fatal
 
     async def run(self) -> None:
         """Begin the transactions that `begin_soon` asks for, until cancelled."""
@@ -99,9 +111,16 @@ class Store(FindingReads):
         """Put a rider's batch into every later transaction, before all others of that transaction."""
         self._riders.append(rider)
 
-    def _taken(self) -> list[tuple[Rider, Batch]]:
-        """Return the batches that the riders put into the transaction that begins now."""
-        return [(rider, batch) for rider in self._riders if (batch := rider.take()) is not None]
+    def _taken(self) -> list[tuple[Rider, PreparedBatch]]:
+        """Return the batches that the riders put into the transaction that begins now; refuse malformed ones."""
+        taken: list[tuple[Rider, PreparedBatch]] = []
+        for rider in self._riders:
+            if (batch := rider.take()) is not None:
+                try:
+                    taken.append((rider, prepare_batch(batch)))
+                except BadRequest as error:
+                    rider.heard(error)
+        return taken
 
     def follow(self, told: Callable[[Sequence[Prepared]], None]) -> Callable[[], None]:
         """Call ``told`` with the rows of each batch as soon as they can be read.

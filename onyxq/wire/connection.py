@@ -291,12 +291,10 @@ class Connection:
             if not came:
                 self._leave_line(turn)
                 return False
-        return await self._outlet.room(until, self._waits)
+        return await self._outlet.room(until, self._waits) or self.closed.is_set()
 
     def _leave_line(self, turn: Wait) -> None:
-        if turn.over:
-            self._next_in_line()
-        else:
+        if not turn.over:
             self._line.remove(turn)
 
     def _next_in_line(self) -> None:
@@ -304,6 +302,8 @@ class Connection:
             self._line.popleft().end()
 
     def _give_up(self, number: int, call: _Call, late: Callable[[Any], None] | None) -> None:
+        if not number:
+            self._next_in_line()  # it was not sent, but may have been its turn
         if self._calls.pop(number, None) is not None:
             self.notify(CANCEL, {"id": number})
             if late is not None:

@@ -177,6 +177,31 @@ def test_more_calls_than_a_connection_takes_wait_in_line() -> None:
     play(scenario)
 
 
+def test_a_call_that_fails_in_its_turn_lets_the_next_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits in line is not forgotten because of the call before."""
+    monkeypatch.setattr(connection_module, "CALLS_MAX", 1)
+
+    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+        async with connected(network, later) as world, anyio.create_task_group() as group:
+            answers: list[Any] = []
+
+            async def call(value: Any) -> None:
+                try:
+                    answers.append(await world.connection.call("x", {"value": value}, timeout_ms=1_000))
+                except BadRequest:
+                    answers.append("no form in msgpack")
+
+            for value in (1, object(), 3):
+                group.start_soon(call, value)
+                await anyio.wait_all_tasks_blocked()
+            for number in (0, 1):
+                await world.asked(number + 1)
+                world.requests[number].reply(number)
+        assert answers == [0, "no form in msgpack", 1]
+
+    play(scenario)
+
+
 def test_a_server_stops_reading_when_too_many_requests_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that does not keep to the bound waits; it cannot make the server grow."""
 

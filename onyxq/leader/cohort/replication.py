@@ -18,6 +18,7 @@ from onyxq.core.replica import majority
 from onyxq.leader.cohort.member import Cohort
 from onyxq.leader.cohort.pending_facts import split_rows
 from onyxq.leader.cohort.unflushed_writes import UnflushedWrites
+from onyxq.store.index.pending_rows import check_pending
 from onyxq.store.interface import Batch, Piece, Written
 from onyxq.store.row_checks import Prepared, prepare
 from onyxq.store.store import Store
@@ -301,6 +302,8 @@ class OwnCopy(Sender):
             self._own.cohort.check(partition, epoch)
             facts, pending = split_rows(rows)
             prepared = [row if isinstance(row, Prepared) else prepare(row) for row in facts]
+            for row in pending:
+                check_pending(row)
         except OnyxqError as error:
             vote.hear(self.node, error)
             return
@@ -312,26 +315,41 @@ class OwnCopy(Sender):
     def suspect(self, error: OnyxqError) -> None:
         """Fail the waiting writes."""
         self._fail_waiting(error)
+        self._count()
 
     def _ask(self) -> None:
-        if not self._counted:
-            self._counted = True
+        try:
+            self._own.store.begin_soon()
+        except OnyxqError as error:
+            self._fail_waiting(error)
+        self._count()
+
+    def _count(self) -> None:
+        """Let the store's condition know whether a write waits here."""
+        waits = bool(self._waiting or self._riding)
+        if waits and not self._counted:
             self._own.store.condition.begin_write()
-        self._own.store.begin_soon()
+        elif self._counted and not waits:
+            self._own.store.condition.end_write()
+        self._counted = waits
 
     def take(self) -> Batch | None:
         """Return the rows that wait; see `onyxq.store.interface.Rider`."""
-        if self._riding or not self._waiting:
+        if self._riding:
             return None
         rows: list[Row | Prepared] = []
-        for one in self._take():
-            try:
-                self._own.cohort.check(one.partition, one.epoch)  # a newer epoch may have been promised meanwhile
-            except OnyxqError as error:
-                one.vote.hear(self.node, error)
-            else:
-                rows += one.rows
-                self._riding.append(one)
+        while self._waiting and not self._riding:
+            for one in self._take():
+                try:
+                    self._own.cohort.check(one.partition, one.epoch)  # a newer epoch may have been promised meanwhile
+                except OnyxqError as error:
+                    one.vote.hear(self.node, error)
+                else:
+                    rows += one.rows
+                    self._riding.append(one)
+        self._count()
+        if not self._riding:
+            return None
         facts, pending = split_rows(rows)
         return Batch(rows=facts, pending=pending)
 
@@ -347,10 +365,9 @@ class OwnCopy(Sender):
         if error is not None:
             self._fail_waiting(error)
         if self._waiting:
-            self._own.store.begin_soon()
-        elif self._counted:
-            self._counted = False
-            self._own.store.condition.end_write()
+            self._ask()
+        else:
+            self._count()
 
 
 def _nothing() -> None:
