@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import trio
-
 from onyxq.core.ids import TaskId
 from onyxq.leader.cancellations import Cancellations
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.task_keys import Started
+from onyxq.system.procedures import pause
 from simulation.planted.planted import Planted
 from simulation.planted.seams import instead, returning
 
@@ -29,7 +28,7 @@ async def _only_readable(cancellations: Cancellations, ids: Sequence[TaskId]) ->
 
 
 async def _over_at_once(enqueues: object, asked: object, started: Started) -> None:
-    await trio.lowlevel.checkpoint()
+    await pause(0.0)
     started.over()
 
 

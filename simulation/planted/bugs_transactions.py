@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 
-import trio
 from attrs import evolve
 
 from log_entries.commit_transaction import Args as Commit
@@ -15,6 +14,7 @@ from onyxq.core.transactions import Claim
 from onyxq.leader.transaction_apply import TransactionApplier
 from onyxq.leader.transaction_parts import TransactionParts
 from onyxq.store.store import Store
+from onyxq.system.procedures import pause
 from simulation.planted.planted import Planted
 from simulation.planted.seams import Fault, instead, returning
 
@@ -40,7 +40,7 @@ def _in_the_background(answer: object) -> Fault:
     def fault(original: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
         async def begin(part: TransactionApplier | TransactionParts, *args: object) -> object:
             part._host.start_soon(original, part, *args)
-            await trio.lowlevel.checkpoint()
+            await pause(0.0)
             return answer
 
         return begin

@@ -16,8 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import trio
 from attrs import frozen
+
+from onyxq.system.procedures import pause
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("onyxq", "log_entries", "simulation")
@@ -41,7 +42,7 @@ def returning(answer: object) -> Fault:
 
     def fault(original: Callable[..., Any]) -> Callable[..., Any]:
         async def later(*_: object, **__: object) -> object:
-            await trio.lowlevel.checkpoint()
+            await pause(0.0)
             return answer
 
         return later if inspect.iscoroutinefunction(original) else lambda *_, **__: answer

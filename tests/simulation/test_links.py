@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.node import links
@@ -73,7 +73,7 @@ def called(monkeypatch: pytest.MonkeyPatch, connecting: Connecting) -> list[Any]
             for after_s in (0, 0.5, 1.1):
                 nursery.start_soon(call, after_s)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(main, clock=MockClock(autojump_threshold=0))
     return found
 
 

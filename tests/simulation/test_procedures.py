@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from onyxq.system import procedures
 from onyxq.system.procedures import (
@@ -76,7 +76,7 @@ def as_task(steps: Steps, *, cancel_s: float = math.inf) -> Any:
 
 def in_simulated_time(main: Steps) -> None:
     """Run a main task while sleeps take no time."""
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 both = pytest.mark.parametrize("run", [as_procedure, as_task])

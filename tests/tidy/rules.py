@@ -72,6 +72,12 @@ ONLY_IN = {
 }
 """Modules that only some files may import; tests and benchmarks may import anything."""
 
+PROCEDURES = "onyxq/leader/*"
+"""Modules whose coroutines run as procedures (`onyxq.system.procedures`)."""
+
+TASKS = ("onyxq/leader/leader.py", "onyxq/leader/purge.py", "onyxq/leader/cohort/*")
+"""Those of them that run as tasks: takeovers, copies, and the purger, which writes files."""
+
 SERVER_ORDER = (
     "onyxq.core",
     "log_entries",
@@ -247,6 +253,17 @@ def imports_run_one_way(source: Source) -> Complaints:
             yield line, f"{own} may not import {name}"
 
 
+def procedures_need_no_task(source: Source) -> Complaints:
+    """Procedures import no event loop, and have no async generators, which a loop would have to finish."""
+    if matches(source.path, (PROCEDURES,)) and not matches(source.path, TASKS):
+        for line, name in imported(source):
+            if within(name, "trio") or within(name, "anyio"):
+                yield line, f"a module of procedures imports {name}"
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.AsyncFunctionDef) and any(isinstance(one, ast.Yield) for one in ast.walk(node)):
+                yield node.lineno, f"{node.name} is an async generator"
+
+
 # --- determinism --------------------------------------------------------------
 
 
@@ -386,6 +403,7 @@ RULES = (
     pure_modules_import_pure_modules,
     some_imports_have_one_home,
     imports_run_one_way,
+    procedures_need_no_task,
     pure_modules_are_exact,
     pure_modules_iterate_no_sets,
     nothing_is_swallowed,
