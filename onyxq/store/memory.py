@@ -124,7 +124,7 @@ class _Ticket:
         self.over = Wait()
 
     def end(self, outcome: Written | OnyxqError) -> None:
-        """Tell the outcome to whoever waits."""
+        """Tell the outcome to the writer, or to the rider."""
         self.outcome = outcome
         self.over.end()
         if self.rider is not None:

@@ -1,7 +1,7 @@
-"""Procedures: coroutines that wait without a task of the event loop (design: leaders).
+"""Procedures: coroutines that wait without a task of the event loop (design: procedures).
 
 Everything that a procedure waits for is a `Wait`, or is made of waits: a `Signal`, `pause`, `gather`, the decision of a
-write, the verdict of the log. So a procedure does no I/O, and whoever runs it chooses the clock and the order: a node
+write, the verdict of the log. So a procedure does no I/O, and its runner chooses the clock and the order: a node
 runs it in the turn of the event loop in which its request arrived, and a search needs no event loop at all. A task of
 trio may await the same coroutines. Whatever of trio would wait in a procedure, or enter a cancel scope there, fails.
 """
@@ -30,7 +30,7 @@ Done: TypeAlias = Callable[[Any, BaseException | None], None]
 """Takes what a procedure returned, or the exception that ended it."""
 
 _now_running: Procedures | None = None
-"""The procedures of which one makes a step now."""
+"""The runner whose procedure makes a step now."""
 
 
 class Withdrawn(BaseException):
@@ -38,7 +38,7 @@ class Withdrawn(BaseException):
 
 
 ENDED = 1 << 30
-"""Number of `shielded` contexts that the end of `Procedures.run` passes through: more than anybody is in."""
+"""Number of `shielded` contexts that the end of `Procedures.run` passes through: more than there are."""
 
 LIMITS_SPARE = 1_000
 """Number of times of waits that are over above which they are looked for and dropped."""
@@ -280,7 +280,7 @@ class Procedure:
             self.stop(0)
 
     def stop(self, shields: float) -> None:
-        """Do as `withdraw` does, although the procedure is in so many `shielded` contexts, until `resume`."""
+        """Do as `withdraw` does, although it is in ``shields`` of the `shielded` contexts, until `resume`."""
         self._stops = (*self._stops, shields)
         wait = self.waits_for
         if wait is not None and wait.resume is not None and self._is_stopped():
@@ -332,7 +332,7 @@ class Procedure:
 
 
 class Procedures:
-    """Runs procedures. A node runs `run`; whoever has another clock calls `turn`."""
+    """Runs procedures. A node runs `run`; a search that has another clock calls `turn`."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self.clock = clock
@@ -342,7 +342,7 @@ class Procedures:
         self._numbers = count()
         self._alive: dict[Procedure, None] = {}
         self._turn_due: Wait | None = None
-        """Ended when a procedure can continue; None while nobody waits for that."""
+        """Ended when a procedure can continue; None while `run` does not wait for that."""
         self._sooner: trio.CancelScope | None = None
         self._failed: list[BaseException] = []
         self._ended = False

@@ -15,7 +15,7 @@ class Signal:
 
     @property
     def awaited(self) -> bool:
-        """Whether anybody waits."""
+        """Whether a procedure or task waits."""
         return bool(self._waiting)
 
     def fire(self) -> None:

@@ -178,7 +178,7 @@ def test_more_calls_than_a_connection_takes_wait_in_line() -> None:
 
 
 def test_a_call_that_fails_in_its_turn_lets_the_next_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits in line is not forgotten because of the call before."""
+    """The calls that wait in line are not forgotten because of the call before."""
     monkeypatch.setattr(connection_module, "CALLS_MAX", 1)
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:

@@ -138,7 +138,7 @@ def test_a_wait_ends_when_it_comes_or_its_time_is_over(
 
 @both
 def test_a_signal_wakes_all_that_wait_and_knows_whether_any_do(run: Runner) -> None:
-    """After a change, nobody waits; who waits no longer is forgotten."""
+    """After a change, none waits; those that wait no longer are forgotten."""
 
     async def steps() -> list[Any]:
         signal = Signal()
@@ -189,7 +189,7 @@ async def from_zero(steps: Steps) -> Any:
 
 @both
 def test_one_that_fails_ends_those_beside_it_and_the_caller(run: Runner) -> None:
-    """Background work that failed is never left out without anybody's notice."""
+    """Background work that failed never stays unnoticed."""
     seen: list[str] = []
 
     async def fail() -> None:
@@ -396,7 +396,7 @@ def test_what_is_withdrawn_before_it_begins_begins(stepped: Procedures) -> None:
 
 
 def test_a_procedure_that_starts_another_goes_on_first(stepped: Procedures) -> None:
-    """Whoever is no procedure sees the first step of what it starts at once."""
+    """A caller that is not a procedure sees the first step of what it starts at once."""
     seen: list[int] = []
     numbers = count()
 
@@ -452,7 +452,7 @@ async def _long(wait: Wait) -> None:
 
 
 def test_a_function_can_be_marked_as_a_procedure() -> None:
-    """Whoever calls it sees how to run it."""
+    """Its caller sees how to run it."""
 
     @procedure
     async def marked() -> None: ...
@@ -491,7 +491,7 @@ TASKS_ONLY: dict[str, Steps] = {
 
 @pytest.mark.parametrize("name", TASKS_ONLY)
 def test_what_needs_a_task_fails_in_a_procedure(name: str) -> None:
-    """The task in whose turn the procedure runs goes on, and its cancel scopes are what they were."""
+    """The task in whose turn the procedure runs continues, and its cancel scopes are what they were."""
     ends: list[Any] = []
 
     async def steps() -> None:
