@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +30,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 """Takes what a procedure returned, or the exception that ended it."""
 
-_now_running: Procedures | None = None
-"""The runner whose procedure makes a step now."""
+
+class _Thread(threading.local):
+    """What happens in one thread. A process may have several event loops, each in a thread of its own."""
+
+    running: Procedures | None = None
+    """The runner whose procedure makes a step now."""
+
+
+_thread = _Thread()
 
 
 class Withdrawn(BaseException):
@@ -70,7 +78,7 @@ class Wait:
         if self.over:
             return True
         assert self.resume is None, "something else waits for the same"
-        if _now_running is not None:
+        if _thread.running is not None:
             return await Parked(self, timeout_s)
         with trio.move_on_after(max(0.0, timeout_s)):
             await self._park_task()
@@ -98,17 +106,17 @@ def is_procedure(function: Callable[..., Any]) -> bool:
 
 def now() -> float:
     """Return the time in seconds of the clock by which procedures, or tasks, wait."""
-    return _now_running.clock() if _now_running is not None else trio.current_time()
+    return _thread.running.clock() if _thread.running is not None else trio.current_time()
 
 
 @contextmanager
 def shielded() -> Iterator[None]:
     """Let nothing in the context be cancelled; the caller is cancelled after it."""
-    if _now_running is None:
+    if _thread.running is None:
         with trio.CancelScope(shield=True):
             yield
         return
-    one = _now_running.making_step
+    one = _thread.running.making_step
     assert one is not None
     one.shields += 1
     try:
@@ -119,7 +127,7 @@ def shielded() -> Iterator[None]:
 
 async def pause(seconds: float) -> None:
     """Wait for some time. With 0.0 or less, only let others have their turn."""
-    if _now_running is not None:
+    if _thread.running is not None:
         await Parked(Wait(), seconds)
     else:
         await trio.sleep(max(0.0, seconds))
@@ -134,7 +142,7 @@ class beside:
     """
 
     async def __aenter__(self) -> Callable[[Coroutine[Any, Any, None]], object]:
-        self._group = _Group(_now_running) if _now_running is not None else None
+        self._group = _Group(_thread.running) if _thread.running is not None else None
         if self._group is not None:
             return self._group.start
         self._tasks = trio.open_nursery()
@@ -364,7 +372,7 @@ class Procedures:
         self._alive[one] = None
         if self._ended:
             one.stop(ENDED)
-        if _now_running is not None:
+        if _thread.running is not None:
             self._ready.append(one)
             self._ask_turn()
             return
@@ -378,16 +386,15 @@ class Procedures:
             self._ask_turn()
 
     def _step(self, one: Procedure) -> None:
-        global _now_running
-        assert _now_running is None
+        assert _thread.running is None
         # What needs a task fails at once, rather than take the one that happens to run for that of the procedure.
         trio_context = GLOBAL_RUN_CONTEXT.__dict__
         task = trio_context.pop("task", None)
-        _now_running, self.making_step = self, one
+        _thread.running, self.making_step = self, one
         try:
             one.step()
         finally:
-            _now_running = self.making_step = None
+            _thread.running = self.making_step = None
             if task is not None:
                 trio_context["task"] = task
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Coroutine
 from itertools import count
 from random import Random
@@ -515,6 +516,27 @@ def test_what_needs_a_task_fails_in_a_procedure(name: str) -> None:
 
     in_simulated_time(main)
     assert isinstance(ends[0][1], (TypeError, RuntimeError))
+
+
+def test_another_thread_may_have_an_event_loop_too(stepped: Procedures) -> None:
+    """Its tasks wait as tasks while a procedure makes a step here."""
+    found: list[float] = []
+
+    async def elsewhere() -> None:
+        await gather([pause(1), _none(_ignore_for(1))])
+        found.append(now())
+
+    async def steps() -> None:
+        thread = threading.Thread(target=in_simulated_time, args=(elsewhere,))
+        thread.start()
+        thread.join()
+
+    stepped.start(steps())
+    assert len(found) == 1
+
+
+async def _ignore_for(seconds: float) -> None:
+    await Wait().wait(seconds)
 
 
 # --- the end
