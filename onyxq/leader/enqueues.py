@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, OnyxqError, Unknown
 from onyxq.core.facts import Row
-from onyxq.core.ids import TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.queues import settings_of
 from onyxq.core.task_headers import SPECIAL, UNIQUE_KEY
 from onyxq.leader.cohort.replication import Vote
@@ -64,14 +64,22 @@ class Enqueues:
             leader = None
             try:
                 leader = self._tokens.leader(partition_of(one.first))
-                early = self._early(one)
-                votes.append(leader.replicate(self._rows(leader, one, one.body), early=early))
+                votes.append(self._write(leader, one))
             except OnyxqError as error:
                 votes.append(error)
             leaders.append(leader)
         return [
             await self._ack(one, vote, leader, args.w) for one, vote, leader in zip(asked, votes, leaders, strict=True)
         ]
+
+    def _write(self, leader: PartitionLeader, one: _RunRequest) -> Vote:
+        """Write a plain run, and offer its tasks meanwhile if somebody waits for them."""
+        new = not self._host.store.known_bits(stretch_of(one.first)) & mask_of(one.first, one.count)
+        rows, early = self._rows(leader, one, one.body), self._early(one)
+        stored = None
+        if new:
+            stored = self._host.granter.offer_early(leader, Run(one.first, one.count), one.header, one.body)
+        return leader.replicate(rows, early=early, stored=stored)
 
     def _early(self, one: _RunRequest) -> bool:
         """Return whether the run may be acknowledged before it is on disk: its queue says so, and it has no key."""

@@ -180,15 +180,18 @@ class PartitionLeader:
         self._marks += 1
         return Mark(self.epoch, self._marks)
 
-    def replicate(self, rows: Sequence[Row], *, early: bool = False) -> Vote:
+    def replicate(
+        self, rows: Sequence[Row], *, early: bool = False, stored: Callable[[OnyxqError | None], None] | None = None
+    ) -> Vote:
         """Send rows to every holder; return the vote, which is won once majorities have them.
 
-        ``early``: rows in a node's memory count as well.
+        ``early``: rows in a node's memory count as well. ``stored`` is called with the answer of this node's own
+        store, None if it has the rows.
         """
         placed = self.placed
         self._host.pacer.served()
         node_id, failed = self._host.node_id, self._heard_error
-        vote = Vote(leader=node_id, members=placed.members, target=placed.target, failed=failed)
+        vote = Vote(leader=node_id, members=placed.members, target=placed.target, failed=failed, own=stored)
         with failures.serving("a write"):
             if rows:  # without rows, it only asks whether this node still leads
                 failures.begin()

@@ -41,7 +41,8 @@ class Vote:
     """One write, until it is decided.
 
     It is won once majorities have it. It is lost once majorities can no longer have it and the leader knows
-    whether it has the write itself. ``failed`` is called with each holder that has not stored it, and the error.
+    whether it has the write itself. ``failed`` is called with each holder that has not stored it, and the error;
+    ``own`` with the answer of the leader's own store.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class Vote:
         members: Sequence[str],
         target: Sequence[str],
         failed: Callable[[str, OnyxqError], None],
+        own: Callable[[OnyxqError | None], None] | None = None,
     ) -> None:
         self.acks: set[str] = set()
         self.errors: dict[str, OnyxqError] = {}
         self._leader = leader
         self._failed = failed
+        self._own = own
         self._cohorts = {frozenset(members), frozenset(target)}
         """Sets of nodes that must each have a majority. Mostly there is only one."""
         self._won = False
@@ -75,6 +78,8 @@ class Vote:
             self._enough.end()
         if error is not None:
             self._failed(node, error)
+        if node == self._leader and self._own is not None:
+            self._own(error)
 
     @property
     def majority(self) -> int:

@@ -15,6 +15,7 @@ from onyxq.core.facts import DATA, GRANTED, pack_task, slice_task, task_header, 
 from onyxq.core.ids import Run, TaskId, id_at, offset_of, runs_of, stretch_of
 from onyxq.core.task_headers import EXPIRES_MS, UNIQUE_KEY, may_say
 from onyxq.leader.completion_rows import history_of
+from onyxq.leader.grants.early_rows import EarlyRows
 from onyxq.store.interface import Piece
 from onyxq.store.store import Store
 
@@ -25,13 +26,14 @@ ROW_CACHE_BYTES = 16 * 1024 * 1024
 class Bodies:
     """Bodies of the tasks that a node grants."""
 
-    def __init__(self, store: Store, is_final: Callable[[TaskId, int, bytes], bool]) -> None:
-        """Read bodies from ``store``.
+    def __init__(self, store: Store, early: EarlyRows, is_final: Callable[[TaskId, int, bytes], bool]) -> None:
+        """Read bodies from ``store``, and those of rows that are being written from ``early``.
 
         ``is_final(task, epoch, data)`` returns whether the data of a unique task can no longer change. If it can,
         the task is not granted now. It is offered again once its data is final.
         """
         self._store = store
+        self._early = early
         self._is_final = is_final
         self._rows: dict[bytes, tuple[bytes, bool]] = {}
         """First id of a task row -> its body, and whether the body needs a closer check."""
@@ -39,7 +41,11 @@ class Bodies:
 
     def of(self, piece: Piece, bits: int, *, most: int, now_ms: int) -> list[tuple[Run, bytes]]:
         """Return grantable tasks among ``bits`` of a piece, at most ``most``, in runs with bodies; raises `Corrupt`."""
-        body, special = self._row(piece.row_first)
+        body, special = self._early.body(piece.row_first), False
+        if body is None:
+            if self._early.is_refused(piece.row_first):
+                return []
+            body, special = self._row(piece.row_first)
         if special:
             header, _ = task_header(body)
             bits = self._wanted(piece, bits, header, now_ms)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from attrs import define, field
@@ -26,6 +27,7 @@ from onyxq.core.replica import Replica
 from onyxq.leader.completion_rows import attempts_of, overtaken_bits
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.grants.bodies import Bodies
+from onyxq.leader.grants.early_rows import EarlyRows
 from onyxq.leader.grants.grantable import Grantable
 from onyxq.leader.grants.limits import Limits, WakeTimers
 from onyxq.leader.grants.ready_heads import Heads
@@ -88,7 +90,11 @@ class ClaimRequest:
     """Shared by requests that are answered together."""
     granted: list[Granted] = field(factory=list)
     entries: int = 0
-    """Number of entries whose verdict is awaited."""
+    """Number of entries whose verdict is awaited, and of rows that are being written."""
+    refused: set[bytes] = field(factory=set)
+    """First ids of granted runs whose rows could not be stored."""
+    lost: bool = False
+    """Whether the log was lost while one of the entries was on its way."""
 
 
 class _Pick(NamedTuple):
@@ -165,7 +171,8 @@ class Granter:
             wake_later=self._wakes.after,
             wall_ms=host.wall_ms,
         )
-        self._bodies = Bodies(host.store, self._is_data_final)
+        self._early = EarlyRows()
+        self._bodies = Bodies(host.store, self._early, self._is_data_final)
         self._requests: deque[ClaimRequest] = deque()
         self._wake = Wait()
         self._queue_of: dict[bytes, str] = {}
@@ -217,6 +224,22 @@ class Granter:
         """Add pieces that are due now; some may have been claimed ahead."""
         self.heads.add(piece for piece in pieces if piece.key or self._grantable.free(piece))
 
+    def offer_early(
+        self, leader: PartitionLeader, run: Run, header: dict[str, Any], body: bytes
+    ) -> Callable[[OnyxqError | None], None] | None:
+        """Offer a new run whose row is about to be written, if somebody waits for a task of its queue.
+
+        Return the function that takes the answer of this node's store. It is called once.
+        """
+        queue, due_ms = header["queue"], ms_of(run.first)
+        if self._leaders.get(leader.partition) is not leader or not self.heads.awaited(queue):
+            return None
+        if self.limits.limited(queue) or due_ms > self._host.wall_ms():
+            return None
+        heard = self._early.add(run.first, body)
+        self.heads.add([Piece(queue, header.get("priority", 0), due_ms, run.first, mask_of(*run), 0, run.first)])
+        return heard
+
     def restart_windows(self, partition: int) -> None:
         """Check all tasks of a partition in the store again."""
         if leader := self._leaders.get(partition):
@@ -262,11 +285,14 @@ class Granter:
                 found.append(piece._replace(bits=piece.bits & bits))
             bits &= ~piece.bits
         while bits:
+            task_id = id_at(stretch, (bits & -bits).bit_length() - 1)
             try:
-                row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
+                row = store.task_row(task_id)
             except Corrupt:
-                row = None  # its tasks are checked again once it is repaired
+                bits &= bits - 1  # its tasks are checked again once it is repaired
+                continue
             if row is None:
+                found.append(self._never_stored(task_id))
                 bits &= bits - 1
                 continue
             header, count = task_header(row[1])
@@ -274,6 +300,11 @@ class Granter:
             found.append(Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), row[0], covered, 0, row[0]))
             bits &= ~covered
         return found
+
+    def _never_stored(self, task_id: TaskId) -> Piece:
+        """Return the piece of a task whose leader died while it granted the task and stored its row."""
+        attempts, base = attempts_of(self._host.store, task_id)
+        return Piece("", 0, ms_of(task_id), task_id, mask_of(task_id, 1), attempts, task_id, base)
 
     def _overtaken(self, task_id: TaskId) -> list[Piece]:
         """Return the piece of a task whose completion is older than its claim, which is in no index."""
@@ -403,9 +434,8 @@ class Granter:
                     Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body, pick.lease_ms, due_in_ms)
                 )
         for request in {pick.request: None for pick in picks}:
-            request.entries -= 1
-            if request.entries == 0:
-                self._answer(request, lost=verdicts is None)
+            request.lost = request.lost or verdicts is None
+            self._one_decided(request)
 
     def _keep_undecided(self, partition: int, runs: Sequence[Run]) -> None:
         """Keep these tasks from all claimers, old ones included, until it is known whether they were granted."""
@@ -423,11 +453,23 @@ class Granter:
         """Return the queue of a task that was granted here lately, for metrics; empty if it is unknown."""
         return self._queue_of.get(stretch_of(task_id), "")
 
-    def _answer(self, request: ClaimRequest, *, lost: bool) -> None:
-        error = LogUnavailable("the log was lost while the claim was made") if lost and not request.granted else None
-        if request.reply(request.granted, error):
-            return
+    def _one_decided(self, request: ClaimRequest) -> None:
+        request.entries -= 1
+        if request.entries == 0:
+            self._answer(request)
+
+    def _row_decided(self, request: ClaimRequest, first: TaskId, stored: bool) -> None:
+        if not stored:
+            request.refused.add(first)
+        self._one_decided(request)
+
+    def _answer(self, request: ClaimRequest) -> None:
+        real = [granted for granted in request.granted if granted.first not in request.refused]
+        error = LogUnavailable("the log was lost while the claim was made") if request.lost and not real else None
+        wanted = request.reply(real, error)
         for granted in request.granted:
+            if wanted and granted.first not in request.refused:
+                continue
             partition = int.from_bytes(granted.first[6:8], "big")
             count = int.from_bytes(granted.body[4:8], "little")
             self._host.give_back(partition, granted.token, [Run(TaskId(granted.first), count)])
@@ -482,6 +524,10 @@ class Granter:
         picks = [_Pick(request, run, piece, body, lease_ms) for run, body in found]
         request.room.left -= sum(len(body) for _, body in found)
         self._state.begin(State.GRANTING, (pick.run for pick in picks))
+        if self._early.body(piece.row_first) is not None:
+            for pick in picks:
+                request.entries += 1
+                self._early.when_decided(piece.row_first, partial(self._row_decided, request, pick.run.first))
         if self.limits.limited(piece.queue):
             self.limits.ask(piece.queue, sum(pick.run.count for pick in picks))
         if piece.key and picks:

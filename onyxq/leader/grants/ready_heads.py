@@ -248,6 +248,11 @@ class Heads:
                 found.append(head[0].due_ms)
         return min(found, default=None)
 
+    def awaited(self, queue: str) -> bool:
+        """Return whether a coordinator waits for a better head of a queue."""
+        found = self._queues.get(queue)
+        return found is not None and found.waiting > 0
+
     async def wait_head(
         self,
         queue: str,
