@@ -23,6 +23,7 @@ from onyxq.core.log.record import encode_record
 from onyxq.core.step import Outcome
 from onyxq.system import failures
 from onyxq.system.clock import WallClock
+from onyxq.system.procedures import Wait
 from onyxq.system.signal import Signal
 
 RECORD_ENTRIES_BYTES_MAX = RECORD_BYTES_MAX - 4096
@@ -74,7 +75,7 @@ class Outbox:
         """Records sent or being sent, by number, until they are read back."""
         self._landed: dict[int, int] = {}
         """Positions of the records in ``_unread`` that are known to have landed, by number."""
-        self._wake = trio.Event()
+        self._wake = Wait()
         self._flushed = Signal()
         self._lazy_since: float | None = None
         self._flight_since: float | None = None
@@ -103,15 +104,15 @@ class Outbox:
         queue = self._lazy if lazy else self._waiting
         queue.extend((submission, entry) for entry in packed)
         if not lazy:
-            self._wake.set()
+            self._wake.end()
         elif self._lazy_since is None:  # later ones are sent with the first, whose time is known
             self._lazy_since = trio.current_time()
-            self._wake.set()
+            self._wake.end()
 
     def submit_empty(self) -> None:
         """Let log time advance: send an empty record, unless another is sent anyway."""
         self._empty_wanted = True
-        self._wake.set()
+        self._wake.end()
 
     def holds(self, entry: Any) -> bool:
         """Return whether an equal entry is on its way already."""
@@ -204,9 +205,8 @@ class Outbox:
                 wait_s = self._lazy_since + LAZY_S - trio.current_time()
                 if wait_s <= 0:
                     return
-            self._wake = trio.Event()
-            with trio.move_on_after(wait_s):
-                await self._wake.wait()
+            self._wake = Wait()
+            await self._wake.wait(wait_s)
 
     def _take(self) -> list[tuple[_Submission, bytes]]:
         taken: list[tuple[_Submission, bytes]] = []

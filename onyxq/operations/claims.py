@@ -29,6 +29,8 @@ from onyxq.node.node import Node
 from onyxq.operations.checks.peers import WANTED_MAX
 from onyxq.operations.claim_shares import Offer, shares
 from onyxq.operations.table.claim import ClaimTasks, GrantedTasks
+from onyxq.system.procedures import Ended, Question, Wait, pause
+from onyxq.system.signal import Signal
 from onyxq.wire.bounds import OWNER
 
 POLL_S = 1.0
@@ -141,9 +143,10 @@ class _Watched:
         self.queue = queue
         self.heads: dict[str, Head | None] = {}
         """Best head of each node that has answered."""
-        self.scopes: dict[str, trio.CancelScope] = {}
-        self.asking: dict[str, trio.CancelScope] = {}
-        """Scope of the open question to each node. It is cancelled if the node's head becomes known before."""
+        self.polled: set[str] = set()
+        """Nodes that are asked again and again."""
+        self.asking: dict[str, Callable[[], None]] = {}
+        """Ends the open question to each node. It is called if the node's head becomes known before."""
         self.used_at = 0.0
         self.settled_at = 0.0
         """Time until which a claimer waits for the heads of nodes that have never answered."""
@@ -160,12 +163,12 @@ class Claiming:
         self._claimers: deque[Claimer] = deque()
         self._held: Counter[str] = Counter()
         """Number of claimers by owner; withdrawn ones may count for a moment."""
-        self._wake = trio.Event()
-        self._nursery: trio.Nursery | None = None
+        self._wake = Wait()
+        self._runs = False
         self._draining = False
         self._log_away_since: float | None = None
-        self._answered = trio.Event()
-        """Set and replaced at each answer of a node."""
+        self._answered = Signal()
+        """Fired at each answer of a node."""
         self._asks: dict[str, int] = {}
         """Questions in flight per node."""
         self._leading_of: tuple[Any, int, list[str]] = (None, 0, [])
@@ -187,7 +190,7 @@ class Claiming:
         self._held[claimer.owner] += 1
         for queue in claimer.queues:
             self._watch(queue)
-        self._wake.set()
+        self._wake.end()
 
     def _has_room(self, owner: str) -> bool:
         """Return whether one more claim of a credential may wait; shares leave room for one more credential."""
@@ -203,9 +206,9 @@ class Claiming:
             if not claimer.asking and not claimer.gone:
                 claimer.gone = True
                 claimer.fail(Unavailable("this peer is leaving; ask another"))
-        with trio.move_on_after(ASK_TIMEOUT_S):
-            while any(self._asks.values()):
-                await self._answered.wait()
+        until = trio.current_time() + ASK_TIMEOUT_S
+        while any(self._asks.values()) and await self._answered.wait(until - trio.current_time()):
+            pass
 
     def waiting(self, most: int) -> dict[str, tuple[int, list[str]]]:
         """Return up to ``most`` workers that wait here: the number of claims, and the queues of one claim."""
@@ -224,22 +227,19 @@ class Claiming:
 
     async def run(self) -> None:
         """Match claimers and nodes until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            nursery.start_soon(self._follow_placement)
-            for queue in self._queues:
-                self._watch(queue)
-            while True:
-                wait_s = self._match()
-                with trio.move_on_after(wait_s):
-                    await self._wake.wait()
-                self._wake = trio.Event()
+        self._runs = True
+        self._node.procedures.start(self._follow_placement())
+        for queue in self._queues:
+            self._watch(queue)
+        while True:
+            await self._wake.wait(self._match())
+            self._wake = Wait()
 
     async def _follow_placement(self) -> None:
         """Ask a node at once when it begins to lead."""
         while True:
             await self._node.changed(self._node.replica)
-            self._wake.set()
+            self._wake.end()
 
     # --- watching queues
 
@@ -248,13 +248,13 @@ class Claiming:
         if watched is None:
             watched = self._queues[queue] = _Watched(queue)
         watched.used_at = trio.current_time()
-        if self._nursery is None:
+        if not self._runs:
             return
         for node_id in self._leading_nodes():
-            if node_id not in watched.scopes:
+            if node_id not in watched.polled:
                 watched.settled_at = watched.used_at + FIRST_LOOK_S
-                watched.scopes[node_id] = trio.CancelScope()
-                self._nursery.start_soon(self._poll, watched, node_id)
+                watched.polled.add(node_id)
+                self._node.procedures.start(self._poll(watched, node_id))
 
     def _leading_nodes(self) -> list[str]:
         replica, leaders = self._node.replica, len(self._node.leaders)
@@ -268,16 +268,15 @@ class Claiming:
     async def _poll(self, watched: _Watched, node_id: str) -> None:
         quiet = False
         try:
-            with watched.scopes[node_id]:
-                while self._still_wanted(watched, node_id):
-                    quiet = await self._ask_head(watched, node_id, IDLE_POLL_S if quiet else POLL_S)
+            while self._still_wanted(watched, node_id):
+                quiet = await self._ask_head(watched, node_id, IDLE_POLL_S if quiet else POLL_S)
         finally:
-            watched.scopes.pop(node_id, None)
+            watched.polled.discard(node_id)
             watched.asking.pop(node_id, None)
             watched.heads.pop(node_id, None)
-            if not watched.scopes and trio.current_time() - watched.used_at >= LINGER_S:
+            if not watched.polled and trio.current_time() - watched.used_at >= LINGER_S:
                 self._queues.pop(watched.queue, None)  # names that claimers make up must not pile up
-            self._wake.set()
+            self._wake.end()
 
     def _still_wanted(self, watched: _Watched, node_id: str) -> bool:
         if node_id not in self._leading_nodes():
@@ -292,30 +291,33 @@ class Claiming:
         better_than = list(known.key) if known is not None else None
         # Not known yet: the present state is wanted at once.
         timeout_s = poll_s if node_id in watched.heads else 0.0
-        found: list[Head | None] = []
-        with trio.CancelScope() as asking:
-            watched.asking[node_id] = asking
-            try:
-                found.append(await self._head_of(node_id, watched.queue, better_than, timeout_s))
-            except OnyxqError:
-                watched.heads.pop(node_id, None)  # what it has is not known
-                self._wake.set()
-                await trio.sleep(0.2)
-        if not found or asking.cancel_called:
+        try:
+            asking = Question(self._node.procedures, self._head_of(node_id, watched.queue, better_than, timeout_s))
+            watched.asking[node_id] = asking.end
+            head = await asking.answer()
+        except OnyxqError:
+            watched.heads.pop(node_id, None)  # what it has is not known
+            self._wake.end()
+            await self._ended_early(watched, node_id, 0.2)
             return False
-        head = found[0]
+        except Ended:
+            return False
         watched.heads[node_id] = head
         if head is None:
             if timeout_s == 0.0:
-                self._wake.set()
+                self._wake.end()
             return known is None
-        self._wake.set()
+        self._wake.end()
         if known is not None and head.key >= known.key and not is_ahead(head):
             # Nobody here is in need of more: ask again when somebody is, or later.
-            with trio.move_on_after(POLL_S) as asking:
-                watched.asking[node_id] = asking
-                await trio.sleep_forever()
+            await self._ended_early(watched, node_id, POLL_S)
         return False
+
+    async def _ended_early(self, watched: _Watched, node_id: str, seconds: float) -> None:
+        """Wait until the node's head becomes known in another way, or for some time."""
+        known = Wait()
+        watched.asking[node_id] = known.end
+        await known.wait(seconds)
 
     async def _head_of(self, node_id: str, queue: str, better_than: list[int] | None, timeout_s: float) -> Head | None:
         if node_id == self._node.node_id:
@@ -374,10 +376,9 @@ class Claiming:
         self._claimers, self._held = left, Counter(claimer.owner for claimer in left)
         for queue in dict.fromkeys(queue for claimer in left for queue in claimer.queues):
             self._watch(queue)
-        assert self._nursery is not None
         for node_id, group in groups.items():
             self._asks[node_id] = self._asks.get(node_id, 0) + 1
-            self._nursery.start_soon(self._ask_node, group, node_id)
+            self._node.procedures.start(self._ask_node(group, node_id))
         return max(next_look - now, 0.0)
 
     def _give_up_without_log(self, now: float) -> None:
@@ -479,14 +480,13 @@ class Claiming:
             if watched is not None and node_id in watched.heads:
                 watched.heads[node_id] = heads.get(queue)
                 if node_id in watched.asking:
-                    watched.asking[node_id].cancel()
+                    watched.asking[node_id]()
         for (claimer, _), answer in zip(group, answers, strict=True):
             self._take_answer(claimer, answer)
-        self._answered.set()
-        self._answered = trio.Event()
+        self._answered.fire()
         if any(isinstance(answer, OnyxqError) and not isinstance(answer, LogUnavailable) for answer in answers):
-            await trio.sleep(0.1)
-        self._wake.set()
+            await pause(0.1)
+        self._wake.end()
 
     def _take_answer(self, claimer: Claimer, answer: list[Granted] | OnyxqError) -> None:
         """Record a node's answer for a claimer, which is answered once all nodes that were asked have answered."""
@@ -496,8 +496,7 @@ class Claiming:
         else:
             claimer.granted += answer
         if claimer.asking and claimer.granted and not claimer.gone:
-            assert self._nursery is not None
-            self._nursery.start_soon(self._deliver_soon, claimer)
+            self._node.procedures.start(self._deliver_soon(claimer))
         elif claimer.granted and not claimer.asking:
             self._deliver(claimer)
         elif isinstance(answer, LogUnavailable) and not claimer.gone and not claimer.asking:
@@ -507,7 +506,7 @@ class Claiming:
 
     async def _deliver_soon(self, claimer: Claimer) -> None:
         """Wait for the other nodes for up to `GATHER_S`."""
-        await trio.sleep(GATHER_S)
+        await pause(GATHER_S)
         if claimer.granted:
             self._deliver(claimer)
 

@@ -238,7 +238,11 @@ class Service:
 
     async def run(self) -> None:
         """Run the background work until cancelled."""
-        await self.claiming.run()
+        claiming = self.node.procedures.start(self.claiming.run())
+        try:
+            await trio.sleep_forever()
+        finally:
+            claiming.withdraw()
 
     # --- calls
 
