@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from attrs import define, field
@@ -29,7 +29,7 @@ from onyxq.node.node import Node
 from onyxq.operations.checks.peers import WANTED_MAX
 from onyxq.operations.claim_shares import Offer, shares
 from onyxq.operations.table.claim import ClaimTasks, GrantedTasks
-from onyxq.system.procedures import Ended, Question, Wait, pause
+from onyxq.system.procedures import CANCELLED, Ended, Question, Wait, pause, procedure
 from onyxq.system.signal import Signal
 from onyxq.wire.bounds import OWNER
 
@@ -62,18 +62,6 @@ ASKS_MAX = 2
 """Largest number of questions in flight to one node. Further claimers wait and share the next question."""
 
 
-class Caller(Protocol):
-    """The maker of a claim: a request over the wire, or a coroutine of this process."""
-
-    def reply(self, result: Any) -> None:
-        """Take the tasks."""
-        ...
-
-    def fail(self, error: OnyxqError) -> None:
-        """Take the error."""
-        ...
-
-
 @define(eq=False)
 class Claimer:
     """One claim of one client, waiting or being answered."""
@@ -84,7 +72,6 @@ class Claimer:
     """Lease in ms; 0 means the lease of each queue."""
     worker: str
     deadline: float
-    caller: Caller
     owner: str = ""
     """The credential that it came with; see `onyxq.wire.bounds.OWNER`."""
     ahead_ms: int = 0
@@ -99,9 +86,11 @@ class Claimer:
     asks_ahead: bool = False
     """Whether it asks for tasks that are not due yet."""
     trouble: OnyxqError | None = None
+    over: Wait = field(factory=Wait)
+    answer: GrantedTasks | OnyxqError | None = None
 
     @staticmethod
-    def of(args: ClaimTasks, caller: Caller) -> Claimer:
+    def of(args: ClaimTasks) -> Claimer:
         """Return a claim that begins to wait now."""
         return Claimer(
             queues=args.queues,
@@ -111,16 +100,12 @@ class Claimer:
             owner=OWNER.get(),
             deadline=trio.current_time() + args.wait_ms / 1000,
             ahead_ms=args.ahead_ms,
-            caller=caller,
         )
-
-    def withdraw(self) -> None:
-        """Note that its caller no longer waits."""
-        self.gone = True
 
     def fail(self, error: OnyxqError) -> None:
         """Answer with an error."""
-        self.caller.fail(error)
+        self.answer = error
+        self.over.end()
 
     def reply(self, granted: Sequence[Granted]) -> None:
         """Answer with tasks, and with their leases if the claim named none."""
@@ -129,7 +114,8 @@ class Claimer:
             answer.due_in_ms = [one.due_in_ms for one in granted]
         if not self.lease_ms:
             answer.leases = [one.lease_ms for one in granted]
-        self.caller.reply(answer)
+        self.answer = answer
+        self.over.end()
 
 
 Share = tuple[Claimer, int]
@@ -174,8 +160,24 @@ class Claiming:
         self._leading_of: tuple[Any, int, list[str]] = (None, 0, [])
         self._unserved_of: tuple[Any, Any, list[int]] = (None, None, [])
 
-    def submit(self, claimer: Claimer) -> None:
-        """Take a claim. Exactly one of its ``reply`` and ``fail`` is called, unless it is withdrawn."""
+    @procedure
+    async def claim(self, args: ClaimTasks) -> GrantedTasks:
+        """Return claimed tasks, as soon as there are some or once the wait is over; raises `OnyxqError`."""
+        claimer = Claimer.of(args)
+        self._submit(claimer)
+        try:
+            await claimer.over.wait()
+        except CANCELLED:
+            claimer.gone = True
+            if isinstance(claimer.answer, GrantedTasks):
+                self._give_back([Granted(*one) for one in claimer.answer.claims])
+            raise
+        if isinstance(claimer.answer, OnyxqError):
+            raise claimer.answer
+        assert claimer.answer is not None
+        return claimer.answer
+
+    def _submit(self, claimer: Claimer) -> None:
         if self._draining:
             claimer.fail(Unavailable("this peer is leaving; ask another"))
             return

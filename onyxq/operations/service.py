@@ -36,7 +36,7 @@ from onyxq.operations.bulk_reads import BulkReading
 from onyxq.operations.checks import peers
 from onyxq.operations.checks.access import check_size
 from onyxq.operations.checks.peers import taking
-from onyxq.operations.claims import Claimer, Claiming, pack_answer
+from onyxq.operations.claims import Claiming, pack_answer
 from onyxq.operations.cluster_changes import Operating
 from onyxq.operations.dead_letters import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
@@ -47,7 +47,7 @@ from onyxq.operations.job_batches import JobBatches
 from onyxq.operations.jobs import Jobs
 from onyxq.operations.settings import Settings
 from onyxq.operations.summaries import Summaries
-from onyxq.operations.table.claim import CLAIM, RELEASE, ClaimTasks, GrantedTasks, Held, Release
+from onyxq.operations.table.claim import CLAIM, RELEASE, Held, Release
 from onyxq.operations.table.cluster import (
     GET_CLUSTER,
     GET_HEALTH,
@@ -138,7 +138,7 @@ class Service:
         self._methods = merged(
             self._enqueueing.handlers(),
             self._held_tasks.handlers(),
-            served(CLAIM, self._claim),
+            served(CLAIM, self.claiming.claim),
             served(LIST_TASKS, self._listing.page),
             self._transaction_methods(),
             self._reading.handlers(),
@@ -260,9 +260,6 @@ class Service:
 
     def dispatch(self, request: Request) -> None:
         """Serve a request that came over the wire."""
-        if request.method == CLAIM.name:
-            self._dispatch_claim(request)
-            return
         handler = self._methods.get(request.method) or self.peer_methods.get(request.method)
         if handler is None:
             raise NotFound(f"there is no method {request.method[:100]!r}", field="method")
@@ -273,12 +270,6 @@ class Service:
             request.on_cancel = self.node.procedures.start(self._answer(request, handler)).withdraw
         else:
             self.node.start_soon(self._serve, request, handler)
-
-    def _dispatch_claim(self, request: Request) -> None:
-        """Let a claim wait without a task of its own: there may be tens of thousands."""
-        claimer = Claimer.of(decoded(CLAIM.name, request.args), request)
-        request.on_cancel = claimer.withdraw
-        self.claiming.submit(claimer)
 
     async def _serve(self, request: Request, handler: Handler) -> None:
         with trio.CancelScope() as scope:
@@ -319,22 +310,6 @@ class Service:
         return partitions_of(self.node)
 
     # --- claims
-
-    async def _claim(self, args: ClaimTasks) -> GrantedTasks:
-        caller = _Caller()
-        claimer = Claimer.of(args, caller)
-        self.claiming.submit(claimer)
-        try:
-            await caller.answered.wait()
-        except trio.Cancelled:
-            claimer.withdraw()
-            if caller.found is not None:
-                self._give_back([Granted(*one) for one in caller.found.claims])
-            raise
-        if caller.error is not None:
-            raise caller.error
-        assert caller.found is not None
-        return caller.found
 
     def _give_back(self, granted: Sequence[Granted]) -> None:
         if granted:
@@ -398,25 +373,6 @@ class Service:
         if self.peer is None:
             raise Unavailable("this node has no peer in the ring now")
         return converted(GcReport, await self.peer.collector.collect())
-
-
-class _Caller:
-    """A coroutine of this process that waits for the answer to its claim."""
-
-    def __init__(self) -> None:
-        self.found: GrantedTasks | None = None
-        self.error: OnyxqError | None = None
-        self.answered = trio.Event()
-
-    def reply(self, result: GrantedTasks) -> None:
-        """Take the tasks."""
-        self.found = result
-        self.answered.set()
-
-    def fail(self, error: OnyxqError) -> None:
-        """Take the error."""
-        self.error = error
-        self.answered.set()
 
 
 def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:
