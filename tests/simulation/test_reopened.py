@@ -170,14 +170,14 @@ def test_a_dead_letter_is_requeued_or_discarded_and_not_both(seed: int) -> None:
 
     async def workload(world: World) -> None:
         async with world.client() as client:
-            ids = await client.enqueue("q", [b"task %d" % number for number in range(12)], retries=0)
-            for claim in await client.claim("q", maximum=12, wait_ms=5_000):
+            ids = await client.enqueue("q", [b"task %d" % number for number in range(24)], retries=0)
+            for claim in await client.claim("q", maximum=24, wait_ms=5_000):
                 await client.fail(claim, "broken")
             async with trio.open_nursery() as nursery:
                 for task_id in ids:
                     for bury in (client.requeue, client.discard, client.requeue):
                         nursery.start_soon(_try, world, bury, task_id)
-            for claim in await client.claim("q", maximum=12, wait_ms=2_000):
+            for claim in await client.claim("q", maximum=24, wait_ms=2_000):
                 await client.complete(claim)
             states = {task.state for task in (await client.client.list("q")).tasks}
             assert states == {"completed", "cancelled"}
