@@ -29,7 +29,7 @@ from onyxq.node.node import Node
 from onyxq.operations.checks.peers import WANTED_MAX
 from onyxq.operations.claim_shares import Offer, shares
 from onyxq.operations.table.claim import ClaimTasks, GrantedTasks
-from onyxq.system.procedures import CANCELLED, Ended, Question, Wait, pause, procedure
+from onyxq.system.procedures import CANCELLED, Ended, Question, Wait, pause, procedure, stop_if_cancelled
 from onyxq.system.signal import Signal
 from onyxq.wire.bounds import OWNER
 
@@ -167,6 +167,7 @@ class Claiming:
         self._submit(claimer)
         try:
             await claimer.over.wait()
+            await stop_if_cancelled()  # nobody waits for what was granted at the last moment
         except CANCELLED:
             claimer.gone = True
             if isinstance(claimer.answer, GrantedTasks):

@@ -18,7 +18,7 @@ from contextvars import copy_context
 from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import trio
 from trio._core._run import GLOBAL_RUN_CONTEXT
@@ -29,6 +29,9 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 """Takes what a procedure returned, or the exception that ended it."""
+
+TURN_STEPS_MAX = 1_000
+"""Steps in one turn of the event loop. Then its other tasks have their turn."""
 
 
 class _Thread(threading.local):
@@ -133,6 +136,14 @@ async def pause(seconds: float) -> None:
         await trio.sleep(max(0.0, seconds))
 
 
+async def stop_if_cancelled() -> None:
+    """Raise here what a cancelled procedure, or task, gets where it waits."""
+    if _thread.running is None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+    elif _thread.running.making_step is not None and _thread.running.making_step.is_stopped:
+        await Parked(Wait())
+
+
 class beside:
     # A class: event loops finish async generators by tasks of their own.
     """Run procedures beside the caller: those that the function that it gives has started by the end of the context.
@@ -173,6 +184,41 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     return found
+
+
+class Ended(Exception):
+    """Raised by `Question.answer` after `Question.end`."""
+
+
+class Question(Generic[T]):
+    """A procedure beside the caller that others may end."""
+
+    def __init__(self, owner: Procedures, steps: Coroutine[Any, Any, T]) -> None:
+        self._over = Wait()
+        self._found: tuple[Any, BaseException | None] = None, None
+        self._asked = owner.start(steps, self._take)
+
+    def _take(self, result: Any, error: BaseException | None) -> None:
+        self._found = result, error
+        self._over.end()
+
+    def end(self) -> None:
+        """Cancel it."""
+        self._asked.withdraw()
+
+    async def answer(self) -> T:
+        """Return its result; raises its error, or `Ended`."""
+        try:
+            await self._over.wait()
+        except CANCELLED:
+            self._asked.withdraw()
+            raise
+        result, error = self._found
+        if isinstance(error, Withdrawn):
+            raise Ended
+        if error is not None:
+            raise error
+        return cast("T", result)
 
 
 class _Group:
@@ -291,7 +337,7 @@ class Procedure:
         """Do as `withdraw` does, although it is in ``shields`` of the `shielded` contexts, until `resume`."""
         self._stops = (*self._stops, shields)
         wait = self.waits_for
-        if wait is not None and wait.resume is not None and self._is_stopped():
+        if wait is not None and wait.resume is not None and self.is_stopped:
             wait.resume = None
             self._owner.continue_soon(self, wait)
 
@@ -301,14 +347,16 @@ class Procedure:
         left.remove(shields)
         self._stops = tuple(left)
 
-    def _is_stopped(self) -> bool:
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it gets `Withdrawn` where it waits next."""
         return bool(self._stops) and max(self._stops) >= self.shields
 
     def step(self) -> None:
         """Run until it waits or is over. Even if it is withdrawn, it begins."""
         wait, self.waits_for = self.waits_for, None
         ended = wait.over if wait is not None else None
-        raised: BaseException | None = Withdrawn() if ended is False and self._is_stopped() else None
+        raised: BaseException | None = Withdrawn() if ended is False and self.is_stopped else None
         while True:
             try:
                 if raised is not None:
@@ -325,7 +373,7 @@ class Procedure:
                 raised = TypeError(f"a procedure awaits {parked!r}, which only a task can")
             elif parked.wait.over:
                 ended, raised = True, None
-            elif self._is_stopped():
+            elif self.is_stopped:
                 raised = Withdrawn()
             else:
                 self.waits_for = parked.wait
@@ -345,6 +393,8 @@ class Procedures:
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self.clock = clock
         self._ready: deque[Procedure] = deque()
+        self._later: list[Procedure] = []
+        """Procedures that continue in the next turn."""
         self._limits: list[tuple[float, int, Procedure, Waiting]] = []
         """Heap of the times until which procedures wait at most."""
         self._numbers = count()
@@ -408,7 +458,8 @@ class Procedures:
         """Let a procedure wait for ``timeout_s`` at most."""
         if timeout_s <= 0:
             wait.resume = None
-            self.continue_soon(one, wait)
+            self._later.append(one)
+            self._ask_turn()
         elif timeout_s < math.inf:
             at = self.clock() + timeout_s
             if len(self._limits) > 2 * len(self._alive) + LIMITS_SPARE:
@@ -427,11 +478,15 @@ class Procedures:
             turn, self._turn_due = self._turn_due, None
             turn.end()
 
-    def turn(self) -> bool:
-        """Let each procedure that can continue now make a step; return whether some can continue after that."""
-        for _ in range(len(self._ready)):
+    def turn(self, steps_max: int = TURN_STEPS_MAX) -> bool:
+        """Let the procedures that can continue make their steps; return whether some can continue after that."""
+        later, self._later = self._later, []
+        self._ready += later
+        for _ in range(steps_max):
+            if not self._ready:
+                break
             self._step(self._ready.popleft())
-        return bool(self._ready)
+        return bool(self._ready or self._later)
 
     def lapse(self) -> float:
         """Let the procedures continue whose time is over; return when the next one's is."""
