@@ -156,7 +156,7 @@ def test_a_signal_wakes_all_that_wait_and_knows_whether_any_do(run: Runner) -> N
     assert run(steps) == [False, True, True, True, False, None, False]
 
 
-async def _none(steps: Coroutine[Any, Any, None]) -> None:
+async def _none(steps: Coroutine[Any, Any, Any]) -> None:
     await steps
 
 
@@ -419,22 +419,18 @@ def test_a_wait_has_one_waiter(stepped: Procedures) -> None:
     shared = Wait()
     ends: list[Any] = []
     for _ in range(2):
-        stepped.start(_none(_ignore(shared)), lambda *end: ends.append(end))
+        stepped.start(_none(shared.wait()), lambda *end: ends.append(end))
     assert len(ends) == 1 and isinstance(ends[0][1], AssertionError)
     shared.end()
     stepped.turn()
     assert ends[1] == (None, None)
 
 
-async def _ignore(wait: Wait) -> None:
-    await wait.wait()
-
-
 def test_long_times_of_waits_that_are_over_do_not_add_up(stepped: Procedures, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mostly a wait ends long before its time is over."""
     monkeypatch.setattr(procedures, "LIMITS_SPARE", 10)
     turns = [Wait() for _ in range(100)]
-    lasting = stepped.start(_none(_long(Wait())))
+    lasting = stepped.start(_ignore_for(2_000))
 
     async def steps() -> None:
         for one in turns:
@@ -448,19 +444,9 @@ def test_long_times_of_waits_that_are_over_do_not_add_up(stepped: Procedures, mo
     assert any(limit[2] is lasting for limit in stepped._limits)
 
 
-async def _long(wait: Wait) -> None:
-    await wait.wait(2_000)
-
-
 def test_a_function_can_be_marked_as_a_procedure() -> None:
     """Its caller sees how to run it."""
-
-    @procedure
-    async def marked() -> None: ...
-
-    async def unmarked() -> None: ...
-
-    assert is_procedure(marked) and not is_procedure(unmarked)
+    assert is_procedure(procedure(lambda: None)) and not is_procedure(lambda: None)
 
 
 # --- what needs a task
