@@ -12,6 +12,9 @@ ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS = "ordering_key", "unique_key", "d
 SPECIAL = frozenset({ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS})
 """Fields of tasks that require more than storing and granting."""
 
+UNSTORED: dict[str, Any] = {"retries": None}
+"""Taken as the header of a claimed task whose row is not stored: no claim on it ends in a dead letter."""
+
 
 class Policy(NamedTuple):
     """How failures of a task are handled."""

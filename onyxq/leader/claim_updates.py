@@ -12,7 +12,7 @@ from onyxq.core.entry import APPLIED
 from onyxq.core.errors import NotLeader, OnyxqError, StaleToken, Unknown
 from onyxq.core.ids import Run, TaskId, mask_of, partition_of, runs_of, stretch_of
 from onyxq.core.replica import held_bits
-from onyxq.core.task_headers import Policy, policy_of
+from onyxq.core.task_headers import UNSTORED, Policy, policy_of
 from onyxq.leader.completion_rows import Finish, completions_of, not_ended_by, overtaken_bits
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
@@ -116,7 +116,7 @@ class ClaimUpdates:
         """Yield how the claims of a failed run end: a finish if no retry is left, otherwise a release for the retry."""
         for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
-            header = facts.task_header(row[1])[0] if row else {}
+            header = facts.task_header(row[1])[0] if row else UNSTORED
             attempts = piece.attempts + counted
             policy = policy_of(self._host.replica, header)
             for part in runs_of(stretch_of(run.first), piece.bits):

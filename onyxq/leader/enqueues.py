@@ -73,11 +73,14 @@ class Enqueues:
         ]
 
     def _write(self, leader: PartitionLeader, one: _RunRequest) -> Vote:
-        """Write a plain run, and offer its tasks meanwhile if somebody waits for them."""
-        new = not self._host.store.known_bits(stretch_of(one.first)) & mask_of(one.first, one.count)
+        """Write a plain run. If a claimer waits for its tasks, offer them meanwhile.
+
+        Rows that count from memory are not offered: they count before they can be read. Neither are tasks that had
+        claims before: only the store knows their attempts, once it has their row.
+        """
         rows, early = self._rows(leader, one, one.body), self._early(one)
         stored = None
-        if new:
+        if not early and not self._host.store.mentioned_bits(stretch_of(one.first)) & mask_of(one.first, one.count):
             stored = self._host.granter.offer_early(leader, Run(one.first, one.count), one.header, one.body)
         return leader.replicate(rows, early=early, stored=stored)
 

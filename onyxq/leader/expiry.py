@@ -24,7 +24,7 @@ from onyxq.core.entry import APPLIED
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import Run, id_at, mask_of, runs_of, stretch_of
 from onyxq.core.step import Outcome
-from onyxq.core.task_headers import policy_of
+from onyxq.core.task_headers import UNSTORED, policy_of
 from onyxq.leader.completion_rows import Finish, overtaken_bits
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
@@ -183,7 +183,7 @@ class Expiry:
     def _plan_expiry(self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[Finish]) -> None:
         for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
-            policy = policy_of(self._host.replica, facts.task_header(row[1])[0] if row else {"retries": None})
+            policy = policy_of(self._host.replica, facts.task_header(row[1])[0] if row else UNSTORED)
             attempts = piece.attempts + 1
             for part in runs_of(stretch_of(run.first), piece.bits):
                 if policy.is_spent(attempts, piece.base):

@@ -111,6 +111,14 @@ class RuledReads:
         """
         return self._stretch(stretch_of(task_id)).counts_from(offset_of(task_id))
 
+    def mentioned_bits(self, stretch: bytes) -> int:
+        """Return the mask of the tasks of a stretch with a task row, a completion or an ended claim."""
+        record = self._stretch(stretch)
+        bits = record.known | record.finished
+        for moved in record.moved.values():
+            bits |= moved
+        return bits
+
     def data(self, task_id: bytes) -> bytes | None:
         """Return the payload that replaced a unique task's, or None; raises `Corrupt`."""
         key = key_of(DATA, task_id, bytes(12))

@@ -12,7 +12,7 @@ from typing import Any
 
 from onyxq.core.errors import Corrupt
 from onyxq.core.facts import DATA, GRANTED, pack_task, slice_task, task_header, unpack_data, unpack_task
-from onyxq.core.ids import Run, TaskId, id_at, offset_of, runs_of, stretch_of
+from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, runs_of, stretch_of
 from onyxq.core.task_headers import EXPIRES_MS, UNIQUE_KEY, may_say
 from onyxq.leader.completion_rows import history_of
 from onyxq.leader.grants.early_rows import EarlyRows
@@ -43,7 +43,7 @@ class Bodies:
         """Return grantable tasks among ``bits`` of a piece, at most ``most``, in runs with bodies; raises `Corrupt`."""
         body, special = self._early.body(piece.row_first), False
         if body is None:
-            if self._early.is_refused(piece.row_first):
+            if self._never_stored(piece.row_first):
                 return []
             body, special = self._row(piece.row_first)
         if special:
@@ -60,6 +60,12 @@ class Bodies:
             if most == 0:
                 break
         return found
+
+    def _never_stored(self, first: bytes) -> bool:
+        """Return whether a row was refused and did not arrive otherwise: by anti-entropy, or by a repeated request."""
+        if not self._early.is_refused(first):
+            return False
+        return not self._store.known_bits(stretch_of(first)) & mask_of(first, 1)
 
     def _unique(self, first: TaskId, header: dict[str, Any], body: bytes) -> list[tuple[Run, bytes]]:
         """Return a unique task with its data, or nothing if the data is not final yet."""

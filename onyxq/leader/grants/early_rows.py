@@ -28,7 +28,7 @@ class EarlyRows:
         """Rows that were not stored. Windows may still have their tasks."""
 
     def add(self, first: TaskId, body: bytes) -> Callable[[OnyxqError | None], None]:
-        """Take a row; return the function that takes the answer of the leader's own store."""
+        """Take a row that is not being written yet; return the function that takes the answer of the leader's store."""
         self._bodies[first] = body
         self._refused.pop(first, None)
 
@@ -48,7 +48,7 @@ class EarlyRows:
         return self._bodies.get(first)
 
     def is_refused(self, first: bytes) -> bool:
-        """Return whether a row was refused, so that its tasks do not exist."""
+        """Return whether a row was refused. It may be stored nevertheless: the disk may have it, or another node."""
         return first in self._refused
 
     def when_decided(self, first: bytes, tell: Callable[[bool], None]) -> None:

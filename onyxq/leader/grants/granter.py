@@ -232,13 +232,17 @@ class Granter:
         Return the function that takes the answer of this node's store. It is called once.
         """
         queue, due_ms = header["queue"], ms_of(run.first)
-        if self._leaders.get(leader.partition) is not leader or not self.heads.awaited(queue):
+        if self._leaders.get(leader.partition) is not leader or due_ms > self._host.wall_ms():
             return None
-        if self.limits.limited(queue) or due_ms > self._host.wall_ms():
-            return None
+        if not self._may_be_early(queue) or self._early.body(run.first) is not None:
+            return None  # the latter: an earlier request with the same task has not been decided yet
         heard = self._early.add(run.first, body)
         self.heads.add([Piece(queue, header.get("priority", 0), due_ms, run.first, mask_of(*run), 0, run.first)])
         return heard
+
+    def _may_be_early(self, queue: str) -> bool:
+        """Return whether somebody waits for a queue, and no claim of a task that is not stored can use up a limit."""
+        return self.heads.awaited(queue) and not self.limits.limited(queue)
 
     def restart_windows(self, partition: int) -> None:
         """Check all tasks of a partition in the store again."""
@@ -284,15 +288,15 @@ class Granter:
             if piece.bits & bits:
                 found.append(piece._replace(bits=piece.bits & bits))
             bits &= ~piece.bits
+        known = store.known_bits(stretch)
+        found += [self._never_stored(one) for part in runs_of(stretch, bits & ~known) for one in ids_of(*part)]
+        bits &= known
         while bits:
-            task_id = id_at(stretch, (bits & -bits).bit_length() - 1)
             try:
-                row = store.task_row(task_id)
+                row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
             except Corrupt:
-                bits &= bits - 1  # its tasks are checked again once it is repaired
-                continue
+                row = None  # its tasks are checked again once it is repaired
             if row is None:
-                found.append(self._never_stored(task_id))
                 bits &= bits - 1
                 continue
             header, count = task_header(row[1])
@@ -468,11 +472,13 @@ class Granter:
         error = LogUnavailable("the log was lost while the claim was made") if request.lost and not real else None
         wanted = request.reply(real, error)
         for granted in request.granted:
-            if wanted and granted.first not in request.refused:
-                continue
-            partition = int.from_bytes(granted.first[6:8], "big")
-            count = int.from_bytes(granted.body[4:8], "little")
-            self._host.give_back(partition, granted.token, [Run(TaskId(granted.first), count)])
+            if not wanted or granted.first in request.refused:
+                self._give_back(granted)
+
+    def _give_back(self, granted: Granted) -> None:
+        partition = int.from_bytes(granted.first[6:8], "big")
+        count = int.from_bytes(granted.body[4:8], "little")
+        self._host.give_back(partition, granted.token, [Run(TaskId(granted.first), count)])
 
     # --- picking
 
@@ -524,15 +530,19 @@ class Granter:
         picks = [_Pick(request, run, piece, body, lease_ms) for run, body in found]
         request.room.left -= sum(len(body) for _, body in found)
         self._state.begin(State.GRANTING, (pick.run for pick in picks))
-        if self._early.body(piece.row_first) is not None:
-            for pick in picks:
-                request.entries += 1
-                self._early.when_decided(piece.row_first, partial(self._row_decided, request, pick.run.first))
+        self._await_row(request, picks)
         if self.limits.limited(piece.queue):
             self.limits.ask(piece.queue, sum(pick.run.count for pick in picks))
         if piece.key and picks:
             self._grantable.granting(piece)
         return picks
+
+    def _await_row(self, request: ClaimRequest, picks: Sequence[_Pick]) -> None:
+        """Have the request wait for the rows of its tasks that are being written."""
+        for pick in picks:
+            if self._early.body(pick.piece.row_first) is not None:
+                request.entries += 1
+                self._early.when_decided(pick.piece.row_first, partial(self._row_decided, request, pick.run.first))
 
     def _drop(self, window: Window | None, piece: Piece) -> None:
         """Drop a piece, or drop it until it is due."""
