@@ -20,6 +20,7 @@ from simulation.scenes.base import SCENES
 from simulation.scenes.batches import BATCH_SCENES
 from simulation.scenes.cancelling import CANCELLING_SCENES
 from simulation.scenes.copies import COPY_SCENES
+from simulation.scenes.early_grants import EARLY_SCENES
 from simulation.scenes.leases import LEASE_SCENES
 from simulation.scenes.looks import LOOK_SCENES
 from simulation.scenes.lost_disks import LOST_DISK_SCENES
@@ -321,6 +322,7 @@ _SCENES = tuple(
         *TOKEN_SCENES.values(),
         *SHARE_SCENES.values(),
         *LEASE_SCENES.values(),
+        *EARLY_SCENES.values(),
     )
 )
 

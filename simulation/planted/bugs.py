@@ -9,6 +9,7 @@ from simulation.planted.bugs_claim_order import CLAIM_ORDER_BUGS
 from simulation.planted.bugs_claims_ahead import CLAIM_AHEAD_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_disks import DISK_BUGS
+from simulation.planted.bugs_early_grants import EARLY_GRANT_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_leaders import LEADER_BUGS
 from simulation.planted.bugs_leases import LEASE_BUGS
@@ -51,6 +52,7 @@ PLANTED: tuple[Planted, ...] = (
     *TIMER_BUGS,
     *TOKEN_BUGS,
     *LEASE_BUGS,
+    *EARLY_GRANT_BUGS,
 )
 """Every planted bug."""
 
