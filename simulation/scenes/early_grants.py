@@ -42,10 +42,10 @@ def is_stored(world: World, task_id: bytes) -> bool:
 def claimed_ids(world: World) -> list[TaskId]:
     """Return the claimed tasks of partition 0, as the log has them."""
     world.audit.catch_up()
-    claims = world.audit.replica.claims.get(0) or {}
+    claims = world.audit.replica.claims.get(0)
     return [
         id_at(TaskId(stretch), place)
-        for stretch, pieces in claims.items()
+        for stretch, pieces in (claims.items() if claims is not None else ())
         for offset, count, *_ in pieces
         for place in range(offset, offset + count)
     ]
