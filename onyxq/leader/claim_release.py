@@ -33,16 +33,21 @@ class ClaimRelease:
         self._soon = Wait()
 
     def release_finished(self, leader: PartitionLeader) -> None:
-        """Release claims on tasks whose completions an earlier leader had stored."""
+        """Release claims on tasks whose completions an earlier leader had stored, and offer the next tasks of their keys.
+
+        Such a completion may arrive after the partition began to serve, when the task still held its key. What is
+        being finished here is released once it is decided.
+        """
         held: list[HeldRun] = []
         for stretch, pieces in sorted((self._host.replica.claims.get(leader.partition) or {}).items()):
             finished = self._host.store.finished_bits(stretch) if pieces else 0
             for offset, count, token, *_ in pieces:
                 run = Run(id_at(stretch, offset), count)
-                bits = finished & mask_of(*run)
+                bits = finished & mask_of(*run) & ~self._state.unsure(stretch)
                 bits &= ~overtaken_bits(self._host.store, run, token, bits)
                 held += [(part, token) for part in runs_of(stretch, bits)]
         if held:
+            self._host.granter.finished(run for run, _ in held)
             self.release_later(leader, held)
 
     def release_later(self, leader: PartitionLeader, held: Sequence[HeldRun]) -> None:
