@@ -13,6 +13,8 @@ from typing import Protocol
 
 from attrs import evolve, frozen
 
+from simulation.checkers import Broken, Course
+from simulation.probes import Probes
 from simulation.results import Result
 from simulation.scenes.ahead import AHEAD_SCENES
 from simulation.scenes.backup import BACKUP_SCENES
@@ -34,6 +36,7 @@ from simulation.scenes.tokens import TOKEN_SCENES
 from simulation.scenes.transactions import TRANSACTION_SCENES
 from simulation.scenes.withdrawn import WITHDRAWN_SCENES
 from simulation.scenes.workers import WORKER_SCENES
+from simulation.search.facts import FactsSearch
 from simulation.search.jobs_search import JobSearch
 from simulation.search.search import Search
 from simulation.world.failing_disks import failing_disks
@@ -217,13 +220,37 @@ class InTurn:
         return self.workloads[seed % len(self.workloads)].play(seed)
 
 
+class Searched(Protocol):
+    """What a search found."""
+
+    broken: Broken | None
+
+    @property
+    def course(self) -> Course:
+        """The log."""
+        ...
+
+    @property
+    def probes(self) -> Probes:
+        """How often each rare branch was reached."""
+        ...
+
+
+class Searching(Protocol):
+    """A search from one seed."""
+
+    def run(self) -> Searched:
+        """Make the moves of the seed."""
+        ...
+
+
 @frozen
 class SearchWorkload:
-    """A seeded search of the pure cluster."""
+    """A seeded search without an event loop: of the pure cluster, or of what its leaders decide."""
 
     name: str
     about: str
-    search: Callable[[int], Search]
+    search: Callable[[int], Searching]
 
     def play(self, seed: int) -> Result:
         """Play one seed; raise what broke."""
@@ -364,6 +391,7 @@ _ALL: tuple[Playable, ...] = (
     *_SCENES,
     SearchWorkload("jobs", "twenty jobs under each scheduler, while peers come, go, and offer other slots", JobSearch),
     SearchWorkload("explorer", "a search through interleavings of the pure cluster", Search),
+    SearchWorkload("facts", "a search through what leaders decide about tasks", FactsSearch),
 )
 WORKLOADS: Mapping[str, Playable] = {one.name: one for one in _ALL}
 """Every workload by name."""

@@ -10,6 +10,7 @@ from simulation.planted.bugs_claims_ahead import CLAIM_AHEAD_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_disks import DISK_BUGS
 from simulation.planted.bugs_early_grants import EARLY_GRANT_BUGS
+from simulation.planted.bugs_facts import FACT_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_leaders import LEADER_BUGS
 from simulation.planted.bugs_leases import LEASE_BUGS
@@ -53,6 +54,7 @@ PLANTED: tuple[Planted, ...] = (
     *TOKEN_BUGS,
     *LEASE_BUGS,
     *EARLY_GRANT_BUGS,
+    *FACT_BUGS,
 )
 """Every planted bug."""
 

@@ -244,18 +244,22 @@ class Sender:
                 if self._wake.is_set():
                     self._wake = trio.Event()
                 await self._wake.wait()
-            group = self._take()
-            try:
-                errors = await self._send([one[:3] for one in group], early=group[0].early)
-                self.heard_at = trio.current_time()
-            except StoreFailed as error:
-                errors = [error] * len(group)
-                self._fail_waiting(error)
-            except OnyxqError as error:
-                errors = [error] * len(group)
-                self.suspect(error)
-            for one, problem in zip(group, errors, strict=True):
-                one.vote.hear(self.node, problem)
+            await self.send_waiting()
+
+    async def send_waiting(self) -> None:
+        """Send one message of the writes that wait, and tell their votes."""
+        group = self._take()
+        try:
+            errors = await self._send([one[:3] for one in group], early=group[0].early)
+            self.heard_at = trio.current_time()
+        except StoreFailed as error:
+            errors = [error] * len(group)
+            self._fail_waiting(error)
+        except OnyxqError as error:
+            errors = [error] * len(group)
+            self.suspect(error)
+        for one, problem in zip(group, errors, strict=True):
+            one.vote.hear(self.node, problem)
 
     async def _send(self, writes: list[tuple[int, int, Rows]], *, early: bool) -> list[OnyxqError | None]:
         """Have the node store writes; return an error or None for each. Raises what the whole message met."""
