@@ -45,7 +45,6 @@ FACT_BUGS: tuple[Planted, ...] = (
         "grants.grantable:Grantable._key_free",
         returning(True),
         "two tasks of a key are granted at a time",
-        quick=12,
     ),
     _planted(
         "every token is valid",
@@ -94,7 +93,6 @@ FACT_BUGS: tuple[Planted, ...] = (
         "state.leader_state:UNGRANTABLE",
         instead(BLOCKED),
         "a task is granted while its completion is being written",
-        quick=5,
     ),
     _planted(
         "a second result replaces the first",
@@ -115,7 +113,6 @@ FACT_BUGS: tuple[Planted, ...] = (
         "expiry:may_expire",
         returning(True),
         "a claim is expired before its time",
-        quick=5,
     ),
     _planted(
         "a write counts as stored at once",

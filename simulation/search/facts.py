@@ -26,6 +26,7 @@ from simulation.search.facts_cluster import Facts
 from simulation.search.facts_model import Model, Task
 from simulation.search.facts_node import FactsNode, SearchClock
 from simulation.search.facts_states import PAIRS, counted_states
+from simulation.search.run import told_as_broken
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ CLIENT_ODDS = {
     "renew": 8,
     "cancel": 5,
     "requeue": 8,
+    "burst": 6,
 }
 FAULT_ODDS = {
     "crash": 4,
@@ -149,13 +151,14 @@ class FactsSearch:
         self.clients = Clients(facts, self.model, self.draw, plan.partitions)
         self.made = made = FactsRun(self.seed, plan, facts.course, self.probes)
         try:
-            for _ in range(steps):
-                made.steps += 1
-                self._step()
-                if facts.broken is not None:
-                    raise facts.broken
-            self.clients.heard = 1.0
-            made.steps += calm(facts, self.clients, self.model)
+            with told_as_broken():
+                for _ in range(steps):
+                    made.steps += 1
+                    self._step()
+                    if facts.broken is not None:
+                        raise facts.broken
+                self.clients.heard = 1.0
+                made.steps += calm(facts, self.clients, self.model)
         except Broken as broken:
             made.broken = broken
         for node in facts.living():
@@ -362,6 +365,24 @@ class FactsSearch:
         given = self._one(self.clients.held[-6:])
         if given is not None:
             self.clients.renew(given)
+
+    def _burst(self) -> None:
+        """Several requests about one task at once."""
+        given = self._one(self.clients.held[-6:])
+        if given is None:
+            return
+        for _ in range(2 + self._below(3)):
+            clients, asked, result = self.clients, self._below(6), b"r%d" % self._below(3)
+            if asked == 0:
+                clients.complete(given, result)
+            elif asked == 1:
+                clients.fail(given)
+            elif asked == 2:
+                clients.cancel(given.task, claimed=self._random() < 0.7)
+            elif asked == 3:
+                clients.requeue(given.task)
+            else:
+                clients.renew(given)
 
     def _cancel(self) -> None:
         task = self._task()
