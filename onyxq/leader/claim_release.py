@@ -33,7 +33,7 @@ class ClaimRelease:
         self._soon = Wait()
 
     def release_finished(self, leader: PartitionLeader) -> None:
-        """Release claims on tasks whose completions an earlier leader had stored, and offer the next tasks of their keys.
+        """Release claims on tasks whose completions an earlier leader stored, and offer the next tasks of their keys.
 
         Such a completion may arrive after the partition began to serve, when the task still held its key. What is
         being finished here is released once it is decided.

@@ -511,9 +511,10 @@ class Procedures:
                         await self._turn_due.wait()
                 raise self._failed[0]
         finally:
-            self._end_all()
+            self.end()
 
-    def _end_all(self) -> None:
+    def end(self) -> None:
+        """Withdraw all procedures, and those that start later where they wait first; raises the error of the first."""
         self._ended = True
         known = len(self._failed)
         for one in self._alive:

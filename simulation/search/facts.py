@@ -163,7 +163,7 @@ class FactsSearch:
             made.broken = broken
         for node in facts.living():
             node.alive = False
-            node.procedures.withdraw()
+            node.procedures.end()
         return made
 
     # --- drawing

@@ -100,7 +100,7 @@ class Facts:
                 message.begun = False
         self.mail = [one for one in self.mail if one.source is not node]
         node.leave()
-        node.procedures.withdraw()
+        node.procedures.end()
 
     def restart(self, node: FactsNode) -> None:
         """The process starts again from its disk."""

@@ -1,9 +1,8 @@
 """Early rows: new tasks that may be granted while they are being stored (design: claims).
 
-If somebody waits for a task when one arrives, its grant goes to the log at once, beside the write of its row. The claim
-is answered once both are decided, so no worker gets a task that is not in the store of its leader. If the row is
-refused, the claim is given back. If the leader dies in between, the claim ends with its lease: it is on a task that
-nobody was told of.
+If a claimer waits for a task when one arrives, its grant goes to the log at once, beside the write of its row. The
+claim is answered once both are decided, so no worker gets a task that is not in the store of its leader. If the row is
+refused, the claim is given back. If the leader dies in between, the claim ends with its lease: no worker has its token.
 """
 
 from __future__ import annotations

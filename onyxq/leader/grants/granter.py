@@ -227,7 +227,7 @@ class Granter:
     def offer_early(
         self, leader: PartitionLeader, run: Run, header: dict[str, Any], body: bytes
     ) -> Callable[[OnyxqError | None], None] | None:
-        """Offer a new run whose row is about to be written, if somebody waits for a task of its queue.
+        """Offer a new run whose row is about to be written, if a claimer waits for a task of its queue.
 
         Return the function that takes the answer of this node's store. It is called once.
         """
@@ -241,7 +241,7 @@ class Granter:
         return heard
 
     def _may_be_early(self, queue: str) -> bool:
-        """Return whether somebody waits for a queue, and no claim of a task that is not stored can use up a limit."""
+        """Return whether a claimer waits for a queue, and no claim of a task that is not stored can use up a limit."""
         return self.heads.awaited(queue) and not self.limits.limited(queue)
 
     def restart_windows(self, partition: int) -> None:
