@@ -171,7 +171,7 @@ class MemoryStore(Store):
         self._waiting.append(ticket)
         with self.condition.writing():
             if self._runs:
-                self._riders_ask.set()
+                self.begin_soon()
                 await ticket.over.wait()
             if ticket.outcome is None:
                 async with self._turn:
