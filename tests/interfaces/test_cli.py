@@ -39,7 +39,8 @@ PROMISED = """
     job submit; job list; job show; job wait; job seal; job kill;
     archive log; history check; history stats;
     ring show; partition list; partition show; partition force;
-    log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; config show
+    log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; config show;
+    outbox relay; outbox create; outbox list; outbox retry; outbox discard
 """
 
 

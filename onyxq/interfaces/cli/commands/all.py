@@ -26,6 +26,7 @@ NOUNS = {
     "history": "check and summarize archives of tasks on Spark",
     "replica": "show the replica: the state on which all peers agree",
     "worker": "run the tasks of an application",
+    "outbox": "relay tasks that programs wrote in the transactions of a database",
     "config": "show settings and their sources",
 }
 
@@ -46,6 +47,16 @@ SPARK_SETTINGS = (
 TIMER_SETTINGS = ("timer_targets", "timer_timeout_ms")
 LOG_SETTINGS = ("log_format", "log_level")
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper (required)")
+DATABASE = (
+    option(
+        "--database",
+        default="",
+        metavar="URL",
+        help="PostgreSQL with the outbox; PGHOST, PGPASSWORD and so on add what the URL does not name",
+    ),
+    option("--table", default="onyxq_outbox", metavar="NAME", help="table of the outbox (default onyxq_outbox)"),
+)
+REFUSED_ROW = option("row", type=int, metavar="ROW", help="number of the row, as `onyxq outbox list` prints it")
 PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="number of partitions; cannot be changed later (default 64)"
 )
@@ -258,6 +269,47 @@ COMMANDS: tuple[Command, ...] = (
         ),
         *map(setting, LOG_SETTINGS),
         runs_others=True,
+    ),
+    peer_command(
+        "outbox relay",
+        "outbox:relay",
+        "enqueue the tasks that programs wrote in their transactions, until SIGTERM",
+        "--database postgresql://shop@db/shop",
+        *DATABASE,
+        option("--create", action="store_true", help="create the table first, unless it exists"),
+        *map(setting, LOG_SETTINGS),
+    ),
+    local_command(
+        "outbox create",
+        "outbox:create",
+        "create the table of the outbox, unless it exists",
+        "--database postgresql://shop@db/shop",
+        *DATABASE,
+    ),
+    local_command(
+        "outbox list",
+        "outbox:show",
+        "show the rows that the cluster refused for good",
+        "--database postgresql://shop@db/shop",
+        *DATABASE,
+        option("--limit", type=int, default=100, metavar="N", help="show at most N rows (default 100)"),
+    ),
+    local_command(
+        "outbox retry",
+        "outbox:retry",
+        "let the relay send a refused row again",
+        "42 --database postgresql://shop@db/shop",
+        REFUSED_ROW,
+        *DATABASE,
+        option("--new-id", action="store_true", help="as a new task: if the old id was stored before, it runs twice"),
+    ),
+    local_command(
+        "outbox discard",
+        "outbox:discard",
+        "delete a refused row",
+        "42 --database postgresql://shop@db/shop",
+        REFUSED_ROW,
+        *DATABASE,
     ),
     peer_command(
         "log tail",
