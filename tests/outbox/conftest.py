@@ -2,36 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections.abc import Iterator
+from tests.outbox.postgres import database, postgres
 
-import psycopg
-import pytest
-
-from tests.outbox.postgres import Missing, Postgres
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """One server; skips without PostgreSQL, except under ``CI``, where it fails."""
-    try:
-        server = Postgres()
-    except Missing as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
-
-
-@pytest.fixture
-def database(postgres: Postgres) -> str:
-    """The URL of an empty database."""
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-    return postgres.url.rpartition("/")[0] + f"/{name}"
+__all__ = ["database", "postgres"]

@@ -14,9 +14,12 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests.processes.cluster import die_with
 
@@ -130,3 +133,28 @@ class Postgres:
     def said(self) -> str:
         """Return the end of its log."""
         return (self._root / "postgres.log").read_text(errors="replace")[-4_000:]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One server; skips without PostgreSQL, except under ``CI``, where it fails."""
+    try:
+        server = Postgres()
+    except Missing as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def database(postgres: Postgres) -> str:
+    """The URL of an empty database."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return postgres.url.rpartition("/")[0] + f"/{name}"

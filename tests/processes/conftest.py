@@ -11,7 +11,10 @@ import pytest
 
 from onyxq.errors import Incomplete
 from onyxq.log.zookeeper_server import ZookeeperServer
+from tests.outbox.postgres import database, postgres
 from tests.processes.cluster import SESSION_TIMEOUT_MS, Cluster
+
+__all__ = ["database", "postgres"]
 
 
 @pytest.fixture
