@@ -75,10 +75,6 @@ class OutboxDatabase:
         """Create the table unless it exists."""
         self._connection.execute(create_table(self._table).encode())
 
-    def check(self) -> None:
-        """Raise `psycopg.Error` unless the table exists and may be read."""
-        self.pending(1)
-
     def lock(self) -> bool:
         """Become the one relay of the table; return False if there is another."""
         self._connection.execute(_SESSION)

@@ -19,8 +19,6 @@ import anyio
 import anyio.to_thread
 
 from onyxq.client import AsyncClient
-from onyxq.client.policy import tuple_of
-from onyxq.client.values import as_id
 from onyxq.core.errors import BadRequest, Conflict, NotFound, OnyxqError, Purged
 from onyxq.outbox.database import OutboxDatabase
 from onyxq.outbox.rows import TABLE, PendingRow, fresh_id
@@ -46,13 +44,14 @@ log = logging.getLogger(__name__)
 class Relay:
     """The relay of one table; call `run`.
 
-    ``conninfo``: the database, as for `OutboxDatabase`. Run two relays to have a spare one: the second waits until the
-    connection of the first is gone.
+    ``conninfo``: the database, as for `OutboxDatabase`. ``create``: create the table unless it exists. Run two relays
+    to have a spare one: the second waits until the connection of the first is gone.
     """
 
-    def __init__(self, conninfo: str = "", *, table: str = TABLE) -> None:
+    def __init__(self, conninfo: str = "", *, table: str = TABLE, create: bool = False) -> None:
         self._conninfo = conninfo
         self._table = table
+        self._create = create
         self._stopped = anyio.Event()
         self.relayed = 0
         """Number of tasks that this relay enqueued."""
@@ -64,7 +63,10 @@ class Relay:
         self._stopped.set()
 
     async def run(self, client: AsyncClient) -> None:
-        """Relay until `stop`; after an error of the database or the cluster, try again."""
+        """Relay until `stop`; after an error of the database or the cluster, try again.
+
+        Raises `NotFound` if the database has no such table.
+        """
         import psycopg
 
         failures = 0
@@ -73,6 +75,9 @@ class Relay:
             try:
                 await self._connected(client)
                 return
+            except psycopg.errors.UndefinedTable:
+                hint = "Create it: `onyxq outbox create`, or `onyxq outbox relay --create`."
+                raise NotFound(f"the database has no table {self._table}", hint=hint) from None
             except (psycopg.Error, OnyxqError) as error:
                 failures = 1 if self.relayed > before else failures + 1
                 log.warning("the relay of %s tries again: %s: %s", self._table, type(error).__name__, error)
@@ -81,6 +86,8 @@ class Relay:
     async def _connected(self, client: AsyncClient) -> None:
         database = await _in_thread(partial(OutboxDatabase, self._conninfo, table=self._table))
         try:
+            if self._create:
+                await _in_thread(database.create)
             if not await _in_thread(database.lock):
                 log.info("another relay of %s is running; waiting for its end", self._table)
                 while not await _in_thread(database.lock):
@@ -122,11 +129,16 @@ class Relay:
 
         async def send(place: int, row: PendingRow) -> None:
             try:
+                arguments = row.arguments(now_ms)
                 with within(row.options.get("trace")):
-                    arguments = row.arguments(now_ms)
                     await client.enqueue(row.queue, row.data, timeout_ms=ENQUEUE_TIMEOUT_MS, **arguments)
             except OnyxqError as error:
                 outcomes[place] = error
+            except (TypeError, ValueError) as error:
+                # A program in another language may have written the row; it must not stop the others.
+                outcomes[place] = BadRequest(
+                    f"the options of the row are not those of a task: {error}", field="options"
+                )
 
         async with anyio.create_task_group() as group:
             for place, row in enumerate(rows):
@@ -153,14 +165,13 @@ class Relay:
 def parts(rows: Sequence[PendingRow]) -> Iterator[list[PendingRow]]:
     """Yield rows that may be sent together. A row that depends on an earlier one starts a new part."""
     part: list[PendingRow] = []
-    ids: set[bytes] = set()
+    ids: set[str] = set()
     for row in rows:
-        depends = tuple_of(row.options.get("depends", ()))
-        if part and not ids.isdisjoint(as_id(one) for one in depends):
+        if not ids.isdisjoint(row.depends):
             yield part
             part, ids = [], set()
         part.append(row)
-        ids.add(row.task_id)
+        ids.add(row.task_id.hex())
     if part:
         yield part
 

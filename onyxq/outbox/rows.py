@@ -63,12 +63,20 @@ class PendingRow(Row):
     sent: bool
     """Whether an enqueue of the row may have begun. If not, the cluster does not have the task."""
 
+    @property
+    def depends(self) -> list[str]:
+        """The ids on which the task depends, as hex digits."""
+        found = self.options.get("depends") if isinstance(self.options, dict) else None
+        return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
     def arguments(self, now_ms: int) -> dict[str, Any]:
         """Return the keyword arguments of `AsyncClient.enqueue`, except ``trace``; raise `BadRequest` for unknown ones.
 
         ``now_ms``: the cluster's time. A due time that is over is left out: a queue refuses times in the past, although
         it was the relay that was late. The id has the due time as well.
         """
+        if not isinstance(self.options, dict):
+            raise BadRequest("the options of a row are an object of JSON", field="options")
         if unknown := self.options.keys() - _OPTIONS:
             raise BadRequest(f"a row of the outbox has no option {min(unknown)!r}", field="options")
         said = {name: value for name, value in self.options.items() if name != "trace"}

@@ -205,14 +205,17 @@ def test_a_refused_row_waits_for_a_decision_and_holds_up_no_other(
         connection.execute(insert, [outside, "far", b"1", Jsonb({})])
         connection.execute(insert, [b"too short", "far", b"2", Jsonb({})])
         connection.execute(insert, [outside, "far", b"3", Jsonb({"colour": "red"})])
+        for options in ([], {"depends": 5}, {"at_ms": "noon"}, {"priority": {}}):
+            connection.execute(insert, [outside, "malformed", b"3", Jsonb(options)])
         kept = with_psycopg.Outbox().add(connection, Step("far", b"4"))
     relay = relayed(live, table, until=empty)
-    assert (relay.relayed, relay.refused) == (1, 3)
+    assert (relay.relayed, relay.refused) == (1, 7)
     assert claimed(client, "far", 1) == [(kept, 4)]
     capsys.readouterr()
     assert run(["outbox", "list", "--json", "--database", table]) == 0
-    first, second, third = json.loads(capsys.readouterr().out)["refused"]
+    first, second, third, *others = json.loads(capsys.readouterr().out)["refused"]
     assert "partition 60000" in first["error"] and "there are" in first["error"]
+    assert {one["queue"] for one in others} == {"malformed"}
     assert "20 bytes" in second["error"] and "'colour'" in third["error"]
     assert run(["outbox", "discard", str(third["row"]), "--database", table]) == 0
     assert run(["outbox", "discard", str(third["row"]), "--database", table]) == 3
@@ -266,9 +269,11 @@ def test_a_lost_connection_to_the_database_is_opened_again(live: Live, client: C
 
 
 def test_a_missing_database_or_table_is_explained(
-    postgres: Any, database: str, capsys: pytest.CaptureFixture[str]
+    live: Live, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The commands end with "unavailable" and name what to do."""
+    """The commands end with "unavailable", the relay with "not found", and name what to do."""
+    assert run(["outbox", "relay", "--database", database, "--connect", live.address]) == 3
+    assert "onyxq outbox create" in capsys.readouterr().err
     assert run(["outbox", "list", "--database", database]) == 5
     assert "onyxq outbox create" in capsys.readouterr().err
     assert run(["outbox", "create", "--database", database + "_not"]) == 5

@@ -21,11 +21,10 @@ T = TypeVar("T")
 
 def relay(context: Context) -> None:
     """Relay tasks until SIGTERM or SIGINT."""
-    from onyxq.outbox import OutboxDatabase, Relay
+    from onyxq.outbox import Relay
 
     logs.set_up(context)
-    _with_database(context, OutboxDatabase.create if context.args.create else OutboxDatabase.check)
-    made = Relay(context.args.database, table=context.args.table)
+    made = Relay(context.args.database, table=context.args.table, create=context.args.create)
     context.out.note(f"relaying {context.args.table}; SIGTERM stops after the present round")
     anyio.run(_relay, context, made)
     context.out.note(f"relayed {made.relayed} tasks, refused {made.refused}")
@@ -37,10 +36,16 @@ async def _relay(context: Context, made: Relay) -> None:
             async for _ in signals:
                 made.stop()
 
+    failure: OnyxqError | None = None
     async with context.asynchronous_client() as client, anyio.create_task_group() as group:
         group.start_soon(stop_on_signals)
-        await made.run(client)
+        try:
+            await made.run(client)
+        except OnyxqError as error:
+            failure = error
         group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 def create(context: Context) -> None:
