@@ -17,6 +17,7 @@ ELSEWHERE = {
     "CONTRIBUTING": "project/contributing",
     "bench/README": "project/benchmarks",
     "examples/jobs/README": "project/example-jobs",
+    "examples/web/README": "project/example-shops",
 }
 """Documents outside ``docs/``, without their ending, and the pages that include them."""
 

@@ -303,7 +303,19 @@ def python_page() -> list[str]:
     return out
 
 
-PUBLIC = ("onyxq", "onyxq.client", "onyxq.worker", "onyxq.testing")
+PUBLIC = (
+    "onyxq",
+    "onyxq.client",
+    "onyxq.worker",
+    "onyxq.outbox",
+    "onyxq.outbox.psycopg",
+    "onyxq.outbox.sqlalchemy",
+    "onyxq.outbox.django",
+    "onyxq.integrations.fastapi",
+    "onyxq.integrations.flask",
+    "onyxq.integrations.django",
+    "onyxq.testing",
+)
 
 
 def _autodoc(thing: Any) -> str:

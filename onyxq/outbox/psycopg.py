@@ -1,10 +1,12 @@
 """The outbox for programs that use psycopg 3 directly.
 
-outbox = Outbox()
+::
 
-with psycopg.connect(...) as connection, connection.transaction():
-    connection.execute("INSERT INTO orders ...")
-    task_id = outbox.add(connection, send.s(order_id))
+    outbox = Outbox()
+
+    with psycopg.connect(...) as connection, connection.transaction():
+        connection.execute("INSERT INTO orders ...")
+        task_id = outbox.add(connection, send.s(order_id))
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from psycopg.types.json import Jsonb
 from onyxq.client import Step
 from onyxq.core.ids import TaskId
 from onyxq.outbox.rows import Row, RowMaker
+
+__all__ = ["Outbox"]
 
 
 class Outbox(RowMaker):

@@ -1,11 +1,13 @@
 """The outbox for SQLAlchemy 2: a table among those of the application, and its writer.
 
-outbox = Outbox(Base.metadata)
+::
 
-with Session(engine) as session, session.begin():
-    session.add(order)
-    session.flush()
-    task_id = outbox.add(session, send.s(order.id))
+    outbox = Outbox(Base.metadata)
+
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        session.flush()
+        task_id = outbox.add(session, send.s(order.id))
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from onyxq.client import Step
 from onyxq.core.cluster_settings import DEFAULTS as CLUSTER
 from onyxq.core.ids import TaskId
 from onyxq.outbox.rows import COLUMNS, TABLE, Row, RowMaker
+
+__all__ = ["Outbox"]
 
 
 class Outbox:

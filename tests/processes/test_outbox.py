@@ -97,11 +97,12 @@ class Shop:
         """Order, each number until the web process has answered."""
         async with httpx.AsyncClient(timeout=5, trust_env=False) as http:
             for number in numbers:
-                while True:
+                status = 0
+                while status != 200:
                     with contextlib.suppress(httpx.TransportError):
-                        if (await http.post(f"{self.url}/orders/{number}")).status_code == 200:
-                            break
-                    await trio.sleep(POLL_S)
+                        status = (await http.post(f"{self.url}/orders/{number}")).status_code
+                    if status != 200:
+                        await trio.sleep(POLL_S)
                 self.answered += 1
 
     async def worker(self, client: AsyncClient) -> None:
@@ -112,7 +113,8 @@ class Shop:
                 self.done |= {claim.id: int(claim.data) for claim in claims}
                 await client.complete(claims)
             except OnyxqError:
-                await trio.sleep(POLL_S)  # a lost claim expires, and is granted again
+                with trio.move_on_after(POLL_S):  # a lost claim expires, and is granted again
+                    await trio.sleep_forever()
 
     async def kill(self, victim: str) -> None:
         """Kill a process, and start it again at once; return when it serves."""

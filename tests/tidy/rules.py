@@ -112,6 +112,7 @@ MAY_IMPORT = {
     "onyxq.client": _SHARED,
     "onyxq.worker": (*_SHARED, "onyxq.client"),
     "onyxq.outbox": (*_SHARED, "onyxq.client"),
+    "onyxq.integrations": (*_SHARED, "onyxq.client", "onyxq.worker"),
     "onyxq.spark": (*_SHARED, "onyxq.client", "onyxq.worker", "onyxq.history"),
     "simulation": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "onyxq.spark"),
     "onyxq.testing": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "simulation"),

@@ -1,10 +1,12 @@
 """The outbox for Django on PostgreSQL: an application with a migration, and its writer.
 
-INSTALLED_APPS = [..., "onyxq.outbox.django"]
+::
 
-with transaction.atomic():
-    order = Order.objects.create(...)
-    task_id = outbox.add(send.s(order.id))
+    INSTALLED_APPS = [..., "onyxq.outbox.django"]
+
+    with transaction.atomic():
+        order = Order.objects.create(...)
+        task_id = outbox.add(send.s(order.id))
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from django.db import connections
 from onyxq.client import Step
 from onyxq.core.ids import TaskId
 from onyxq.outbox.rows import RowMaker
+
+__all__ = ["Outbox"]
 
 
 class Outbox(RowMaker):
