@@ -65,6 +65,7 @@ class Relay:
     async def run(self, client: AsyncClient) -> None:
         """Relay until `stop`; after an error of the database or the cluster, try again.
 
+        Run it on asyncio: trio starts tasks in random order, which would not keep the order of ordering keys.
         Raises `NotFound` if the database has no such table.
         """
         import psycopg

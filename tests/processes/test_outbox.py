@@ -155,7 +155,7 @@ class Shop:
             return int(count)
 
 
-@bounded(900)
+@bounded(240 + ORDERS / 5 + 10 * KILLS)
 async def test_each_order_has_its_one_task_whatever_is_killed(
     cluster: Cluster, postgres: Postgres, database: str
 ) -> None:
