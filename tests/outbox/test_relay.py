@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +24,8 @@ from onyxq.outbox import OutboxDatabase, Relay
 from onyxq.outbox import psycopg as with_psycopg
 from onyxq.outbox import sqlalchemy as with_sqlalchemy
 from tests.interfaces.live_world import Live, running
+from tests.outbox.dying_relay import STEPS
+from tests.processes.cluster import surroundings
 
 WAIT_MS = 10_000
 LOOK_EVERY_S = 0.02
@@ -176,6 +181,19 @@ def test_a_relay_that_died_after_an_enqueue_makes_no_second_task(live: Live, cli
     assert (relay.relayed, relay.refused) == (2, 0)
     assert not len(client.claim("twice"))
     assert [len(client.get(one).claims) for one in ids] == [1, 1]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_relay_that_is_killed_at_any_step_loses_and_repeats_nothing(
+    live: Live, client: Client, table: str, step: str
+) -> None:
+    """The next relay finishes the round: each row has its one task, under the id of the writer."""
+    with psycopg.connect(table) as connection:
+        ids = with_psycopg.Outbox().add_many(connection, [Step("killed", b"%d" % number) for number in range(5)])
+    command = [sys.executable, "-m", "tests.outbox.dying_relay", step, table, live.address]
+    assert subprocess.run(command, env=surroundings(), timeout=60, check=False).returncode == -signal.SIGKILL
+    relayed(live, table, until=empty)
+    assert sorted(claimed(client, "killed", 5)) == sorted(zip(ids, range(5), strict=True))
 
 
 def test_tasks_of_one_key_keep_the_order_of_their_rows(live: Live, client: Client, table: str) -> None:
