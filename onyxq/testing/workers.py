@@ -91,7 +91,7 @@ class RunningWorker:
 
     def __attrs_post_init__(self) -> None:
         self.worker = self.source if isinstance(self.source, Worker) else self._watched(self.source)
-        self.queues = tuple(self.worker._queues)
+        self.queues = tuple(self.worker.queues)
 
     @property
     def held(self) -> int:

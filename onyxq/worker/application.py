@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
 from attrs import frozen
 
-from onyxq.client import AsyncClient, Claim
+from onyxq.client import OF_QUEUE, AsyncClient, Claim
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut
 from onyxq.system import tracing
 from onyxq.worker import periodic
 from onyxq.worker.attempts import current_attempt, current_client
 from onyxq.worker.child import Work
+from onyxq.worker.console import Policy
 from onyxq.worker.contexts import current_bridge
 from onyxq.worker.functions import TaskFunction
 from onyxq.worker.loop import Worker
@@ -27,6 +29,12 @@ from onyxq.worker.periodic import Periodic
 from onyxq.worker.process import run_worker
 from onyxq.worker.processes import Processes
 from onyxq.worker.threads import Threads
+
+SETTINGS_FOR_S = 30.0
+"""How long a worker uses what it read of a queue's settings, in seconds."""
+SETTINGS_TIMEOUT_MS = 2_000
+
+log = logging.getLogger(__name__)
 
 
 @frozen
@@ -54,6 +62,8 @@ class AppWorker(Worker):
         self._periodics = periodics
         self._address = address
         self._token = token
+        self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
+        """Settings of queues, each with the monotonic second at which they were read."""
         self._threads: Threads
         self._processes: Processes
 
@@ -160,5 +170,29 @@ class AppWorker(Worker):
         )
         return await self._processes.run(work, current_attempt.get(), current_client.get())
 
+    async def _policy(self, client: AsyncClient, claim: Claim) -> Policy:
+        policy = await super()._policy(client, claim)
+        if policy.retries is not OF_QUEUE and policy.backoff_ms is not None:
+            return policy
+        settings = await self._settings_of(client, claim.queue)
+        of_queue = settings.get("retries", OF_QUEUE), settings.get("backoff_ms")
+        return Policy(
+            of_queue[0] if policy.retries is OF_QUEUE else policy.retries,
+            of_queue[1] if policy.backoff_ms is None else policy.backoff_ms,
+        )
+
+    async def _settings_of(self, client: AsyncClient, queue: str) -> dict[str, Any]:
+        """Return the settings of a queue; nothing if they cannot be read now."""
+        read_at, settings = self._settings.get(queue, (float("-inf"), {}))
+        now = anyio.current_time()
+        if now >= read_at + SETTINGS_FOR_S:
+            try:
+                found = await client.call("queue.get", {"queue": queue}, timeout_ms=SETTINGS_TIMEOUT_MS)
+                settings = found["settings"]
+            except OnyxqError as error:
+                log.debug("the settings of queue %s are not known: %s", queue, error.message)
+            self._settings[queue] = now, settings
+        return settings
+
     async def _beside(self, client: AsyncClient) -> None:
-        await periodic.keep(client, self._periodics, tasks=self._tasks, queues=self._queues, give_up=self._give_up)
+        await periodic.keep(client, self._periodics, tasks=self._tasks, queues=self.queues, give_up=self._give_up)

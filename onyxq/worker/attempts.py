@@ -78,6 +78,11 @@ class Attempt:
         self._progress_at = float("-inf")
         self._earlier: list[LogEntry] | None = None
 
+    @property
+    def shown_as(self) -> str:
+        """The name of its task; if it is unknown, the queue."""
+        return self.name or f"a task of {self.claim.queue}"
+
     async def log(self, client: AsyncClient, value: Any) -> int:
         """Store an update; return its number, from 0 per attempt. Raise `Conflict` if the claim is no longer valid."""
         try:

@@ -25,6 +25,7 @@ from onyxq.core.errors import BadRequest, from_map
 from onyxq.system.tracing import within
 from onyxq.worker.arguments import Arguments
 from onyxq.worker.attempts import Attempt, TaskCancelled, current_attempt, current_claim, describe, pack
+from onyxq.worker.console import trimmed
 from onyxq.worker.contexts import BlockingContext, current_blocking
 from onyxq.worker.logs import contextual_logs
 
@@ -234,7 +235,8 @@ def _run(work: Work, address: str | Sequence[str], token: str | None) -> _Outcom
         with within(work.trace):
             return arguments.result(function(*args, **kwargs)), None, ""
     except (Exception, SystemExit) as error:
-        return None, describe(error), traceback.format_exc()
+        shown = traceback.format_exception(type(error), error, trimmed(error.__traceback__))
+        return None, describe(error), "".join(shown)
 
 
 def _find(work: Work, address: str | Sequence[str], token: str | None) -> Callable[..., Any]:

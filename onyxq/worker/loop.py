@@ -15,10 +15,11 @@ from typing import Unpack
 import anyio
 from anyio.abc import TaskGroup
 
-from onyxq.client import AsyncClient, Claim, ClaimBatch
+from onyxq.client import OF_QUEUE, AsyncClient, Claim, ClaimBatch
 from onyxq.client.options import known, takes
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.system.tracing import attempting
+from onyxq.worker import console
 from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
 from onyxq.worker.heartbeats import RENEWALS_PER_LEASE, Renewals
 from onyxq.worker.options import WORKER_DEFAULTS, WorkerOptions
@@ -46,6 +47,8 @@ class _Job:
         self.scope = anyio.CancelScope()
         self.since = now
         """Monotonic second at which it was claimed, or at which it started once it runs."""
+        self.took_s = 0.0
+        """How long it ran, in seconds, once it has ended."""
         self.stale = False
         self.result: bytes | None = None
         self.problem: BaseException | None = None
@@ -73,13 +76,15 @@ class Worker:
             problem = f"concurrency_max must be at least concurrency, {concurrency}, not {concurrency_max}"
             raise BadRequest(problem, field="concurrency_max")
         self._body = body
-        self._queues = list(queues)
+        self.queues = list(queues)
+        """The queues whose tasks it claims."""
         self._scaling = Scaling(concurrency, concurrency_max or concurrency)
         self._pace = Pace(concurrency, limit=said["ahead"])
         self._lease_ms = said["lease_ms"]
         self._wait_ms = said["wait_ms"]
         self._drain_ms = said["drain_ms"]
-        self._name = said["name"]
+        self.name = said["name"] or console.default_name()
+        """The name that is shown with its claims."""
         self._jobs: dict[Claim, _Job] = {}
         """All claims held: waiting for a slot, running, or being reported."""
         self._waiting: deque[_Job] = deque()
@@ -113,6 +118,18 @@ class Worker:
     def running(self) -> int:
         """Number of tasks running now."""
         return len(self._running)
+
+    @property
+    def drain_s(self) -> float:
+        """How long running tasks may continue after `stop`, in seconds."""
+        return float(self._drain_ms / 1000)
+
+    def under_way(self) -> list[tuple[str, float]]:
+        """Return the name and the age in seconds of each running task, the oldest first."""
+        now = anyio.current_time()
+        return sorted(
+            ((job.attempt.shown_as, now - job.since) for job in self._running.values()), key=lambda one: -one[1]
+        )
 
     def stop(self) -> None:
         """Stop claiming, finish running tasks and give back the others; called again, give everything back now."""
@@ -233,11 +250,11 @@ class Worker:
             with anyio.CancelScope() as self._asking:
                 self._asks_timers = self._takes_timers()
                 return await client.claim(
-                    self._queues,
+                    self.queues,
                     max=room,
                     lease_ms=self._lease_ms,
                     wait_ms=self._wait_ms,
-                    worker=self._name,
+                    worker=self.name,
                     ahead_ms=AHEAD_MS if self._asks_timers else 0,
                 )
         finally:
@@ -363,7 +380,8 @@ class Worker:
                 with job.scope:
                     await self._run(job)
             finally:
-                self._pace.took(anyio.current_time() - job.since)
+                job.took_s = anyio.current_time() - job.since
+                self._pace.took(job.took_s)
                 del self._running[job.claim]
                 self._begun_at = self._begun_at - job.since if self._running else 0.0
                 self._begin(client, group)
@@ -393,34 +411,48 @@ class Worker:
             job.problem = error
 
     async def _report(self, client: AsyncClient, job: _Job) -> None:
-        claim, problem = job.claim, job.problem
+        claim, name, problem = job.claim, job.attempt.shown_as, job.problem
         if job.attempt.ended:
             self.finished += 1
-            if problem is not None:
+            if problem is None:
+                console.ended(name, "completed", job.took_s)
+            else:
                 log.warning("completed by a transaction; what followed failed", exc_info=problem)
             return
         if job.stale:
-            log.warning("the claim on task %s no longer stands; its work was stopped", claim.id.hex())
+            log.warning("the claim on task %s is not valid any more; %s was stopped", claim.id.hex(), name)
             return
         try:
             if job.scope.cancelled_caught:
                 await _give_back(client, claim)
+                console.ended(name, "given back", job.took_s)
             elif problem is None:
                 await self._complete(client, job)
             else:
-                log.warning("attempt %d at task %s failed", claim.attempts + 1, claim.id.hex(), exc_info=problem)
-                await client.fail(claim, describe(problem))
-                self.failed += 1
+                await self._fail(client, job, problem)
         except OnyxqError as error:
             log.warning("the outcome of task %s was not taken: %s", claim.id.hex(), error.message)
 
     async def _complete(self, client: AsyncClient, job: _Job) -> None:
         try:
             await client.complete(job.claim, job.result)
-            self.finished += 1
         except BadRequest as error:  # a result that is too large
-            await client.fail(job.claim, describe(error))
-            self.failed += 1
+            await self._fail(client, job, error)
+            return
+        self.finished += 1
+        console.ended(job.attempt.shown_as, "completed", job.took_s)
+
+    async def _fail(self, client: AsyncClient, job: _Job, problem: BaseException) -> None:
+        await client.fail(job.claim, describe(problem))
+        self.failed += 1
+        policy = await self._policy(client, job.claim)
+        after = policy.next_attempt(job.claim.attempts + 1, None)
+        console.ended(job.attempt.shown_as, "failed", job.took_s, after, problem)
+
+    async def _policy(self, client: AsyncClient, claim: Claim) -> console.Policy:
+        """Return how a task is retried, as far as it is known here."""
+        header = claim.run.header
+        return console.Policy(header.get("retries", OF_QUEUE), header.get("backoff_ms"))
 
     # --- renewing
 

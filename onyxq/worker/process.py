@@ -1,15 +1,24 @@
-"""A process that is a worker: signals and logs (design: interfaces)."""
+"""A process that is a worker: signals, logs, and what it says about its cluster (design: interfaces)."""
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Sequence
 
 import anyio
 
 from onyxq.client import AsyncClient
+from onyxq.core.errors import OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.worker import console
 from onyxq.worker.logs import contextual_logs
 from onyxq.worker.loop import Worker
+
+GREETING_TIMEOUT_MS = 2_000
+GREETING_PAUSE_S = 5.0
+"""Pause before the cluster is asked for its name again, in seconds."""
+
+log = logging.getLogger(__name__)
 
 
 def run_worker(
@@ -26,11 +35,36 @@ def run_worker(
 async def _main(worker: Worker, address: str | Sequence[str], token: str | None) -> None:
     async with AsyncClient(address, token=token) as client, anyio.create_task_group() as group:
         group.start_soon(_stop_on_signals, worker)
+        group.start_soon(_greet, client, address if isinstance(address, str) else ",".join(address))
         await worker.serve(client)
         group.cancel_scope.cancel()
+    log.info("stopped: %s completed, %d failed attempts", console.counted(worker.finished), worker.failed)
 
 
 async def _stop_on_signals(worker: Worker) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        first = True
         async for _ in signals:
+            running = worker.under_way()
+            if first:
+                log.warning("%s", console.stopping(running, worker.drain_s))
+            else:
+                log.warning("stopping now: %s given back", console.counted(len(running)))
+            first = False
             worker.stop()
+
+
+async def _greet(client: AsyncClient, address: str) -> None:
+    """Log the name of the cluster once a peer answers, and until then that none does."""
+    while True:
+        try:
+            found = await client.call("cluster", {}, timeout_ms=GREETING_TIMEOUT_MS)
+        except (Unavailable, Overloaded, TimedOut) as error:
+            log.warning("no answer from %s, trying again: %s", address, error.message)
+        except OnyxqError as error:
+            log.debug("the cluster does not say its name: %s", error.message)
+            return
+        else:
+            log.info("connected to cluster %s at %s", found["name"] or "(unnamed)", address)
+            return
+        await anyio.sleep(GREETING_PAUSE_S)

@@ -12,23 +12,29 @@ from typing import Any
 from onyxq.core.errors import BadRequest
 from onyxq.core.texts import visible
 from onyxq.interfaces.cli.context import Context
-from onyxq.interfaces.cli.output import json_text
+from onyxq.interfaces.cli.output import Output, json_text
 from onyxq.system.settings import SECRET
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-ABOUT_THE_TASK = ("task_id", "task_name", "task_queue", "task_attempt")
+ABOUT_THE_TASK = ("task_id", "task_name", "task_queue", "task_attempt", "outcome", "duration_ms")
+STYLES = {"ERROR": "red", "WARNING": "yellow"}
 NONE, HIDDEN = "-", "(hidden)"
 SECRET_CHARS_MIN = 6
 """Length below which a secret is not hidden: it would be found in harmless words."""
 
 
-def set_up(context: Context, text: str = TEXT) -> None:
-    """Start to log as the settings say; ``text``: format of a line of text. Raises `BadRequest`."""
+def set_up(context: Context, text: str = TEXT, *, console: bool = False) -> None:
+    """Start to log as the settings say; ``text``: format of a line of text. Raises `BadRequest`.
+
+    ``console``: on a terminal, print short coloured lines for the person who started the command.
+    """
     form, level = _one_of(context, "log_format", FORMATS), _one_of(context, "log_level", LEVELS)
-    handler = logging.StreamHandler()
+    handler: logging.Handler = logging.StreamHandler()
     formatter = JsonLines() if form == "json" else TextLines(text)
+    if console and form == "text" and context.out.notes_on_terminal:
+        handler, formatter = TerminalHandler(context.out), TerminalLines()
     handler.setFormatter(Hiding(formatter, secrets_of(context)))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
@@ -81,6 +87,33 @@ class TextLines(logging.Formatter):
         """Return the indented lines of a traceback."""
         lines = map(visible, super().formatException(ei).splitlines())
         return textwrap.indent("\n".join(lines), "  ", lambda line: True)
+
+
+class TerminalLines(TextLines):
+    """A formatter of short lines for a person: time of day, message, and the running task."""
+
+    def __init__(self) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging calls it by this name
+        """Return the line of a message."""
+        level = (
+            "" if record.levelno < logging.WARNING or hasattr(record, "outcome") else f"{record.levelname.lower()}: "
+        )
+        mark = getattr(record, "task_mark", "")
+        return f"{self.formatTime(record, self.datefmt)} {level}{visible(record.message)}{visible(mark)}"
+
+
+class TerminalHandler(logging.Handler):
+    """A handler that prints on the terminal, warnings and errors in colour."""
+
+    def __init__(self, out: Output) -> None:
+        super().__init__()
+        self._out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        self._out.log_line(self.format(record), STYLES.get(record.levelname, ""))
 
 
 class JsonLines(logging.Formatter):

@@ -118,6 +118,17 @@ class Output:
         self.end_progress()
         print(_lines(text), file=self._stderr, flush=True)
 
+    @property
+    def notes_on_terminal(self) -> bool:
+        """Whether stderr leads to a terminal."""
+        return self._stderr.isatty()
+
+    def log_line(self, text: str, style: str) -> None:
+        """Print the text of a log record on stderr, its first line in a style."""
+        self.end_progress()
+        first, line_break, rest = text.partition("\n")
+        self._say(first, style, line_break + rest)
+
     def error(self, error: OnyxqError) -> None:
         """Print an error and its hint on stderr."""
         self.end_progress()

@@ -64,8 +64,8 @@ class Terminal:
         self._print(table)
 
     def styled(self, text: str, style: str) -> None:
-        """Print the beginning of a line in a style."""
-        self._console.print(text, style=style, end="")
+        """Print the beginning of a line in a style; the terminal breaks it if it is long."""
+        self._console.print(text, style=style, end="", soft_wrap=True)
 
     def progress(self, text: str, done: int | None, total: int | None) -> None:
         """Draw how far a command is; without a total, the bar only shows activity.

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from typing import TYPE_CHECKING
 
+from onyxq import __version__
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
 from onyxq.interfaces.cli import logs
 from onyxq.interfaces.cli.context import Context, milliseconds
+from onyxq.system.settings import did_you_mean
+
+if TYPE_CHECKING:
+    from onyxq.worker.app import App, AppWorker
+
+log = logging.getLogger("onyxq.worker")
 
 
 def start(context: Context) -> None:
@@ -26,13 +35,40 @@ def start(context: Context) -> None:
     from onyxq.worker.logs import FORMAT
 
     contextual_logs()
-    logs.set_up(context, FORMAT)
+    logs.set_up(context, FORMAT, console=True)
+    if not args.quiet and context.given("log_level") is None:
+        logging.getLogger("onyxq.worker").setLevel(logging.INFO)
     app = load_app(args.app)
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
-    worker = app.worker(queues, least, concurrency_max=most, lease_ms=lease_ms)
-    context.out.note(f"running tasks of {args.app}; SIGTERM stops after the running tasks")
+    worker = app.worker(queues, least, concurrency_max=most, lease_ms=lease_ms, name=args.name)
+    if not args.quiet:
+        for line in banner(args.app, app, worker, slots=args.concurrency):
+            log.info("%s", line) if context.text("log_format") == "json" else context.out.note(line)
     os.environ |= context.certificates().to_environment()  # for the processes that the worker starts
     run_worker(worker, app.address, token=app.token)
+
+
+def banner(target: str, app: App, worker: AppWorker, *, slots: str) -> list[str]:
+    """Return the lines that say what a worker is about to do, and what it will not do."""
+    from onyxq.worker.console import duration
+
+    address = app.address if isinstance(app.address, str) else ",".join(app.address)
+    lines = [
+        f"OnyxQ {__version__} worker {worker.name}",
+        f"  application  {target}",
+        f"  functions    {', '.join(sorted(app.tasks)) or 'none'}",
+        f"  queues       {', '.join(worker.queues)}",
+        f"  slots        {slots}",
+        f"  cluster      {address}",
+    ]
+    used = sorted({task.queue for task in app.tasks.values()})
+    for queue in worker.queues:
+        if queue not in used:
+            lines.append(f"no function of {target} uses the queue {queue}{did_you_mean(queue, used)}")
+    for queue in used:
+        if queue not in worker.queues:
+            lines.append(f"tasks in the queue {queue} are left to other workers (--queues)")
+    return [*lines, f"Ctrl-C stops after the running tasks, which may take {duration(worker.drain_s)}"]
 
 
 def bounds(text: str) -> tuple[int, int]:

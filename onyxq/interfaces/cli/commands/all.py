@@ -267,6 +267,8 @@ COMMANDS: tuple[Command, ...] = (
             metavar="TIME",
             help=f"lease of its claims: if the worker dies, others get its tasks after it (default {LEASE_DEFAULT})",
         ),
+        option("--name", metavar="NAME", help="name that is shown with its claims (default: host:pid)"),
+        option("-q", "--quiet", action="store_true", help="print warnings and errors only, no line for each task"),
         *map(setting, LOG_SETTINGS),
         runs_others=True,
     ),

@@ -1,0 +1,118 @@
+"""What a worker says about itself and its tasks, in lines of its log (design: interfaces).
+
+The lines go to the loggers of this package: outcomes of tasks at level info, failed attempts and signals at level
+warning. ``onyxq worker start`` prints them. The fields of `onyxq.worker.logs` say which task a line is about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from onyxq.client import OF_QUEUE
+from onyxq.client.policy import Retries
+from onyxq.core.limits import NAME_CHARACTERS_MAX
+
+FRAMES_MAX = 8
+"""Largest number of frames in the traceback of a failed attempt."""
+NAMED_MAX = 5
+"""Largest number of running tasks that are named when a worker stops."""
+BACKOFF_MAX_MS = 3_600_000
+"""Longest pause that leaders choose before a retry; the same as theirs, which workers cannot import."""
+
+log = logging.getLogger(__name__)
+
+_OURS = (str(Path(__file__).resolve().parents[1]) + os.sep, contextlib.__file__)
+
+
+def default_name() -> str:
+    """Return ``host:pid``, the name of a worker that was given none."""
+    end = f":{os.getpid()}"
+    return socket.gethostname()[: NAME_CHARACTERS_MAX - len(end)] + end
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text: ``4 ms``, ``0.12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 0.01:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.2f}".rstrip("0").rstrip(".") + " s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s} s" if rest_s else f"{minutes} min"
+    hours, rest_min = divmod(minutes, 60)
+    return f"{hours} h {rest_min} min" if rest_min else f"{hours} h"
+
+
+class Policy(NamedTuple):
+    """How often a task is retried and when, as far as its worker knows."""
+
+    retries: Retries = OF_QUEUE
+    backoff_ms: int | None = None
+
+    def next_attempt(self, failed: int, pause_ms: int | None) -> str:
+        """Return what follows after ``failed`` attempts, such as ``retry 2 of 5 in 1.2 s``.
+
+        ``pause_ms``: the pause that the worker asked for. Without it the leader chooses between half of the back-off
+        and all of it.
+        """
+        if isinstance(self.retries, int) and failed == self.retries + 1:
+            return "no retry left"
+        of = f" of {self.retries}" if isinstance(self.retries, int) else ""
+        if isinstance(self.retries, int) and failed > self.retries:
+            return "retried if the task was requeued"  # attempts before a requeue do not use up retries
+        return f"retry {failed}{of}{self._after(failed, pause_ms)}"
+
+    def _after(self, failed: int, pause_ms: int | None) -> str:
+        if pause_ms is not None:
+            return f" in {duration(pause_ms / 1000)}"
+        if self.backoff_ms is None:
+            return ""
+        most_s = min(self.backoff_ms << min(failed - 1, 20), BACKOFF_MAX_MS) / 1000
+        return f" in {duration(most_s / 2)} to {duration(most_s)}"
+
+
+def ended(name: str, outcome: str, took_s: float, what: str = "", error: BaseException | None = None) -> None:
+    """Log the end of an attempt, with a short traceback of its error."""
+    level = logging.WARNING if error is not None else logging.INFO
+    if log.isEnabledFor(level):
+        about = {"outcome": outcome, "duration_ms": round(took_s * 1000)}
+        trace = None if error is None else (type(error), error, trimmed(error.__traceback__))
+        rest = f", {what}" if what else ""
+        log.log(level, "%s %s in %s%s", name, outcome, duration(took_s), rest, exc_info=trace, extra=about)
+
+
+def trimmed(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the first frames if they are OnyxQ's, and without all but the last frames."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    frames, last = 0, trace
+    while last is not None:
+        frames, last = frames + 1, last.tb_next
+    for _ in range(frames - FRAMES_MAX):
+        assert trace is not None
+        trace = trace.tb_next
+    return trace
+
+
+def stopping(running: Sequence[tuple[str, float]], drain_s: float) -> str:
+    """Return what a worker waits for after the first signal; ``running``: name and age in seconds of each task."""
+    if not running:
+        return "stopping: no task is running"
+    named = [f"{name} ({duration(age_s)})" for name, age_s in running[:NAMED_MAX]]
+    rest = f" and {len(running) - NAMED_MAX} more" if len(running) > NAMED_MAX else ""
+    return (
+        f"stopping: waiting up to {duration(drain_s)} for {counted(len(running))}: {', '.join(named)}{rest}. "
+        "Ctrl-C again gives them back now"
+    )
+
+
+def counted(tasks: int) -> str:
+    """Return ``1 task`` or ``2 tasks``."""
+    return "1 task" if tasks == 1 else f"{tasks} tasks"
