@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Trigger,
         Window,
     )
-    from onyxq.worker import blocking_context, context
+    from onyxq.worker import Retry, Snooze, blocking_context, context
     from onyxq.worker.app import App
 
 __version__ = "0.1.0"
@@ -52,6 +52,8 @@ __all__ = [
     "Output",
     "Predicate",
     "Reduce",
+    "Retry",
+    "Snooze",
     "Step",
     "Trigger",
     "Window",
@@ -70,7 +72,7 @@ _HOMES = {
     **dict.fromkeys(("AsyncClient", "Client", "OF_QUEUE", "Step"), "onyxq.client"),
     **dict.fromkeys(_JOBS, "onyxq.jobs.model"),
     "open": "onyxq.interfaces.embedded",
-    **dict.fromkeys(("blocking_context", "context"), "onyxq.worker"),
+    **dict.fromkeys(("Retry", "Snooze", "blocking_context", "context"), "onyxq.worker"),
 }
 
 

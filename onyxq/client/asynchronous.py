@@ -248,6 +248,17 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         claims = kept_claims(claims)
         await self._holder.act("release", claims, items_of(claims), until=self._until(timeout_ms))
 
+    async def postpone(
+        self, claims: Claims, retry_in_ms: int, reason: str = "", *, timeout_ms: int | None = None
+    ) -> None:
+        """Give tasks back without counting an attempt; they are due again after a pause. Raise as `complete` does.
+
+        ``retry_in_ms``: the pause. ``reason``: text to be shown with the claim.
+        """
+        claims = kept_claims(claims)
+        items = items_of(claims, reason, retry_in_ms)
+        await self._holder.act("postpone", claims, items, until=self._until(timeout_ms))
+
     # transactions
     def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> AsyncTransaction:
         """Start a transaction: ``async with client.transaction() as tx``.

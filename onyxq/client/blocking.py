@@ -177,6 +177,7 @@ class Client:
     complete = _blocking(AsyncClient.complete)
     fail = _blocking(AsyncClient.fail)
     release = _blocking(AsyncClient.release)
+    postpone = _blocking(AsyncClient.postpone)
     transact = _blocking(AsyncClient.transact)
 
     def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> BlockingTransaction:

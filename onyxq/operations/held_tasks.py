@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onyxq.leader.state.view import Refused
 from onyxq.node.node import Node
 from onyxq.node.routing import Router
 from onyxq.operations import guarantees
@@ -10,11 +11,14 @@ from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.claim import (
     COMPLETE,
     FAIL,
+    POSTPONE,
     RELEASE,
     RENEW,
     UPDATE,
     Complete,
     Fail,
+    Failure,
+    Postpone,
     Release,
     Renew,
     Settled,
@@ -36,6 +40,7 @@ class HeldTasks:
         self._failed = router.led(FAIL, leading.claim_updates.fail)
         self._renewed = router.led(RENEW, leading.claim_updates.renew)
         self._released = router.led(RELEASE, leading.claim_updates.release)
+        self._postponed = router.led(POSTPONE, self._lead_postpone)
         self._updated = router.led(UPDATE, leading.task_updates.update)
         self._cancelled = router.led(CANCEL_TASKS, leading.cancellations.cancel)
 
@@ -46,6 +51,7 @@ class HeldTasks:
             served(FAIL, self.fail),
             served(RENEW, self.renew),
             served(RELEASE, self.release),
+            served(POSTPONE, self.postpone),
             served(UPDATE, self.update),
             served(CANCEL_TASKS, self.cancel),
         )
@@ -73,6 +79,16 @@ class HeldTasks:
         """Give claimed tasks back."""
         check_runs(args.items, partitions_of(self._node))
         return Settled(results=await self._released.ask(args))
+
+    @procedure
+    async def postpone(self, args: Postpone) -> Settled:
+        """Give claimed tasks back that are due again after a pause."""
+        check_runs(args.items, partitions_of(self._node))
+        return Settled(results=await self._postponed.ask(args))
+
+    @procedure
+    async def _lead_postpone(self, args: Postpone) -> list[list[Refused]]:
+        return await self._node.operations.claim_updates.postpone([Failure(*item) for item in args.items])
 
     @procedure
     async def update(self, args: UpdateTasks) -> Updated:

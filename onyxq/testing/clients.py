@@ -28,7 +28,7 @@ from simulation.world.world import World
 T = TypeVar("T")
 
 REQUESTS = frozenset((
-    *("enqueue", "claim", "complete", "fail", "renew", "release", "update", "cancel", "transact", "submit"),
+    *("enqueue", "claim", "complete", "fail", "renew", "release", "postpone", "update", "cancel", "transact", "submit"),
     *("queue.set", "dead.requeue", "dead.discard", "periodic.set", "periodic.remove"),
 ))  # fmt: skip
 """Methods whose answers may be lost: those that change something."""

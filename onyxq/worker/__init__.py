@@ -8,6 +8,7 @@ from onyxq.worker.contexts import BlockingContext, Context, blocking_context, co
 from onyxq.worker.logs import contextual_logs
 from onyxq.worker.loop import Body, Worker
 from onyxq.worker.process import run_worker
+from onyxq.worker.retries import Retry, Snooze
 
 __all__ = [
     "BlockingContext",
@@ -15,6 +16,8 @@ __all__ = [
     "Context",
     "LogEntry",
     "Progress",
+    "Retry",
+    "Snooze",
     "TaskCancelled",
     "Worker",
     "blocking_context",

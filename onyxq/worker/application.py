@@ -16,6 +16,7 @@ from attrs import frozen
 
 from onyxq.client import OF_QUEUE, AsyncClient, Claim
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut
+from onyxq.core.ids import ms_of
 from onyxq.system import tracing
 from onyxq.worker import periodic
 from onyxq.worker.attempts import current_attempt, current_client
@@ -28,6 +29,7 @@ from onyxq.worker.options import TIMEOUT_S_MAX
 from onyxq.worker.periodic import Periodic
 from onyxq.worker.process import run_worker
 from onyxq.worker.processes import Processes
+from onyxq.worker.retries import unknown_task
 from onyxq.worker.threads import Threads
 
 SETTINGS_FOR_S = 30.0
@@ -93,8 +95,9 @@ class AppWorker(Worker):
     # --- running
 
     async def _call(self, claim: Claim) -> bytes | None:
-        call = self._read(claim)
-        current_attempt.get().name = call.task.name
+        call = await self._read(claim)
+        attempt = current_attempt.get()
+        attempt.name, attempt.backoff = call.task.name, call.task._options.backoff
         tracing.name_attempt(call.task.name)
         current_bridge.set(self._threads.call)
         function = call.task.function
@@ -111,7 +114,7 @@ class AppWorker(Worker):
                     hint='Check ctx.cancelled in them, or use runs="process": OnyxQ can end a process.',
                 ))  # fmt: skip
 
-    def _read(self, claim: Claim) -> _Call:
+    async def _read(self, claim: Claim) -> _Call:
         try:
             call = json.loads(claim.data) if claim.data else {}
             name, args, kwargs = call["task"], call.get("args", []), call.get("kwargs", {})
@@ -122,7 +125,8 @@ class AppWorker(Worker):
             raise BadRequest(f"the task's data is not a call: {error!r}") from None
         task = self._tasks.get(name) if isinstance(name, str) else None
         if task is None:
-            raise BadRequest(f"this worker has no task named {name!r}")
+            age_ms = await current_client.get().now_ms() - ms_of(claim.id)
+            raise unknown_task(str(name), list(self._tasks), age_ms / 1000)
         if timeout_s is None:
             timeout_s = task._options.timeout_s
         elif type(timeout_s) not in (int, float) or not 0 < timeout_s <= TIMEOUT_S_MAX:

@@ -13,6 +13,7 @@ import anyio
 from onyxq.client import AsyncClient, Claim, Committed
 from onyxq.client.transactions import Gathered
 from onyxq.core.errors import AlreadyFinished, BadRequest, StaleToken
+from onyxq.worker.retries import Backoff, Ending, Snooze
 
 PROGRESS_S = 1.0
 """Shortest time between two stored progress reports, in seconds."""
@@ -32,9 +33,11 @@ class TaskCancelled(BaseException):
 class FailedThere(Exception):
     """Error of a function that ran in another process; the text describes it, a note holds the traceback."""
 
-    def __init__(self, text: str, trace: str) -> None:
+    def __init__(self, text: str, trace: str, ending: Ending) -> None:
         super().__init__(text)
         self.add_note(trace)
+        self.ending = ending
+        """The ending that the error asked for."""
 
 
 class LogEntry(NamedTuple):
@@ -64,6 +67,8 @@ class Attempt:
         self.claim = claim
         self.name = ""
         """Name of the application's task, once it is known."""
+        self.backoff: Backoff = None
+        """The pauses before retries that the application's task sets."""
         self.random_name = random_name
         self.cancelled = threading.Event()
         """Set when the attempt must end: the claim is lost, its time is over, or the worker stops."""
@@ -152,7 +157,7 @@ def unpack(data: bytes) -> Any:
 
 def describe(error: BaseException) -> str:
     """Return the text stored for a failed attempt."""
-    if isinstance(error, FailedThere):
+    if isinstance(error, (FailedThere, Snooze)):
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

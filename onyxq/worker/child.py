@@ -28,12 +28,13 @@ from onyxq.worker.attempts import Attempt, TaskCancelled, current_attempt, curre
 from onyxq.worker.console import trimmed
 from onyxq.worker.contexts import BlockingContext, current_blocking
 from onyxq.worker.logs import contextual_logs
+from onyxq.worker.retries import Ending, asked
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals for the worker, even if all processes of its group get them."""
 
-_Outcome = tuple[bytes | None, str | None, str]
-"""Result, error, and the traceback of the error."""
+_Outcome = tuple[bytes | None, str | None, str, Ending]
+"""Result, error, and of the error its traceback and the ending that it asks for."""
 
 
 class Work(NamedTuple):
@@ -111,7 +112,7 @@ class _Line:
             finally:
                 self._running = False
         except TaskCancelled:
-            return None, "TaskCancelled: the attempt was over", ""
+            return None, "TaskCancelled: the attempt was over", "", Ending()
 
     def ask(self, method: str, *args: Any) -> Any:
         """Ask the worker to do something and return its answer; raise its error if it refuses."""
@@ -233,10 +234,10 @@ def _run(work: Work, address: str | Sequence[str], token: str | None) -> _Outcom
         arguments = Arguments(function, work.name)
         args, kwargs = arguments.read(work.args, work.kwargs)
         with within(work.trace):
-            return arguments.result(function(*args, **kwargs)), None, ""
+            return arguments.result(function(*args, **kwargs)), None, "", Ending()
     except (Exception, SystemExit) as error:
         shown = traceback.format_exception(type(error), error, trimmed(error.__traceback__))
-        return None, describe(error), "".join(shown)
+        return None, describe(error), "".join(shown), asked(error)
 
 
 def _find(work: Work, address: str | Sequence[str], token: str | None) -> Callable[..., Any]:

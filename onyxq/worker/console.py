@@ -78,9 +78,17 @@ class Policy(NamedTuple):
         return f" in {duration(most_s / 2)} to {duration(most_s)}"
 
 
-def ended(name: str, outcome: str, took_s: float, what: str = "", error: BaseException | None = None) -> None:
-    """Log the end of an attempt, with a short traceback of its error."""
-    level = logging.WARNING if error is not None else logging.INFO
+def ended(
+    name: str,
+    outcome: str,
+    took_s: float,
+    what: str = "",
+    error: BaseException | None = None,
+    *,
+    level: int = logging.INFO,
+) -> None:
+    """Log the end of an attempt; with an error, as a warning and with a short traceback."""
+    level = level if error is None else logging.WARNING
     if log.isEnabledFor(level):
         about = {"outcome": outcome, "duration_ms": round(took_s * 1000)}
         trace = None if error is None else (type(error), error, trimmed(error.__traceback__))

@@ -19,8 +19,8 @@ from onyxq.client import OF_QUEUE, AsyncClient, Claim, ClaimBatch
 from onyxq.client.options import known, takes
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.system.tracing import attempting
-from onyxq.worker import console
-from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
+from onyxq.worker import console, retries
+from onyxq.worker.attempts import Attempt, FailedThere, current_attempt, current_claim, current_client, describe
 from onyxq.worker.heartbeats import RENEWALS_PER_LEASE, Renewals
 from onyxq.worker.options import WORKER_DEFAULTS, WorkerOptions
 from onyxq.worker.pace import PATIENCE_S, Pace
@@ -443,11 +443,26 @@ class Worker:
         console.ended(job.attempt.shown_as, "completed", job.took_s)
 
     async def _fail(self, client: AsyncClient, job: _Job, problem: BaseException) -> None:
-        await client.fail(job.claim, describe(problem))
+        claim, attempt = job.claim, job.attempt
+        retry = claim.attempts + 1
+        asked = problem.ending if isinstance(problem, FailedThere) else retries.asked(problem)
+        ending = retries.backed_off(asked, attempt.backoff, retry, problem)
+        if not ending.counted and ending.pause_ms is not None:
+            reason = describe(problem)
+            await client.postpone(claim, ending.pause_ms, reason)
+            after = f"given back for {console.duration(ending.pause_ms / 1000)}: {reason}"
+            console.ended(attempt.shown_as, "snoozed", job.took_s, after, level=ending.level)
+            return
+        await client.fail(claim, describe(problem), ending.pause_ms)
         self.failed += 1
-        policy = await self._policy(client, job.claim)
-        after = policy.next_attempt(job.claim.attempts + 1, None)
-        console.ended(job.attempt.shown_as, "failed", job.took_s, after, problem)
+        after = (await self._policy(client, claim)).next_attempt(retry, ending.pause_ms)
+        if isinstance(problem, retries.Retry) and problem.__cause__ is None:
+            # The function chose this, so where it did is of no interest.
+            console.ended(
+                attempt.shown_as, "failed", job.took_s, f"{after}: {describe(problem)}", level=logging.WARNING
+            )
+        else:
+            console.ended(attempt.shown_as, "failed", job.took_s, after, problem)
 
     async def _policy(self, client: AsyncClient, claim: Claim) -> console.Policy:
         """Return how a task is retried, as far as it is known here."""

@@ -12,8 +12,11 @@ from attrs import evolve, field, fields_dict, frozen
 from onyxq.client.policy import OF_QUEUE, Retries, TaskOptions, tuple_of
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
+from onyxq.worker.retries import Backoff, check_backoff
 
 RUNS = ("thread", "process")
+OF_FUNCTION = ("runs", "backoff")
+"""Options that workers read from the function, so that a call cannot change them."""
 TIMEOUT_S_MAX = 30 * 86_400.0
 
 Key = str | Callable[..., str] | None
@@ -38,11 +41,14 @@ class FunctionOptions(Changes, total=False):
     - ``expires_after_ms``: the task fails if it has not started within this time after it is due, in milliseconds.
     - ``timeout_s``: seconds after which an attempt is cancelled and counts as failed.
     - ``runs``: ``"thread"`` or ``"process"``, for functions that are not async.
+    - ``backoff``: pauses in seconds before the first and further retries; the last one is repeated. Or a function of
+      the retry's number, from 1, and of the error, that returns the pause. Default: as ``backoff_ms`` says.
 
     The others are as in `AsyncClient.enqueue`.
     """
 
     runs: str | None
+    backoff: Backoff
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -54,7 +60,7 @@ class WorkerOptions(TypedDict, total=False):
     - ``lease_ms``: how long a claim is valid without renewal, in milliseconds.
     - ``wait_ms``: how long one request waits for tasks, in milliseconds.
     - ``drain_ms``: how long running tasks may continue after `stop`, in milliseconds.
-    - ``name``: the worker's name, shown with its claims; default: a random one.
+    - ``name``: the worker's name, shown with its claims; default: ``host:pid``.
     """
 
     concurrency_max: int | None
@@ -97,6 +103,8 @@ class Options:
     """Seconds after which an attempt is cancelled and counts as failed."""
     runs: str | None = None
     """Where a function that is not async runs: ``thread`` (the default) or ``process``."""
+    backoff: Backoff = None
+    """Pauses before retries that the worker chooses; see `FunctionOptions`."""
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Options:
@@ -109,7 +117,7 @@ class Options:
     def changed(self, changes: Mapping[str, Any]) -> Options:
         """Return the options with some changed; raise `BadRequest` for an unknown name."""
         for name in changes:
-            if name not in fields_dict(Options) or name == "runs":
+            if name not in fields_dict(Options) or name in OF_FUNCTION:
                 raise BadRequest(f"there is no option {name!r} for a call", field=name)
         return evolve(self, **changes)
 
@@ -128,6 +136,7 @@ class Options:
             raise BadRequest("expires_after_ms is a whole number above 0", field="expires_after_ms")
         if self.expires_after_ms is not None and self.expires_ms is not None:
             raise BadRequest("expires_ms and expires_after_ms exclude each other", field="expires_after_ms")
+        check_backoff(self.backoff)
         for name in ("ordering_key", "unique_key"):
             _check_template(getattr(self, name), name, function)
 

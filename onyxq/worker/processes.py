@@ -135,9 +135,9 @@ class Processes:
                 child.close()
             raise ProcessEnded(f"the task's process ended with exit code {child.process.exitcode}")
         self._idle.append(child)
-        _, result, text, trace = answer
+        _, result, text, trace, ending = answer
         if text is not None:
-            raise FailedThere(text, trace)
+            raise FailedThere(text, trace, ending)
         return None if result is None else bytes(result)
 
     async def keep(self, idle: int) -> None:

@@ -72,6 +72,8 @@ class FakeCluster:
         """Token of the claim in flight by task."""
         self.outcomes: dict[bytes, Any] = {}
         self.updates: list[list[Any]] = []
+        self.postponed: list[tuple[bytes, str, int]] = []
+        """First id, reason and pause of each item that was postponed."""
         self.last_token = 0
         self._group = group
         self._waiting: list[Request] = []
@@ -137,6 +139,11 @@ class FakeCluster:
                     del self.tokens[task_id]
         self._wake()
         return answer
+
+    def do_postpone(self, args: dict[str, Any]) -> dict[str, Any]:
+        """See the wire API; the tasks stay claimed, because no time passes here."""
+        self.postponed += [(item[0], item[3], item[4]) for item in args["items"]]
+        return {"results": [self._refused(item) for item in args["items"]]}
 
     def do_renew(self, args: dict[str, Any]) -> dict[str, Any]:
         """See the wire API."""

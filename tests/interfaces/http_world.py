@@ -102,7 +102,7 @@ class FakeService:
         await anyio.lowlevel.checkpoint()
         if method in self.broken:
             raise self.broken[method]
-        if method in ("complete", "fail", "renew", "release"):
+        if method in ("complete", "fail", "renew", "release", "postpone"):
             return {"results": [self._finish(method, item) for item in args["items"]]}
         answer = getattr(self, f"_{method.replace('.', '_')}")(args)
         return await answer if isinstance(answer, Awaitable) else answer
@@ -241,7 +241,7 @@ class FakeService:
             task.state, task.result = "completed", rest[1][index] if rest[1] else None
         elif method == "fail":
             task.state, task.attempts, task.error = "ready", task.attempts + 1, rest[0]
-        elif method == "release":
+        elif method in ("release", "postpone"):
             task.state = "ready"
 
     def _update(self, args: dict[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "periodic.list": (LOOKS, {}),
     "periodic.remove": ("operate", {"name": "theirs"}),
     "periodic.set": ("operate", {"name": "theirs", "queue": OURS, "schedule": "never"}),
+    "postpone": ("consume", {"items": [[HELD, 1, 1, "", 0]]}),
     "queue.get": (ANY, {"queue": THEIRS}),
     "queue.set": ("operate", {"queue": THEIRS}),
     "queues": (LOOKS, {}),

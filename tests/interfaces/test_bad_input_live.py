@@ -285,8 +285,9 @@ ARGUMENTS = (
     "state", "count", "partition", "from", "seen_token", "seen_seq", "peer",
 )  # fmt: skip
 CLIENT_METHODS = (
-    "enqueue", "claim", "complete", "fail", "renew", "release", "update", "cancel", "ids", "routes", "get", "task_log",
-    "list", "count", "queues", "log", "cluster", "ring", "partitions", "peers", "partition", "health", "metrics",
+    "enqueue", "claim", "complete", "fail", "renew", "release", "postpone", "update", "cancel", "ids", "routes", "get",
+    "task_log", "list", "count", "queues", "log", "cluster", "ring", "partitions", "peers", "partition", "health",
+    "metrics",
 )  # fmt: skip
 
 
@@ -399,6 +400,7 @@ ENDS: list[tuple[str, tuple[Any, ...]]] = [
     ("complete", (None, None)),
     ("fail", ("e", None)),
     ("release", ()),
+    ("postpone", ("later", 0)),
     ("renew", (5_000,)),
 ]
 
@@ -430,7 +432,9 @@ class TestTokens:
         token = {"stale": stale, "never granted": (1 << 63) - 1, "zero": 0}[which]
         ((refused,),) = live.wire.call(method, {"items": [[first, 1, token, *rest]]})["results"]
         assert refused[:2] == [first, 1] and complete_error(refused[2])["code"] == "stale_token"
-        claim = {"id": first.hex(), "token": token} | ({"error": "e"} if method == "fail" else {})
+        claim = {"id": first.hex(), "token": token} | {"fail": {"error": "e"}, "postpone": {"retry_in_ms": 0}}.get(
+            method, {}
+        )
         answer = live.http.post(f"/v1/claims/{method}", json={"claims": [claim]})
         assert answer.status_code == 200
         (result,) = answer.json()["results"]

@@ -267,6 +267,20 @@ class TestEnds:
             await world.client.complete(claim)
 
     @in_cluster
+    async def test_a_postponed_task_is_due_later_and_uncounted(self, world: World) -> None:
+        """Without retries as well: it does not fail for good."""
+        task_id = await world.client.enqueue(world.queue, b"x", retries=0)
+        claim = await world.claim()
+        began = trio.current_time()
+        await world.clients[1].postpone(claim, 400, "not yet")
+        await world.clients[1].postpone(claim, 400, "not yet")
+        task = await world.client.get(task_id)
+        assert (task.state, task.attempts) == ("scheduled", 0)
+        again = await world.claim()
+        assert trio.current_time() - began >= 0.39
+        assert (again.id, again.attempts) == (task_id, 0) and again.token > claim.token
+
+    @in_cluster
     async def test_what_is_refused_of_a_batch_does_not_spoil_the_rest(self, world: World) -> None:
         """Parts of runs, too."""
         await world.client.enqueue_many(world.queue, [b"%d" % i for i in range(6)])
@@ -301,7 +315,8 @@ class TestLeases:
         assert (await world.client.get(late.id)).result == b"in time"
         again = await world.claim()
         assert (again.id, again.attempts, again.data) == (lapsed.id, 1, b"lapsed")
-        for method, rest in (("complete", (None, None)), ("renew", (5_000,)), ("fail", ("e", None)), ("release", ())):
+        ends = {"complete": (None, None), "renew": (5_000,), "fail": ("e", None), "release": (), "postpone": ("", 0)}
+        for method, rest in ends.items():
             assert await refusal(world.client, method, lapsed.id, 1, lapsed.token, *rest) == StaleToken.code
         assert await refusal(world.client, "update", lapsed.id, lapsed.token, 0, b"x") == StaleToken.code
         assert [(await world.client.get(task_id)).state for task_id in ids] == ["claimed", "claimed", "completed"]

@@ -118,6 +118,8 @@ BAD_ITEMS = [
     ("fail", {"claims": [CLAIM | {"error": "x" * 65_537}]}, "claims[0].error"),
     ("fail", {"claims": [CLAIM | {"retry_in_ms": -1}]}, "claims[0].retry_in_ms"),
     ("release", {"claims": [CLAIM | {"id": "zz"}]}, "claims[0].id"),
+    ("postpone", {"claims": [CLAIM]}, "claims[0].retry_in_ms"),
+    ("postpone", {"claims": [CLAIM | {"retry_in_ms": -1}]}, "claims[0].retry_in_ms"),
     ("update", {"token": 1, "seq": 0, "data": 1}, "id"),
     ("update", CLAIM | {"seq": -1, "data": 1}, "seq"),
 ]

@@ -14,7 +14,7 @@ import pytest
 from attrs import fields_dict
 
 from onyxq.testing import open_cluster
-from onyxq.worker.options import Changes, Options
+from onyxq.worker.options import OF_FUNCTION, Changes, Options
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/workers.rst").read_text("utf-8")
 BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n|\n)+)")
@@ -41,8 +41,10 @@ def test_what_the_page_shows_runs(shop: Any) -> None:
         found: dict[str, Any] = dict(shop.__dict__)
         exec(compile(code("calls.py"), "calls.py", "exec"), found)
         shop.pay.enqueue("order 7", "cid")
-        cluster.drain(reach_s=3_600)
+        shipped = shop.ship.enqueue("order 7")
+        cluster.drain(reach_s=10_800)
         assert sorted(shop.sent) == ["ann: your order is on its way", "bob: later", "cid: order 7 is paid"]
+        assert shop.ship.result(shipped) == "order 7 in attempt 2"
         assert shop.send.result(found["task_id"]) == 1
         assert [shop.index.result(task_id) for task_id in found["flow"].ids[:2]] == [2, 2]
         assert shop.publish.result(found["flow"].last[0]) == 4
@@ -58,4 +60,4 @@ def test_every_option_is_told() -> None:
     assert told <= set(fields_dict(Options))
     beside = PAGE.split("with other options for one call", 1)[1].split("In async code", 1)[0]
     assert told | set(re.findall(r"``(\w+)``", beside)) == set(fields_dict(Options))
-    assert set(Changes.__annotations__) == set(fields_dict(Options)) - {"runs"}
+    assert set(Changes.__annotations__) == set(fields_dict(Options)) - set(OF_FUNCTION)

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from onyxq import App, blocking_context
+from onyxq import App, Retry, Snooze, blocking_context
 from onyxq.worker import TaskCancelled
 
 app = App("nowhere:1")
@@ -66,3 +66,15 @@ def stuck(path: str) -> None:
             signal.pause()
         except TaskCancelled:
             pass
+
+
+@app.task(name="snooze", queue="p", runs="process")
+def snooze() -> None:
+    """Ask for a pause that does not count."""
+    raise Snooze("too early", after=90)
+
+
+@app.task(name="again", queue="p", runs="process")
+def again() -> None:
+    """Ask for a pause that counts."""
+    raise Retry("busy", after=45)

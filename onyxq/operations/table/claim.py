@@ -45,6 +45,16 @@ class Failure(NamedTuple):
     retry_in_ms: RetryInMs | None
 
 
+class Postponement(NamedTuple):
+    """A run of claimed tasks to give back, with the reason and the pause before the next claim."""
+
+    id: TaskIdBytes
+    count: Count  # type: ignore[assignment]  # not the method of tuples
+    token: Token
+    reason: ErrorText
+    retry_in_ms: RetryInMs
+
+
 class Renewal(NamedTuple):
     """A run of claimed tasks with their new lease from now."""
 
@@ -163,6 +173,15 @@ class Release(Args):
     items: Annotated[list[Held], Meta(max_length=ITEMS_MAX)]
 
 
+class Postpone(Args):
+    """Give claimed tasks back that are due again after a pause; the attempt does not count.
+
+    A refused item does not affect the others.
+    """
+
+    items: Annotated[list[Postponement], Meta(max_length=ITEMS_MAX)]
+
+
 class UpdateTasks(Args):
     """Store updates of claimed tasks."""
 
@@ -203,6 +222,7 @@ COMPLETE: Operation[Complete, Settled] = _held("complete", Complete, [_ID, 1, 47
 FAIL: Operation[Fail, Settled] = _held("fail", Fail, [_ID, 1, 4711, "no such host", 60_000])
 RENEW: Operation[Renew, Settled] = _held("renew", Renew, [_ID, 1, 4711, 30_000])
 RELEASE: Operation[Release, Settled] = _held("release", Release, [_ID, 1, 4711])
+POSTPONE: Operation[Postpone, Settled] = _held("postpone", Postpone, [_ID, 1, 4711, "the relay is down", 60_000])
 UPDATE = Operation(
     name="update",
     args=UpdateTasks,
@@ -214,4 +234,4 @@ UPDATE = Operation(
     large=True,
     example={"items": [[_ID, 4711, 0, b"half way"]]},
 )
-CLAIMS = (CLAIM, COMPLETE, FAIL, RENEW, RELEASE, UPDATE)
+CLAIMS = (CLAIM, COMPLETE, FAIL, RENEW, RELEASE, POSTPONE, UPDATE)

@@ -28,6 +28,7 @@ from onyxq.operations.table.claim import (
     CLAIM,
     COMPLETE,
     FAIL,
+    POSTPONE,
     RELEASE,
     RENEW,
     UPDATE,
@@ -39,6 +40,8 @@ from onyxq.operations.table.claim import (
     Failure,
     Held,
     NewUpdate,
+    Postpone,
+    Postponement,
     Release,
     Renew,
     Renewal,
@@ -55,7 +58,7 @@ from onyxq.operations.table.task import State, TaskResult, task_result
 
 CLAIMS_MAX = 10_000
 RELEASE_TIME_MAX_S = 5.0
-A = TypeVar("A", Complete, Fail, Release, Renew)
+A = TypeVar("A", Complete, Fail, Postpone, Release, Renew)
 VALUE = {**DATA, "any": True}
 """Marks bytes without a stored format."""
 
@@ -80,6 +83,13 @@ class FailedClaim(ClaimNamed):
 
     error: ErrorText = ""
     retry_in_ms: Annotated[RetryInMs | None, Meta(description="Default: the task's back-off.")] = None
+
+
+class PostponedClaim(ClaimNamed):
+    """A claim to give back for a time."""
+
+    retry_in_ms: Annotated[RetryInMs, Meta(description="Pause before the task is due again.")]
+    reason: Annotated[ErrorText, Meta(description="Text that is shown with the claim.")] = ""
 
 
 class FinishedClaim(ClaimNamed):
@@ -111,6 +121,12 @@ class ReleaseClaims(Args):
     """Claims to give back."""
 
     claims: Annotated[list[ClaimNamed], Meta(min_length=1, max_length=CLAIMS_MAX)]
+
+
+class PostponeClaims(Args):
+    """Claims to give back for a time."""
+
+    claims: Annotated[list[PostponedClaim], Meta(min_length=1, max_length=CLAIMS_MAX)]
 
 
 class FailClaims(Args):
@@ -369,6 +385,12 @@ async def post_release(call: Call) -> Response:
     return await _each(call, RELEASE, items, [Held(item.first, item.count, *item.rest) for item in items])
 
 
+async def post_postpone(call: Call) -> Response:
+    """Give claims back for a time; the attempt does not count."""
+    items = group_claims(call.args.claims, ("token", "reason", "retry_in_ms"))
+    return await _each(call, POSTPONE, items, [Postponement(item.first, item.count, *item.rest) for item in items])
+
+
 async def post_fail(call: Call) -> Response:
     """Report failures."""
     items = group_claims(call.args.claims, ("token", "error", "retry_in_ms"))
@@ -437,6 +459,7 @@ ENDPOINTS = (
     _of_claims("complete", "Complete claimed tasks", post_complete, CompleteClaims),
     _of_claims("fail", "Report that claimed tasks failed", post_fail, FailClaims),
     _of_claims("release", "Give claimed tasks back, uncounted", post_release, ReleaseClaims),
+    _of_claims("postpone", "Give claimed tasks back for a time, uncounted", post_postpone, PostponeClaims),
     Endpoint(
         method="POST",
         path="/v1/claims/update",
