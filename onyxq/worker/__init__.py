@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onyxq.worker.app import load_app
+from onyxq.worker.app import import_module, load_app
 from onyxq.worker.attempts import LogEntry, Progress, TaskCancelled, current_claim, current_client
 from onyxq.worker.contexts import BlockingContext, Context, blocking_context, context, current_bridge
 from onyxq.worker.logs import contextual_logs
@@ -26,6 +26,7 @@ __all__ = [
     "current_bridge",
     "current_claim",
     "current_client",
+    "import_module",
     "load_app",
     "run_worker",
 ]

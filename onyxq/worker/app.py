@@ -17,8 +17,10 @@ import atexit
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, Unpack, get_args, overload
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar, Unpack, cast, get_args, overload
 
 from onyxq.client import Client, Enqueued, Flow
 from onyxq.client.asynchronous import ADDRESS
@@ -33,11 +35,13 @@ from onyxq.worker.application import AppWorker
 from onyxq.worker.functions import TaskFunction
 from onyxq.worker.options import DEFAULTS, WORKER_DEFAULTS, FunctionOptions, Options, WorkerOptions
 from onyxq.worker.periodic import Periodic
+from onyxq.worker.resources import Resource, middleware_of
 
 __all__ = ["App", "AppWorker", "TaskFunction", "load_app"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class App:
@@ -56,6 +60,10 @@ class App:
         """The functions by name."""
         self.periodics: list[Periodic] = []
         """Calls that the cluster makes on a schedule."""
+        self.resources: list[Resource[Any]] = []
+        """Opened by each worker when it starts, in this order."""
+        self.middlewares: list[Callable[[], AbstractAsyncContextManager[None]]] = []
+        """Entered around each attempt, the first one outermost."""
         self._network = network
         self._client: Client | None = None
         self._lock = threading.Lock()
@@ -115,6 +123,24 @@ class App:
 
         return register
 
+    def resource(self, make: Callable[[], AsyncIterator[T] | Iterator[T]]) -> T:
+        """Declare what functions share, such as a pool of connections: a generator function, async or not.
+
+        Each worker runs it up to its ``yield`` before it claims, and the rest when it ends. A parameter whose default
+        is the resource gets what it yielded: ``async def send(to: str, db: Pool = pool)``.
+        """
+        made: Resource[T] = Resource(make)
+        self.resources.append(made)
+        return cast(T, made)  # as the default of a parameter it stands in for the value
+
+    def middleware(self, function: Callable[[], AsyncIterator[None]]) -> Callable[[], AsyncIterator[None]]:
+        """Run an async generator function around each attempt: up to its ``yield`` before, and the rest after.
+
+        The attempt's exception is raised at the ``yield``. `context` gives access to the task.
+        """
+        self.middlewares.append(middleware_of(function))
+        return function
+
     def chain(self, *parts: Part) -> Flow[Enqueued]:
         """Return a flow of calls that run one after the other; see `Client.chain`.
 
@@ -161,8 +187,7 @@ class App:
         if not names:
             raise BadRequest("the application has no tasks", field="queues")
         return AppWorker(
-            self.tasks,
-            self.periodics,
+            self,
             address=self.address,
             token=self.token,
             queues=names,
@@ -179,14 +204,20 @@ def load_app(target: str) -> App:
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         raise BadRequest(f"{target!r} is not MODULE:APP", field="app")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module_name), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise BadRequest(f"there is no module {module_name!r}", field="app") from None
+    found = getattr(import_module(module_name), name, None)
     if not isinstance(found, App):
         raise BadRequest(f"{target} is not an onyxq.App", field="app")
     return found
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module, also one of the working directory; raise `BadRequest` if there is none."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        hint = "The working directory is searched, too. Write shop.tasks for the file shop/tasks.py."
+        raise BadRequest(f"there is no module {name!r}", field="app", hint=hint) from None

@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol
 
 import anyio
 from attrs import frozen
@@ -29,6 +30,7 @@ from onyxq.worker.options import TIMEOUT_S_MAX
 from onyxq.worker.periodic import Periodic
 from onyxq.worker.process import run_worker
 from onyxq.worker.processes import Processes
+from onyxq.worker.resources import Opened, Resource
 from onyxq.worker.retries import unknown_task
 from onyxq.worker.threads import Threads
 
@@ -37,6 +39,15 @@ SETTINGS_FOR_S = 30.0
 SETTINGS_TIMEOUT_MS = 2_000
 
 log = logging.getLogger(__name__)
+
+
+class Parts(Protocol):
+    """The parts of an application that its workers need."""
+
+    tasks: dict[str, TaskFunction[..., Any]]
+    periodics: list[Periodic]
+    resources: list[Resource[Any]]
+    middlewares: list[Callable[[], AbstractAsyncContextManager[None]]]
 
 
 @frozen
@@ -50,41 +61,48 @@ class _Call:
 class AppWorker(Worker):
     """A `Worker` that runs an application's functions."""
 
-    def __init__(
-        self,
-        tasks: Mapping[str, TaskFunction[..., Any]],
-        periodics: Sequence[Periodic],
-        *,
-        address: str | Sequence[str],
-        token: str | None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, parts: Parts, *, address: str | Sequence[str], token: str | None, **settings: Any) -> None:
         super().__init__(self._call, **settings)
-        self._tasks = tasks
-        self._periodics = periodics
+        self._parts = parts
+        self._tasks = parts.tasks
         self._address = address
         self._token = token
+        self._tasks_per_process = settings.get("tasks_per_process")
+        if self._tasks_per_process is not None and self._tasks_per_process < 1:
+            problem = f"tasks_per_process must be at least 1, not {self._tasks_per_process}"
+            raise BadRequest(problem, field="tasks_per_process")
         self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
         """Settings of queues, each with the monotonic second at which they were read."""
         self._threads: Threads
         self._processes: Processes
+        self._resources: Opened
 
     def run(self, *, backend: str = "asyncio") -> None:
         """Work until SIGTERM or SIGINT; ``backend`` is ``asyncio`` or ``trio``."""
         run_worker(self, self._address, token=self._token, backend=backend)
 
     async def serve(self, client: AsyncClient) -> None:
+        async with AsyncExitStack() as stack:
+            self._resources = Opened(self._parts.resources, stack)
+            await self._resources.open()
+            failure = await self._serve(client)
+        if failure is not None:
+            raise failure
+
+    async def _serve(self, client: AsyncClient) -> OnyxqError | None:
+        """Work until `stop`; return an error that no retry can fix."""
         failure: OnyxqError | None = None
         async with Threads(freed=self._wake) as self._threads:
-            self._processes = Processes(self._threads, address=self._address, token=self._token)
+            self._processes = Processes(
+                self._threads, address=self._address, token=self._token, tasks_max=self._tasks_per_process
+            )
             try:
                 await super().serve(client)
             except OnyxqError as error:
                 failure = error
             finally:
                 await self._processes.close()
-        if failure is not None:
-            raise failure
+        return failure
 
     def _slots(self) -> int:
         return super()._slots() - self._threads.left
@@ -100,6 +118,13 @@ class AppWorker(Worker):
         attempt.name, attempt.backoff = call.task.name, call.task._options.backoff
         tracing.name_attempt(call.task.name)
         current_bridge.set(self._threads.call)
+        async with AsyncExitStack() as stack:
+            for middleware in self._parts.middlewares:
+                await stack.enter_async_context(middleware())
+            return await self._run_call(call, claim)
+        return None  # middleware caught the error
+
+    async def _run_call(self, call: _Call, claim: Claim) -> bytes | None:
         function = call.task.function
         if inspect.iscoroutinefunction(function):
             return await self._in_time(call, lambda: self._in_loop(call))
@@ -146,11 +171,13 @@ class AppWorker(Worker):
     async def _in_loop(self, call: _Call) -> bytes | None:
         arguments = call.task.arguments
         args, kwargs = arguments.read(call.args, call.kwargs)
+        kwargs |= self._resources.of(arguments.resources)
         return arguments.result(await call.task.function(*args, **kwargs))
 
     async def _in_thread(self, call: _Call) -> bytes | None:
         arguments = call.task.arguments
         args, kwargs = arguments.read(call.args, call.kwargs)
+        kwargs |= self._resources.of(arguments.resources)
 
         def run() -> bytes | None:
             return arguments.result(call.task.function(*args, **kwargs))
@@ -199,4 +226,4 @@ class AppWorker(Worker):
         return settings
 
     async def _beside(self, client: AsyncClient) -> None:
-        await periodic.keep(client, self._periodics, tasks=self._tasks, queues=self.queues, give_up=self._give_up)
+        await periodic.keep(client, self._parts.periodics, tasks=self._tasks, queues=self.queues, give_up=self._give_up)

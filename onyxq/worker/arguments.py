@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onyxq.core.errors import BadRequest
+from onyxq.worker.resources import used_by
 from onyxq.worker.values import Misfit, from_json, to_json
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -26,15 +27,21 @@ class Arguments:
         self._function = function
         self._name = name
         self.signature = inspect.signature(function)
+        self.resources = used_by(self.signature)
+        """The parameters that the worker fills."""
         self._known_hints: dict[str, Any] | None = None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """Return the call's arguments by name; raise `BadRequest` naming the one at fault."""
         try:
-            return self.signature.bind(*args, **kwargs)
+            bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             field = self._at_fault(args, kwargs)
             raise BadRequest(f"{self._name}: {error}", field=f"args.{field}" if field else "args") from None
+        for name in self.resources:
+            if name in bound.arguments:
+                raise BadRequest(f"{self._name}: argument {name!r} is filled by the worker", field=f"args.{name}")
+        return bound
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any) -> bytes:
         """Return the payload of a call; raise `BadRequest` naming the argument that does not fit."""

@@ -28,6 +28,7 @@ from onyxq.worker.attempts import Attempt, TaskCancelled, current_attempt, curre
 from onyxq.worker.console import trimmed
 from onyxq.worker.contexts import BlockingContext, current_blocking
 from onyxq.worker.logs import contextual_logs
+from onyxq.worker.resources import OpenedBlocking
 from onyxq.worker.retries import Ending, asked
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -203,10 +204,12 @@ def main(connection: Connection, address: str | Sequence[str], token: str | None
     signal.signal(signal.SIGTERM, line.terminated)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     contextual_logs()
+    resources = OpenedBlocking()
     threading.Thread(target=line.listen, name="onyxq worker", daemon=True).start()
     while (work := line.next()) is not None:
         _about(work, line)
-        line.done(line.run(functools.partial(_run, work, address, token)))
+        line.done(line.run(functools.partial(_run, work, address, token, resources)))
+    resources.close()
 
 
 def _about(work: Work, line: _Line) -> None:
@@ -228,11 +231,12 @@ class _Told(ClaimedRun):
         self._header = header
 
 
-def _run(work: Work, address: str | Sequence[str], token: str | None) -> _Outcome:
+def _run(work: Work, address: str | Sequence[str], token: str | None, resources: OpenedBlocking) -> _Outcome:
     try:
         function = _find(work, address, token)
         arguments = Arguments(function, work.name)
         args, kwargs = arguments.read(work.args, work.kwargs)
+        kwargs |= resources.of(arguments.resources)
         with within(work.trace):
             return arguments.result(function(*args, **kwargs)), None, "", Ending()
     except (Exception, SystemExit) as error:

@@ -12,6 +12,7 @@ from attrs import evolve, field, fields_dict, frozen
 from onyxq.client.policy import OF_QUEUE, Retries, TaskOptions, tuple_of
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
+from onyxq.worker.resources import used_by
 from onyxq.worker.retries import Backoff, check_backoff
 
 RUNS = ("thread", "process")
@@ -60,6 +61,7 @@ class WorkerOptions(TypedDict, total=False):
     - ``lease_ms``: how long a claim is valid without renewal, in milliseconds.
     - ``wait_ms``: how long one request waits for tasks, in milliseconds.
     - ``drain_ms``: how long running tasks may continue after `stop`, in milliseconds.
+    - ``tasks_per_process``: number of tasks after which a process is replaced by a new one; default: never.
     - ``name``: the worker's name, shown with its claims; default: ``host:pid``.
     """
 
@@ -68,6 +70,7 @@ class WorkerOptions(TypedDict, total=False):
     lease_ms: int
     wait_ms: int
     drain_ms: int
+    tasks_per_process: int | None
     name: str | None
 
 
@@ -77,6 +80,7 @@ WORKER_DEFAULTS: WorkerOptions = {
     "lease_ms": queue_settings.DEFAULTS.lease_ms,
     "wait_ms": 10_000,
     "drain_ms": 30_000,
+    "tasks_per_process": None,
     "name": None,
 }
 
@@ -130,6 +134,9 @@ class Options:
                 raise BadRequest("an async function runs in the worker's event loop", field="runs")
         if self.runs == "process" and "<" in function.__qualname__:
             raise BadRequest(f"another process cannot import {function.__qualname__}", field="runs")
+        for name, resource in used_by(inspect.signature(function)).items():
+            if self.runs == "process" and resource.is_async:
+                raise BadRequest(f"argument {name!r} is an async resource, which no process can open", field="runs")
         if self.timeout_s is not None and not 0 < self.timeout_s <= TIMEOUT_S_MAX:
             raise BadRequest("timeout_s is a number of seconds above 0, up to 30 days", field="timeout_s")
         if self.expires_after_ms is not None and (type(self.expires_after_ms) is not int or self.expires_after_ms <= 0):

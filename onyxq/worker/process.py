@@ -33,11 +33,17 @@ def run_worker(
 
 
 async def _main(worker: Worker, address: str | Sequence[str], token: str | None) -> None:
+    failure: Exception | None = None
     async with AsyncClient(address, token=token) as client, anyio.create_task_group() as group:
         group.start_soon(_stop_on_signals, worker)
         group.start_soon(_greet, client, address if isinstance(address, str) else ",".join(address))
-        await worker.serve(client)
+        try:
+            await worker.serve(client)
+        except Exception as error:
+            failure = error  # raised outside of the group, which would wrap it
         group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
     log.info("stopped: %s completed, %d failed attempts", console.counted(worker.finished), worker.failed)
 
 

@@ -49,6 +49,8 @@ class _Child:
         self.process: BaseProcess = spawn.Process(target=main, args=(theirs, address, token), daemon=True)
         self._threads = threads
         self._serial = 0
+        self.tasks = 0
+        """Number of tasks that it has run."""
         # It starts with the signals blocked, and unblocks them once its handlers are set.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -112,8 +114,12 @@ class _Child:
 class Processes:
     """The processes that run the functions of one worker's tasks."""
 
-    def __init__(self, threads: Threads, *, address: str | Sequence[str], token: str | None) -> None:
+    def __init__(
+        self, threads: Threads, *, address: str | Sequence[str], token: str | None, tasks_max: int | None = None
+    ) -> None:
         self._threads = threads
+        self._tasks_max = tasks_max
+        """Number of tasks after which a process is replaced."""
         self._address = address
         self._token = token
         self._idle: list[_Child] = []
@@ -134,7 +140,12 @@ class Processes:
                 await self._threads.run(child.join)
                 child.close()
             raise ProcessEnded(f"the task's process ended with exit code {child.process.exitcode}")
-        self._idle.append(child)
+        child.tasks += 1
+        if child.tasks == self._tasks_max:
+            with anyio.CancelScope(shield=True):
+                await self._end(child)
+        else:
+            self._idle.append(child)
         _, result, text, trace, ending = answer
         if text is not None:
             raise FailedThere(text, trace, ending)

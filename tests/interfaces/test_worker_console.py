@@ -267,6 +267,21 @@ def test_a_worker_tells_its_life(tmp_path: Path) -> None:
     assert "stopped: 1 task completed, 1 failed attempts" in said
 
 
+def test_functions_in_other_modules_are_imported(tmp_path: Path) -> None:
+    """A module that does not exist is a usage error that names it."""
+    tmp_path.joinpath("more.py").write_text(
+        "from shop import app\n\n@app.task(name='more')\ndef more(): ...\n", "utf-8"
+    )
+    with started(tmp_path, "127.0.0.1:1", "--import", "more") as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(3)]
+        process.kill()
+    assert lines[2] == "  functions    more, send, wait\n"
+    with started(tmp_path, "127.0.0.1:1", "--import", "nothing") as process:
+        assert "there is no module 'nothing'" in process.communicate()[1]
+        assert process.returncode == 2
+
+
 def test_a_quiet_worker_prints_warnings_only(tmp_path: Path) -> None:
     """Failures and signals are still shown."""
     said = said_by_a_worker(tmp_path, "--quiet", "--log-format", "json")

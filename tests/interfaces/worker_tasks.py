@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 from onyxq import App, Retry, Snooze, blocking_context
@@ -78,3 +79,20 @@ def snooze() -> None:
 def again() -> None:
     """Ask for a pause that counts."""
     raise Retry("busy", after=45)
+
+
+@app.resource
+def notes() -> Iterator[list[str]]:
+    """Share a list; write to the file that it names at the end."""
+    found = [str(os.getpid())]
+    yield found
+    for path in found[1:2]:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("closed")
+
+
+@app.task(name="shared", queue="p", runs="process")
+def shared(path: str, notes: list[str] = notes) -> str:
+    """Use the list."""
+    notes.append(path)
+    return notes[0]

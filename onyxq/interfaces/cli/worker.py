@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from onyxq import __version__
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
-from onyxq.interfaces.cli import logs
+from onyxq.interfaces.cli import logs, reload
 from onyxq.interfaces.cli.context import Context, milliseconds
 from onyxq.system.settings import did_you_mean
 
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("onyxq.worker")
 
 
-def start(context: Context) -> None:
+def start(context: Context) -> int | None:
     """Import the application and run its tasks; raises `BadRequest` if it does not exist.
 
     The setting ``connect`` takes precedence over the address in the application.
     """
     args = context.args
+    if args.reload:
+        return reload.keep_running(context.out, reload.command_without("--reload"))
     least, most = bounds(args.concurrency)
     lease_ms = milliseconds(args.lease, field="lease")
     if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
         raise BadRequest(f"lease must be 1s to 24h, not {args.lease}", field="lease")
-    queues = [name.strip() for name in args.queues.split(",") if name.strip()] if args.queues else None
+    queues = names(args.queues) or None
 
-    from onyxq.worker import contextual_logs, load_app, run_worker
+    from onyxq.worker import contextual_logs, import_module, load_app, run_worker
     from onyxq.worker.logs import FORMAT
 
     contextual_logs()
@@ -40,12 +42,27 @@ def start(context: Context) -> None:
         logging.getLogger("onyxq.worker").setLevel(logging.INFO)
     app = load_app(args.app)
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
-    worker = app.worker(queues, least, concurrency_max=most, lease_ms=lease_ms, name=args.name)
+    for name in names(args.imports):
+        import_module(name)
+    worker = app.worker(
+        queues,
+        least,
+        concurrency_max=most,
+        lease_ms=lease_ms,
+        tasks_per_process=args.tasks_per_process,
+        name=args.name,
+    )
     if not args.quiet:
         for line in banner(args.app, app, worker, slots=args.concurrency):
             log.info("%s", line) if context.text("log_format") == "json" else context.out.note(line)
     os.environ |= context.certificates().to_environment()  # for the processes that the worker starts
     run_worker(worker, app.address, token=app.token)
+    return None
+
+
+def names(text: str | None) -> list[str]:
+    """Return the names in a comma-separated text."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def banner(target: str, app: App, worker: AppWorker, *, slots: str) -> list[str]:

@@ -267,6 +267,16 @@ COMMANDS: tuple[Command, ...] = (
             metavar="TIME",
             help=f"lease of its claims: if the worker dies, others get its tasks after it (default {LEASE_DEFAULT})",
         ),
+        option(
+            "--import", dest="imports", metavar="MODULE,...", help="further modules with functions of the application"
+        ),
+        option(
+            "--tasks-per-process",
+            type=int,
+            metavar="N",
+            help="replace a process after it has run N tasks (default: never)",
+        ),
+        option("--reload", action="store_true", help="for development: start again when a Python file here changes"),
         option("--name", metavar="NAME", help="name that is shown with its claims (default: host:pid)"),
         option("-q", "--quiet", action="store_true", help="print warnings and errors only, no line for each task"),
         *map(setting, LOG_SETTINGS),

@@ -1,0 +1,98 @@
+"""``--reload``: run a command in a process of its own, and start it again when a Python file changes.
+
+The command runs in its own process, so an error in a changed file ends only that process. The next change starts it
+again. Signals are passed on to it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+LOOK_EVERY_S = 0.4
+"""Pause between two looks at the files, in seconds."""
+SKIPPED = {"__pycache__", "node_modules", "site-packages"}
+"""Directories whose files are not the user's; so are those whose name starts with a dot."""
+
+Files = dict[str, int]
+"""Time of the last change of each file, in nanoseconds."""
+
+
+class Notes(Protocol):
+    """The part of the output that is needed here."""
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+
+
+def command_without(flag: str) -> list[str]:
+    """Return the command line of this process without a flag."""
+    return [sys.executable, "-m", "onyxq", *(word for word in sys.argv[1:] if word != flag)]
+
+
+def keep_running(out: Notes, command: Sequence[str], directory: Path | None = None) -> int:
+    """Run a command again and again until SIGINT or SIGTERM; return its exit code."""
+    directory = directory or Path.cwd()
+    stopped: list[int] = []
+    running: list[subprocess.Popen[bytes]] = []
+
+    def stop(number: int, _: object) -> None:
+        stopped.append(number)
+        for process in running:
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    while True:
+        before = files_in(directory)
+        # In the group of this process, it would get Ctrl-C twice, and the second signal would end it at once.
+        with subprocess.Popen(command, cwd=directory, process_group=0) as process:
+            running[:] = [process]
+            changed = _until_changed(before, directory, process, stopped, out)
+            if changed:
+                process.terminate()
+            code = process.wait()
+        if not changed:
+            return code
+        out.note(f"{changed} changed: starting again")
+
+
+def _until_changed(
+    before: Files, directory: Path, process: subprocess.Popen[bytes], stopped: list[int], out: Notes
+) -> str:
+    """Wait for a change or a signal; return the changed file, or nothing."""
+    ended = False
+    while not stopped:
+        if changed := _first_change(before, files_in(directory)):
+            return os.path.relpath(changed, directory)
+        if process.poll() is not None and not ended:
+            ended = True
+            out.note(f"ended with exit code {process.returncode}; waiting for a change")
+        time.sleep(LOOK_EVERY_S)
+    return ""
+
+
+def _first_change(before: Files, now: Files) -> str:
+    return min((name for name, _ in before.items() ^ now.items()), default="")
+
+
+def files_in(directory: Path) -> Files:
+    """Return the Python files of a directory and below."""
+    return dict(_files(directory))
+
+
+def _files(directory: Path) -> Iterator[tuple[str, int]]:
+    for place, directories, names in os.walk(directory):
+        directories[:] = [name for name in directories if name not in SKIPPED and not name.startswith(".")]
+        for name in names:
+            if name.endswith(".py"):
+                try:
+                    yield os.path.join(place, name), os.stat(os.path.join(place, name)).st_mtime_ns
+                except FileNotFoundError:
+                    continue  # an editor replaces files
