@@ -18,6 +18,7 @@ from attrs import frozen
 from onyxq.client import OF_QUEUE, AsyncClient, Claim
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut
 from onyxq.core.ids import ms_of
+from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.system import tracing
 from onyxq.worker import periodic
 from onyxq.worker.attempts import current_attempt, current_client
@@ -151,6 +152,7 @@ class AppWorker(Worker):
         task = self._tasks.get(name) if isinstance(name, str) else None
         if task is None:
             age_ms = await current_client.get().now_ms() - ms_of(claim.id)
+            current_attempt.get().name = str(name)[:NAME_CHARACTERS_MAX]
             raise unknown_task(str(name), list(self._tasks), age_ms / 1000)
         if timeout_s is None:
             timeout_s = task._options.timeout_s

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+STOP_S = 2.0
+"""How long the command may take to end after a change before it gets a second signal, in seconds."""
 LOOK_EVERY_S = 0.4
 """Pause between two looks at the files, in seconds."""
 SKIPPED = {"__pycache__", "node_modules", "site-packages"}
@@ -37,7 +39,7 @@ def command_without(flag: str) -> list[str]:
 
 
 def keep_running(out: Notes, command: Sequence[str], directory: Path | None = None) -> int:
-    """Run a command again and again until SIGINT or SIGTERM; return its exit code."""
+    """Run a command again and again until SIGINT, SIGTERM or SIGHUP; return its exit code."""
     directory = directory or Path.cwd()
     stopped: list[int] = []
     running: list[subprocess.Popen[bytes]] = []
@@ -45,9 +47,9 @@ def keep_running(out: Notes, command: Sequence[str], directory: Path | None = No
     def stop(number: int, _: object) -> None:
         stopped.append(number)
         for process in running:
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     while True:
         before = files_in(directory)
@@ -56,11 +58,20 @@ def keep_running(out: Notes, command: Sequence[str], directory: Path | None = No
             running[:] = [process]
             changed = _until_changed(before, directory, process, stopped, out)
             if changed:
-                process.terminate()
+                _end(process)
             code = process.wait()
         if not changed:
             return code
         out.note(f"{changed} changed: starting again")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the command in good order, and soon."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
 
 
 def _until_changed(
