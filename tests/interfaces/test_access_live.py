@@ -139,6 +139,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "taskstore_update": {"clientid": 1, "adds": [{"group": THEIRS, "data": "x"}]},
     "taskstore_claim": {"clientid": 1, "group": THEIRS},
     "renew_claims": {"claims": [{"id": HELD.hex(), "token": 1, "lease_ms": 5_000}]},
+    "postpone_claims": {"claims": [{"id": HELD.hex(), "token": 1, "retry_in_ms": 1}]},
     "set_timer": TIMER,
     "replace_timer": TIMER,
     "fail_claims": {"claims": [{"id": HELD.hex(), "token": 1, "error": "e"}]},
