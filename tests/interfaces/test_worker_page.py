@@ -41,12 +41,12 @@ def test_what_the_page_shows_runs(shop: Any) -> None:
         found: dict[str, Any] = dict(shop.__dict__)
         exec(compile(code("calls.py"), "calls.py", "exec"), found)
         shop.pay.enqueue("order 7", "cid")
-        shipped = shop.ship.enqueue("order 7")
+        delivered = shop.deliver.enqueue("order 7")
         cluster.drain(reach_s=10_800)
         assert sorted(shop.sent) == ["ann: your order is on its way", "bob: later", "cid: order 7 is paid"]
         assert max(shop.arrive.result(task_id) for task_id in found["arrived"]) == 7
-        assert shop.failures == {"index": 2, "ship": 3}
-        assert shop.ship.result(shipped) == "order 7 in attempt 2"
+        assert shop.failures == {"index": 2, "deliver": 3}
+        assert shop.deliver.result(delivered) == "order 7 in attempt 2"
         assert shop.send.result(found["task_id"]) == 1
         assert [shop.index.result(task_id) for task_id in found["flow"].ids[:2]] == [2, 2]
         assert shop.publish.result(found["flow"].last[0]) == 4
