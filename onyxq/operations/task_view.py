@@ -176,9 +176,13 @@ def _claims(history: Sequence[History], ended: dict[int, Completion], claim: Cla
             "end_ms": None,
             "outcome": None,
         }
+    attempts = 0
     for one in history:
         if one.event in _ENDS and one.token in claims:
-            claims[one.token] |= {"end_ms": one.at_ms, "outcome": _ENDS[one.event]}
+            # A postponed claim is retried, but counts no attempt.
+            event = facts.RELEASED if one.event == facts.RETRIED and one.attempts == attempts else one.event
+            claims[one.token] |= {"end_ms": one.at_ms, "outcome": _ENDS[event]}
+        attempts = max(attempts, one.attempts)
     for token in claims.keys() & ended.keys():
         done = ended[token]
         if done.outcome != facts.CANCELLED or facts.CLAIMED in done.results:

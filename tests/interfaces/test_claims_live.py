@@ -279,6 +279,9 @@ class TestEnds:
         again = await world.claim()
         assert trio.current_time() - began >= 0.39
         assert (again.id, again.attempts) == (task_id, 0) and again.token > claim.token
+        await world.client.fail(again, "no luck")
+        ends = [one.outcome for one in (await world.client.get(task_id)).claims]
+        assert ends == ["released", "failed"]
 
     @in_cluster
     async def test_what_is_refused_of_a_batch_does_not_spoil_the_rest(self, world: World) -> None:

@@ -83,11 +83,15 @@ def _claims(said: Sequence[History], ended: dict[int, End]) -> list[Row]:
         for one in said
         if one.event == facts.GRANTED
     }
+    attempts = 0
     for one in said:
         if one.event in _ENDS and one.token in claims:
             retry_ms = one.retry_ms if one.event == facts.RETRIED else None
-            end = (one.at_ms, _ENDS[one.event], one.note or None, retry_ms, one.position)
+            # A postponed claim is retried, but counts no attempt.
+            event = facts.RELEASED if one.event == facts.RETRIED and one.attempts == attempts else one.event
+            end = (one.at_ms, _ENDS[event], one.note or None, retry_ms, one.position)
             claims[one.token] = (*claims[one.token][:3], *end)
+        attempts = max(attempts, one.attempts)
     for token in claims.keys() & ended.keys():
         done, result = ended[token]
         outcome, error = facts.OUTCOMES[done.outcome], None
