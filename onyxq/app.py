@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from onyxq.worker.app import App, AppWorker, TaskFunction
+from onyxq.worker.app import App, AppWorker, TaskFunction, TaskHandle
 
-__all__ = ["App", "AppWorker", "TaskFunction"]
+__all__ = ["App", "AppWorker", "TaskFunction", "TaskHandle"]

@@ -6,6 +6,7 @@ repeat is retried at one peer after the other until ``timeout_ms``.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -32,6 +33,7 @@ from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, Tim
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import AHEAD_MS_MAX
 from onyxq.operations.table.claim import CLAIM_TASKS_MAX
+from onyxq.system.durations import Milliseconds, as_milliseconds
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
@@ -124,21 +126,17 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         args = {"id": as_id(id), "seen_token": seen_token, "seen_seq": seen_seq}
         return Task.of(await self._ask("get", args))
 
-    async def wait(self, id: bytes | str, wait_ms: int = TIMEOUT_MS) -> Task:
+    async def wait(self, id: bytes | str, wait_ms: Milliseconds | None = TIMEOUT_MS) -> Task:
         """Wait until a task is completed, failed or cancelled, and return it.
 
-        Raises `NotFound`, or `TimedOut` if it is not finished within ``wait_ms``.
+        Raises `NotFound`, or `TimedOut` if it is not finished within ``wait_ms``; None for no limit.
         """
-        until, pause_s = anyio.current_time() + wait_ms / 1000, LOOK_FIRST_S
+        looks = _Looks(wait_ms)
         while True:
             task = await self.get(id)
             if task.state in FINISHED:
                 return task
-            left_s = until - anyio.current_time()
-            if left_s <= 0:
-                raise TimedOut(f"task {task.id.hex()} is {task.state} after {wait_ms} ms", field="wait_ms")
-            await anyio.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, LOOK_MAX_S)
+            await looks.wait(task)
 
     async def now_ms(self) -> int:
         """Return the cluster's time in milliseconds since the epoch. It decides when tasks are due or expire."""
@@ -150,6 +148,26 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         """Return the updates of a task, in order; raise `NotFound` if it does not exist."""
         answer = await self._ask("task_log", {"id": as_id(id)})
         return [TaskUpdate(found["token"], found["seq"], found["data"], found["at_ms"]) for found in answer["updates"]]
+
+    async def next_updates(
+        self, id: bytes | str, after: TaskUpdate | None = None, *, wait_ms: Milliseconds | None = TIMEOUT_MS
+    ) -> Updates:
+        """Return the updates of a task after a given one, and wait for the first; none means that it is finished.
+
+        Raises `NotFound`, or `TimedOut` if there is none within ``wait_ms``; None for no limit.
+        """
+        seen = (-1, -1) if after is None else (after.token, after.seq)
+        looks, count = _Looks(wait_ms), 0
+        while True:
+            task = await self.get(id)
+            if task.updates > count:
+                found = [one for one in await self.task_log(id) if (one.token, one.seq) > seen]
+                if found:
+                    return found
+                count = task.updates
+            if task.state in FINISHED:
+                return []
+            await looks.wait(task)
 
     async def cancel(self, id: bytes | str, *, claimed: bool = False) -> None:
         """Cancel a task; raise `NotFound`, or `Conflict` if it is claimed, completed or failed.
@@ -327,6 +345,24 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
 
     def _seconds(self, timeout_ms: int | None) -> float:
         return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+
+
+class _Looks:
+    """Growing pauses between the reads of a task that is not finished, up to a limit."""
+
+    def __init__(self, wait_ms: Milliseconds | None) -> None:
+        limit_ms = math.inf if wait_ms is None else as_milliseconds(wait_ms, "wait_ms")
+        self._limit_ms = limit_ms
+        self._until = anyio.current_time() + limit_ms / 1000
+        self._pause_s = LOOK_FIRST_S
+
+    async def wait(self, task: Task) -> None:
+        """Wait before the next read; raise `TimedOut` if no time is left."""
+        left_s = self._until - anyio.current_time()
+        if left_s <= 0:
+            raise TimedOut(f"task {task.id.hex()} is {task.state} after {self._limit_ms} ms", field="wait_ms")
+        await anyio.sleep(min(self._pause_s, left_s))
+        self._pause_s = min(2 * self._pause_s, LOOK_MAX_S)
 
 
 async def _together(work: Callable[[], Awaitable[None]], count: int) -> None:

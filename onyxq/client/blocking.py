@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from threading import Thread
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import anyio
+import sniffio
 from anyio import CancelScope
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -28,9 +31,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[Client, P], R]:
+AsyncMethod = Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]
+"""A method of `AsyncClient`."""
+
+
+def _blocking(method: AsyncMethod[P, R]) -> Callable[Concatenate[Client, P], R]:
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._run(functools.partial(method, self._opened(), *args, **kwargs))
@@ -125,6 +130,22 @@ class Client:
                 raise
         raise _not_open()
 
+    async def awaited(self, method: AsyncMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a method of `AsyncClient` from async code on any event loop, and do not block it.
+
+        ``await client.awaited(AsyncClient.get, id)``. A cancelled wait cancels the call.
+        """
+        portal = self._portal
+        if portal is None:
+            raise _not_open()
+        call = functools.partial(method, self._client, *args, **kwargs)
+        try:
+            future: Future[R] = portal.start_task_soon(self._until_closed, call)
+        except RuntimeError:
+            raise _not_open() from None
+        await _done(future)
+        return future.result()
+
     async def _until_closed(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
         if self._closing:
             raise _not_open()
@@ -170,6 +191,7 @@ class Client:
     wait = _blocking(AsyncClient.wait)
     now_ms = _blocking(AsyncClient.now_ms)
     task_log = _blocking(AsyncClient.task_log)
+    next_updates = _blocking(AsyncClient.next_updates)
     cancel = _blocking(AsyncClient.cancel)
     claim = _blocking(AsyncClient.claim)
     update = _blocking(AsyncClient.update)
@@ -247,6 +269,28 @@ class Client:
     leave = _blocking(AsyncClient.leave)
     force_partition = _blocking(AsyncClient.force_partition)
     call = _blocking(AsyncClient.call)
+
+
+async def _done(future: Future[Any]) -> None:
+    """Wait for another thread's future in this event loop; cancel the future if the wait is cancelled."""
+    done = anyio.Event()
+    soon: Callable[[Callable[[], None]], object]
+    if sniffio.current_async_library() == "trio":
+        import trio  # loaded already
+
+        soon = trio.lowlevel.current_trio_token().run_sync_soon
+    else:
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+
+    def wake(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the event loop has ended, and with it the code that waited
+            soon(done.set)
+
+    future.add_done_callback(wake)
+    try:
+        await done.wait()
+    finally:
+        future.cancel()
 
 
 def _not_open() -> Unavailable:

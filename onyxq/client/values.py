@@ -84,7 +84,7 @@ def as_id(value: bytes | str) -> TaskId:
     if isinstance(value, str) and _HEX.fullmatch(value):
         return TaskId(bytes.fromhex(value))
     if isinstance(value, bytes) and len(value) == ID_BYTES:
-        return TaskId(value)
+        return TaskId(bytes(value))  # a handle becomes a plain id
     raise BadRequest(f"a task id is {ID_BYTES} bytes or 40 hex digits, not {value!r}", field="id")
 
 

@@ -122,6 +122,12 @@ class AlreadyFinished(Conflict):
     code, hint = "already_finished", "Nothing is left to do for this task."
 
 
+class TaskFailed(Conflict):
+    """The task failed or was cancelled, so it has no result."""
+
+    code, hint = "task_failed", "Read its attempts with: onyxq task explain ID"
+
+
 class StoreFull(Conflict):
     """The task store has reached its size limit."""
 

@@ -12,19 +12,22 @@ import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import anyio
+import anyio.to_thread
 import trio
 from anyio.abc import ByteStream
 
 from onyxq.client import AsyncClient, Client
+from onyxq.client.blocking import AsyncMethod
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.core.errors import OnyxqError, ProtocolError
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Decoder
 from simulation.world.world import World
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 REQUESTS = frozenset((
@@ -190,6 +193,17 @@ class BlockingClient(Client):
     def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         __tracebackhide__ = True
         found: T = told_here(lambda: self._call(call))
+        return found
+
+    async def awaited(
+        self,
+        method: AsyncMethod[P, T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        call = functools.partial(getattr(self, method.__name__), *args, **kwargs)
+        found: T = await anyio.to_thread.run_sync(call)
         return found
 
 

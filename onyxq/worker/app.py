@@ -17,7 +17,7 @@ import atexit
 import importlib
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, get_args, overload
@@ -32,15 +32,23 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.limits import Missed
 from onyxq.wire.network import Network
 from onyxq.worker.application import AppWorker
-from onyxq.worker.functions import TaskFunction
+from onyxq.worker.functions import (
+    AsyncTaskFunction,
+    BlockingTaskFunction,
+    TaskDecorator,
+    TaskFunction,
+    task_function,
+)
+from onyxq.worker.handles import TaskHandle
 from onyxq.worker.options import DEFAULTS, WORKER_DEFAULTS, FunctionOptions, Options, WorkerOptions
 from onyxq.worker.periodic import Periodic
 from onyxq.worker.resources import Resource, middleware_of
 
-__all__ = ["App", "AppWorker", "TaskFunction", "load_app"]
+__all__ = ["App", "AppWorker", "TaskFunction", "TaskHandle", "load_app"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=TaskFunction[..., Any])
 T = TypeVar("T")
 
 
@@ -69,14 +77,13 @@ class App:
         self._lock = threading.Lock()
 
     @overload
-    def task(self, function: Callable[P, R]) -> TaskFunction[P, R]: ...
+    def task(  # type: ignore[overload-overlap]  # a coroutine is also a value
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTaskFunction[P, R]: ...
     @overload
-    def task(
-        self,
-        *,
-        name: str | None = None,
-        **options: Unpack[FunctionOptions],
-    ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+    def task(self, function: Callable[P, R], /) -> BlockingTaskFunction[P, R]: ...
+    @overload
+    def task(self, *, name: str | None = None, **options: Unpack[FunctionOptions]) -> TaskDecorator: ...
     @takes(FunctionOptions, DEFAULTS)
     def task(self, function: Callable[..., Any] | None = None, *, name: str | None = None, **options: Any) -> Any:
         """Turn a function, async or not, into a task.
@@ -90,7 +97,7 @@ class App:
             known_as = name or function.__qualname__
             if known_as in self.tasks:
                 raise BadRequest(f"there are two tasks named {known_as!r}", field="name")
-            task = self.tasks[known_as] = TaskFunction(self, function, name=known_as, options=made)
+            task = self.tasks[known_as] = task_function(self, function, known_as, made)
             return task
 
         return register if function is None else register(function)
@@ -98,7 +105,7 @@ class App:
     @takes(ScheduleOptions, SCHEDULE)
     def periodic(
         self, schedule: str, *, name: str | None = None, **options: Unpack[ScheduleOptions]
-    ) -> Callable[[TaskFunction[P, R]], TaskFunction[P, R]]:
+    ) -> Callable[[F], F]:
         """Call a task that needs no arguments on a schedule; write it above ``@app.task(...)``.
 
         ``schedule``: five cron fields, or ``"every 90s"``. Workers of the application register the schedule when they
@@ -111,7 +118,7 @@ class App:
         if missed not in get_args(Missed):
             raise BadRequest(f"missed is one of {', '.join(get_args(Missed))}, not {missed!r}", field="missed")
 
-        def register(task: TaskFunction[P, R]) -> TaskFunction[P, R]:
+        def register(task: F) -> F:
             if not isinstance(task, TaskFunction):
                 raise BadRequest("a periodic task is a task: put @app.periodic above @app.task", field="function")
             task.arguments.bind((), {})

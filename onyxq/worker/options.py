@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from attrs import evolve, field, fields_dict, frozen
@@ -16,6 +16,7 @@ from onyxq.worker.resources import used_by
 from onyxq.worker.retries import Backoff, check_backoff
 
 RUNS = ("thread", "process")
+KEYS = ("ordering_key", "unique_key")
 OF_FUNCTION = ("runs", "backoff")
 """Options that workers read from the function, so that a call cannot change them."""
 TIMEOUT_S_MAX = 30 * 86_400.0
@@ -144,11 +145,25 @@ class Options:
         if self.expires_after_ms is not None and self.expires_ms is not None:
             raise BadRequest("expires_ms and expires_after_ms exclude each other", field="expires_after_ms")
         check_backoff(self.backoff)
-        for name in ("ordering_key", "unique_key"):
+        for name in KEYS:
             _check_template(getattr(self, name), name, function)
+
+    @property
+    def needs_now(self) -> bool:
+        """Whether `arguments` needs the cluster's time."""
+        return self.expires_after_ms is not None
 
     def arguments(self, bound: Callable[[], inspect.BoundArguments], now_ms: int | None) -> dict[str, Any]:
         """Return the keyword arguments of ``enqueue``, except the queue, for a call with the arguments ``bound``."""
+        keys = {name: self._key(name, bound) for name in KEYS}
+        return self._shared(now_ms) | {name: key for name, key in keys.items() if key is not None}
+
+    def of_calls(self, bound: Sequence[Callable[[], inspect.BoundArguments]], now_ms: int | None) -> dict[str, Any]:
+        """Return the keyword arguments of ``enqueue_many`` for several calls; see `arguments`."""
+        said = {name: [self._key(name, one) for one in bound] for name in KEYS if getattr(self, name) is not None}
+        return self._shared(now_ms) | said
+
+    def _shared(self, now_ms: int | None) -> dict[str, Any]:
         said: dict[str, Any] = {
             "priority": self.priority,
             "delay_ms": self.delay_ms,
@@ -157,7 +172,6 @@ class Options:
             "backoff_ms": self.backoff_ms,
             "format": "json",
         }
-        said |= {name: key for name in ("ordering_key", "unique_key") if (key := self._key(name, bound)) is not None}
         if self.depends:
             said |= {"depends": self.depends, "on_dependency_failed": self.on_dependency_failed}
         if self.w is not None:

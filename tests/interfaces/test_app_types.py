@@ -40,6 +40,31 @@ send.options(delay_ms="x")  # wrong
 send.s("a", 7)  # wrong
 nightly.enqueue(1)  # wrong
 app.chain(send.s("a", "b"), nightly.s()).enqueue()
+
+
+@app.task
+def thumbnail(path: str) -> bytes:
+    return b""
+
+
+picture: bytes = thumbnail.enqueue("a").result(timeout="5s")
+text: str = thumbnail.enqueue("a").result()  # wrong
+direct: bytes = thumbnail("a")
+number: int = send.enqueue("a", "b").result(timeout=5)
+name: str = send.enqueue("a", "b").result()  # wrong
+send.enqueue("a", "b").result(timeout=[5])  # wrong
+send.enqueue("a", "b").cancel(True)  # wrong
+thumbnail.handle("0" * 40).reslt()  # wrong
+thumbnails: list[bytes] = [one.result() for one in thumbnail.enqueue_many([("a",), {"path": "b"}])]
+thumbnail.enqueue_many(["a", "b"])  # wrong
+
+
+async def later() -> None:
+    number: int = await send.enqueue("a", "b")
+    name: str = await send.enqueue("a", "b")  # wrong
+    picture: bytes = await (await thumbnail.enqueue_async("a"))
+    async for entry in thumbnail.enqueue("a").updates():
+        print(entry.seq + 1, entry.sequence)  # wrong
 """
 
 

@@ -16,11 +16,12 @@ import pytest
 from onyxq import errors
 from onyxq.errors import BadRequest
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
-from onyxq.interfaces.cli.context import milliseconds, moment, task_id
+from onyxq.interfaces.cli.context import moment, task_id
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output, cell
 from onyxq.interfaces.cli.parser import Command, build
 from onyxq.interfaces.cli.tasks import brief
+from onyxq.system.durations import milliseconds
 
 HELP_SECONDS_MAX = 0.2
 HELP_RUNS_MAX = 20

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from onyxq.access.certificates import Certificates
     from onyxq.client import AsyncClient, Client
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
-
 
 @frozen
 class Context:
@@ -117,22 +114,6 @@ def task_id(text: str, *, field: str = "id") -> bytes:
     if not re.fullmatch(r"[0-9a-fA-F]{40}", text):
         raise BadRequest(f"an id is 40 hex digits, not {text!r}", field=field)
     return bytes.fromhex(text)
-
-
-def is_duration(text: str) -> bool:
-    """Return whether `milliseconds` accepts a text."""
-    return _DURATION.fullmatch(text.strip()) is not None
-
-
-def milliseconds(text: str, *, field: str) -> int:
-    """Return the milliseconds of ``500ms``, ``10s``, ``5m``, ``2h``, ``1d`` or a bare number of seconds.
-
-    Raises `BadRequest`.
-    """
-    found = _DURATION.fullmatch(text.strip())
-    if not found:
-        raise BadRequest(f"a duration looks like 10s, 500ms, 5m, 2h or 1d, not {text!r}", field=field)
-    return round(float(found[1]) * _UNITS_MS[found[2] or "s"])
 
 
 def moment(text: str, *, field: str) -> int:

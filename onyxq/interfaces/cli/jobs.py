@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.history.words import moment
-from onyxq.interfaces.cli.context import Context, clock, milliseconds
+from onyxq.interfaces.cli.context import Context, clock
+from onyxq.system.durations import milliseconds
 
 if TYPE_CHECKING:
     from onyxq.client import JobOutcome

@@ -15,11 +15,12 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
-from onyxq.interfaces.cli.context import Context, clock, is_duration, milliseconds, task_id
+from onyxq.interfaces.cli.context import Context, clock, task_id
 from onyxq.interfaces.cli.output import cell
 from onyxq.interfaces.cli.tasks import brief, payload_given
 from onyxq.operations.table.json_form import arguments, from_text, json_text
 from onyxq.operations.table.operation import Operation, Verb, converted, plain
+from onyxq.system.durations import is_duration, milliseconds
 from onyxq.system.settings import did_you_mean
 
 PAGE_ITEMS = 500

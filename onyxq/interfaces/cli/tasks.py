@@ -15,7 +15,8 @@ from onyxq.core.errors import BadRequest, NotFound, OnyxqError, Unknown, from_ma
 from onyxq.core.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.core.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
 from onyxq.core.texts import whole
-from onyxq.interfaces.cli.context import Context, clock, is_duration, milliseconds, moment, task_id
+from onyxq.interfaces.cli.context import Context, clock, moment, task_id
+from onyxq.system.durations import is_duration, milliseconds
 
 if TYPE_CHECKING:
     from onyxq.history.parquet.reader import ArchivedTask

@@ -7,10 +7,11 @@ import uuid
 from typing import Any
 
 from onyxq.core.errors import BadRequest
-from onyxq.interfaces.cli.context import Context, milliseconds
+from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.operations import show
 from onyxq.operations.table.operation import converted
 from onyxq.operations.table.timer import GET_TIMER, TimerView
+from onyxq.system.durations import milliseconds
 
 
 def timer_add(context: Context) -> None:

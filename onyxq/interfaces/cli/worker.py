@@ -10,7 +10,8 @@ from onyxq import __version__
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
 from onyxq.interfaces.cli import logs, reload
-from onyxq.interfaces.cli.context import Context, milliseconds
+from onyxq.interfaces.cli.context import Context
+from onyxq.system.durations import milliseconds
 from onyxq.system.settings import did_you_mean
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.history.words import duration
-from onyxq.interfaces.cli.context import Context, milliseconds
+from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.output import cell
+from onyxq.system.durations import milliseconds
 
 if TYPE_CHECKING:
     from onyxq.spark.analysis.stats import Figures, Times

@@ -8,8 +8,9 @@ from pathlib import Path
 from onyxq.core.errors import BadRequest
 from onyxq.history.archive import Part, parts
 from onyxq.history.parquet.records import Written, write_records
-from onyxq.interfaces.cli.context import Context, milliseconds
+from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.past.sources import end_of, live
+from onyxq.system.durations import milliseconds
 
 PROGRESS_RECORDS = 2_000
 EVERY_MS_MIN = 1_000

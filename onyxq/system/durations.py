@@ -1,0 +1,56 @@
+"""Durations as people write them: numbers, `timedelta`, or text such as ``10s`` (design: interfaces).
+
+The command line and the Python interface read all durations here.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TypeAlias
+
+from onyxq.core.errors import BadRequest
+
+Milliseconds: TypeAlias = int | timedelta | str
+"""A duration: a number of milliseconds, a `timedelta`, or text such as ``"10s"``."""
+Seconds: TypeAlias = float | timedelta | str
+"""A duration: a number of seconds, a `timedelta`, or text such as ``"10s"``."""
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def is_duration(text: str) -> bool:
+    """Return whether `milliseconds` accepts a text."""
+    return _DURATION.fullmatch(text.strip()) is not None
+
+
+def milliseconds(text: str, *, field: str) -> int:
+    """Return the milliseconds of ``500ms``, ``10s``, ``5m``, ``2h``, ``1d`` or a bare number of seconds.
+
+    Raises `BadRequest`.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if not found:
+        raise BadRequest(f"a duration looks like 10s, 500ms, 5m, 2h or 1d, not {text!r}", field=field)
+    return round(float(found[1]) * _UNITS_MS[found[2] or "s"])
+
+
+def as_milliseconds(value: Milliseconds, field: str) -> int:
+    """Return a duration in milliseconds; numbers stay as they are. Raises `BadRequest` naming the field.
+
+    In a program the unit of a bare number depends on the field, so text needs a unit.
+    """
+    if isinstance(value, str):
+        if value.strip()[-1:].isdigit():
+            raise BadRequest(f"{field} needs a unit: {value.strip()}s or {value.strip()}ms", field=field)
+        return milliseconds(value, field=field)
+    return round(value / _MILLISECOND) if isinstance(value, timedelta) else value
+
+
+def as_seconds(value: Seconds, field: str) -> float:
+    """Return a duration in seconds; numbers stay as they are. Raises `BadRequest` naming the field."""
+    if isinstance(value, (str, timedelta)):
+        return as_milliseconds(value, field) / 1000
+    return value

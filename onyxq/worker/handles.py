@@ -1,0 +1,193 @@
+"""Handles: a task that was enqueued, for the code that enqueued it (design: interfaces).
+
+task = resize.enqueue("cat.jpg")
+print(task.id)
+width = task.result(timeout="10s")    # in async code: await task
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+
+import anyio.to_thread
+from attrs import frozen
+
+from onyxq.client import AsyncClient, Client, Task
+from onyxq.client.blocking import AsyncMethod
+from onyxq.client.values import TaskUpdate, as_id
+from onyxq.core.errors import TaskFailed
+from onyxq.system.durations import Seconds, as_seconds
+from onyxq.worker.arguments import Arguments
+from onyxq.worker.attempts import LogEntry, Progress, current_client, latest_progress, unpack
+from onyxq.worker.contexts import current_bridge
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Application(Protocol):
+    """The part of an application that its functions need."""
+
+    address: str | Sequence[str]
+    token: str | None
+
+    @property
+    def client(self) -> Client:
+        """A client for this process."""
+
+    @property
+    def opened(self) -> Client | None:
+        """The client of this process if it is open; None otherwise."""
+
+
+class Reach:
+    """Calls of a client from application code: inside of a task of the worker's client, elsewhere of the App's."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    def call(self, method: AsyncMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of `AsyncClient` and wait for the answer."""
+        worker = current_client.get(None)
+        if worker is None or self._app.opened is not None:
+            return cast(T, getattr(self._app.client, method.__name__)(*args, **kwargs))
+        return cast(T, current_bridge.get()(functools.partial(self._of(worker, method), *args, **kwargs)))
+
+    async def call_async(self, method: AsyncMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of `AsyncClient` from async code."""
+        worker = current_client.get(None)
+        if worker is not None:
+            return cast(T, await self._of(worker, method)(*args, **kwargs))
+        # Opening starts a thread and may start a cluster.
+        client = self._app.opened
+        if client is None:
+            client = await anyio.to_thread.run_sync(_client_of, self._app)
+        return await client.awaited(method, *args, **kwargs)
+
+    @staticmethod
+    def _of(client: AsyncClient, method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        # By name, because the client may be of another class, as in `onyxq.testing`.
+        return cast(Callable[..., Awaitable[Any]], getattr(client, method.__name__))
+
+
+def _client_of(app: Application) -> Client:
+    return app.client
+
+
+@frozen
+class Called(Generic[R]):
+    """The function that a task calls: its name, how it returns results, and how to reach the cluster."""
+
+    name: str
+    arguments: Arguments
+    reach: Reach
+
+    def returned(self, task: Task) -> R:
+        """Return the result of a finished task; raise `TaskFailed` if it has none."""
+        if task.state != "completed":
+            raise TaskFailed(f"{self.name} {task.id.hex()} {task.state}: {task.error}")
+        return cast(R, self.arguments.returned(task.result))
+
+
+class TaskHandle(bytes, Generic[R]):
+    """A task that was enqueued: its result, its progress, and its cancellation.
+
+    It is the task's id and can be used wherever an id is asked for. ``id``, and ``str()`` of it, are the 40 hex digits.
+    A pickled or copied handle becomes the plain id. ``function.handle(id)`` makes a handle of an id.
+    """
+
+    _called: Called[R]
+
+    def __new__(cls, id: bytes | str, called: Called[R]) -> TaskHandle[R]:
+        made = super().__new__(cls, as_id(id))
+        made._called = called
+        return made
+
+    @property
+    def id(self) -> str:
+        """The task's id: 40 hex digits, as the command line and the dashboard show it."""
+        return self.hex()
+
+    def result(self, timeout: Seconds | None = None) -> R:
+        """Wait for the task to finish and return the function's result.
+
+        ``timeout``: the longest wait, in seconds, as a `timedelta` or as text such as ``"10s"``; None for no limit.
+        Raises `TimedOut` after it, `TaskFailed` if the task failed or was cancelled, `NotFound` if it does not exist.
+        """
+        return self._called.returned(self._called.reach.call(AsyncClient.wait, self, _wait_ms(timeout)))
+
+    async def result_async(self, timeout: Seconds | None = None) -> R:
+        """Wait for the task from async code; ``await task`` is the same without a timeout. See `result`."""
+        return self._called.returned(await self._called.reach.call_async(AsyncClient.wait, self, _wait_ms(timeout)))
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.result_async().__await__()
+
+    def progress(self) -> Progress | None:
+        """Return the latest progress that the function reported; None if it reported none."""
+        return _progress(self._called.reach.call(AsyncClient.task_log, self))
+
+    async def progress_async(self) -> Progress | None:
+        """Return the latest progress from async code; see `progress`."""
+        return _progress(await self._called.reach.call_async(AsyncClient.task_log, self))
+
+    def updates(self) -> Updates:
+        """Return the task's updates, past and future, until it is finished: ``for update in task.updates()``.
+
+        In async code use ``async for``. Each is a `LogEntry`; progress has the value ``{"progress": {...}}``.
+        """
+        return Updates(self, self._called.reach)
+
+    def cancel(self, *, claimed: bool = False) -> None:
+        """Cancel the task; raise `Conflict` if it is claimed, completed or failed.
+
+        ``claimed``: cancel it even if it is claimed. Its function then learns that it must end.
+        """
+        self._called.reach.call(AsyncClient.cancel, self, claimed=claimed)
+
+    async def cancel_async(self, *, claimed: bool = False) -> None:
+        """Cancel the task from async code; see `cancel`."""
+        await self._called.reach.call_async(AsyncClient.cancel, self, claimed=claimed)
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"<task {self.id} of {self._called.name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (bytes(self),)
+
+
+class Updates:
+    """The updates of one task until it is finished, for ``for`` and ``async for``."""
+
+    def __init__(self, task: bytes, reach: Reach) -> None:
+        self._task = task
+        self._reach = reach
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        found: list[TaskUpdate] = []
+        while found := self._reach.call(AsyncClient.next_updates, self._task, *found[-1:], wait_ms=None):
+            yield from map(_entry, found)
+
+    async def __aiter__(self) -> AsyncIterator[LogEntry]:
+        found: list[TaskUpdate] = []
+        while found := await self._reach.call_async(AsyncClient.next_updates, self._task, *found[-1:], wait_ms=None):
+            for one in found:
+                yield _entry(one)
+
+
+def _entry(update: TaskUpdate) -> LogEntry:
+    return LogEntry(update.token, update.seq, unpack(update.data), update.at_ms)
+
+
+def _progress(updates: Sequence[TaskUpdate]) -> Progress | None:
+    return latest_progress((one.data, one.at_ms) for one in updates)
+
+
+def _wait_ms(timeout: Seconds | None) -> int | None:
+    return None if timeout is None else round(as_seconds(timeout, "timeout") * 1000)
