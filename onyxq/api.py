@@ -24,6 +24,7 @@ from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.history import following
 from onyxq.history.following import Event, LogEntry
 from onyxq.jobs.model import Job
+from onyxq.system.durations import Milliseconds, Seconds, as_seconds
 
 GC_TIMEOUT_MS = 600_000
 ASK_TIMEOUT_MS = 20_000
@@ -86,7 +87,7 @@ def submit(
     job: Job,
     connect: str | None = None,
     *,
-    keep_ms: int | None = None,
+    keep_ms: Milliseconds | None = None,
     importable: bool = True,
     zookeeper: str | None = None,
     cluster: str = "main",
@@ -147,16 +148,16 @@ def wait(
     job_id: str,
     connect: str | None = None,
     *,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
     zookeeper: str | None = None,
     cluster: str = "main",
     token: str | None = None,
 ) -> JobOutcome:
     """Wait for a job to end and return how it ended; return at once if it has ended already.
 
-    ``timeout``: longest wait in seconds; default: a day. Raises `TimedOut` or `NotFound`.
+    ``timeout``: longest wait, in seconds or as text such as ``"10m"``; default: a day. Raises `TimedOut` or `NotFound`.
     """
-    wait_ms = WAIT_MS if timeout is None else round(timeout * 1000)
+    wait_ms = WAIT_MS if timeout is None else round(as_seconds(timeout, "timeout") * 1000)
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
         return client.wait_job(job_id, wait_ms)
 

@@ -1,7 +1,8 @@
 """The client for trio and asyncio (design: one picture, interfaces).
 
-Durations are in milliseconds. Every call raises an `onyxq.core.errors.OnyxqError`. A call that is safe to
-repeat is retried at one peer after the other until ``timeout_ms``.
+A duration is a number of milliseconds, a `timedelta`, or text such as ``"10s"``. Every call raises an
+`onyxq.core.errors.OnyxqError`. A call that is safe to repeat is retried at one peer after the other until
+``timeout_ms``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, Tim
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import AHEAD_MS_MAX
 from onyxq.operations.table.claim import CLAIM_TASKS_MAX
-from onyxq.system.durations import Milliseconds, as_milliseconds
+from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
@@ -70,7 +71,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         *,
         token: str | None = None,
         tls: Certificates | None = None,
-        timeout_ms: int = TIMEOUT_MS,
+        timeout_ms: Milliseconds = TIMEOUT_MS,
         network: Network | None = None,
         now_ms: Callable[[], int] | None = None,
         random_64: Callable[[], int] | None = None,
@@ -79,7 +80,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         for each in self._addresses:
             split_address(each)
         self._hello = Hello(credential=token)
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = as_milliseconds(timeout_ms, "timeout_ms")
         self._network = network or (Certificates.from_environment() if tls is None else tls).network()
         self._now_ms = now_ms or _wall_ms
         self._random_64 = random_64 or _random_64
@@ -184,12 +185,12 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         self,
         queues: str | Sequence[str],
         max: int = 1,
-        lease_ms: int | None = None,
-        wait_ms: int = 0,
+        lease_ms: Milliseconds | None = None,
+        wait_ms: Milliseconds = 0,
         worker: str | None = None,
         *,
-        ahead_ms: int = 0,
-        timeout_ms: int | None = None,
+        ahead_ms: Milliseconds = 0,
+        timeout_ms: Timeout = None,
     ) -> ClaimBatch:
         """Claim up to ``max`` tasks (at most 1,000); wait up to ``wait_ms`` for the first.
 
@@ -201,6 +202,9 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         Returns an empty batch if there was no task in time. Raises `Unavailable` if claims could not be granted when
         the wait ended.
         """
+        ahead_ms, wait_ms = as_milliseconds(ahead_ms, "ahead_ms"), as_milliseconds(wait_ms, "wait_ms")
+        if lease_ms is not None:
+            lease_ms = as_milliseconds(lease_ms, "lease_ms")
         if type(ahead_ms) is not int or not 0 <= ahead_ms <= AHEAD_MS_MAX:
             raise BadRequest(f"ahead_ms must be from 0 to {AHEAD_MS_MAX}, not {ahead_ms!r}", field="ahead_ms")
         if not isinstance(max, int) or not 1 <= max <= CLAIM_TASKS_MAX:
@@ -209,7 +213,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         options = Options(names, lease_ms, wait_ms, worker or self._worker, ahead_ms, self._seconds(timeout_ms))
         return await self._claims.claim(options, max, shares=worker is None)
 
-    async def update(self, claim: Claim, data: bytes, *, w: int | None = None, timeout_ms: int | None = None) -> int:
+    async def update(self, claim: Claim, data: bytes, *, w: int | None = None, timeout_ms: Timeout = None) -> int:
         """Append an update to a claimed task; return its number, counted from 0 per claim.
 
         ``w``: number of nodes that must store it before this returns; None for a majority. With fewer than a majority
@@ -217,9 +221,11 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         """
         return await self._holder.update(claim, data, w=w, until=self._until(timeout_ms))
 
-    async def renew(self, claims: Claims, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
+    async def renew(self, claims: Claims, lease_ms: Milliseconds | None = None, *, timeout_ms: Timeout = None) -> None:
         """Renew leases for ``lease_ms`` from now (default: as granted); raise as `complete` does."""
         claims = kept_claims(claims)
+        if lease_ms is not None:
+            lease_ms = as_milliseconds(lease_ms, "lease_ms")
         sent_at = anyio.current_time()
         refused: list[Refused] = []
         items = renewal_items(claims, lease_ms)
@@ -239,7 +245,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         result: bytes | None = None,
         *,
         results: Sequence[bytes | None] | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: Timeout = None,
     ) -> None:
         """Complete tasks, with one result for all of them or one each.
 
@@ -251,17 +257,24 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         await self._holder.act("complete", claims, items, until=self._until(timeout_ms))
 
     async def fail(
-        self, claims: Claims, error: str, retry_in_ms: int | None = None, *, timeout_ms: int | None = None
+        self,
+        claims: Claims,
+        error: str,
+        retry_in_ms: Milliseconds | None = None,
+        *,
+        timeout_ms: Timeout = None,
     ) -> None:
         """Report failed attempts: the tasks are due again later, or fail for good; raise as `complete` does.
 
         ``retry_in_ms``: pause before the next attempt; default: as the task or its queue sets it.
         """
         claims = kept_claims(claims)
+        if retry_in_ms is not None:
+            retry_in_ms = as_milliseconds(retry_in_ms, "retry_in_ms")
         items = items_of(claims, error, retry_in_ms)
         await self._holder.act("fail", claims, items, until=self._until(timeout_ms))
 
-    async def release(self, claims: Claims, *, timeout_ms: int | None = None) -> None:
+    async def release(self, claims: Claims, *, timeout_ms: Timeout = None) -> None:
         """Give tasks back without counting an attempt; raise as `complete` does."""
         claims = kept_claims(claims)
         await self._holder.act("release", claims, items_of(claims), until=self._until(timeout_ms))
@@ -278,7 +291,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         await self._holder.act("postpone", claims, items, until=self._until(timeout_ms))
 
     # transactions
-    def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> AsyncTransaction:
+    def transaction(self, name: str | None = None, *, timeout_ms: Timeout = None) -> AsyncTransaction:
         """Start a transaction: ``async with client.transaction() as tx``.
 
         It is committed at the end of the block, or dropped if the block raises. ``name``: a repeated commit under the
@@ -290,7 +303,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
 
         return AsyncTransaction(commit, name=name, random_name=self.random_name)
 
-    async def commit(self, gathered: Gathered, timeout_ms: int | None = None) -> Committed:
+    async def commit(self, gathered: Gathered, timeout_ms: Timeout = None) -> Committed:
         """Commit a transaction; prefer `AsyncTransaction.commit`."""
         return await self._committer.commit(gathered, self._until(timeout_ms))
 
@@ -306,7 +319,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         enqueue: Iterable[Mapping[str, Any]] = (),
         require: Claims = (),
         name: str | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: Timeout = None,
     ) -> Committed:
         """Commit a transaction in one call: all of it takes effect, or nothing.
 
@@ -318,7 +331,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         gather(transaction, complete=complete, update=update, enqueue=enqueue, require=require)
         return await transaction.commit()
 
-    async def call(self, method: str, args: dict[str, Any], *, timeout_ms: int | None = None) -> Any:
+    async def call(self, method: str, args: dict[str, Any], *, timeout_ms: Timeout = None) -> Any:
         """Call a method of the API by name and return its answer; a peer's error is final.
 
         The call moves on to the next peer only if a peer cannot be reached.
@@ -335,16 +348,16 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         """
         return AsyncTaskStore(self._ask, self._random_64() >> 33 if client_id is None else client_id)
 
-    async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
+    async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: Timeout = None) -> Any:
         args = args or {}
         wait_ms = int(self._seconds(timeout_ms) * 1000) if method in SLOW else int(args.get("wait_ms") or 0)
         return await self._pool.call(method, args, until=self._until(timeout_ms) + wait_ms / 1000, wait_ms=wait_ms)
 
-    def _until(self, timeout_ms: int | None) -> float:
+    def _until(self, timeout_ms: Timeout) -> float:
         return anyio.current_time() + self._seconds(timeout_ms)
 
-    def _seconds(self, timeout_ms: int | None) -> float:
-        return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+    def _seconds(self, timeout_ms: Timeout) -> float:
+        return (self._timeout_ms if timeout_ms is None else as_milliseconds(timeout_ms, "timeout_ms")) / 1000
 
 
 class _Looks:

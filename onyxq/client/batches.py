@@ -15,6 +15,7 @@ from onyxq.core.limits import NAME_KEEP_MS
 from onyxq.operations.table.operation import plain
 from onyxq.operations.table.task import READ_BODIES
 from onyxq.operations.table.transaction import AHEAD_MS_MAX, COMMIT_BATCH, PREPARE_BATCH
+from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
 
 COMMIT_WAIT_MS = 20_000
 """Time that a peer may take to answer, beyond that of an ordinary request, in milliseconds."""
@@ -59,14 +60,14 @@ class Batching:
 
     _pool: Pool
 
-    def _until(self, timeout_ms: int | None) -> float:
+    def _until(self, timeout_ms: Timeout) -> float:
         raise NotImplementedError
 
-    async def partition_count(self, *, timeout_ms: int | None = None) -> int:
+    async def partition_count(self, *, timeout_ms: Timeout = None) -> int:
         """Return the number of partitions of the cluster."""
         return (await self._pool.loaded_routes(self._until(timeout_ms))).partitions
 
-    async def read_bodies(self, runs: Runs, *, timeout_ms: int | None = None) -> Bodies:
+    async def read_bodies(self, runs: Runs, *, timeout_ms: Timeout = None) -> Bodies:
         """Read tasks in any state from the leaders of their partitions; each run lies within one stretch."""
         until = self._until(timeout_ms)
         await self._pool.loaded_routes(until)
@@ -100,8 +101,8 @@ class Batching:
         name: str,
         enqueue: Iterable[Sequence[Any]] = (),
         complete: Iterable[Sequence[Any]] = (),
-        deadline_ms: int = AHEAD_MS_MAX,
-        timeout_ms: int | None = None,
+        deadline_ms: Milliseconds = AHEAD_MS_MAX,
+        timeout_ms: Timeout = None,
         **job: Unpack[JobOptions],
     ) -> bytes:
         """Store a share of a batch until its commit or deadline; return the value that `commit_batch` takes.
@@ -115,7 +116,7 @@ class Batching:
             "name": name,
             "enqueue": [list(run) for run in enqueue],
             "complete": [list(item) for item in complete],
-            "deadline_ms": deadline_ms,
+            "deadline_ms": as_milliseconds(deadline_ms, "deadline_ms"),
         }
         asked = PREPARE_BATCH.decode(args)
         first = next((part[0].id for part in (asked.enqueue, asked.complete) if part), None)
@@ -136,8 +137,8 @@ class Batching:
         complete: Iterable[Sequence[Any]] = (),
         batch: int = 0,
         offsets: bytes = b"",
-        keep_ms: int = NAME_KEEP_MS,
-        timeout_ms: int | None = None,
+        keep_ms: Milliseconds = NAME_KEEP_MS,
+        timeout_ms: Timeout = None,
         **job: Unpack[JobOptions],
     ) -> BatchCommitted:
         """Commit all of a batch or nothing; repeat the request until it is decided.
@@ -153,7 +154,7 @@ class Batching:
                 "prepared": list(prepared),
                 "name": name,
                 "complete": [list(item) for item in complete],
-                "keep_ms": keep_ms,
+                "keep_ms": as_milliseconds(keep_ms, "keep_ms"),
             }
         )
         until = self._until(timeout_ms)

@@ -25,6 +25,7 @@ from onyxq.client.transactions import BlockingTransaction, Committed, Gathered
 from onyxq.client.values import Task
 from onyxq.core.errors import Unavailable
 from onyxq.core.ids import TaskId
+from onyxq.system.durations import Milliseconds, Timeout
 from onyxq.wire.network import Network
 
 P = ParamSpec("P")
@@ -55,7 +56,7 @@ class Client:
         *,
         token: str | None = None,
         tls: Certificates | None = None,
-        timeout_ms: int = TIMEOUT_MS,
+        timeout_ms: Milliseconds = TIMEOUT_MS,
         network: Network | None = None,
         backend: str = "asyncio",
     ) -> None:
@@ -202,7 +203,7 @@ class Client:
     postpone = _blocking(AsyncClient.postpone)
     transact = _blocking(AsyncClient.transact)
 
-    def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> BlockingTransaction:
+    def transaction(self, name: str | None = None, *, timeout_ms: Timeout = None) -> BlockingTransaction:
         """Start a transaction: ``with client.transaction() as tx``; see `AsyncClient.transaction`."""
         client = self._opened()
 

@@ -36,6 +36,7 @@ from onyxq.core.ids import (
     with_counter,
 )
 from onyxq.core.limits import RUN_BYTES_MAX
+from onyxq.system.durations import Milliseconds, Timeout
 from onyxq.system.tracing import enqueuing
 
 SHIPMENT_BYTES = 1024 * 1024
@@ -291,7 +292,7 @@ class Enqueuing:
     _pool: Pool
     _enqueuer: Enqueuer
 
-    def _until(self, timeout_ms: int | None) -> float:
+    def _until(self, timeout_ms: Timeout) -> float:
         raise NotImplementedError
 
     @takes(EnqueueOptions, ENQUEUE_DEFAULTS)
@@ -304,7 +305,7 @@ class Enqueuing:
         unique_key: str | None = None,
         id: bytes | str | None = None,
         w: int | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: Timeout = None,
         **options: Unpack[EnqueueOptions],
     ) -> TaskId:
         """Store one task and return its id. Concurrent calls share requests.
@@ -328,7 +329,7 @@ class Enqueuing:
         unique_key: str | Sequence[str] | None = None,
         ids: Sequence[bytes | str] | None = None,
         w: int | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: Timeout = None,
         **options: Unpack[EnqueueOptions],
     ) -> list[TaskId]:
         """Store tasks that differ only in payload and keys; return their ids in the same order.
@@ -366,12 +367,12 @@ class Enqueuing:
         """Return a flow of steps that run side by side; ``.then(...)`` adds parts that start once all are done."""
         return group(self.enqueue_flow, parts)
 
-    async def enqueue_flow(self, flow: Flow[Any], *, timeout_ms: int | None = None) -> Enqueued:
+    async def enqueue_flow(self, flow: Flow[Any], *, timeout_ms: Timeout = None) -> Enqueued:
         """Store the tasks of a flow, each after the tasks that it depends on."""
         await self._enqueuer.flow(flow, until=self._until(timeout_ms))
         return flow.enqueued()
 
-    async def make_ids(self, count: int, *, delay_ms: int = 0, at_ms: int | None = None) -> list[TaskId]:
+    async def make_ids(self, count: int, *, delay_ms: Milliseconds = 0, at_ms: int | None = None) -> list[TaskId]:
         """Return fresh ids to enqueue under; tasks with these ids are due at the time given here."""
         await self._pool.loaded_routes(self._until(None))
         await anyio.lowlevel.checkpoint()  # a loop around this call must let other tasks run

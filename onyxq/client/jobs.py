@@ -27,6 +27,7 @@ from onyxq.operations.table.job import (
     WaitJob,
 )
 from onyxq.operations.table.operation import A, Operation, R
+from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
 
 WAIT_MS = 86_400_000
 ONE_WAIT_MS = 20_000
@@ -61,11 +62,16 @@ class JobOutcome:
 class Jobs:
     """The part of `AsyncClient` that is about jobs."""
 
-    async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: int | None = None) -> dict[str, Any]:
+    async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
         raise NotImplementedError
 
     async def submit_job(
-        self, job: Job, *, keep_ms: int | None = None, importable: bool = True, timeout_ms: int | None = None
+        self,
+        job: Job,
+        *,
+        keep_ms: Milliseconds | None = None,
+        importable: bool = True,
+        timeout_ms: Timeout = None,
     ) -> str:
         """Submit a job and return its id. To submit the same job again under its id changes nothing.
 
@@ -75,7 +81,7 @@ class Jobs:
         submitted under the id.
         """
         check(job, importable=importable)
-        asked = SubmitJob(body=encode(job), keep_ms=KEEP_MS if keep_ms is None else keep_ms)
+        asked = SubmitJob(body=encode(job), keep_ms=KEEP_MS if keep_ms is None else as_milliseconds(keep_ms, "keep_ms"))
         answer = await self._do(SUBMIT_JOB, asked, timeout_ms=timeout_ms)
         return str(answer["id"])
 
@@ -88,12 +94,13 @@ class Jobs:
         """Return one job: its state, its definition, and the ``progress`` its driver reports. Raises `NotFound`."""
         return await self._do(GET_JOB, GetJob(id=id))
 
-    async def wait_job(self, id: str, wait_ms: int = WAIT_MS) -> JobOutcome:
+    async def wait_job(self, id: str, wait_ms: Milliseconds = WAIT_MS) -> JobOutcome:
         """Wait for a job to end and return how it ended.
 
         Returns at once if it has ended already. Raises `NotFound`, or `TimedOut` if it has not ended within
         ``wait_ms``.
         """
+        wait_ms = as_milliseconds(wait_ms, "wait_ms")
         until, found = anyio.current_time() + wait_ms / 1000, None
         while True:
             left_ms = max(0, int((until - anyio.current_time()) * 1000))

@@ -39,6 +39,7 @@ from onyxq.operations.table.periodic import (
 from onyxq.operations.table.queue import GET_QUEUE, LIST_QUEUES, SET_QUEUE, GetQueue, ListQueues
 from onyxq.operations.table.task import COUNT_TASKS, DISCARD_DEAD, LIST_DEAD, REQUEUE_DEAD, CountTasks, DeadResults
 from onyxq.operations.table.timer import CANCEL_TIMER, GET_TIMER, LIST_TIMERS, SET_TIMER, CancelTimer, GetTimer
+from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
 
 PAGE_TASKS = 500
 Tasks = AsyncIterator[Task]
@@ -61,16 +62,16 @@ SCHEDULE: ScheduleOptions = {"zone": "UTC", "missed": "once"}
 class Managing:
     """The calls of `AsyncClient` that are one request and one answer."""
 
-    async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
+    async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: Timeout = None) -> Any:
         raise NotImplementedError
 
     async def _map(
-        self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None
+        self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: Timeout = None
     ) -> dict[str, Any]:
         found: dict[str, Any] = await self._ask(method, args, timeout_ms=timeout_ms)
         return found
 
-    async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: int | None = None) -> dict[str, Any]:
+    async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
         """Return the result of an operation of the table, as plain values."""
         found: dict[str, Any] = await self._ask(operation.name, plain(args), timeout_ms=timeout_ms)
         return found
@@ -122,7 +123,8 @@ class Managing:
         ``settings``: those of `onyxq.core.queue_settings.Queue`, with rates in tasks per second. None resets a setting
         to its default, except ``retries``, where it means no limit. ``by`` and ``why`` are shown with a pause.
         """
-        await self._do(SET_QUEUE, SET_QUEUE.decode({"queue": queue, "by": by, "why": why, **settings}))
+        said = {name: as_milliseconds(one, name) if name.endswith("_ms") else one for name, one in settings.items()}
+        await self._do(SET_QUEUE, SET_QUEUE.decode({"queue": queue, "by": by, "why": why, **said}))
 
     async def pause(self, queue: str, *, by: str = "", why: str = "") -> None:
         """Stop claims from a queue; existing claims continue. ``by`` and ``why`` are shown with the queue."""
@@ -226,7 +228,7 @@ class Managing:
     async def set_timer(
         self,
         timer: str,
-        timeout_ms: int,
+        timeout_ms: Milliseconds,
         uri: str,
         data: str | Mapping[str, Any] | None = None,
         *,
@@ -240,7 +242,8 @@ class Managing:
         `NotFound` if it does not exist; `BadRequest` naming the field.
         """
         callback = {"transport": transport, "uri": uri, "method": method}
-        said = {"timeout": timeout_ms, "data": dict(data) if isinstance(data, Mapping) else data, "callback": callback}
+        due_ms = as_milliseconds(timeout_ms, "timeout_ms")
+        said = {"timeout": due_ms, "data": dict(data) if isinstance(data, Mapping) else data, "callback": callback}
         named = {"id": timer, "replace": replace, "request": self.random_name()}
         await self._do(SET_TIMER, SET_TIMER.decode({**named, **said}))
 
@@ -285,7 +288,11 @@ class Managing:
         return await self._do(GET_LOG, GetLog(from_=from_, limit=limit))
 
     async def submit_entry(
-        self, entry: str, args: Mapping[str, Any] | Sequence[Any] | None = None, *, timeout_ms: int | None = None
+        self,
+        entry: str,
+        args: Mapping[str, Any] | Sequence[Any] | None = None,
+        *,
+        timeout_ms: Timeout = None,
     ) -> Submitted:
         """Append an entry of an extension to the log; return its position and verdict.
 
@@ -301,11 +308,11 @@ class Managing:
         """Return the state of an extension, not older than the position ``seen``; raise `NotFound`."""
         return (await self._do(GET_EXTENSION, GetExtension(name=name, seen=seen)))["state"]
 
-    async def gc(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
+    async def gc(self, *, timeout_ms: Timeout = None) -> dict[str, Any]:
         """Take a snapshot and trim the log before it; return once it is trimmed."""
         return await self._do(GC, Gc(), timeout_ms=timeout_ms)
 
-    async def leave(self, peer: str, *, permanent: bool = False, timeout_ms: int | None = None) -> dict[str, Any]:
+    async def leave(self, peer: str, *, permanent: bool = False, timeout_ms: Timeout = None) -> dict[str, Any]:
         """Drain a peer; ``permanent``: its copies move away first, and the answer holds their number."""
         return await self._do(LEAVE, Leave(peer=peer, permanent=permanent), timeout_ms=timeout_ms)
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypedDict, cast, get_args
 from onyxq.client.values import as_id
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import DEPENDS_MAX, NAME_CHARACTERS_MAX, PRIORITY_MAX, PRIORITY_MIN, TIME_MS_MAX, Fate
+from onyxq.system.durations import Milliseconds, as_milliseconds
 from onyxq.system.tracing import check_traceparent
 
 FATES = get_args(Fate)
@@ -34,11 +35,11 @@ class TaskOptions(TypedDict, total=False):
     """Options of every call that makes tasks; `EnqueueOptions` explains them."""
 
     priority: int
-    delay_ms: int
+    delay_ms: Milliseconds
     at_ms: int | None
     expires_ms: int | None
     retries: Retries
-    backoff_ms: int | None
+    backoff_ms: Milliseconds | None
     depends: Iterable[bytes | str]
     on_dependency_failed: str
 
@@ -108,6 +109,8 @@ class Policy(NamedTuple):
         said = dict(options)
         if "depends" in said:
             said["depends"] = tuple_of(said["depends"])
+        if "backoff_ms" in said:
+            said["backoff_ms"] = as_milliseconds(said["backoff_ms"], "backoff_ms")
         when = When.of(said.pop("delay_ms", 0), said.pop("at_ms", None))
         return Policy(queue, **said), when
 
@@ -205,8 +208,9 @@ class When(NamedTuple):
     at_ms: int | None = None
 
     @staticmethod
-    def of(delay_ms: int, at_ms: int | None) -> When:
+    def of(delay_ms: Milliseconds, at_ms: int | None) -> When:
         """Return the due time; raise `BadRequest` for a bad or negative value, or if both are given."""
+        delay_ms = as_milliseconds(delay_ms, "delay_ms")
         if type(delay_ms) is not int or delay_ms < 0:
             raise BadRequest("delay_ms is a whole number from 0 on", field="delay_ms")
         if at_ms is None:

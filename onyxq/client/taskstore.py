@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from onyxq.core.errors import StoreRefused
+from onyxq.system.durations import Milliseconds, as_milliseconds
 
 T = TypeVar("T")
 
@@ -64,12 +65,13 @@ class AsyncTaskStore:
         }
         return _tasks(await self._ask("taskstore.update", args))
 
-    async def claim(self, group: str, duration_ms: int, *, depends: Iterable[int] = ()) -> StoredTask | None:
+    async def claim(self, group: str, duration_ms: Milliseconds, *, depends: Iterable[int] = ()) -> StoredTask | None:
         """Claim a random available task of the group for ``duration_ms``; return None if there is none.
 
         Raises `StoreRefused` if an id of ``depends`` does not exist.
         """
-        args = {"client": self.client_id, "group": group, "duration_ms": duration_ms, "depends": list(depends)}
+        lasts_ms = as_milliseconds(duration_ms, "duration_ms")
+        args = {"client": self.client_id, "group": group, "duration_ms": lasts_ms, "depends": list(depends)}
         found = _tasks(await self._ask("taskstore.claim", args))
         return found[0] if found else None
 
@@ -123,7 +125,7 @@ class TaskStore:
         given = {"adds": adds, "changes": changes, "deletes": deletes, "depends": depends}
         return self._run(lambda: self._store.update(**given))  # type: ignore[arg-type]
 
-    def claim(self, group: str, duration_ms: int, *, depends: Iterable[int] = ()) -> StoredTask | None:
+    def claim(self, group: str, duration_ms: Milliseconds, *, depends: Iterable[int] = ()) -> StoredTask | None:
         """Claim a random available task of the group; see `AsyncTaskStore.claim`."""
         return self._run(lambda: self._store.claim(group, duration_ms, depends=depends))
 

@@ -18,13 +18,14 @@ from onyxq.client.blocking import Client
 from onyxq.core.errors import first_cause
 from onyxq.interfaces.daemon import Platform
 from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
+from onyxq.system.durations import Milliseconds
 from onyxq.wire.memory import HOST, MemoryNetwork
 
 
 class Embedded(Client):
     """A `Client` of a cluster in a directory. Only one process at a time can open it."""
 
-    def __init__(self, path: str | PathLike[str], *, timeout_ms: int = TIMEOUT_MS) -> None:
+    def __init__(self, path: str | PathLike[str], *, timeout_ms: Milliseconds = TIMEOUT_MS) -> None:
         self._path = fspath(path)
         self._network = MemoryNetwork()
         super().__init__(f"{HOST}:1", timeout_ms=timeout_ms, network=self._network, backend="trio")
@@ -55,7 +56,7 @@ class Embedded(Client):
             yield client
 
 
-def open(path: str | PathLike[str], *, timeout_ms: int = TIMEOUT_MS) -> Embedded:
+def open(path: str | PathLike[str], *, timeout_ms: Milliseconds = TIMEOUT_MS) -> Embedded:
     """Open the cluster in a directory, or create it; close it, or use it with ``with``.
 
     Raises `OnyxqError` if another process has it open.

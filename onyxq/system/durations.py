@@ -13,6 +13,8 @@ from onyxq.core.errors import BadRequest
 
 Milliseconds: TypeAlias = int | timedelta | str
 """A duration: a number of milliseconds, a `timedelta`, or text such as ``"10s"``."""
+Timeout: TypeAlias = Milliseconds | None
+"""The limit of one call, as `Milliseconds`; None for the limit of the client."""
 Seconds: TypeAlias = float | timedelta | str
 """A duration: a number of seconds, a `timedelta`, or text such as ``"10s"``."""
 

@@ -13,6 +13,7 @@ import trio
 from onyxq.core.cron import NEVER_MS
 from onyxq.core.duties import Extended, duties
 from onyxq.core.errors import BadRequest
+from onyxq.system.durations import Seconds, as_seconds
 from onyxq.system.extensions import installed
 from onyxq.testing.asyncio_host import AsyncioHost
 from onyxq.testing.clients import AwaitedClient, BlockingClient, Losses, Machine
@@ -203,9 +204,9 @@ class Base:
 
     # --- time
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: Seconds) -> None:
         """Let this many simulated seconds pass."""
-        await trio.sleep(seconds)
+        await trio.sleep(as_seconds(seconds, "seconds"))
 
     def quiet(self) -> bool:
         """Return whether the cluster only waits: no claim, no fault, every partition is served."""
@@ -232,8 +233,9 @@ class Base:
         found = (duty for peer in replica.ring.members for duty in duties(replica, peer, entries))
         return bool(entries.doing) and any(isinstance(duty, Extended) for duty in found)
 
-    async def advance(self, seconds: float) -> None:
+    async def advance(self, seconds: Seconds) -> None:
         """Let this many simulated seconds pass: leases expire, delayed tasks become due."""
+        seconds = as_seconds(seconds, "seconds")
         if seconds < 0:
             raise BadRequest("time does not go backwards", field="seconds")
         end_s = trio.current_time() + seconds

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
+from onyxq.system.durations import Seconds, as_seconds
 from onyxq.testing.clients import AwaitedClient, BlockingClient, told_here, told_there
 from onyxq.testing.core import Core
 from onyxq.testing.loop import Loop
@@ -104,13 +105,13 @@ class Cluster(_Handle):
         """Start a worker of an application (default: the one in use), with the settings of `App.worker`."""
         return self._core.loop.call(functools.partial(self._core.start_worker, source, settings))
 
-    def until(self, condition: Callable[[], object], *, within_s: float = 600) -> None:
+    def until(self, condition: Callable[[], object], *, within_s: Seconds = 600) -> None:
         """Let time pass until ``condition()`` is true; it may use the cluster.
 
         Raises `AssertionError` after ``within_s`` simulated seconds.
         """
         __tracebackhide__ = True
-        for pause_s in _pauses(self._core, condition, within_s):
+        for pause_s in _pauses(self._core, condition, as_seconds(within_s, "within_s")):
             if condition():
                 return
             self.sleep(pause_s)
@@ -150,13 +151,13 @@ class AsyncCluster(_Handle):
         found: RunningWorker = await self._core.elsewhere(functools.partial(self._core.start_worker, source, settings))
         return found
 
-    async def until(self, condition: Callable[[], object], *, within_s: float = 600) -> None:
+    async def until(self, condition: Callable[[], object], *, within_s: Seconds = 600) -> None:
         """Let time pass until ``condition()``, async or not, is true.
 
         Raises `AssertionError` after ``within_s`` simulated seconds.
         """
         __tracebackhide__ = True
-        for pause_s in _pauses(self._core, condition, within_s):
+        for pause_s in _pauses(self._core, condition, as_seconds(within_s, "within_s")):
             found = condition()
             if await found if inspect.isawaitable(found) else found:
                 return

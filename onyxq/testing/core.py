@@ -12,6 +12,7 @@ import trio
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.replica import majority
+from onyxq.system.durations import Seconds, as_seconds
 from onyxq.testing.base import Base
 from onyxq.testing.clients import REQUESTS
 from onyxq.testing.drain import Drained, drain
@@ -63,13 +64,13 @@ class Core(Base):
         self.world.expire_session(node)
         return node.name
 
-    async def freeze_log(self, seconds: float) -> None:
+    async def freeze_log(self, seconds: Seconds) -> None:
         """Make the log unreachable for this many simulated seconds, from now on."""
         if self.log_frozen:
             raise AssertionError("the log is frozen already")
         self.log_frozen = True
         self.world.log_down()
-        self.nursery.start_soon(self._thaw_log, seconds)
+        self.nursery.start_soon(self._thaw_log, as_seconds(seconds, "seconds"))
 
     async def _thaw_log(self, seconds: float) -> None:
         await trio.sleep(seconds)
@@ -135,12 +136,13 @@ class Core(Base):
             if task is not None:
                 self.plans.append(Plan(task if isinstance(task, str) else task.name, when))
 
-    async def drain(self, *, reach_s: float = 86_400, patience_s: float = 600, runs_max: int = 10_000) -> Drained:
+    async def drain(self, *, reach_s: Seconds = 86_400, patience_s: Seconds = 600, runs_max: int = 10_000) -> Drained:
         """Run until no task is ready, claimed or due within ``reach_s`` simulated seconds.
 
         Raises `NotDrained` if no handler starts or ends for ``patience_s`` simulated seconds, or if handlers run more
         than ``runs_max`` times. It also does if a queue with ready tasks is paused or has no worker.
         """
+        reach_s, patience_s = as_seconds(reach_s, "reach_s"), as_seconds(patience_s, "patience_s")
         return await drain(self, reach_s=reach_s, patience_s=patience_s, runs_max=runs_max)
 
 

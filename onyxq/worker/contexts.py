@@ -27,6 +27,7 @@ from onyxq.client import AsyncClient, AsyncTransaction, BlockingTransaction, Com
 from onyxq.client.transactions import Gathered
 from onyxq.core.errors import Conflict
 from onyxq.core.ids import TaskId
+from onyxq.system.durations import Seconds, as_seconds
 from onyxq.worker.attempts import Attempt, LogEntry, TaskCancelled, current_attempt, current_client, pack
 
 Bridge = Callable[[Callable[[], Awaitable[Any]]], Any]
@@ -166,9 +167,9 @@ class BlockingContext(About):
             made.complete(self._attempt.claim, None if result is None else pack(result))
         return made
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: Seconds) -> None:
         """Wait, but raise `TaskCancelled` at once if the attempt must end."""
-        self._attempt.cancelled.wait(seconds)
+        self._attempt.cancelled.wait(as_seconds(seconds, "seconds"))
         self.check()
 
     def _ask(self, method: str, *args: Any) -> Any:

@@ -152,6 +152,12 @@ class TaskHandle(bytes, Generic[R]):
         """Cancel the task from async code; see `cancel`."""
         await self._called.reach.call_async(AsyncClient.cancel, self, claimed=claimed)
 
+    # The same as of `bytes`; declared, so that type checkers allow ``handle == id``.
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+    __hash__ = bytes.__hash__
+
     def __str__(self) -> str:
         return self.id
 

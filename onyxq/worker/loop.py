@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 from onyxq.client import OF_QUEUE, AsyncClient, Claim, ClaimBatch
 from onyxq.client.options import known, takes
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.system.durations import as_milliseconds
 from onyxq.system.tracing import attempting
 from onyxq.worker import console, retries
 from onyxq.worker.attempts import Attempt, FailedThere, current_attempt, current_claim, current_client, describe
@@ -80,9 +81,9 @@ class Worker:
         """The queues whose tasks it claims."""
         self._scaling = Scaling(concurrency, concurrency_max or concurrency)
         self._pace = Pace(concurrency, limit=said["ahead"])
-        self._lease_ms = said["lease_ms"]
-        self._wait_ms = said["wait_ms"]
-        self._drain_ms = said["drain_ms"]
+        self._lease_ms = as_milliseconds(said["lease_ms"], "lease_ms")
+        self._wait_ms = as_milliseconds(said["wait_ms"], "wait_ms")
+        self._drain_ms = as_milliseconds(said["drain_ms"], "drain_ms")
         self.name = said["name"] or console.default_name()
         """The name that is shown with its claims."""
         self._jobs: dict[Claim, _Job] = {}

@@ -12,6 +12,7 @@ from attrs import evolve, field, fields_dict, frozen
 from onyxq.client.policy import OF_QUEUE, Retries, TaskOptions, tuple_of
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
+from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
 from onyxq.worker.resources import used_by
 from onyxq.worker.retries import Backoff, check_backoff
 
@@ -31,9 +32,9 @@ class Changes(TaskOptions, total=False):
     queue: str
     ordering_key: Key
     unique_key: Key
-    expires_after_ms: int | None
+    expires_after_ms: Milliseconds | None
     w: int | None
-    timeout_s: float | None
+    timeout_s: Seconds | None
 
 
 class FunctionOptions(Changes, total=False):
@@ -68,9 +69,9 @@ class WorkerOptions(TypedDict, total=False):
 
     concurrency_max: int | None
     ahead: int | None
-    lease_ms: int
-    wait_ms: int
-    drain_ms: int
+    lease_ms: Milliseconds
+    wait_ms: Milliseconds
+    drain_ms: Milliseconds
     tasks_per_process: int | None
     name: str | None
 
@@ -84,6 +85,16 @@ WORKER_DEFAULTS: WorkerOptions = {
     "tasks_per_process": None,
     "name": None,
 }
+
+
+def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with their durations as numbers; raise `BadRequest` naming a wrong one."""
+    said = dict(options)
+    for name in said.keys() & {"delay_ms", "backoff_ms", "expires_after_ms"}:
+        said[name] = as_milliseconds(said[name], name)
+    if "timeout_s" in said:
+        said["timeout_s"] = as_seconds(said["timeout_s"], "timeout_s")
+    return said
 
 
 @frozen(kw_only=True)
@@ -117,14 +128,14 @@ class Options:
         for name in options:
             if name not in fields_dict(Options):
                 raise BadRequest(f"there is no option {name!r} for a task", field=name)
-        return Options(**options)
+        return Options(**_numbers(options))
 
     def changed(self, changes: Mapping[str, Any]) -> Options:
         """Return the options with some changed; raise `BadRequest` for an unknown name."""
         for name in changes:
             if name not in fields_dict(Options) or name in OF_FUNCTION:
                 raise BadRequest(f"there is no option {name!r} for a call", field=name)
-        return evolve(self, **changes)
+        return evolve(self, **_numbers(changes))
 
     def check(self, function: Callable[..., Any]) -> None:
         """Raise `BadRequest` for options that do not fit the function."""

@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 SOURCE = """
+from datetime import timedelta
+
 from onyxq import App, context
 
 app = App()
@@ -36,7 +38,8 @@ send.enqueue(to=5, body="b")  # wrong
 send.enqueue("a")  # wrong
 send.options(delay_ms=5).enqueue("a", bodi="b")  # wrong
 send.options(delay="x")  # wrong
-send.options(delay_ms="x")  # wrong
+send.options(delay_ms=[1])  # wrong
+send.options(delay_ms="5s", timeout_s=timedelta(minutes=1)).enqueue("a", "b")
 send.s("a", 7)  # wrong
 nightly.enqueue(1)  # wrong
 app.chain(send.s("a", "b"), nightly.s()).enqueue()
