@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+from attrs import frozen
 
 from onyxq.access.certificates import Certificates
 from onyxq.client.batches import Batching
@@ -57,12 +58,29 @@ READS_MAX = 16
 """Largest number of tasks that one call reads at the same time."""
 
 
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _random_64() -> int:
+    return int.from_bytes(os.urandom(8), "big")
+
+
+@frozen
+class Sources:
+    """Where a client gets its wall clock, in milliseconds, and its random numbers of 64 bits."""
+
+    now_ms: Callable[[], int] = _wall_ms
+    random_64: Callable[[], int] = _random_64
+
+
 class AsyncClient(Enqueuing, Managing, Batching, Jobs):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
     Give one address or several of the same cluster; the client finds the other peers. Many tasks may share a client.
     ``tls``: the trusted authorities, if peers speak TLS. Default: the files that ``ONYXQ_TLS_CA`` and related variables
-    name. ``network``, ``now_ms`` and ``random_64`` are for simulations.
+    name. ``connect_timeout_ms``: a call fails if no peer can be reached within this time; default: within
+    ``timeout_ms``. ``network`` and ``sources`` are for simulations.
     """
 
     def __init__(
@@ -72,25 +90,35 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         token: str | None = None,
         tls: Certificates | None = None,
         timeout_ms: Milliseconds = TIMEOUT_MS,
+        connect_timeout_ms: Timeout = None,
         network: Network | None = None,
-        now_ms: Callable[[], int] | None = None,
-        random_64: Callable[[], int] | None = None,
+        sources: Sources | None = None,
     ) -> None:
         self._addresses = [address] if isinstance(address, str) else list(address)
         for each in self._addresses:
             split_address(each)
         self._hello = Hello(credential=token)
         self._timeout_ms = as_milliseconds(timeout_ms, "timeout_ms")
+        self._reach_s = None
+        if connect_timeout_ms is not None:
+            self._reach_s = as_milliseconds(connect_timeout_ms, "connect_timeout_ms") / 1000
         self._network = network or (Certificates.from_environment() if tls is None else tls).network()
-        self._now_ms = now_ms or _wall_ms
-        self._random_64 = random_64 or _random_64
+        sources = sources or Sources()
+        self._now_ms, self._random_64 = sources.now_ms, sources.random_64
 
     async def __aenter__(self) -> AsyncClient:
         generator = random.Random(self._random_64())
         self._worker = f"client-{generator.getrandbits(48):012x}"
         self._background = Background()
         await self._background.__aenter__()
-        self._pool = Pool(self._background, self._network, self._addresses, hello=self._hello, generator=generator)
+        self._pool = Pool(
+            self._background,
+            self._network,
+            self._addresses,
+            hello=self._hello,
+            generator=generator,
+            reach_s=self._reach_s,
+        )
         self._enqueuer = Enqueuer(self._pool, now_ms=self._now_ms, random_64=self._random_64)
         self._holder = Holder(self._pool)
         self._claims = ClaimRequests(self._pool)
@@ -394,11 +422,3 @@ async def _together(work: Callable[[], Awaitable[None]], count: int) -> None:
             tasks.start_soon(run)
     if errors:
         raise errors[0]
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _random_64() -> int:
-    return int.from_bytes(os.urandom(8), "big")

@@ -57,10 +57,18 @@ class Client:
         token: str | None = None,
         tls: Certificates | None = None,
         timeout_ms: Milliseconds = TIMEOUT_MS,
+        connect_timeout_ms: Timeout = None,
         network: Network | None = None,
         backend: str = "asyncio",
     ) -> None:
-        self._client = AsyncClient(address, token=token, tls=tls, timeout_ms=timeout_ms, network=network)
+        self._client = AsyncClient(
+            address,
+            token=token,
+            tls=tls,
+            timeout_ms=timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            network=network,
+        )
         self._backend = backend
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()

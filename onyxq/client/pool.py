@@ -6,6 +6,7 @@ one peer after the other with growing pauses until its deadline. All requests ar
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
@@ -23,7 +24,8 @@ from onyxq.wire.waits import Wait, Waits
 
 ATTEMPT_TIMEOUT_MS = 10_000
 """Time for one attempt at one peer, beyond the wait that the request asks for, in milliseconds."""
-CONNECT_TIMEOUT_MS = 2_000
+CONNECT_TIMEOUT_MS, CONNECT_TIMEOUT_MS_MIN = 2_000, 200
+"""Longest and, if peers must be reached soon, shortest time for a connection to one peer, in milliseconds."""
 ROUTES_EVERY_S = 2.0
 ROUTES_PAUSE_S = 0.25
 """Shortest pause between two reads of the routes, however often they prove wrong, in seconds."""
@@ -37,6 +39,12 @@ CLOCK_SKEW_MAX_MS = 5_000
 OVERLAP_AFTER_S = 0.1
 """Time after which a request in progress no longer holds back the next one, in seconds."""
 OVERLAPS_MAX = 16
+
+NO_PEER = (
+    "Is a peer running? Start one with `onyxq dev`, or name another address with ONYXQ_CONNECT or --connect. "
+    "Clients use the port of --listen (7400), not the one of HTTP (7480)."
+)
+"""Hint if no peer answers."""
 
 RETRYABLE = (Unavailable, Overloaded, TimedOut)
 """Errors after which the same request may succeed."""
@@ -95,13 +103,22 @@ class Pool:
     """Connections to the peers of one cluster; used within the client's ``async with``."""
 
     def __init__(
-        self, spawner: Spawner, network: Network, addresses: list[str], *, hello: Hello, generator: random.Random
+        self,
+        spawner: Spawner,
+        network: Network,
+        addresses: list[str],
+        *,
+        hello: Hello,
+        generator: random.Random,
+        reach_s: float | None = None,
     ) -> None:
         self.routes = Routes()
         self.generator = generator
         self.spawner = spawner
         self._network = network
         self._hello = hello
+        self._reach_s = math.inf if reach_s is None else reach_s
+        """Time after which a call fails if no peer can be reached, in seconds."""
         self.waits = Waits()
         """Waits of the client's calls; the client runs their `Waits.watch`."""
         self._known = list(addresses)
@@ -140,11 +157,13 @@ class Pool:
         """
         backoff = Backoff(until, self.generator)
         first = True
+        alone_since = anyio.current_time()
         while True:
             connection: Connection | None = None
             began = anyio.current_time()
+            reach_by = min(until, alone_since + self._reach_s)
             try:
-                connection = self._direct(address) or await self.coordinator(until)
+                connection = self._direct(address) or await self.coordinator(reach_by)
                 left_ms = max(1, int((until - anyio.current_time()) * 1000))
                 timeout_ms = min(left_ms, ATTEMPT_TIMEOUT_MS + wait_ms)
                 made = args if isinstance(args, dict) else args()
@@ -160,10 +179,13 @@ class Pool:
                     self.crowding.refused(error)
                 # An attempt that ran out of time is repeated once: the peer may have been leaving just then.
                 hurried = retry_until is not None and began >= retry_until and not first
-                if backoff.over() or (hurried and not broke):
+                alone_since = alone_since if connection is None else anyio.current_time()
+                left_s = alone_since + self._reach_s - anyio.current_time()
+                if backoff.over() or (hurried and not broke) or left_s <= 0:
                     raise
             address, first = None, False
-            await backoff.wait()
+            with anyio.move_on_after(left_s):
+                await backoff.wait()
 
     def notify(self, method: str, args: dict[str, Any]) -> None:
         """Send the coordinator a message without an answer, if there is a coordinator."""
@@ -188,7 +210,7 @@ class Pool:
         with anyio.move_on_after(max(0.0, until - anyio.current_time())):
             await search.over.wait()
         if search.found is None:
-            raise search.error or Unavailable("no peer could be reached in time")
+            raise search.error or Unavailable("no peer could be reached in time", hint=NO_PEER)
         return search.found
 
     async def _find_peer(self, search: _Search) -> None:
@@ -311,15 +333,20 @@ class Pool:
             except OnyxqError as error:
                 errors.append(error)
                 self._put_last(address)
+        # An error that time may heal counts, because the call is then tried again.
         unavailable = [error for error in errors if isinstance(error, Unavailable)]
+        if unavailable and type(unavailable[-1]) is Unavailable:
+            raise Unavailable(unavailable[-1].message, hint=NO_PEER)
         raise (unavailable or errors or [Unavailable("no peer is known")])[-1]
 
     async def _connect(self, address: str) -> Connection:
         found = self._open.get(address)
         if found is not None and not found.closed.is_set():
             return found
+        # Each known peer gets its share of a short time, so that one that is silent does not use it up.
+        share_ms = min(CONNECT_TIMEOUT_MS, max(CONNECT_TIMEOUT_MS_MIN, 1000 * self._reach_s / len(self._known)))
         connection = await Connection.start(
-            self.spawner, self._network, address, hello=self._hello, timeout_ms=CONNECT_TIMEOUT_MS
+            self.spawner, self._network, address, hello=self._hello, timeout_ms=int(share_ms)
         )
         self._open[address] = connection
         return connection

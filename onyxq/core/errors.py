@@ -34,6 +34,8 @@ class OnyxqError(Exception):
         self.message = message or self.code.replace("_", " ")
         self.field = field
         self.advice = hint or self.hint
+        if self.advice != BadRequest.hint:
+            self.add_note(f"Hint: {self.advice}")
         self.details = [list(one) for one in details]
         """The things that the error is about, one by one, if there are several."""
         self.ids: tuple[bytes, ...] = ()

@@ -44,6 +44,10 @@ class Known:
 SETTINGS: Mapping[str, Known] = {
     "connect": Known("127.0.0.1:7400", "HOST:PORT of any peer"),
     "token": Known(None, "credential sent to the peer"),
+    "request_timeout_ms": Known(30_000, "time until a request that is not answered fails, in ms"),
+    "connect_timeout_ms": Known(
+        None, "time until a request fails if no peer can be reached, in ms (default: 1000 in an App)", int
+    ),
     "access": Known(None, "file of the tokens that clients must present, and of the secret of the peers"),
     "tokens": Known(None, "the same tokens in one line, separated by spaces: TOKEN=ROLE+ROLE:PREFIX ..."),
     "peer_secret": Known(None, "secret that peers show each other; required if there are tokens"),

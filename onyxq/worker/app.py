@@ -3,7 +3,7 @@
 An `App` holds functions under names. To enqueue a function stores its name and arguments as JSON; a worker of the
 same application calls it::
 
-    app = App("127.0.0.1:7400")
+    app = App()
 
     @app.task(queue="mail", retries=5)
     async def send(to: str, body: str) -> None: ...
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -22,14 +23,19 @@ from contextlib import AbstractAsyncContextManager
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, get_args, overload
 
+from attrs import evolve
+
+from onyxq.access.certificates import Certificates
 from onyxq.client import Client, Enqueued, Flow
-from onyxq.client.asynchronous import ADDRESS
+from onyxq.client.connection_settings import ConnectionSettings
 from onyxq.client.flows import Part, chain, group
 from onyxq.client.management import SCHEDULE, ScheduleOptions
 from onyxq.client.options import known, refuse_unknown, takes
 from onyxq.core import cron
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import Missed
+from onyxq.system import settings
+from onyxq.system.durations import Timeout, as_milliseconds
 from onyxq.wire.network import Network
 from onyxq.worker.application import AppWorker
 from onyxq.worker.functions import (
@@ -46,6 +52,9 @@ from onyxq.worker.resources import Resource, middleware_of
 
 __all__ = ["App", "AppWorker", "TaskFunction", "TaskHandle", "load_app"]
 
+CONNECT_TIMEOUT_MS = 1_000
+"""Time in which an `App` must reach a peer: a request of a web server waits for it."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=TaskFunction[..., Any])
@@ -53,17 +62,31 @@ T = TypeVar("T")
 
 
 class App:
-    """An application: the address of a cluster, and the functions that its workers run."""
+    """An application: a cluster, and the functions that its workers run.
+
+    What is not given here comes from ``ONYXQ_CONNECT`` and the other variables, from ``onyxq.toml``, or is the default,
+    as for the command line. It is read when it is first needed.
+
+    ``address``: ``HOST:PORT`` of any peer, or several of the same cluster. ``token``: the credential. ``tls``: the
+    trusted authorities, if peers speak TLS. ``timeout_ms``: longest time for a request. ``connect_timeout_ms``: a
+    request fails after this time if no peer can be reached; default: 1,000. ``network`` is for simulations.
+    """
 
     def __init__(
         self,
-        address: str | Sequence[str] = ADDRESS,
+        address: str | Sequence[str] | None = None,
         *,
         token: str | None = None,
+        tls: Certificates | None = None,
+        timeout_ms: Timeout = None,
+        connect_timeout_ms: Timeout = None,
         network: Network | None = None,
     ) -> None:
-        self.address = address
-        self.token = token
+        limits = {"timeout_ms": timeout_ms, "connect_timeout_ms": connect_timeout_ms}
+        given: dict[str, Any] = {"address": address, "token": token, "tls": tls}
+        given |= {name: one if one is None else as_milliseconds(one, name) for name, one in limits.items()}
+        self._given = {name: one for name, one in given.items() if one is not None}
+        """The settings that the program made."""
         self.tasks: dict[str, TaskFunction[..., Any]] = {}
         """The functions by name."""
         self.periodics: list[Periodic] = []
@@ -75,6 +98,31 @@ class App:
         self._network = network
         self._client: Client | None = None
         self._lock = threading.Lock()
+
+    def _settings(self) -> ConnectionSettings:
+        config = settings.load(os.environ)
+        found = ConnectionSettings.of(lambda name: config.setting(name).value)
+        if found.connect_timeout_ms is None:
+            found = evolve(found, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+        return evolve(found, **self._given)
+
+    @property
+    def address(self) -> str | Sequence[str]:
+        """``HOST:PORT`` of the cluster, or several; may be set until the first use."""
+        return self._settings().address
+
+    @address.setter
+    def address(self, address: str | Sequence[str]) -> None:
+        self._given["address"] = address
+
+    @property
+    def token(self) -> str | None:
+        """The credential; may be set until the first use."""
+        return self._settings().token
+
+    @token.setter
+    def token(self, token: str | None) -> None:
+        self._given["token"] = token
 
     @overload
     def task(  # type: ignore[overload-overlap]  # a coroutine is also a value
@@ -167,7 +215,7 @@ class App:
         """The client of this process, opened at its first use."""
         with self._lock:
             if self._client is None:
-                self._client = Client(self.address, token=self.token, network=self._network).open()
+                self._client = self._settings().client(self._network).open()
                 atexit.register(self.close)
             return self._client
 
@@ -193,10 +241,12 @@ class App:
         names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
         if not names:
             raise BadRequest("the application has no tasks", field="queues")
+        found = self._settings()
+        os.environ |= found.tls.to_environment()  # the worker's client and its processes read it there
         return AppWorker(
             self,
-            address=self.address,
-            token=self.token,
+            address=found.address,
+            token=found.token,
             queues=names,
             concurrency=concurrency,
             **options,

@@ -21,6 +21,7 @@ from attrs import define, field, frozen
 
 from log_entries.registry import ENTRIES
 from onyxq.client import AsyncClient
+from onyxq.client.asynchronous import Sources
 from onyxq.client.values import Task
 from onyxq.core.entry import Entries
 from onyxq.core.errors import NotFound, OnyxqError, causes
@@ -383,8 +384,7 @@ class World:
             AsyncClient,
             addresses,
             network=network,
-            now_ms=clock.wall_ms,
-            random_64=lambda: generator.getrandbits(64),
+            sources=Sources(clock.wall_ms, lambda: generator.getrandbits(64)),
         )
 
     @asynccontextmanager

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from trio.testing import MockClock
 
 from onyxq.client import AsyncClient
+from onyxq.client.asynchronous import Sources
 from onyxq.core import facts
 from onyxq.core.ids import TaskId, ids_of, partition_of
 from onyxq.errors import BadRequest, NotFound, OnyxqError, StaleToken
@@ -266,7 +267,7 @@ def play(scenario: Scenario, *, backend: str = "trio", network: SimulatedNetwork
 def client_of(network: SimulatedNetwork, *addresses: str, **more: Any) -> AsyncClient:
     """A client on a host of its own, with ids that are the same in every run."""
     return AsyncClient(
-        addresses or "a:1", network=network.host("client"), now_ms=lambda: 1000, random_64=lambda: 42, **more
+        addresses or "a:1", network=network.host("client"), sources=Sources(lambda: 1000, lambda: 42), **more
     )
 
 

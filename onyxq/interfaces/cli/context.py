@@ -23,6 +23,7 @@ from onyxq.system.settings import Config
 if TYPE_CHECKING:
     from onyxq.access.certificates import Certificates
     from onyxq.client import AsyncClient, Client
+    from onyxq.client.connection_settings import ConnectionSettings
 
 
 @frozen
@@ -69,16 +70,17 @@ class Context:
     @contextmanager
     def client(self) -> Iterator[Client]:
         """Connect to the peer that the settings name; raises `Unavailable`."""
-        from onyxq.client import Client
-
-        with Client(self.text("connect"), token=self.text("token") or None, tls=self.certificates()) as client:
+        with self._connection().client() as client:
             yield client
 
     def asynchronous_client(self) -> AsyncClient:
         """Return the client of a command that runs an event loop; enter it there."""
-        from onyxq.client import AsyncClient
+        return self._connection().asynchronous_client()
 
-        return AsyncClient(self.text("connect"), token=self.text("token") or None, tls=self.certificates())
+    def _connection(self) -> ConnectionSettings:
+        from onyxq.client.connection_settings import ConnectionSettings
+
+        return ConnectionSettings.of(lambda name: self.config.setting(name, getattr(self.args, name, None)).value)
 
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
         """Call one method on a new connection."""

@@ -33,6 +33,7 @@ def option(*flags: str, **details: Any) -> Option:
 
 
 TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
+LIMIT_SETTINGS = ("request_timeout_ms", "connect_timeout_ms")
 """Settings of every command that talks to a peer."""
 
 
@@ -162,7 +163,8 @@ def _add(verbs: Any, verb: str, command: Command) -> None:
         details["help"] += "; other users of this machine can see it: --token-file is safer"
         common.add_argument(*(() if taken else flags), "--auth-token", **details)
         common.add_argument("--token-file", metavar="FILE", help="private file with the credential, or - for stdin")
-        for flags, details in (setting(name, metavar="FILE") for name in TLS_SETTINGS):
+        asked = [setting(name, metavar="FILE") for name in TLS_SETTINGS] + [setting(name) for name in LIMIT_SETTINGS]
+        for flags, details in asked:
             if not any(flags == known for known, _ in command.options):
                 common.add_argument(*flags, **details)
     common.add_argument(

@@ -6,7 +6,15 @@ from onyxq.interfaces.cli.commands.history import HISTORY_COMMANDS
 from onyxq.interfaces.cli.commands.operations import OPERATION_COMMANDS
 from onyxq.interfaces.cli.commands.own import OWN_COMMANDS
 from onyxq.interfaces.cli.commands.task import ARCHIVES, LEASE_DEFAULT, TASK_COMMANDS
-from onyxq.interfaces.cli.parser import TLS_SETTINGS, Command, local_command, option, peer_command, setting
+from onyxq.interfaces.cli.parser import (
+    LIMIT_SETTINGS,
+    TLS_SETTINGS,
+    Command,
+    local_command,
+    option,
+    peer_command,
+    setting,
+)
 from onyxq.system.settings import SECRET, SETTINGS
 
 NOUNS = {
@@ -30,7 +38,7 @@ NOUNS = {
     "config": "show settings and their sources",
 }
 
-PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", *SECRET))
+PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", *LIMIT_SETTINGS, *SECRET))
 """Settings of a peer that have a flag. Secrets have none, because every user of a machine sees arguments."""
 SPARK_SETTINGS = (
     "spark",
