@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onyxq import api
+    from onyxq.app import App
     from onyxq.client import OF_QUEUE, AsyncClient, Client, Step
     from onyxq.interfaces.embedded import open
     from onyxq.jobs.model import (
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         Window,
     )
     from onyxq.worker import Retry, Snooze, blocking_context, context
-    from onyxq.worker.app import App
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,7 @@ _JOBS = (
     "Aggregation And Condition Function Input Job Join Lifecycle Not Or Output Predicate Reduce Trigger Window".split()
 )
 _HOMES = {
-    "App": "onyxq.worker.app",
+    "App": "onyxq.app",
     **dict.fromkeys(("AsyncClient", "Client", "OF_QUEUE", "Step"), "onyxq.client"),
     **dict.fromkeys(_JOBS, "onyxq.jobs.model"),
     "open": "onyxq.interfaces.embedded",

@@ -41,6 +41,9 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+LISTEN_HINT = "Choose another address with --listen or ONYXQ_LISTEN; port 0 is a free one."
+
+
 class TcpNetwork:
     """`onyxq.wire.network.Network` over TCP; with TLS where a context for that side is given."""
 
@@ -84,7 +87,7 @@ class TcpNetwork:
         try:
             bound = await anyio.create_tcp_listener(local_host=host, local_port=port, backlog=BACKLOG)
         except OSError as error:
-            raise Unavailable(f"cannot listen on {address}: {error}", hint="Choose another address or port.") from None
+            raise Unavailable(f"cannot listen on {address}: {error}", hint=LISTEN_HINT) from None
         async with bound:
             task_status.started(join_address(host, bound.extra(SocketAttribute.local_port)))
             async with anyio.create_task_group() as group:

@@ -19,10 +19,11 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, get_args, overload
 
+from anyio.from_thread import start_blocking_portal
 from attrs import evolve
 
 from onyxq.access.certificates import Certificates
@@ -62,15 +63,7 @@ T = TypeVar("T")
 
 
 class App:
-    """An application: a cluster, and the functions that its workers run.
-
-    What is not given here comes from ``ONYXQ_CONNECT`` and the other variables, from ``onyxq.toml``, or is the default,
-    as for the command line. It is read when it is first needed.
-
-    ``address``: ``HOST:PORT`` of any peer, or several of the same cluster. ``token``: the credential. ``tls``: the
-    trusted authorities, if peers speak TLS. ``timeout_ms``: longest time for a request. ``connect_timeout_ms``: a
-    request fails after this time if no peer can be reached; default: 1,000. ``network`` is for simulations.
-    """
+    """The functions of an application, and how to reach its cluster; `onyxq.App` explains the arguments."""
 
     def __init__(
         self,
@@ -99,8 +92,12 @@ class App:
         self._client: Client | None = None
         self._lock = threading.Lock()
 
+    @staticmethod
+    def _config() -> settings.Config:
+        return settings.load(os.environ)
+
     def _settings(self) -> ConnectionSettings:
-        config = settings.load(os.environ)
+        config = self._config()
         found = ConnectionSettings.of(lambda name: config.setting(name).value)
         if found.connect_timeout_ms is None:
             found = evolve(found, connect_timeout_ms=CONNECT_TIMEOUT_MS)
@@ -216,8 +213,12 @@ class App:
         with self._lock:
             if self._client is None:
                 self._client = self._settings().client(self._network).open()
-                atexit.register(self.close)
+                self._close_at_exit()
             return self._client
+
+    def _close_at_exit(self) -> None:
+        atexit.unregister(self.close)
+        atexit.register(self.close)
 
     @property
     def opened(self) -> Client | None:
@@ -228,8 +229,8 @@ class App:
         """Close the client; the next use opens a new one."""
         with self._lock:
             client, self._client = self._client, None
+        atexit.unregister(self.close)
         if client is not None:
-            atexit.unregister(self.close)
             client.close()
 
     @takes(WorkerOptions, WORKER_DEFAULTS)
@@ -251,6 +252,28 @@ class App:
             concurrency=concurrency,
             **options,
         )
+
+    @contextmanager
+    def background_worker(
+        self, queues: Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
+    ) -> Iterator[AppWorker]:
+        """Run a worker in another thread during a ``with`` block; it finishes its running tasks at the end.
+
+        The arguments are those of `worker`.
+        """
+        worker = self.worker(queues, concurrency, **options)
+
+        async def work() -> None:
+            async with self._settings().asynchronous_client() as client:
+                await worker.serve(client)
+
+        with start_blocking_portal() as portal:
+            working = portal.start_task_soon(work)
+            try:
+                yield worker
+            finally:
+                portal.call(worker.stop)
+                working.result()
 
 
 def load_app(target: str) -> App:

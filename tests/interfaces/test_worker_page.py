@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import textwrap
 import types
@@ -16,7 +18,8 @@ from attrs import fields_dict
 from onyxq.testing import open_cluster
 from onyxq.worker.options import OF_FUNCTION, Changes, Options
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/workers.rst").read_text("utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/workers.rst").read_text("utf-8")
 BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n|\n)+)")
 
 
@@ -55,6 +58,16 @@ def test_what_the_page_shows_runs(shop: Any) -> None:
         assert shop.index.progress(found["flow"].ids[0]).done == 5
         assert [task.result for task in cluster.tasks("orders")] == [{"paid": "order 7"}]
         assert [one["name"] for one in cluster.client().periodics()] == ["close_the_books"]
+
+
+def test_an_application_needs_no_server(tmp_path: Path) -> None:
+    """The program of the page runs on its own."""
+    (tmp_path / "alone.py").write_text(code("alone.py"))
+    free = {"ONYXQ_LISTEN": "127.0.0.1:0", "ONYXQ_HTTP": "127.0.0.1:0", "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, "alone.py"], cwd=tmp_path, env=os.environ | free, capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "CAT.JPG\n", found.stderr
 
 
 def test_every_option_is_told() -> None:
