@@ -1,8 +1,8 @@
 """Arguments of a task: checked and converted to JSON when a call is enqueued (design: interfaces).
 
 Annotations are checked as far as JSON allows: numbers, strings, lists, tuples, sets, dicts, unions, literals, enums,
-dataclasses and typed dicts. Bytes, dates, times, UUIDs and decimals are stored as strings. A value with another
-annotation, or none, must be JSON.
+dataclasses, typed dicts, and pydantic, msgspec and attrs models. Bytes, dates, times, UUIDs and decimals are stored as
+strings. A value with another annotation, or none, must be JSON.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onyxq.core.errors import BadRequest
+from onyxq.worker.models import Misfit
 from onyxq.worker.resources import used_by
-from onyxq.worker.values import Misfit, from_json, to_json
+from onyxq.worker.values import from_json, to_json
+
+NOT_JSON = (
+    "Annotate it with its class. Bytes, dates, times, UUIDs, decimals, enums, dataclasses, typed dicts, and pydantic, "
+    "msgspec and attrs models can be sent."
+)
+"""Hint for a value that cannot be sent as it is."""
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -49,12 +56,12 @@ class Arguments:
         for holder, key, name, hint in self._places(bound):
             try:
                 holder[key] = to_json(holder[key], hint, "")
-                json.dumps(holder[key], allow_nan=False)
+                json.dumps(holder[key], allow_nan=False, default=_refuse)
             except Misfit as error:
                 raise self._misfit(name, error) from None
             except (TypeError, ValueError, RecursionError) as error:
                 raise BadRequest(
-                    f"{self._name}: argument {name!r} is not JSON: {error}", field=f"args.{name}"
+                    f"{self._name}: argument {name!r} is not JSON: {error}", field=f"args.{name}", hint=NOT_JSON
                 ) from None
         given, named = _as_given(bound, args, kwargs)
         call = {"task": self._name, "args": given, "kwargs": named, **more}
@@ -82,11 +89,11 @@ class Arguments:
             return None
         try:
             stored = to_json(value, self._hints().get("return", Any), "")
-            return json.dumps(stored, separators=(",", ":"), allow_nan=False).encode()
+            return json.dumps(stored, separators=(",", ":"), allow_nan=False, default=_refuse).encode()
         except Misfit as error:
             raise BadRequest(f"{self._name}: its result{error.path} {error.problem}", field="result") from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadRequest(f"{self._name}: its result is not JSON: {error}", field="result") from None
+            raise BadRequest(f"{self._name}: its result is not JSON: {error}", field="result", hint=NOT_JSON) from None
 
     def returned(self, data: bytes | None) -> Any:
         """Return a stored result as the function returned it; raise `BadRequest` if it does not fit."""
@@ -143,6 +150,10 @@ class Arguments:
             if one.default is one.empty and one.kind not in VARIADIC and name not in given and name not in kwargs
         ]
         return (twice + missing + [""])[0]
+
+
+def _refuse(value: Any) -> None:
+    raise TypeError(f"it contains a value of type {type(value).__qualname__}")
 
 
 def _as_given(

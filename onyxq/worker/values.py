@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import collections.abc
-import dataclasses
 import datetime
 import decimal
 import enum
@@ -15,14 +14,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-
-class Misfit(Exception):
-    """A value does not fit its annotation; ``path``: the place inside the argument."""
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path} {problem}".strip())
-        self.path = path
-        self.problem = problem
+from onyxq.worker import models
+from onyxq.worker.models import Misfit
 
 
 def _base64(data: bytes) -> str:
@@ -180,18 +173,17 @@ def _class(value: Any, hint: type, path: str, *, write: bool) -> Any:
     if typing.is_typeddict(hint):
         _checked(isinstance(value, dict), value, path, "dict", value)
         return _fields(value, hint, _required_keys(hint), path, write=write)
-    if dataclasses.is_dataclass(hint):
+    if models.converts_itself(hint):
+        return (models.to_json if write else models.from_json)(value, hint, path)
+    fields = models.fields_of(hint)
+    if fields is not None:
         if write:
             _checked(isinstance(value, hint), value, path, hint.__name__, value)
-            value = {field.name: getattr(value, field.name) for field in dataclasses.fields(hint) if field.init}
+            value = {field.name: getattr(value, field.name) for field in fields}
         _checked(isinstance(value, dict), value, path, f"{hint.__name__} as a dict", value)
-        needed = frozenset(
-            field.name
-            for field in dataclasses.fields(hint)
-            if field.init and field.default is field.default_factory is dataclasses.MISSING
-        )
+        needed = frozenset(field.name for field in fields if field.needed)
         made = _fields(value, hint, needed, path, write=write)
-        return made if write else hint(**made)
+        return made if write else hint(**{one.argument: made[one.name] for one in fields if one.name in made})
     return value
 
 
