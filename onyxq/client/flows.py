@@ -117,7 +117,7 @@ class Flow(Generic[R]):
 
     def then(self, *parts: Part) -> Flow[R]:
         """Return the flow with further parts, each after all of the part before."""
-        return Flow(self._send, _chained(self.plan, parts))
+        return Flow(self._send, chained(parts, after=self.plan))
 
     def enqueue(self) -> R:
         """Store the tasks and return their ids as `Enqueued`. You may call it again after an error."""
@@ -139,11 +139,16 @@ class Flow(Generic[R]):
 
 def chain(send: Callable[[Flow[R]], R], parts: Sequence[Part]) -> Flow[R]:
     """Return a flow of parts, one after the other."""
-    return Flow(send, _chained(Plan(), parts))
+    return Flow(send, chained(parts))
 
 
 def group(send: Callable[[Flow[R]], R], parts: Sequence[Part]) -> Flow[R]:
     """Return a flow of parts side by side."""
+    return Flow(send, grouped(parts))
+
+
+def grouped(parts: Sequence[Part]) -> Plan:
+    """Return the plan of parts side by side."""
     steps: list[Planned] = []
     heads: list[int] = []
     tails: list[int] = []
@@ -152,10 +157,12 @@ def group(send: Callable[[Flow[R]], R], parts: Sequence[Part]) -> Flow[R]:
         steps += moved.steps
         heads += moved.heads
         tails += moved.tails
-    return Flow(send, _checked(Plan(tuple(steps), tuple(heads), tuple(tails))))
+    return _checked(Plan(tuple(steps), tuple(heads), tuple(tails)))
 
 
-def _chained(plan: Plan, parts: Sequence[Part]) -> Plan:
+def chained(parts: Sequence[Part], *, after: Plan | None = None) -> Plan:
+    """Return the plan of parts one after the other, which follow the plan ``after``."""
+    plan = after or Plan()
     for part in parts:
         plan = plan.then(_plan_of(part))
     return _checked(plan)

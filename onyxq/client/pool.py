@@ -6,6 +6,7 @@ one peer after the other with growing pauses until its deadline. All requests ar
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Awaitable, Callable
@@ -131,6 +132,8 @@ class Pool:
         self._trying: set[str] = set()
         """Leaders to which connections are being opened."""
         self._search: _Search | None = None
+        self._failed_search: OnyxqError | None = None
+        """Error of the last search for a peer, if it found none."""
         self.crowding = Crowding(generator)
         self._refreshed = anyio.Event()
         self._wanted = anyio.Event()
@@ -210,16 +213,23 @@ class Pool:
         with anyio.move_on_after(max(0.0, until - anyio.current_time())):
             await search.over.wait()
         if search.found is None:
-            raise search.error or Unavailable("no peer could be reached in time", hint=NO_PEER)
+            raise search.error or self._unreached()
         return search.found
+
+    def _unreached(self) -> OnyxqError:
+        """Return the error for a call whose time was over before a search was."""
+        if self._failed_search is not None:
+            return copy.copy(self._failed_search)
+        return Unavailable(f"no peer answered in time at {', '.join(self._known)}", hint=NO_PEER)
 
     async def _find_peer(self, search: _Search) -> None:
         try:
             search.found = self._coordinator = await self._any_peer()
+            self._failed_search = None
             self.spawner.start_soon(self._refresh_behind, search.found)
             self.refresh_soon()
         except OnyxqError as error:
-            search.error = error
+            search.error = self._failed_search = error
         finally:
             self._search = None
             search.over.set()

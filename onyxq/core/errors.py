@@ -127,7 +127,7 @@ class AlreadyFinished(Conflict):
 class TaskFailed(Conflict):
     """The task failed or was cancelled, so it has no result."""
 
-    code, hint = "task_failed", "Read its attempts with: onyxq task explain ID"
+    code, hint = "task_failed", "Read what happened with: onyxq task explain ID"
 
 
 class StoreFull(Conflict):

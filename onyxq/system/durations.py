@@ -47,6 +47,8 @@ def as_milliseconds(value: Milliseconds, field: str) -> int:
     if isinstance(value, str):
         if value.strip()[-1:].isdigit():
             raise BadRequest(f"{field} needs a unit: {value.strip()}s or {value.strip()}ms", field=field)
+        if not is_duration(value):
+            raise BadRequest(f"{field} must be a number, a timedelta or text such as 10s, not {value!r}", field=field)
         return milliseconds(value, field=field)
     return round(value / _MILLISECOND) if isinstance(value, timedelta) else value
 

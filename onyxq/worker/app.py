@@ -27,9 +27,9 @@ from anyio.from_thread import start_blocking_portal
 from attrs import evolve
 
 from onyxq.access.certificates import Certificates
-from onyxq.client import Client, Enqueued, Flow
+from onyxq.client import Client
 from onyxq.client.connection_settings import ConnectionSettings
-from onyxq.client.flows import Part, chain, group
+from onyxq.client.flows import Part, chained, grouped
 from onyxq.client.management import SCHEDULE, ScheduleOptions
 from onyxq.client.options import known, refuse_unknown, takes
 from onyxq.core import cron
@@ -46,7 +46,7 @@ from onyxq.worker.functions import (
     TaskFunction,
     task_function,
 )
-from onyxq.worker.handles import TaskHandle
+from onyxq.worker.handles import AppFlow, Reach, TaskHandle
 from onyxq.worker.options import DEFAULTS, WORKER_DEFAULTS, FunctionOptions, Options, WorkerOptions
 from onyxq.worker.periodic import Periodic
 from onyxq.worker.resources import Resource, middleware_of
@@ -193,19 +193,19 @@ class App:
         self.middlewares.append(middleware_of(function))
         return function
 
-    def chain(self, *parts: Part) -> Flow[Enqueued]:
+    def chain(self, *parts: Part) -> AppFlow:
         """Return a flow of calls that run one after the other; see `Client.chain`.
 
-        Enqueue it: ``app.chain(fetch.s(url), index.s(url)).enqueue()``.
+        Enqueue it: ``app.chain(fetch.s(url), index.s(url)).enqueue()``, or ``await ....enqueue_async()``.
         """
-        return chain(lambda flow: self.client.enqueue_flow(flow), parts)
+        return AppFlow(Reach(self), chained(parts))
 
-    def group(self, *parts: Part) -> Flow[Enqueued]:
+    def group(self, *parts: Part) -> AppFlow:
         """Return a flow of calls that run side by side; see `Client.group`.
 
         ``.then(...)`` adds parts that start once all of them are done.
         """
-        return group(lambda flow: self.client.enqueue_flow(flow), parts)
+        return AppFlow(Reach(self), grouped(parts))
 
     @property
     def client(self) -> Client:

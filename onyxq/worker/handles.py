@@ -14,8 +14,9 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 import anyio.to_thread
 from attrs import frozen
 
-from onyxq.client import AsyncClient, Client, Task
+from onyxq.client import AsyncClient, Client, Enqueued, Flow, Task
 from onyxq.client.blocking import AsyncMethod
+from onyxq.client.flows import Part, Plan, chained
 from onyxq.client.values import TaskUpdate, as_id
 from onyxq.core.errors import TaskFailed
 from onyxq.system.durations import Seconds, as_seconds
@@ -88,7 +89,9 @@ class Called(Generic[R]):
     def returned(self, task: Task) -> R:
         """Return the result of a finished task; raise `TaskFailed` if it has none."""
         if task.state != "completed":
-            raise TaskFailed(f"{self.name} {task.id.hex()} {task.state}: {task.error}")
+            name, why = task.id.hex(), "" if task.error is None else f": {task.error}"
+            hint = f"Read what happened with: onyxq task explain {name}"
+            raise TaskFailed(f"{self.name} {name} {task.state}{why}", hint=hint)
         return cast(R, self.arguments.returned(task.result))
 
 
@@ -185,6 +188,22 @@ class Updates:
         while found := await self._reach.call_async(AsyncClient.next_updates, self._task, *found[-1:], wait_ms=None):
             for one in found:
                 yield _entry(one)
+
+
+class AppFlow(Flow[Enqueued]):
+    """A chain or a group of an application's calls; see `Client.chain` and `Client.group`."""
+
+    def __init__(self, reach: Reach, plan: Plan) -> None:
+        super().__init__(lambda flow: reach.call(AsyncClient.enqueue_flow, flow), plan)
+        self._reach = reach
+
+    def then(self, *parts: Part) -> AppFlow:
+        """Return the flow with further parts, each after all of the part before."""
+        return AppFlow(self._reach, chained(parts, after=self.plan))
+
+    async def enqueue_async(self) -> Enqueued:
+        """Store the tasks from async code; see `Flow.enqueue`."""
+        return await self._reach.call_async(AsyncClient.enqueue_flow, self)
 
 
 def _entry(update: TaskUpdate) -> LogEntry:

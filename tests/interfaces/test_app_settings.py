@@ -70,7 +70,8 @@ def free_address() -> str:
 def test_it_fails_soon_when_no_peer_answers_and_says_what_to_do(here: Path, silent: bool) -> None:
     """This is so if the connection is refused, and if it is accepted without an answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = App(f"127.0.0.1:{listener.getsockname()[1]}" if silent else free_address())
+        address = f"127.0.0.1:{listener.getsockname()[1]}" if silent else free_address()
+        app = App(address)
 
         @app.task
         def send() -> None:
@@ -81,6 +82,7 @@ def test_it_fails_soon_when_no_peer_answers_and_says_what_to_do(here: Path, sile
             send.enqueue()
         assert time.monotonic() - began < FAST_S
         shown = "".join(traceback.format_exception(failed.value))
+        assert address in failed.value.message
         assert "Hint: Is a peer running? Start one with `onyxq dev`" in shown
         app.close()
 

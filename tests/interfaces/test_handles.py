@@ -45,6 +45,12 @@ async def outer(number: int) -> int:
 
 
 @app.task(queue="q")
+async def outer_flow(number: int) -> int:
+    flow = await app.chain(double.s(number)).then(double.s(number + 1)).enqueue_async()
+    return await double.handle(flow.last[0])
+
+
+@app.task(queue="q")
 def outer_thread(number: int) -> int:
     assert blocking_context().attempt == 1
     return 1 + double.enqueue(number).result(timeout="1m")
@@ -103,9 +109,9 @@ def test_updates_come_while_the_task_runs_and_end_with_it(cluster: Cluster) -> N
 
 def test_a_task_waits_for_another(cluster: Cluster) -> None:
     """Functions, async or not, use the worker's connection."""
-    tasks = [outer.enqueue(1), outer_thread.enqueue(2)]
+    tasks = [outer.enqueue(1), outer_thread.enqueue(2), outer_flow.enqueue(3)]
     cluster.drain()
-    assert [task.result() for task in tasks] == [3, 5]
+    assert [task.result() for task in tasks] == [3, 5, 8]
 
 
 def test_many_calls_are_enqueued_at_once(cluster: Cluster) -> None:
