@@ -289,8 +289,8 @@ def errors_page() -> list[str]:
 
 
 def python_page() -> list[str]:
-    """Return all public names: those of ``onyxq``, then their members."""
-    out = [*section("onyxq.api"), ".. automodule:: onyxq.api", "   :members:", ""]
+    """Return all public names, those that most programs need first."""
+    out: list[str] = []
     told = {id(api), *(id(getattr(api, name)) for name in api.__all__)}
     for module in PUBLIC:
         out += section(module)
@@ -300,11 +300,12 @@ def python_page() -> list[str]:
             if id(thing) not in told and not name.startswith("_"):
                 told.add(id(thing))
                 out += [f".. {_autodoc(thing)}:: {module}.{name}", *_members_shown(thing), ""]
-    return out
+    return [*out, *section("onyxq.api"), ".. automodule:: onyxq.api", "   :members:", ""]
 
 
 PUBLIC = (
     "onyxq",
+    "onyxq.app",
     "onyxq.client",
     "onyxq.worker",
     "onyxq.outbox",
@@ -327,7 +328,8 @@ def _autodoc(thing: Any) -> str:
 def _members_shown(thing: Any) -> list[str]:
     if not isinstance(thing, type):
         return []
-    return ["   :members:", *([] if issubclass(thing, BaseException) else ["   :inherited-members:"])]
+    inherited = "   :inherited-members: bytes" if issubclass(thing, bytes) else "   :inherited-members:"
+    return ["   :members:", *([] if issubclass(thing, BaseException) else [inherited])]
 
 
 PAGES: dict[str, Callable[[], list[str]]] = {
