@@ -7,18 +7,22 @@ width = task.result(timeout="10s")    # in async code: await task
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import anyio.to_thread
+import trio
 from attrs import frozen
 
 from onyxq.client import AsyncClient, Client, Enqueued, Flow, Task
 from onyxq.client.blocking import AsyncMethod
 from onyxq.client.flows import Part, Plan, chained
 from onyxq.client.values import TaskUpdate, as_id
-from onyxq.core.errors import TaskFailed
+from onyxq.core.errors import Conflict, TaskFailed
 from onyxq.system.durations import Seconds, as_seconds
 from onyxq.worker.arguments import Arguments
 from onyxq.worker.attempts import LogEntry, Progress, current_client, latest_progress, unpack
@@ -27,6 +31,11 @@ from onyxq.worker.contexts import current_bridge
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+ASYNC_HINT = "In async code write `await task`, `await function.enqueue_async(...)` or `async for`."
+
+log = logging.getLogger(__name__)
 
 
 class Application(Protocol):
@@ -49,12 +58,19 @@ class Reach:
 
     def __init__(self, app: Application) -> None:
         self._app = app
+        self._warned = False
 
     def call(self, method: AsyncMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method of `AsyncClient` and wait for the answer."""
         worker = current_client.get(None)
         if worker is None or self._app.opened is not None:
+            if _in_event_loop() and not self._warned:
+                self._warned = True
+                log.warning("a call waits for the cluster and stops the event loop meanwhile. %s", ASYNC_HINT)
             return cast(T, getattr(self._app.client, method.__name__)(*args, **kwargs))
+        if _in_event_loop():
+            # The answer would arrive in the event loop that waits for it.
+            raise Conflict("this call would stop the worker's event loop", hint=ASYNC_HINT)
         return cast(T, current_bridge.get()(functools.partial(self._of(worker, method), *args, **kwargs)))
 
     async def call_async(self, method: AsyncMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -72,6 +88,15 @@ class Reach:
     def _of(client: AsyncClient, method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         # By name, because the client may be of another class, as in `onyxq.testing`.
         return cast(Callable[..., Awaitable[Any]], getattr(client, method.__name__))
+
+
+def _in_event_loop() -> bool:
+    """Return whether this thread runs an event loop. sniffio cannot tell: threads inherit its answer on trio."""
+    for current in (asyncio.get_running_loop, trio.lowlevel.current_trio_token):
+        with suppress(RuntimeError):
+            current()
+            return True
+    return False
 
 
 def _client_of(app: Application) -> Client:

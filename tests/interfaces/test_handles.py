@@ -15,9 +15,12 @@ import trio
 import onyxq
 from onyxq import App, blocking_context, context
 from onyxq.client import AsyncClient
-from onyxq.errors import BadRequest, Conflict, TaskFailed, TimedOut
+from onyxq.errors import BadRequest, Conflict, TaskFailed, TimedOut, Unavailable
 from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.testing import Cluster, open_cluster
+from simulation.world.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, FakePeer, play
+from tests.interfaces.worker_world import a_call, until, with_worker
 
 app = App()
 
@@ -174,6 +177,41 @@ def test_async_code_awaits_a_task_and_its_loop_runs_on(tmp_path: Path, backend: 
             await trio.to_thread.run_sync(lambda: anyio.run(main, cluster.addresses[0], backend=backend))
 
     trio.run(in_cluster)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_call_that_would_stop_an_event_loop_is_told(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    """In a worker's loop it would never end, so it is refused; elsewhere it is logged once."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        fake = App("nowhere:1")
+
+        @fake.task(queue="q", name="outer")
+        async def outer() -> None:
+            inner.enqueue()
+
+        @fake.task(queue="q", name="inner")
+        def inner() -> None:
+            """A task."""
+
+        worker = fake.worker()
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            task = await client.enqueue("q", a_call("outer"))
+            await until(lambda: task in cluster.outcomes)
+            assert "would stop the worker's event loop" in cluster.outcomes[task].message
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        away = App("127.0.0.1:1", connect_timeout_ms=1)
+        lonely = away.task(print)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                lonely.enqueue()
+        away.close()
+
+    play(scenario, backend=backend)
+    assert caplog.text.count("stops the event loop meanwhile") == 1
 
 
 def test_a_client_that_is_not_open_says_so_to_async_code() -> None:
