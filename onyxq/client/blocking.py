@@ -23,7 +23,7 @@ from onyxq.client.management import PAGE_TASKS
 from onyxq.client.taskstore import TaskStore
 from onyxq.client.transactions import BlockingTransaction, Committed, Gathered
 from onyxq.client.values import Task
-from onyxq.core.errors import Unavailable
+from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.core.ids import TaskId
 from onyxq.system.durations import Milliseconds, Timeout
 from onyxq.wire.network import Network
@@ -134,6 +134,9 @@ class Client:
             if portal is not None:
                 found: R = portal.call(self._until_closed, call)
                 return found
+        except OnyxqError as error:
+            # The frames of the other thread's event loop say nothing to the caller.
+            raise error.with_traceback(None)  # noqa: B904  # it is the same error
         except RuntimeError:
             if self._portal is portal:
                 raise
@@ -153,7 +156,10 @@ class Client:
         except RuntimeError:
             raise _not_open() from None
         await _done(future)
-        return future.result()
+        try:
+            return future.result()
+        except OnyxqError as error:
+            raise error.with_traceback(None)  # noqa: B904  # as in `_run`
 
     async def _until_closed(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
         if self._closing:

@@ -83,6 +83,7 @@ def test_it_fails_soon_when_no_peer_answers_and_says_what_to_do(here: Path, sile
         assert time.monotonic() - began < FAST_S
         shown = "".join(traceback.format_exception(failed.value))
         assert address in failed.value.message
+        assert "onyxq/client/pool.py" not in "".join(traceback.format_exception(failed.value))
         assert "Hint: Is a peer running? Start one with `onyxq dev`" in shown
         app.close()
 
