@@ -1,8 +1,9 @@
 """Handles: a task that was enqueued, for the code that enqueued it (design: interfaces).
 
-task = resize.enqueue("cat.jpg")
-print(task.id)
-width = task.result(timeout="10s")    # in async code: await task
+    task = resize.enqueue("cat.jpg")
+    width = task.result(timeout="10s")    # in async code: await task
+
+A handle is the task's id, so code that keeps ids keeps handles as well.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import anyio.to_thread
-import trio
 from attrs import frozen
 
 from onyxq.client import AsyncClient, Client, Enqueued, Flow, Task
@@ -31,7 +32,6 @@ from onyxq.worker.contexts import current_bridge
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
 
 ASYNC_HINT = "In async code write `await task`, `await function.enqueue_async(...)` or `async for`."
 
@@ -92,9 +92,12 @@ class Reach:
 
 def _in_event_loop() -> bool:
     """Return whether this thread runs an event loop. sniffio cannot tell: threads inherit its answer on trio."""
-    for current in (asyncio.get_running_loop, trio.lowlevel.current_trio_token):
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return True
+    if "trio" in sys.modules:  # else no program needs it, and it takes a tenth of a second to load
         with suppress(RuntimeError):
-            current()
+            sys.modules["trio"].lowlevel.current_trio_token()
             return True
     return False
 
