@@ -56,6 +56,8 @@ class Cluster:
     zookeeper: ZookeeperServer | None
     """None for one peer on the embedded log."""
     absent_after_ms: int = ABSENT_AFTER_MS
+    program: Sequence[str] = ("onyxq",)
+    """Module that is run as ``onyxq``, and its own arguments."""
     servers: Servers = field(factory=Servers)
     peers: list[Peer] = field(factory=list)
     started: int = 0
@@ -74,7 +76,7 @@ class Cluster:
         said_before = output.stat().st_size if output.exists() else 0
         more = ["--zookeeper", self.zookeeper.hosts] if self.zookeeper is not None else []
         process = self.servers.run(
-            [sys.executable, "-m", "onyxq", "peer", "start", "--json", "--data", str(self.home / name),
+            [sys.executable, "-m", *self.program, "peer", "start", "--json", "--data", str(self.home / name),
              "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *more,
              "--session-timeout-ms", str(SESSION_TIMEOUT_MS), "--absent-after-ms", str(self.absent_after_ms),
              *options],
@@ -189,10 +191,13 @@ def running(
     zookeepers: int,
     absent_after_ms: int = ABSENT_AFTER_MS,
     partitions: int = PARTITIONS,
+    options: Sequence[str] = (),
+    program: Sequence[str] = ("onyxq",),
 ) -> Iterator[Cluster]:
     """Start a cluster on data in a fresh directory; stop it and delete the data at the end.
 
-    ``zookeepers``: the number of servers, 0 for one peer on the embedded log.
+    ``zookeepers``: the number of servers, 0 for one peer on the embedded log. ``options``: more of each peer.
+    ``program``: see `Cluster`.
     """
     with ExitStack() as stack:
         temporary = TemporaryDirectory(prefix="onyxq-bench-", dir=directory, ignore_cleanup_errors=True)
@@ -200,12 +205,12 @@ def running(
         zookeeper = None
         if zookeepers:
             zookeeper = stack.enter_context(ZookeeperServer(home / "zookeeper", servers=zookeepers))
-        cluster = Cluster(home, zookeeper, absent_after_ms)
+        cluster = Cluster(home, zookeeper, absent_after_ms, program)
         stack.callback(cluster.servers.stop)
         if partitions != PARTITIONS:
             cluster.create(partitions)
         for _ in range(peers):
-            cluster.start()
+            cluster.start(options=options)
         yield cluster
 
 

@@ -4,10 +4,14 @@ One record is in flight at a time.  While none is, an entry is sent at once.  Wh
 entries gather and are sent together, so light load is fast and heavy load cheap.  A record whose
 append has an unknown outcome is sent again under the same number.  `step` applies a number once,
 so if the first append landed, the repeat changes nothing.
+
+Every peer reads every record, so the records of many busy peers would fill each peer's processor.
+An outbox therefore paces itself by the records that the others write: `Pace`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +36,16 @@ LAZY_S = 0.05
 """Longest time, in seconds, that entries without a waiter (releases) wait for others to join."""
 ENTRIES_MAX = 20_000
 
+FREE_PER_S = 1_000.0
+"""Rate of the other peers' records up to which an outbox does not pause, in records per second."""
+PAUSE_PER_RATE_S = 0.0005
+"""Pause after a record for each record per second of the others above `FREE_PER_S`, in seconds."""
+PAUSE_MAX_S = 0.2
+RATE_S = 1.0
+"""Time constant with which the rate follows the log, in seconds."""
+GATHER_S = 0.001
+"""Time after a pause in which those who waited for its end may add entries, in seconds."""
+
 Done = Callable[[int, Sequence[str] | None], None]
 """Callback with the record's position and the verdicts of the submitted entries, in order.
 
@@ -45,6 +59,30 @@ class _Submission:
     done: Done | None
     positions: list[int] = field(factory=list)
     verdicts: list[str] = field(factory=list)
+
+
+@define
+class Pace:
+    """How fast a peer may write, by the records that the others write.
+
+    Up to a rate it never pauses: light load is not delayed, nor is a peer that is alone.  Above that rate the pause
+    rises, so the records of many busy peers grow instead of multiplying.
+    """
+
+    _rate: float = 0.0
+    _since_s: float = 0.0
+
+    def note(self, now_s: float) -> None:
+        """Count a record of another peer."""
+        self._rate, self._since_s = self.rate(now_s) + 1 / RATE_S, now_s
+
+    def rate(self, now_s: float) -> float:
+        """Return the records per second of the other peers lately."""
+        return self._rate * math.exp((self._since_s - now_s) / RATE_S)
+
+    def pause_s(self, now_s: float) -> float:
+        """Return the shortest time until this peer's next record, in seconds."""
+        return min(max(0.0, self.rate(now_s) - FREE_PER_S) * PAUSE_PER_RATE_S, PAUSE_MAX_S)
 
 
 class Outbox:
@@ -75,6 +113,11 @@ class Outbox:
         """Records sent or being sent, by number, until they are read back."""
         self._landed: dict[int, int] = {}
         """Positions of the records in ``_unread`` that are known to have landed, by number."""
+        self._pace = Pace()
+        self._added = 0
+        """Number of entries submitted so far, except lazy ones."""
+        self._done = 0
+        """Number of these whose record was written and whose pause is over."""
         self._wake = Wait()
         self._flushed = Signal()
         self._lazy_since: float | None = None
@@ -104,6 +147,7 @@ class Outbox:
         queue = self._lazy if lazy else self._waiting
         queue.extend((submission, entry) for entry in packed)
         if not lazy:
+            self._added += len(packed)
             self._wake.end()
         elif self._lazy_since is None:  # later ones are sent with the first, whose time is known
             self._lazy_since = trio.current_time()
@@ -126,9 +170,19 @@ class Outbox:
         return trio.current_time() - self._flight_since if self._flight_since is not None else 0.0
 
     async def flushed(self) -> None:
-        """Return when no entry waits: all submitted entries are written or on their way."""
-        while (self._waiting or self._flight_since is not None) and not self.closed:
+        """Return when all entries submitted before are written, and the next record may be filled."""
+        added = self._added
+        while self._done < added and not self.closed:
             await self._flushed.wait()
+
+    def note_read(self, writer: str) -> None:
+        """Count a record that was read, for the pace of this peer's own records."""
+        if writer != self.peer:
+            self._pace.note(trio.current_time())
+
+    def pause_s(self) -> float:
+        """Return the shortest time from one record to the next at present, in seconds."""
+        return self._pace.pause_s(trio.current_time())
 
     def applied(self, number: int, position: int, outcomes: Sequence[Outcome]) -> None:
         """Report verdicts after the reader applied this peer's record ``number``."""
@@ -173,7 +227,7 @@ class Outbox:
         """Append until cancelled or the session is lost (`SessionLost`)."""
         while True:
             await self._something_to_send()
-            record = self._take()
+            record, added = self._take(), self._added - len(self._waiting)
             self.number += 1
             self._unread[self.number] = record
             self._flight_since = trio.current_time()
@@ -181,7 +235,13 @@ class Outbox:
             self._on_append(trio.current_time() - self._flight_since)
             self._flight_since = None
             self.sent_at = trio.current_time()
+            pause_s = self.pause_s()
+            if pause_s:
+                await trio.sleep(pause_s)
+            self._done = added
             self._flushed.fire()
+            if pause_s:
+                await trio.sleep(GATHER_S)
 
     async def _append(self, number: int, entries: list[bytes]) -> None:
         while number in self._unread:

@@ -367,6 +367,8 @@ class Peer:
         done = step(before, found, node.entries)
         if not done.problem:
             self._heard.add(done.peer)
+            if node.outbox is not None:
+                node.outbox.note_read(done.peer)
         node.records.add(found)
         node.advance(before, done, found)
         self._note_time(before)
