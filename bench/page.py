@@ -53,7 +53,7 @@ def page(documents: Mapping[str, Map]) -> str:
     parts = [INTRO.strip()]
     for section in SECTIONS:
         document = documents[section.benchmark]
-        about = f"``{section.command}`` on {_machine(document['machine'])}."
+        about = f"``{section.command}`` on {machine_text(document['machine'])}."
         tables = "\n\n".join(section.tables(document))
         parts += [f"{section.title}\n{'-' * len(section.title)}", section.text.strip(), about, tables]
     return "\n\n".join(parts) + "\n"
@@ -77,11 +77,12 @@ def stored() -> dict[str, Map]:
 # --- pieces
 
 
-def _machine(said: Map) -> str:
+def machine_text(said: Map) -> str:
+    """Return the description of a machine in one line."""
     return f"{said['cores']} cores ({said['processor']}), {said['memory_mib'] / 1024:.0f} GiB, Python {said['python']}"
 
 
-def _table(head: Sequence[str], rows: Rows) -> str:
+def table(head: Sequence[str], rows: Rows) -> str:
     """Return a simple table; its first column must not be empty."""
     cells = [list(head), *([cell or "\\ " for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -127,13 +128,13 @@ def _lifecycle(document: Map) -> Iterator[str]:
     for name, found in document["systems"].items():
         cells = (_said(found["modes"][mode], "tasks_per_second") if "modes" in found else [""] for mode in modes)
         rows.append([f"``{name}``", *(cell for [cell] in cells)])
-    yield _table(["tasks per second", *(f"``{mode}``" for mode in modes)], rows)
+    yield table(["tasks per second", *(f"``{mode}``" for mode in modes)], rows)
 
 
 def _latency(document: Map) -> Iterator[str]:
     names = ("p50_ms", "p99_ms", "max_ms")
     rows = [[f"``{name}``", *_said(found, *names, shown=_ms)] for name, found in document["systems"].items()]
-    yield _table(["from enqueue to handler", "median", "99 %", "slowest"], rows)
+    yield table(["from enqueue to handler", "median", "99 %", "slowest"], rows)
 
 
 def _transactions(document: Map) -> Iterator[str]:
@@ -142,7 +143,7 @@ def _transactions(document: Map) -> Iterator[str]:
         for name, found in document["systems"].items()
         for lanes, one in found["modes"]["one part"].items()
     ]
-    yield _table(["system", "in flight", "transactions per second", "median", "99 %"], rows)
+    yield table(["system", "in flight", "transactions per second", "median", "99 %"], rows)
 
 
 def _taskstore(document: Map) -> Iterator[str]:
@@ -152,7 +153,7 @@ def _taskstore(document: Map) -> Iterator[str]:
         for kind in ("updates", "claims")
         for mode, one in found.get(kind, {}).items()
     ]
-    yield _table(["system", "calls", "mode", "tasks per second", "median", "99 %"], rows)
+    yield table(["system", "calls", "mode", "tasks per second", "median", "99 %"], rows)
 
 
 def _ordering(document: Map) -> Iterator[str]:
@@ -162,7 +163,7 @@ def _ordering(document: Map) -> Iterator[str]:
         [title, *_said(poison[name], "p50_ms", "p99_ms", "max_ms", shown=_ms)]
         for name, title in (("without", "without a stuck key"), ("with", "with one"))
     ]
-    yield _table(["lateness of the other keys", "median", "99 %", "slowest"], rows)
+    yield table(["lateness of the other keys", "median", "99 %", "slowest"], rows)
     yield (
         f"A stuck key makes the 99 % lateness {_ratio(poison['p99_ratio'])} times as long; goal at most "
         f"{poison['goal_p99_ratio']}: {_goal(poison['reached'])}."
@@ -183,7 +184,7 @@ def _timers(document: Map) -> Iterator[str]:
             if goal in found
         ]
         rows.append([name, *_said(found, *wanted, shown=_ms), "; ".join(goals)])
-    yield _table(["lateness", "median", "99 %", "slowest", "goals"], rows)
+    yield table(["lateness", "median", "99 %", "slowest", "goals"], rows)
 
 
 def _sync(document: Map) -> Iterator[str]:
@@ -191,7 +192,7 @@ def _sync(document: Map) -> Iterator[str]:
         [title, _count(one["tasks_per_s"]), f"{one['mb_per_s']:.3g} MB/s", f"{one['seconds']:.1f} s"]
         for title, one in (("idle", document["idle"]), ("under load", document["loaded"]))
     ]
-    yield _table(["a wiped node is filled", "tasks per second", "data", "in"], rows)
+    yield table(["a wiped node is filled", "tasks per second", "data", "in"], rows)
     yield (
         f"Meanwhile clients kept {100 * document['load_kept']:.0f} % of their speed; goal at least "
         f"{100 * document['goal_load_kept']:.0f} %: {_goal(document['reached'])}."
@@ -207,7 +208,7 @@ def _idle(document: Map) -> Iterator[str]:
         ]
         for name, one in document["modes"].items()
     ]
-    yield _table(["percent of a core", "a peer at least", "at most", "ZooKeeper", "goal of a peer"], rows)
+    yield table(["percent of a core", "a peer at least", "at most", "ZooKeeper", "goal of a peer"], rows)
 
 
 def _backlog(document: Map) -> Iterator[str]:
@@ -227,8 +228,8 @@ def _backlog(document: Map) -> Iterator[str]:
         ]
         few, many = _count(document["settings"]["small"]), _count(document["settings"]["tasks"])
         head = ["claims, 99 %", f"{few} tasks", f"{many} tasks", "ratio", f"at most {goals['claim_p99_ratio']}"]
-        yield _table(head, rows)
-        yield _table(["measured with " + many + " tasks", "figure", "goal"], _of_backlog(found, goals))
+        yield table(head, rows)
+        yield table(["measured with " + many + " tasks", "figure", "goal"], _of_backlog(found, goals))
 
 
 def _of_backlog(found: Map, goals: Map) -> Iterator[Sequence[str]]:

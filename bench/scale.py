@@ -1,11 +1,18 @@
 """Measures what a task and a record cost each process of a cluster, with few peers and with many.
 
-    python -m bench.scale [--peers 3,6,12] [--readers 6] [--paced 6,12] [--seconds 6]
+    python -m bench.scale [--parts clusters,readers] [--seconds 6]
 
 Peers on one ZooKeeper go through the loop of `bench.lifecycle`. Only processor time is counted, from
 the kernel's count for each process, and compared with the number of tasks and records. So other
-programs on the machine change the figures little. ``--readers`` measures what a record costs a peer
-that only reads it: the cluster has one partition, so all peers but three keep no task.
+programs on the machine change the figures little. These parts are measured:
+
+* ``simulated``: only outboxes, on a clock that jumps (`bench.pace`);
+* ``clusters``: 3, 6 and 12 peers;
+* ``readers``: what a record costs a peer that only reads it. The cluster has one partition, so all peers
+  but three keep no task. Then records without entries are appended at several rates;
+* ``steps``: the records of three peers, applied again in this process;
+* ``paced``: 6 and 12 peers as they are, and with outboxes that pause more.
+
 Prints one JSON document, from which `bench.scale_model` sizes clusters.
 """
 
@@ -30,17 +37,20 @@ from bench.options import end_on_signal
 from bench.pace import APPEND_S, ENTRIES_PER_S, PEERS, simulated
 from bench.pace import SECONDS as SIMULATED_S
 from bench.peers import PARTITIONS, Cluster, running, until_whole
+from log_entries.registry import ENTRIES
 from onyxq.client import AsyncClient
+from onyxq.core.log.interface import Record
 from onyxq.core.log.record import encode_record
+from onyxq.core.replica import EMPTY
+from onyxq.core.step import step
 from onyxq.log.zookeeper import ZookeeperBackend
 
 PAYLOAD_BYTES = 100
 COPIES = 3
 MODES = "1x64/1,100x4/1,1x64/16,100x16/16"
 READER_MODES = "1x8/1,1x64/1,100x4/1"
+STEP_MODES = "1x64/1,1x64/16,100x16/16"
 PACED_MODES = "1x64/16,1x512/16"
-SLOWER = 16
-"""How many times slower the machines are as which ``--paced`` outboxes pace themselves."""
 EMPTY_PER_S = (50, 200, 500)
 IDLE_S = 5.0
 """Length of the measurement without a client, in seconds."""
@@ -167,8 +177,7 @@ def started(
 
 def figures(cluster: Cluster, modes: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure a cluster under each load."""
-    found = {text: measured(cluster, Load.parse(text), options) for text in modes.split(",")}
-    return {"peers": len(cluster.peers), "modes": found}
+    return {text: measured(cluster, Load.parse(text), options) for text in modes.split(",")}
 
 
 def idle(cluster: Cluster) -> dict[str, Any]:
@@ -207,33 +216,90 @@ async def _until_whole(addresses: list[str], peers: int) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="bench.scale", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--parts", type=_parts, default=",".join(PARTS), help="comma-separated; default: all")
     parser.add_argument(
-        "--peers", type=_numbers, default="3,6,12", metavar="N", help="comma-separated numbers of peers"
+        "--peers", type=_numbers, default="3,6,12", help="comma-separated numbers of peers, also repeated ones"
     )
-    parser.add_argument("--readers", type=int, default=6, metavar="N", help="peers on one partition")
-    parser.add_argument(
-        "--paced", type=_numbers, default="6,12", metavar="N", help="numbers of peers with slower paces"
-    )
-    parser.add_argument("--modes", default=MODES, help="comma-separated BATCHxLANES/CLIENTS")
+    parser.add_argument("--readers", type=int, default=6, help="number of peers on one partition")
+    parser.add_argument("--paced", type=_numbers, default="6,12", help="numbers of peers that pace themselves more")
+    parser.add_argument("--pace", default="31.25,0.128,3.2", help="FREE_PER_S,PAUSE_PER_RATE_S,PAUSE_MAX_S of those")
     parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="length of each measurement")
     parser.add_argument("--directory", type=Path, default=None, help="directory of the data")
     options = parser.parse_args()
     end_on_signal()
-    document: dict[str, Any] = {"benchmark": "scale", "machine": machine(), "settings": _settings(options)}
-    document["simulated"] = [simulated(peers) for peers in PEERS]
-    document["clusters"] = []
+    head = {"benchmark": "scale", "machine": machine(), "settings": _settings(options)}
+    found: dict[str, Any] = {}
+    for part in options.parts:
+        found.update(PARTS[part](options))
+    emit({**head, **found})
+
+
+def _simulated(options: argparse.Namespace) -> dict[str, Any]:
+    return {"simulated": [simulated(peers) for peers in PEERS]}
+
+
+def _clusters(options: argparse.Namespace) -> dict[str, Any]:
+    found = []
     for peers in options.peers:
         with started(peers, options) as cluster:
-            document["clusters"].append({"idle": idle(cluster), **figures(cluster, options.modes, options)})
+            found.append({"peers": peers, "idle": idle(cluster), "modes": figures(cluster, MODES, options)})
+    return {"clusters": found}
+
+
+def _readers(options: argparse.Namespace) -> dict[str, Any]:
     with started(options.readers, options, partitions=1) as cluster:
-        document["readers"] = figures(cluster, READER_MODES, options)
-        document["empty"] = [empty_records(cluster, per_s, options.seconds / 2) for per_s in EMPTY_PER_S]
-    document["paced"] = []
-    for peers in options.paced:
-        for program in ("onyxq", f"bench.pace {SLOWER}"):
-            with started(peers, options, program=program) as cluster:
-                document["paced"].append({"program": program, **figures(cluster, PACED_MODES, options)})
-    emit(document)
+        loads = {"peers": options.readers, "idle": idle(cluster), "modes": figures(cluster, READER_MODES, options)}
+        empty = [empty_records(cluster, per_s, options.seconds / 2) for per_s in EMPTY_PER_S]
+    return {"readers": [loads], "empty": empty}
+
+
+def _paced(options: argparse.Namespace) -> dict[str, Any]:
+    found = []
+    for peers, pace in itertools.product(options.paced, ("", options.pace)):
+        program = f"bench.pace {pace.replace(',', ' ')}" if pace else "onyxq"
+        with started(peers, options, program=program) as cluster:
+            found.append({"peers": peers, "pace": pace, "modes": figures(cluster, PACED_MODES, options)})
+    return {"paced": found}
+
+
+def _steps(options: argparse.Namespace) -> dict[str, Any]:
+    with started(COPIES, options) as cluster:
+        assert cluster.zookeeper is not None
+        ends = [int(max(cluster.metric("onyxq_log_position")))]
+        for text in STEP_MODES.split(","):
+            measured(cluster, Load.parse(text), options)
+            ends.append(int(max(cluster.metric("onyxq_log_position"))))
+        records = trio.run(_all_records, cluster.zookeeper.hosts, ends[-1])
+    replica, found = EMPTY, []
+    for end, name in zip(ends, ["start", *STEP_MODES.split(",")], strict=True):
+        entries = grants = count = 0
+        before = time.process_time()
+        while replica.position < end:
+            done = step(replica, records[replica.position + 1], ENTRIES)
+            replica, count, entries = done.replica, count + 1, entries + len(done.outcomes)
+            grants += sum(len(one.args.grants) for one in done.outcomes if one.name == "grant_claims")
+        used_ms = round(1000 * (time.process_time() - before), 1)
+        found.append({"load": name, "records": count, "entries": entries, "grants": grants, "cpu_ms": used_ms})
+    return {"steps": found[1:]}
+
+
+async def _all_records(hosts: str, end: int) -> dict[int, Record]:
+    session = await ZookeeperBackend(hosts, "main").session()
+    try:
+        found = [await session.read(position) for position in range(end + 1)]
+    finally:
+        await session.aclose()
+    return {one.position: one for one in found if isinstance(one, Record)}
+
+
+PARTS = {"simulated": _simulated, "clusters": _clusters, "readers": _readers, "steps": _steps, "paced": _paced}
+
+
+def _parts(text: str) -> list[str]:
+    unknown = set(parts := text.split(",")) - set(PARTS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such part: {sorted(unknown)}; there are {', '.join(PARTS)}")
+    return parts
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

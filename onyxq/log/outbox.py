@@ -82,7 +82,12 @@ class Pace:
 
     def pause_s(self, now_s: float) -> float:
         """Return the shortest time until this peer's next record, in seconds."""
-        return min(max(0.0, self.rate(now_s) - FREE_PER_S) * PAUSE_PER_RATE_S, PAUSE_MAX_S)
+        return pause_at(self.rate(now_s))
+
+
+def pause_at(others_per_s: float) -> float:
+    """Return the pause after a record, in seconds, while the others write a number of records per second."""
+    return min(max(0.0, others_per_s - FREE_PER_S) * PAUSE_PER_RATE_S, PAUSE_MAX_S)
 
 
 class Outbox:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import pytest
 
 from bench import page as figures
+from bench import scale_page
 from log_entries.__main__ import page
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import Parser, build
@@ -34,6 +35,12 @@ def test_the_page_of_figures_is_fresh() -> None:
     """``docs/performance.rst`` is what ``python -m bench.page`` makes of the documents of measurements."""
     text = (ROOT / "docs/performance.rst").read_text("utf-8")
     assert text == figures.page(figures.stored()), "python -m bench.page > docs/performance.rst"
+
+
+def test_the_page_about_scale_is_fresh() -> None:
+    """``docs/scale.rst`` is what ``python -m bench.scale_page`` makes of its text and the document of measurements."""
+    text = (ROOT / "docs/scale.rst").read_text("utf-8")
+    assert text == scale_page.page(scale_page.stored()), "python -m bench.scale_page > docs/scale.rst"
 
 
 def test_a_failed_measurement_is_told_on_the_page_of_figures() -> None:
