@@ -131,7 +131,7 @@ def costs_of(document: Map) -> Costs:
 
 def _commit(document: Map, free: Costs) -> float:
     """Return the cost of a commit: what readers used beyond all other costs of reading, per commit."""
-    found = []
+    found: list[float] = []
     for one in document["readers"]:
         for text, load in one["modes"].items():
             records, seconds = load["records"] / load["seconds"], load["seconds"]
@@ -157,7 +157,7 @@ def _products(rows: Sequence[tuple[float, float, float]]) -> tuple[list[tuple[fl
 def best(document: Map, peers: int, load: str) -> Map:
     """Return the measurement of a load with a number of peers that needed least processor time per task."""
     every = [one["modes"][load] for one in document["clusters"] if one["peers"] == peers and load in one["modes"]]
-    return min(every, key=lambda one: float(sum(one["peers_cpu_ms"])) / one["tasks"])
+    return min(every, key=lambda one: float(sum(one["peers_cpu_ms"]) / one["tasks"]))
 
 
 def loads_of(document: Map) -> dict[str, Load]:
@@ -186,7 +186,7 @@ def _read(costs: Costs, one: Map, entries: float, grants: float) -> float:
     """Return the milliseconds in which each peer read during a measurement."""
     seconds, tasks = one["seconds"], one["tasks"] / one["seconds"]
     rate = costs.reading(one["records"] / seconds, entries=entries * tasks, grants=grants * tasks)
-    return 1000 * rate * seconds
+    return float(1000 * rate * seconds)
 
 
 def checked(document: Map, load: str) -> list[tuple[int, float, float]]:

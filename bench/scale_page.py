@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench import scale_model as model
 from bench.page import FIGURES, Map, machine_text, table
+from onyxq.history.claim_rows import LAZY_FLUSH_S
 from onyxq.log.outbox import FREE_PER_S, PAUSE_MAX_S, PAUSE_PER_RATE_S
 
 TEXT = Path(__file__).with_suffix(".rst")
@@ -73,7 +74,7 @@ def _reading(document: Map) -> str:
         [f"a record without entries, at {rate:,.0f} per second", _us(cost), f"{rate * cost / 10:.0f} %"]
         for rate, cost in costs.empty
     ]
-    commits = 1 / model.LAZY_FLUSH_S
+    commits = 1 / LAZY_FLUSH_S
     rows.append([f"a commit of the store, at most {commits:.0f} per second", _us(costs.commit), ""])
     rows.append(["an entry with grants", _us(costs.entry), ""])
     rows.append(["a grant in it", _us(costs.grant), ""])
