@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import NamedTuple, TypeAlias
 
 from onyxq.core.errors import BadRequest
+from onyxq.system.durations import Seconds, as_seconds
 
 PAUSE_S_MAX = 366 * 86_400
 UNKNOWN_FIRST_S, UNKNOWN_MAX_S = 5.0, 600.0
@@ -19,9 +19,7 @@ UNKNOWN_FIRST_S, UNKNOWN_MAX_S = 5.0, 600.0
 UNKNOWN_AGE_PART = 10
 """The pause of an unknown task is its age divided by this: soon after a deployment other workers may know it."""
 
-Pause: TypeAlias = float | timedelta
-"""A number of seconds, or a `timedelta`."""
-Backoff: TypeAlias = Sequence[Pause] | Callable[[int, BaseException], Pause] | None
+Backoff: TypeAlias = Sequence[Seconds] | Callable[[int, BaseException], Seconds] | None
 """Pauses before the first, second and further retries, or a function of the retry's number and the error."""
 
 log = logging.getLogger(__name__)
@@ -30,11 +28,11 @@ log = logging.getLogger(__name__)
 class Retry(Exception):
     """Raise it to end an attempt as failed: ``raise Retry("the relay is busy", after=30)``.
 
-    ``after``: pause before the next attempt, in seconds or as a `timedelta`; default: as for any error. The attempt
-    counts, so the task fails for good if no retry is left.
+    ``after``: pause before the next attempt, as `Seconds`; default: as for any error. The attempt counts, so the task
+    fails for good if no retry is left.
     """
 
-    def __init__(self, reason: str = "", *, after: Pause | None = None) -> None:
+    def __init__(self, reason: str = "", *, after: Seconds | None = None) -> None:
         super().__init__(reason)
         self.pause_ms = None if after is None else pause_ms(after, "after")
 
@@ -42,13 +40,13 @@ class Retry(Exception):
 class Snooze(Exception):
     """Raise it to give the task back without counting the attempt: ``raise Snooze("not open yet", after=600)``.
 
-    ``after``: pause before the next attempt, in seconds or as a `timedelta`. Nothing bounds how often a task snoozes.
+    ``after``: pause before the next attempt, as `Seconds`. Nothing bounds how often a task snoozes.
     """
 
     level = logging.INFO
     """Level of its line in the worker's log."""
 
-    def __init__(self, reason: str = "", *, after: Pause) -> None:
+    def __init__(self, reason: str = "", *, after: Seconds) -> None:
         super().__init__(reason or "snoozed")
         self.pause_ms = pause_ms(after, "after")
 
@@ -98,11 +96,11 @@ def check_backoff(backoff: Backoff) -> None:
         pause_ms(one, "backoff")
 
 
-def pause_ms(pause: Pause, field: str) -> int:
+def pause_ms(pause: Seconds, field: str) -> int:
     """Return a pause in milliseconds; raise `BadRequest` naming the field if it is none."""
-    seconds = pause.total_seconds() if isinstance(pause, timedelta) else pause
+    seconds = as_seconds(pause, field)
     if type(seconds) not in (int, float) or not 0 <= seconds <= PAUSE_S_MAX:
-        raise BadRequest(f"{field} must be a number of seconds from 0 to 366 days, not {pause!r}", field=field)
+        raise BadRequest(f"{field} must be a duration from 0 to 366 days, not {pause!r}", field=field)
     return round(seconds * 1000)
 
 
