@@ -51,7 +51,7 @@ FACT_BUGS: tuple[Planted, ...] = (
         "state.token_rules:_why_not",
         returning(None),
         "a worker completes a task that another one has",
-        quick=4,
+        quick=12,
     ),
     _planted(
         "requests for a unique key do not wait for each other",

@@ -165,6 +165,8 @@ class SearchOutbox(Outbox):
         self._land = land
         self.flying = 0
         """Number of the record on its way; 0 without one."""
+        self._sent = 0
+        """Number of entries that were submitted up to that record, except lazy ones."""
 
     @property
     def due(self) -> bool:
@@ -175,6 +177,7 @@ class SearchOutbox(Outbox):
         """Put what waits into a record on its way."""
         self.number += 1
         self._unread[self.number] = self._take()
+        self._sent = self._added - len(self._waiting)
         self._flight_since = trio.current_time()
         self.flying = self.number
 
@@ -192,6 +195,7 @@ class SearchOutbox(Outbox):
                 return
             self._landed[self.flying] = position
         self.flying, self._flight_since, self.sent_at = 0, None, trio.current_time()
+        self._done = self._sent
         self._flushed.fire()
 
 

@@ -83,6 +83,7 @@ def test_a_run_that_takes_too_much_processor_time_says_where_it_was() -> None:
 def test_a_run_that_waits_for_something_real_is_ended(tmp_path: Path) -> None:
     """It uses no processor time, so it would never end."""
     (tmp_path / "simulation").mkdir()
+    (tmp_path / "simulation" / "__init__.py").touch()
     (tmp_path / "simulation" / "runs.py").write_text(WAITS)
     child = Child("standard", root=tmp_path, asleep_looks=2)
     try:
@@ -95,6 +96,7 @@ def test_a_run_that_waits_for_something_real_is_ended(tmp_path: Path) -> None:
 def test_a_process_that_dies_tells_its_last_words(tmp_path: Path) -> None:
     """No property of the cluster broke, but the end is still reported."""
     (tmp_path / "simulation").mkdir()
+    (tmp_path / "simulation" / "__init__.py").touch()
     (tmp_path / "simulation" / "runs.py").write_text("raise SystemExit('no memory')\n")
     child = Child("standard", root=tmp_path)
     try:
