@@ -98,8 +98,13 @@ async def test_a_zookeeper_that_was_set_back_is_recovered_from(
         await raise_tokens(client)
         held = await claim_all(client, 6, lease_ms=600_000)
         await command("log", "gc", "--connect", own["a"].address)
-        await client.complete([held[ids[0]]], b"result")
         await client.set_queue("work", concurrency=7)
+        for name in NAMES:
+            async with own.client(name) as one:
+                while (await one.queue("work"))["settings"]["concurrency"] != 7:
+                    pass
+        # Its write takes the record of the setting to the disks.
+        await client.complete([held[ids[0]]], b"result")
     own.end()
     server.stop()
     shutil.rmtree(tmp_path / "zookeeper")
