@@ -155,7 +155,7 @@ class Completions:
         finally:
             if error is None:
                 self._state.end(State.FINISHING, runs)
-                self._state.settle(runs)
+                self._state.settle(State.UNSETTLED, runs)
             else:
                 self._state.replace(State.FINISHING, State.UNSETTLED, runs)
                 self._unsettled.fire()
@@ -184,7 +184,7 @@ class Completions:
         leader = self._host.leaders.get(partition_of(stretch))
         if leader is None or leader.deposed or not leader.ready:
             # The takeover finds the completions again, wherever they are stored.
-            self._state.settle(runs_of(stretch, self._state.bits(State.UNSETTLED, stretch)))
+            self._state.settle(State.UNSETTLED, runs_of(stretch, self._state.bits(State.UNSETTLED, stretch)))
             return
         try:
             await leader.write([])  # earlier writes to this node's store have succeeded or failed after this one
@@ -192,7 +192,7 @@ class Completions:
             bits &= ~self._state.bits(State.GRANTING, stretch) & ~self._state.bits(State.UNDECIDED, stretch)
             finished = plan.still_finished(self._host, stretch) & bits
             unfinished = runs_of(stretch, bits & ~finished)
-            self._state.settle(unfinished)
+            self._state.settle(State.UNSETTLED, unfinished)
             self._host.granter.offer(unfinished)
             await self._repeat(leader, runs_of(stretch, finished))
         except OnyxqError as error:

@@ -18,6 +18,7 @@ from onyxq.core.queues import settings_of
 from onyxq.core.task_headers import SPECIAL, UNIQUE_KEY
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.dependencies import Dependencies
+from onyxq.leader.grants.keyed_rows import KeyedRows
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_keys import Started, TaskKeys
@@ -46,11 +47,20 @@ class _RunRequest(NamedTuple):
 class Enqueues:
     """Stores task runs in the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, tokens: TokenCheck, dependencies: Dependencies, keys: TaskKeys) -> None:
+    def __init__(
+        self,
+        host: OperationsHost,
+        tokens: TokenCheck,
+        *,
+        dependencies: Dependencies,
+        keys: TaskKeys,
+        keyed_rows: KeyedRows,
+    ) -> None:
         self._host = host
         self._tokens = tokens
         self._dependencies = dependencies
         self._keys = keys
+        self._keyed_rows = keyed_rows
 
     @procedure
     async def enqueue(self, args: Enqueue) -> list[Ack]:
@@ -85,9 +95,9 @@ class Enqueues:
         return leader.replicate(rows, early=early, stored=stored)
 
     def _early(self, one: _RunRequest) -> bool:
-        """Return whether the run may be acknowledged before it is on disk: its queue says so, and it has no key."""
+        """Return whether the run, which has no key, may be acknowledged before it is on disk: its queue says so."""
         replica = self._host.replica
-        if not replica.queues or self._keys.concerns(one.header):
+        if not replica.queues:
             return False
         return settings_of(replica, one.header["queue"]).durability == "opportunistic"
 
@@ -207,7 +217,11 @@ class Enqueues:
                 return unique
         try:
             rows = [*self._rows(leader, one, body), *extra]
-            started = Started(leader, leader.replicate(rows, early=self._early(one)))
+            if self._keys.concerns(one.header):
+                vote = self._keyed_rows.write(leader, one.first, rows)
+            else:
+                vote = leader.replicate(rows, early=self._early(one))
+            started = Started(leader, vote)
         except OnyxqError:
             self._keys.failed(one.header)
             raise

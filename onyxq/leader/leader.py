@@ -79,6 +79,10 @@ class LeaderHost(Host, Protocol):
         """Return when the replica is no longer this one."""
         ...
 
+    def rows_found(self, rows: Sequence[Row]) -> None:
+        """Take note of rows of another node, before they are stored here, that may be on too few nodes."""
+        ...
+
     def became_ready(self, leader: PartitionLeader) -> None:
         """Take note that the partition serves from now on."""
         ...
@@ -181,17 +185,24 @@ class PartitionLeader:
         return Mark(self.epoch, self._marks)
 
     def replicate(
-        self, rows: Sequence[Row], *, early: bool = False, stored: Callable[[OnyxqError | None], None] | None = None
+        self,
+        rows: Sequence[Row],
+        *,
+        early: bool = False,
+        stored: Callable[[OnyxqError | None], None] | None = None,
+        decided: Callable[[bool], None] | None = None,
     ) -> Vote:
         """Send rows to every holder; return the vote, which is won once majorities have them.
 
         ``early``: rows in a node's memory count as well. ``stored`` is called with the answer of this node's own
-        store, None if it has the rows.
+        store, None if it has the rows; ``decided`` with whether the vote is won.
         """
         placed = self.placed
         self._host.pacer.served()
         node_id, failed = self._host.node_id, self._heard_error
-        vote = Vote(leader=node_id, members=placed.members, target=placed.target, failed=failed, own=stored)
+        vote = Vote(
+            leader=node_id, members=placed.members, target=placed.target, failed=failed, own=stored, decided=decided
+        )
         with failures.serving("a write"):
             if rows:  # without rows, it only asks whether this node still leads
                 failures.begin()
@@ -460,6 +471,8 @@ class PartitionLeader:
             return await self._host.call(node, method, args, timeout_s=10.0)
 
         async def keep(rows: Sequence[Row]) -> None:
+            if not majority(self.placed.members, {self._host.node_id, node}):
+                self._host.rows_found(rows)
             written = await self._host.store.write(Batch(rows=rows))
             self._host.pieces_added(written.pieces)
 

@@ -15,6 +15,7 @@ from onyxq.leader.deadlines import Deadlines
 from onyxq.leader.dependencies import Dependencies
 from onyxq.leader.dependents import Dependents
 from onyxq.leader.enqueues import Enqueues
+from onyxq.leader.grants.keyed_rows import KeyedRows
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.outcomes import Outcomes
 from onyxq.leader.purge import Purger, PurgingHost
@@ -43,13 +44,21 @@ class Operations:
         self.deadlines = Deadlines(host, self.completions)
         self.claim_updates = ClaimUpdates(host, self.tokens, self.completions)
         self.cancellations = Cancellations(host, self.tokens, self.completions)
-        keys = TaskKeys(host)
-        self.enqueues = Enqueues(host, self.tokens, self.dependencies, keys)
+        self.keyed_rows = KeyedRows(host)
+        keys = TaskKeys(host, self.keyed_rows)
+        self.enqueues = Enqueues(
+            host, self.tokens, dependencies=self.dependencies, keys=keys, keyed_rows=self.keyed_rows
+        )
         self.transaction_parts = TransactionParts(
             host, tokens=self.tokens, completions=self.completions, outcomes=outcomes, enqueues=self.enqueues
         )
         self.timers = Timers(
-            host, self.tokens, keys=keys, completions=self.completions, cancellations=self.cancellations
+            host,
+            self.tokens,
+            keys=keys,
+            keyed_rows=self.keyed_rows,
+            completions=self.completions,
+            cancellations=self.cancellations,
         )
 
     async def run(self) -> None:
@@ -59,6 +68,7 @@ class Operations:
             start(self.completions.claim_release.run())
             start(self.dependencies.run())
             start(self.deadlines.run())
+            start(self.keyed_rows.run())
             start(self.transaction_parts.run())
 
     def backed(self, leader: PartitionLeader) -> None:

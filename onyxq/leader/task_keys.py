@@ -24,6 +24,7 @@ from onyxq.core.replica import claim_of
 from onyxq.core.task_headers import DEPENDS, ORDERING_KEY, UNIQUE_KEY
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.completion_rows import history_of
+from onyxq.leader.grants.keyed_rows import KeyedRows
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
@@ -56,8 +57,9 @@ class Started:
 class TaskKeys:
     """Prepares rows of tasks with keys for the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost) -> None:
+    def __init__(self, host: OperationsHost, keyed_rows: KeyedRows) -> None:
         self._host = host
+        self._keyed_rows = keyed_rows
         self._clocks: dict[tuple[int, int], int] = {}
         """(partition, epoch) -> the latest time given to a row."""
         self._locks: dict[bytes, deque[Wait]] = {}
@@ -183,11 +185,11 @@ class TaskKeys:
         # The existing row may be stored only here, so it is written again before it is acknowledged.
         rows: list[Row] = [facts.task_row(*row)]
         if await self._was_granted(current):
-            return Started(leader, leader.replicate(rows), (current, EXISTS), over)
+            return Started(leader, self._keyed_rows.write(leader, current, rows), (current, EXISTS), over)
         run = Run(current, 1)
         self._host.leader_state.begin(State.CHANGING, [run])
         data = Data(self._host.wall_ms(), facts.unpack_task(body).payload(0), leader.mark())
-        vote = leader.replicate([*rows, facts.data_row(current, data)])
+        vote = self._keyed_rows.write(leader, current, [*rows, facts.data_row(current, data)])
 
         def written() -> None:
             self._host.granter.offer(self._host.leader_state.end(State.CHANGING, [run]))

@@ -17,6 +17,7 @@ from onyxq.core.task_headers import UNIQUE_KEY
 from onyxq.core.timer_model import request_of
 from onyxq.leader.cancellations import Cancellations
 from onyxq.leader.completions import Completions
+from onyxq.leader.grants.keyed_rows import KeyedRows
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_keys import TaskKeys
@@ -37,12 +38,14 @@ class Timers:
         tokens: TokenCheck,
         *,
         keys: TaskKeys,
+        keyed_rows: KeyedRows,
         completions: Completions,
         cancellations: Cancellations,
     ) -> None:
         self._host = host
         self._tokens = tokens
         self._keys = keys
+        self._keyed_rows = keyed_rows
         self._completions = completions
         self._cancellations = cancellations
 
@@ -65,7 +68,7 @@ class Timers:
             leader.check()
             row = await self._row(leader, first, header, body, replace=replace)
             with shielded():  # the next request about this id must know the outcome
-                return await leader.write([row])
+                return await leader.decide(self._keyed_rows.write(leader, facts.first_of(row.key), [row]))
         finally:
             unlock()
 

@@ -291,6 +291,10 @@ class Node:
                 if leader.in_trouble():
                     nursery.start_soon(leader.yield_if_in_trouble)
 
+    def rows_found(self, rows: Sequence[facts.Row]) -> None:
+        """Have tasks with keys written again before they are granted."""
+        self.operations.keyed_rows.found(rows)
+
     def became_ready(self, leader: PartitionLeader) -> None:
         """Serve claims once everything that the log held before is in the store."""
         self.operations.transaction_parts.lead(leader)

@@ -61,6 +61,13 @@ FACT_BUGS: tuple[Planted, ...] = (
         quick=3,
     ),
     _planted(
+        "rows of tasks with keys are not written again",
+        "grants.keyed_rows:KeyedRows.run",
+        instead(_at_once),
+        "a task whose write failed is never granted by this leader",
+        quick=3,
+    ),
+    _planted(
         "no claim expires",
         "expiry:Expiry._led",
         returning(()),

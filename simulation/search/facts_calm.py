@@ -58,8 +58,9 @@ def work(facts: Facts) -> int:
         busy = False
         for node in list(facts.nodes.values()):
             if not node.alive:
-                facts.restart(node)
-                busy = True
+                if node.node_id not in facts.gone:
+                    facts.restart(node)
+                    busy = True
                 continue
             done = _go_on(facts, node)
             steps, busy = steps + done, busy or done > 0

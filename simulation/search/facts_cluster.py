@@ -66,6 +66,8 @@ class Facts:
         """The records from there on."""
         self.mail: list[Message] = []
         self.nodes: dict[str, FactsNode] = {}
+        self.gone: set[str] = set()
+        """Nodes that do not start again."""
         self.pulses: dict[str, str] = {peer: found.peers[peer].node for peer in found.pulses}
         """Peer whose session lives -> its node."""
         self.ghosts: list[tuple[str, bytes]] = []

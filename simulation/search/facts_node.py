@@ -377,6 +377,8 @@ class FactsNode(Node):
                 return
             rows = differing(other, self, number)
             if rows:
+                if not majority(leader.placed.members, {self.node_id, other.node_id}):
+                    self.rows_found(rows)
                 self.pieces_added((await self.store.write(Batch(rows=rows))).pieces)
             leader._merged.add(other.node_id)
             self.progress.fire()

@@ -17,11 +17,11 @@ from onyxq.core.ids import Run, TaskId, ids_of, make_id, mask_of, partition_of, 
 from onyxq.core.replica import EMPTY
 from onyxq.leader.state import states
 from onyxq.leader.state.leader_state import LeaderState, Refused
-from onyxq.leader.state.states import FOLLOWS, NEVER_DURING, State
+from onyxq.leader.state.states import FOLLOWS, NEVER_DURING, UNKNOWN, State
 from simulation.planted.seams import ROOT, Fault, faulty, instead, returning
 
-BEGUN = [one for one in State if one not in (State.UNDECIDED, State.UNSETTLED, State.HOLDING_KEY)]
-"""States that begin by themselves."""
+BEGUN = [one for one in State if one not in (State.UNDECIDED, *UNKNOWN, State.HOLDING_KEY)]
+"""States that begin by themselves and end as often as they began."""
 TWICE = (State.FINISHING, State.RENEWING)
 
 BUSY = {*BEGUN, State.UNDECIDED, State.UNSETTLED} - {State.REOPENING, State.RENEWING}
@@ -53,6 +53,8 @@ def may_begin(now: Counter[State], state: State) -> bool:
         State.REOPENING: not inside & {State.GRANTING, State.UNDECIDED, State.FINISHING},
         # Only claims are renewed, once it is known that their tasks are not being finished.
         State.RENEWING: not inside & {State.GRANTING, State.FINISHING},
+        # A task that only this node has is not granted.
+        State.GRANTING: not inside & {State.UNCONFIRMED},
     }.get(state, True)
 
 
@@ -129,11 +131,18 @@ class Machine(RuleBasedStateMachine):
             refused(partial(self.state.end, state, [run]))
 
     @rule(run=RUNS)
-    def settle(self, run: Run) -> None:
-        """It becomes known whether tasks are finished."""
-        self.state.settle([run])
+    def write_row(self, run: Run) -> None:
+        """The row of tasks with keys is written, perhaps again."""
+        self.state.begin(State.UNCONFIRMED, [run])
         for one in ids_of(*run):
-            self.now(one)[State.UNSETTLED] = 0
+            self.now(one)[State.UNCONFIRMED] = 1
+
+    @rule(state=st.sampled_from(UNKNOWN), run=RUNS)
+    def settle(self, state: State, run: Run) -> None:
+        """It becomes known whether tasks are finished, or that a majority has their rows."""
+        self.state.settle(state, [run])
+        for one in ids_of(*run):
+            self.now(one)[state] = 0
 
     @rule(partition=st.sampled_from([0, 1]))
     def end_leadership(self, partition: int) -> None:
@@ -141,7 +150,7 @@ class Machine(RuleBasedStateMachine):
         self.state.end_leadership(partition)
         for task_id, now in self.tasks.items():
             if partition_of(task_id) == partition:
-                now[State.UNDECIDED] = now[State.REOPENING] = 0
+                now[State.UNDECIDED] = now[State.REOPENING] = now[State.UNCONFIRMED] = 0
         self.under_way = [
             one for one in self.under_way if one[0] is not State.REOPENING or partition_of(one[1].first) != partition
         ]
@@ -204,7 +213,9 @@ class Machine(RuleBasedStateMachine):
             inside = {state for state, times in self.now(task_id).items() if times}
             assert not any(inside & apart for state, apart in APART.items() if state in inside)
             blocked = {State.GRANTING, State.UNDECIDED, State.RETURNING, State.CHANGING}
-            assert bool(self.state.ungrantable(stretch) & mask) == bool(inside & {*blocked, State.FINISHING})
+            assert bool(self.state.ungrantable(stretch) & mask) == bool(
+                inside & {*blocked, State.FINISHING, State.UNCONFIRMED}
+            )
             assert bool(self.state.blocked(Run(task_id, 1))) == bool(inside & blocked)
             assert bool(self.state.unsure(stretch) & mask) == bool(inside & {State.FINISHING, State.UNSETTLED})
             assert self.state.is_busy(task_id, EMPTY) == bool(inside & BUSY)
@@ -307,11 +318,11 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     ),
     "an undecided grant outlives the leadership": (
         "onyxq.leader.state.leader_state:ENDS_WITH_LEADERSHIP",
-        instead((State.REOPENING, State.HOLDING_KEY)),
+        instead((State.REOPENING, State.UNCONFIRMED, State.HOLDING_KEY)),
     ),
     "grants end with the leadership": (
         "onyxq.leader.state.leader_state:ENDS_WITH_LEADERSHIP",
-        instead((State.GRANTING, State.UNDECIDED, State.REOPENING)),
+        instead((State.GRANTING, State.UNDECIDED, State.REOPENING, State.UNCONFIRMED)),
     ),
     "tasks that are being finished count as grantable": (
         "onyxq.leader.state.leader_state:UNGRANTABLE",
@@ -343,4 +354,4 @@ FAULTS: dict[str, tuple[str, Fault]] = {
 def test_a_planted_fault_is_found(name: str) -> None:
     """The steps reach each fault, and the model differs."""
     with faulty([FAULTS[name]]), pytest.raises((AssertionError, KeyError)):
-        search(100)
+        search(200)

@@ -14,6 +14,7 @@ from onyxq.core.ids import Run, TaskId, make_id, stretch_of
 from onyxq.core.replica import EMPTY
 from onyxq.errors import BadRequest
 from onyxq.leader.grants.grantable import Grantable
+from onyxq.leader.grants.keyed_rows import KeyedRows
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.state.leader_state import LeaderState
@@ -125,7 +126,8 @@ def test_the_order_of_a_key_does_not_follow_the_clock_back() -> None:
     store = MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000)
     marks, clock_ms = itertools.count(1), iter((5_000, 3_000, 5_001))
     leader = SimpleNamespace(partition=0, epoch=1, mark=lambda: Mark(1, next(marks)))
-    keys = TaskKeys(cast(OperationsHost, SimpleNamespace(store=store, wall_ms=lambda: next(clock_ms))))
+    host = cast(OperationsHost, SimpleNamespace(store=store, wall_ms=lambda: next(clock_ms)))
+    keys = TaskKeys(host, cast(KeyedRows, None))
     header = {"ordering_key": "k", "queue": "q"}
     placed = [
         task_header(keys.ordered(cast(PartitionLeader, leader), task(number), header, body, None))[0]["order"]

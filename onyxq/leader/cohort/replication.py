@@ -42,7 +42,7 @@ class Vote:
 
     It is won once majorities have it. It is lost once majorities can no longer have it and the leader knows
     whether it has the write itself. ``failed`` is called with each holder that has not stored it, and the error;
-    ``own`` with the answer of the leader's own store.
+    ``own`` with the answer of the leader's own store; ``decided`` once, with whether it is won.
     """
 
     def __init__(
@@ -53,12 +53,14 @@ class Vote:
         target: Sequence[str],
         failed: Callable[[str, OnyxqError], None],
         own: Callable[[OnyxqError | None], None] | None = None,
+        decided: Callable[[bool], None] | None = None,
     ) -> None:
         self.acks: set[str] = set()
         self.errors: dict[str, OnyxqError] = {}
         self._leader = leader
         self._failed = failed
         self._own = own
+        self._tell_decided = decided
         self._cohorts = {frozenset(members), frozenset(target)}
         """Sets of nodes that must each have a majority. Mostly there is only one."""
         self._won = False
@@ -74,6 +76,9 @@ class Vote:
             self.errors[node] = error
         if self.won or self._lost:
             self._decided.end()
+            tell, self._tell_decided = self._tell_decided, None
+            if tell is not None:
+                tell(self.won)
         if self._enough is not None and (self.has(self._wanted) or not self._may_have(self._wanted)):
             self._enough.end()
         if error is not None:

@@ -19,7 +19,7 @@ from attrs import define, field
 from log_entries import grant_claims, grant_limited_claims
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
-from onyxq.core.facts import Data, data_row, task_header
+from onyxq.core.facts import Data, data_row, task_header, task_row
 from onyxq.core.ids import Run, TaskId, id_at, ids_of, mask_of, ms_of, runs_of, stretch_of
 from onyxq.core.limits import LEASE_MS_MAX
 from onyxq.core.queues import settings_of
@@ -563,8 +563,11 @@ class Granter:
         return False
 
     async def _write_again(self, leader: PartitionLeader, task_id: TaskId, payload: bytes) -> None:
+        """Write a unique task and its data again, so that any next leader knows both."""
         try:
-            await leader.write([data_row(task_id, Data(self._host.wall_ms(), payload, leader.mark()))])
+            found = self._host.store.task_row(task_id)
+            rows = [] if found is None else [task_row(*found)]
+            await leader.write([*rows, data_row(task_id, Data(self._host.wall_ms(), payload, leader.mark()))])
         except OnyxqError as error:
             log.info("task %s will be granted later: %s", task_id.hex(), error.message)
             await pause(WRITE_AGAIN_S)

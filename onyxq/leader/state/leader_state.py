@@ -138,9 +138,9 @@ class LeaderState:
             stretch = stretch_of(run.first)
             column[stretch] = column.get(stretch, 0) | mask_of(*run)
 
-    def settle(self, runs: Iterable[Run]) -> None:
-        """Note that it is known whether these tasks are finished."""
-        column = self._table[State.UNSETTLED]
+    def settle(self, state: State, runs: Iterable[Run]) -> None:
+        """Note that what was unknown about these tasks is known, if anything was; see `UNKNOWN`."""
+        column = self._table[state]
         for run in runs if column else ():
             stretch = stretch_of(run.first)
             _keep(column, stretch, column.get(stretch, 0) & ~mask_of(*run))

@@ -29,13 +29,15 @@ class State(IntEnum):
     """A dead letter is being requeued. It ends when the store has the log's decision."""
     RENEWING = 7
     """The claim is being renewed, so it does not expire meanwhile. Several renewals may be on their way at once."""
-    HOLDING_KEY = 8
+    UNCONFIRMED = 8
+    """The row of a task with a key is new, and it is unknown whether a majority has it. It is written again later."""
+    HOLDING_KEY = 9
     """The task holds its ordering key: later tasks of the key wait while it is claimed or in a `BUSY` state."""
 
 
 BLOCKED = (State.GRANTING, State.UNDECIDED, State.RETURNING, State.CHANGING)
 """The log or the store is about to change the task. Meanwhile no token is valid for it."""
-UNGRANTABLE = (*BLOCKED, State.FINISHING)
+UNGRANTABLE = (*BLOCKED, State.FINISHING, State.UNCONFIRMED)
 """The task is not granted. The token of an expired claim may complete an unclaimed task, so `FINISHING` counts."""
 UNSURE = (State.FINISHING, State.UNSETTLED)
 """It is unknown whether the task is finished."""
@@ -46,11 +48,12 @@ NEVER_DURING: dict[State, tuple[State, ...]] = {
     State.GRANTING: UNGRANTABLE,
     State.UNDECIDED: (),
     State.RETURNING: BLOCKED,
-    State.CHANGING: UNGRANTABLE,
+    State.CHANGING: (*BLOCKED, State.FINISHING),
     State.FINISHING: (State.GRANTING, State.UNDECIDED),
     State.UNSETTLED: (),
     State.REOPENING: (State.GRANTING, State.UNDECIDED, State.FINISHING, State.REOPENING),
     State.RENEWING: (State.GRANTING, State.FINISHING),
+    State.UNCONFIRMED: (),
     State.HOLDING_KEY: (),
 }
 """State -> states in which it must not begin."""
@@ -58,8 +61,11 @@ NEVER_DURING: dict[State, tuple[State, ...]] = {
 FOLLOWS: dict[State, tuple[State, ...]] = {State.GRANTING: (State.UNDECIDED,), State.FINISHING: (State.UNSETTLED,)}
 """State -> states that may take its place. The states that are named here begin in no other way."""
 
+UNKNOWN = (State.UNSETTLED, State.UNCONFIRMED)
+"""States that end by `LeaderState.settle`, which may come late or twice."""
+
 SHARED = (State.FINISHING, State.RENEWING)
 """States that may begin again before they have ended. They end as often as they began."""
 
-ENDS_WITH_LEADERSHIP = (State.UNDECIDED, State.REOPENING, State.HOLDING_KEY)
+ENDS_WITH_LEADERSHIP = (State.UNDECIDED, State.REOPENING, State.UNCONFIRMED, State.HOLDING_KEY)
 """States that the next leader finds in the log and the store. The others end once their write is decided."""
