@@ -83,8 +83,11 @@ class Wait:
         assert self.resume is None, "something else waits for the same"
         if _thread.running is not None:
             return await Parked(self, timeout_s)
-        with trio.move_on_after(max(0.0, timeout_s)):
+        if timeout_s == math.inf:
             await self._park_task()
+        else:
+            with trio.move_on_after(max(0.0, timeout_s)):
+                await self._park_task()
         return self.over
 
     async def _park_task(self) -> None:

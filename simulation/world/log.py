@@ -28,6 +28,7 @@ from onyxq.core.log.interface import (
 )
 from onyxq.system.clock import WallClock
 from simulation.probes import OF_WORLDS, Probes
+from simulation.world.scheduling import Nap
 
 CHUNK_BYTES = 16 << 10
 """Small, so that the origins of small clusters have several."""
@@ -73,7 +74,7 @@ class MemoryBackend:
     probes: Probes = field(factory=lambda: Probes(OF_WORLDS))
     _changed: trio.Event = field(factory=trio.Event)
     _grown: trio.Event = field(factory=trio.Event)
-    _readers: dict[trio.CancelScope, float] = field(factory=dict)
+    _readers: dict[Nap, float] = field(factory=dict)
     """Who waits for a record, and how long it takes to get there."""
 
     async def session(self) -> MemorySession:
@@ -155,8 +156,8 @@ class MemoryBackend:
         self.landed_s[position] = trio.current_time()
         self.following = position + 1
         self._grow()
-        for scope, delay_s in self._readers.items():
-            scope.deadline = min(scope.deadline, self.landed_s[position] + delay_s)
+        for nap, delay_s in self._readers.items():
+            nap.end_at(min(nap.until, self.landed_s[position] + delay_s))
         return position
 
     @property
@@ -185,8 +186,8 @@ class MemoryBackend:
         self._changed.set()
         self._changed = trio.Event()
         self._grow()
-        for scope in self._readers:
-            scope.cancel()
+        for nap in self._readers:
+            nap.end()
 
     def _grow(self) -> None:
         self._grown.set()
@@ -198,12 +199,12 @@ class MemoryBackend:
 
     async def wait_record(self, delay_s: float) -> None:
         """Return ``delay_s`` after the next record landed, or at the next change of anything else."""
-        with trio.CancelScope() as scope:
-            self._readers[scope] = delay_s
-            try:
-                await trio.sleep_forever()
-            finally:
-                del self._readers[scope]
+        nap = Nap()
+        self._readers[nap] = delay_s
+        try:
+            await nap.wait()
+        finally:
+            del self._readers[nap]
 
     async def wait_grown(self) -> None:
         """Return at the next record, or change of anything else."""
@@ -306,7 +307,7 @@ class MemorySession:
             visible_s = backend.landed_s.get(position, 0.0) + delay_s
             if visible_s <= trio.current_time():
                 return self._look(position)
-            await trio.sleep_until(visible_s)
+            await Nap(visible_s).wait()
 
     def _look(self, position: int) -> Record | Trimmed:
         record = self.backend.records.get(position)

@@ -18,17 +18,17 @@ import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
 import sniffio
-import trio
 from anyio.abc import ByteStream, TaskStatus
 from attrs import define
 
 from onyxq.core.errors import Unavailable
 from onyxq.wire.tcp import join_address, split_address
+from simulation.world.scheduling import Nap
 
 BUFFER_BYTES_MAX = 1024 * 1024
 """Bytes on the way in one direction of a stream before the sender must wait."""
@@ -55,33 +55,42 @@ class _Chunk(NamedTuple):
     data: bytes
 
 
-class _Scope(Protocol):
-    """A cancel scope, trio's own or anyio's."""
+class _Pause(Protocol):
+    """A wait of one task, until a time that may change or for an end."""
 
-    deadline: float
+    async def wait(self) -> None: ...
 
-    def __enter__(self) -> Any: ...
+    def end_at(self, until: float) -> None: ...
 
-    def __exit__(self, *exc: Any) -> Any: ...
-
-    def cancel(self) -> None: ...
+    def end(self) -> None: ...
 
 
-def _scope() -> _Scope:
-    """A scope to wait in.  Under trio its own: anyio's is put around one, for every message of a run."""
-    return trio.CancelScope() if sniffio.current_async_library() == "trio" else anyio.CancelScope()
+class _ScopePause:
+    """The pause of a task of asyncio."""
+
+    def __init__(self, until: float) -> None:
+        self._scope = anyio.CancelScope(deadline=until)
+
+    async def wait(self) -> None:
+        with self._scope:
+            await anyio.sleep_forever()
+
+    def end_at(self, until: float) -> None:
+        self._scope.deadline = until
+
+    def end(self) -> None:
+        self._scope.cancel()
 
 
-def _forever() -> Awaitable[None]:
-    """A wait for the scope's end.  Under trio its own: anyio's is in a scope more."""
-    return trio.sleep_forever() if sniffio.current_async_library() == "trio" else anyio.sleep_forever()
+def _pause(until: float = math.inf) -> _Pause:
+    return Nap(until) if sniffio.current_async_library() == "trio" else _ScopePause(until)
 
 
 class _Pipe:
     """One direction of a stream.
 
-    Who waits does so in a scope that ends when there is something to do: for a receiver that
-    is when bytes arrive, which its deadline says, so a message costs one waking.
+    Who waits does so in a pause that ends when there is something to do: for a receiver that is when bytes arrive,
+    which is known when they are sent, so a message costs one waking.
     """
 
     def __init__(self) -> None:
@@ -91,39 +100,38 @@ class _Pipe:
         self.broken = False
         self.abandoned = False
         """The receiving end was closed."""
-        self._waiting: dict[_Scope, None] = {}
-        self._receiving: _Scope | None = None
+        self._waiting: dict[_Pause, None] = {}
+        self._receiving: _Pause | None = None
 
     def change(self) -> None:
         """Wake the tasks that wait on this pipe."""
-        for scope in self._waiting:
-            scope.cancel()
+        for pause in self._waiting:
+            pause.end()
 
     async def wait(self) -> None:
         """Return at the next change."""
-        with _scope() as scope:
-            self._waiting[scope] = None
-            try:
-                await _forever()
-            finally:
-                del self._waiting[scope]
+        await self._wait(_pause())
+
+    async def _wait(self, pause: _Pause) -> None:
+        self._waiting[pause] = None
+        try:
+            await pause.wait()
+        finally:
+            del self._waiting[pause]
 
     async def wait_arrival(self, arrives_at: float) -> None:
         """Return then (infinite: not before it is known), or at the next change."""
-        with _scope() as scope:
-            scope.deadline = arrives_at
-            self._waiting[scope] = None
-            before, self._receiving = self._receiving, scope
-            try:
-                await _forever()
-            finally:
-                self._receiving = before
-                del self._waiting[scope]
+        pause = _pause(arrives_at)
+        before, self._receiving = self._receiving, pause
+        try:
+            await self._wait(pause)
+        finally:
+            self._receiving = before
 
     def arriving(self, arrives_at: float) -> None:
         """The first bytes are on the way."""
         if self._receiving is not None:
-            self._receiving.deadline = arrives_at
+            self._receiving.end_at(arrives_at)
 
 
 class SimulatedStream(ByteStream):

@@ -44,7 +44,7 @@ from simulation.world.history import History
 from simulation.world.log import MemoryBackend, MemorySession, NodeLog
 from simulation.world.network import Host, SimulatedNetwork
 from simulation.world.receiver import TRANSPORT, SimulatedReceiver
-from simulation.world.scheduling import Spinning, seeded_scheduling
+from simulation.world.scheduling import Rounds, Spinning, seeded_scheduling, sleeping_by_naps
 
 SETTLE_S = 90.0
 """Simulated seconds in which a cluster without faults must serve everything again."""
@@ -553,7 +553,7 @@ def simulate(
         with trio.fail_after(RUN_S_MAX):
             async with trio.open_nursery() as nursery:
                 spinning = Spinning(nursery.cancel_scope.cancel)
-                trio.lowlevel.add_instrument(spinning)
+                Rounds(spinning)
                 world = World(seed=seed, options=options or Options(), nursery=nursery)
                 if started:
                     await world.serve()
@@ -567,7 +567,7 @@ def simulate(
         assert not spinning.found, "tasks woke each other without end"
         return world
 
-    with seeded_scheduling(seed):
+    with seeded_scheduling(seed), sleeping_by_naps():
         try:
             return trio.run(main, clock=mock_clock())
         except BaseException as error:

@@ -56,10 +56,14 @@ PRIVATE = (
         ">=0.25,<0.36",
         "simulation/world/scheduling.py",
         {
-            "trio": "_core _threads",
+            "trio": "_core _threads _timeouts",
+            "trio:Cancelled": "_create",
+            "trio.lowlevel:Task": "_cancel_status",
             "trio._core": "_run",
-            "trio._core._run": "GLOBAL_RUN_CONTEXT _ALLOW_DETERMINISTIC_SCHEDULING _r",
+            "trio._core._run": "GLOBAL_RUN_CONTEXT Deadlines _ALLOW_DETERMINISTIC_SCHEDULING _r",
+            "trio._core._run:Deadlines": "_active _heap",
             "trio._threads": "start_thread_soon",
+            "trio._timeouts": "sleep_until",
         },
     ),
     Private(
