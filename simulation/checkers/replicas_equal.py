@@ -14,6 +14,8 @@ COMPARED_EVERY = 4
 """Positions between comparisons: a difference stays, and comparing costs more than stepping."""
 KEPT = 4_000
 """Positions for which the replica is remembered."""
+_PARTS = tuple(part.name for part in fields(Replica) if part.eq)
+_NOTHING = object()
 
 
 @define(eq=False)
@@ -23,8 +25,8 @@ class ReplicasEqual(Checker):
     name: ClassVar[str] = "replicas equal"
     replicas: dict[int, Replica] = field(factory=dict)
     compared: int = 0
-    last: dict[str, Replica] = field(factory=dict)
-    """Each node's replica as last compared."""
+    last: dict[str, tuple[Replica, Replica]] = field(factory=dict)
+    """The pair last compared of each node: the independent replica and the node's."""
 
     def step(self, before: Replica, step: Step) -> None:
         """Remember the replica of a position."""
@@ -37,10 +39,18 @@ class ReplicasEqual(Checker):
         if replica.position % COMPARED_EVERY and not always:
             return
         mine = self.replicas.get(replica.position)
-        if mine is None or mine is replica or self.last.get(node) is replica:
+        last = self.last.get(node, (None, None))
+        if mine is None or mine is replica or last[1] is replica:
             return
-        self.last[node] = replica
+        self.last[node] = (mine, replica)
         self.compared += 1
-        if mine != replica:
-            names = [part.name for part in fields(Replica) if getattr(mine, part.name) != getattr(replica, part.name)]
+        if names := [name for name in _PARTS if _differ(name, (mine, replica), last)]:
             raise self.broken(f"{node} differs at position {replica.position} in {names}")
+
+
+def _differ(name: str, pair: tuple[Replica, Replica], last: tuple[Replica | None, Replica | None]) -> bool:
+    """Return whether a part differs. It does not if it is the same object in both as when they were last equal."""
+    mine, other = getattr(pair[0], name), getattr(pair[1], name)
+    if mine is getattr(last[0], name, _NOTHING) and other is getattr(last[1], name, _NOTHING):
+        return False
+    return bool(mine != other)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeAlias
@@ -35,13 +36,20 @@ POLL_ROUNDS = 64
 def seeded_scheduling(seed: int) -> Iterator[None]:
     """Schedule the trio runs that begin inside by the seed; a context manager."""
     private: Any = trio._core._run
-    before = private._ALLOW_DETERMINISTIC_SCHEDULING
-    private._ALLOW_DETERMINISTIC_SCHEDULING = True
-    private._r.seed(seed)
+    before = private._ALLOW_DETERMINISTIC_SCHEDULING, private._r
+    private._ALLOW_DETERMINISTIC_SCHEDULING, private._r = True, _Order(seed)
     try:
         yield
     finally:
-        private._ALLOW_DETERMINISTIC_SCHEDULING = before
+        private._ALLOW_DETERMINISTIC_SCHEDULING, private._r = before
+
+
+class _Order(random.Random):
+    """The order of the tasks of each round; mostly there is one task."""
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        if len(x) > 1:
+            super().shuffle(x)
 
 
 @contextmanager

@@ -57,13 +57,12 @@ PRIVATE = (
         "simulation/world/scheduling.py",
         {
             "trio": "_core _threads _timeouts",
-            "trio:Cancelled": "_create",
-            "trio.lowlevel:Task": "_cancel_status",
             "trio._core": "_run",
-            "trio._core._run": "GLOBAL_RUN_CONTEXT Deadlines _ALLOW_DETERMINISTIC_SCHEDULING _r",
-            "trio._core._run:Deadlines": "_active _heap",
+            "trio._core._run": "Deadlines GLOBAL_RUN_CONTEXT _ALLOW_DETERMINISTIC_SCHEDULING _active _cancel_status "
+            "_heap _r",
             "trio._threads": "start_thread_soon",
             "trio._timeouts": "sleep_until",
+            "trio._util:NoPublicConstructor": "_create",
         },
     ),
     Private(
