@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from onyxq.access.credential_files import load_access
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import build
 from onyxq.interfaces.http.app import ENDPOINTS
@@ -33,6 +34,7 @@ PATHS = {endpoint.path for endpoint in ENDPOINTS}
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 RULES = yaml.safe_load((DEPLOY / "prometheus/onyxq.rules.yaml").read_text("utf-8"))["groups"][0]["rules"]
 BOARD = json.loads((DEPLOY / "grafana/onyxq.json").read_text("utf-8"))
+COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text("utf-8"))
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes/onyxq.yaml").read_text("utf-8")))
 
 
@@ -176,6 +178,32 @@ def test_the_manifests_fit_together_and_the_program() -> None:
     assert spec["terminationGracePeriodSeconds"] > pause + 60
     (volume,) = pods["volumeClaimTemplates"]
     assert container["volumeMounts"][0]["name"] == volume["metadata"]["name"]
+
+
+def test_the_compose_file_fits_together_and_the_program() -> None:
+    """Settings, addresses, roles, probes, volumes, commands, and time to drain."""
+    services, worker = COMPOSE["services"], COMPOSE["services"]["worker"]
+    peers = {name: one for name, one in services.items() if name.startswith("peer-")}
+    assert len(peers) == 3
+    for name, peer in peers.items():
+        settings = peer["environment"]
+        assert {key.removeprefix("ONYXQ_").lower() for key in settings} <= set(SETTINGS)
+        assert settings["ONYXQ_LISTEN"] == f"{name}:7400" and settings["ONYXQ_HTTP"].endswith(":7480")
+        assert settings["ONYXQ_ZOOKEEPER"].partition(":")[0] in services
+        grants = re.sub(r"\$\{(\w+):\?\}", lambda found: found[1].ljust(16, "."), settings["ONYXQ_TOKENS"])
+        assert load_access(tokens=grants, peer_secret="." * 32)
+        (path,) = re.findall(r"127\.0\.0\.1:7480(/\w+)'", peer["healthcheck"]["test"][-1])
+        assert path in PATHS
+        assert (DEPLOY / "compose" / peer["build"]["context"]).resolve() == ROOT
+        assert (ROOT / peer["build"]["dockerfile"]).exists()
+        assert peer["volumes"] == [f"{name}:/var/lib/onyxq"] and name in COMPOSE["volumes"]
+        assert int(peer["stop_grace_period"].rstrip("s")) > 60
+    assert len({port for peer in peers.values() for port in peer["ports"]}) == 3
+    command = parsed(worker["command"])
+    module, _, attribute = command.app.partition(":")
+    assert f"{attribute} = App()" in (DEPLOY / f"compose/{module}.py").read_text("utf-8")
+    assert worker["environment"]["ONYXQ_CONNECT"].partition(":")[0] in peers
+    assert {key.removeprefix("ONYXQ_").lower() for key in worker["environment"]} <= set(SETTINGS)
 
 
 def test_the_page_names_every_file() -> None:

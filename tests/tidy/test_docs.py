@@ -87,8 +87,8 @@ def _refuse(_: Parser, message: str) -> NoReturn:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_python_that_is_shown_is_python(document: Path) -> None:
     """Every block compiles. Tests of each page check what it does."""
-    blocks = re.findall(r"\.\. code-block:: python\n((?:   .*\n|\n)+)", document.read_text("utf-8"))
-    for block in blocks:
+    text = document.read_text("utf-8")
+    for _, block in re.findall(r"^( *)\.\. code-block:: python\n((?:\1 {3}.*\n|\n)+)", text, re.MULTILINE):
         code = "\n".join(line for line in textwrap.dedent(block).splitlines() if not line.startswith(":"))
         compile(code, document.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
