@@ -31,12 +31,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_use_type_comments = False
 
-html_theme = "alabaster"
-html_theme_options = {
-    "description": "A distributed task queue on a replicated log",
-    "fixed_sidebar": True,
-    "page_width": "1140px",
-    "sidebar_width": "260px",
-}
+html_theme = "furo"
+html_title = project
 html_show_copyright = False
 html_copy_source = False

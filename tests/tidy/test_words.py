@@ -8,7 +8,7 @@ import pytest
 
 from tests.tidy import rules, words
 
-PAGES = [*sorted((rules.ROOT / "docs").glob("*.rst")), *sorted(rules.ROOT.glob("*.rst"))]
+PAGES = [*sorted((rules.ROOT / "docs").rglob("*.rst")), *sorted(rules.ROOT.glob("*.rst"))]
 
 
 def test_pages_use_plain_words() -> None:
