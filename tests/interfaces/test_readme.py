@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import build
-from onyxq.interfaces.local_cluster import LocalCluster
+from tests.interfaces.live_world import running
 
-README = (Path(__file__).resolve().parents[2] / "README.rst").read_text("utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.rst").read_text("utf-8")
 DEMO_SECONDS_MAX = 180
 ADDRESS = "127.0.0.1:7400"
 
@@ -60,17 +62,45 @@ def test_the_demo_does_what_the_first_screen_says() -> None:
     assert "stopping peer" in ended.stderr
 
 
-def test_the_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """The Python code runs on a cluster; only the address differs."""
-    import trio
+def test_the_first_program_prints_what_the_page_says(tmp_path: Path) -> None:
+    """A worker and the program are processes, as on the page; the cluster has free ports."""
+    (tmp_path / "tasks.py").write_text(programs()[0], "utf-8")
+    (said,) = re.findall(r"prints ``([^`]+)``::", README)
+    with running() as cluster:
+        environment = os.environ | {"ONYXQ_CONNECT": cluster.addresses[0], "PYTHONPATH": str(ROOT)}
+        started = [sys.executable, "-m", "onyxq", "worker", "start", "tasks:app"]
+        with subprocess.Popen(started, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as worker:
+            try:
+                ended = subprocess.run(
+                    [sys.executable, "tasks.py"],
+                    check=False,
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                )
+            finally:
+                worker.terminate()
+            shown, _ = worker.communicate()
+    assert ended.stdout.split() == said.split(), ended.stderr
+    assert shown.decode().startswith("sending to ann@example.org")
 
-    async def main() -> None:
-        async with LocalCluster(peers=1) as cluster:
-            for program in programs():
-                code = program.replace(ADDRESS, cluster.addresses[0])
-                await trio.to_thread.run_sync(exec, compile(code, "README.rst", "exec"), {"__name__": "readme"})
 
-    trio.run(main)
+def test_the_client_claims_what_it_enqueued(capsys: pytest.CaptureFixture[str]) -> None:
+    """The second program runs on a cluster; only the address differs."""
+    with running() as cluster:
+        code = programs()[1].replace(ADDRESS, cluster.addresses[0])
+        exec(compile(code, "README.rst", "exec"), {"__name__": "readme"})
     shown = capsys.readouterr().out
     assert repr(b"one") in shown
     assert repr(b"two") in shown
+
+
+def test_the_figures_are_the_measured_ones() -> None:
+    """Every figure of the table is on the page of figures."""
+    table = README.split("\nFigures\n", 1)[1].split("So OnyxQ is", 1)[0]
+    figures = re.findall(r"(\d+(?:,\d{3})|[\d.]+ ms)\b", table.split("what  ", 1)[1])
+    page = (ROOT / "docs/performance.rst").read_text("utf-8")
+    assert len(figures) >= 12
+    assert [one for one in figures if one not in page] == []

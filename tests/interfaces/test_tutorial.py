@@ -70,7 +70,7 @@ class Shell:
         """Repeat a command, as a reader would, until it prints the expected lines."""
         until = time.monotonic() + PATIENCE_S
         printed = self.type(command)
-        while not all(re.search(_pattern(line), printed) for line in wanted):
+        while not re.search(_pattern(wanted), printed):
             assert time.monotonic() < until, f"{command!r} never printed {wanted}, but {printed}"
             time.sleep(LOOK_EVERY_S)
             printed = self.type(command)
@@ -82,9 +82,15 @@ class Shell:
         self.process.communicate()
 
 
-def _pattern(line: str) -> str:
-    """Return a pattern for a line of the page; fields may be apart from their values."""
-    return re.escape(line).replace(r":\ ", r":?\s+")
+def _pattern(lines: list[str]) -> str:
+    """Return a pattern for the lines of the page: ``...`` is any text, alone on a line any lines; blanks may differ."""
+    return "(?m)" + "".join(
+        r"(?:.*\n)*?" if line.strip() == "..." else rf"^\s*{_within(line.strip())}\s*?\n" for line in lines
+    )
+
+
+def _within(line: str) -> str:
+    return re.sub(r"(?:\\ )+", r"\\s+", re.escape(line).replace(r"\.\.\.", ".*"))
 
 
 @pytest.fixture
