@@ -190,7 +190,7 @@ def test_the_compose_file_fits_together_and_the_program() -> None:
         assert {key.removeprefix("ONYXQ_").lower() for key in settings} <= set(SETTINGS)
         assert settings["ONYXQ_LISTEN"] == f"{name}:7400" and settings["ONYXQ_HTTP"].endswith(":7480")
         assert settings["ONYXQ_ZOOKEEPER"].partition(":")[0] in services
-        grants = re.sub(r"\$\{(\w+):\?\}", lambda found: found[1].ljust(16, "."), settings["ONYXQ_TOKENS"])
+        grants = re.sub(r"\$\{(\w+):\?missing\}", lambda found: found[1].ljust(16, "."), settings["ONYXQ_TOKENS"])
         assert load_access(tokens=grants, peer_secret="." * 32)
         (path,) = re.findall(r"127\.0\.0\.1:7480(/\w+)'", peer["healthcheck"]["test"][-1])
         assert path in PATHS
