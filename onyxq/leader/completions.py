@@ -145,8 +145,7 @@ class Completions:
         try:
             if error is None:
                 for finish in (finish for _, finish in finishes if finish.rows is None):
-                    queue = self._host.granter.queue_of(finish.run.first)
-                    self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
+                    self._host.granter.metrics.ended(finish.run, finish.token, facts.OUTCOMES[finish.outcome])
                 self.claim_release.release_later(leader, [(finish.run, finish.token) for _, finish in finishes])
                 self._outcomes.finished(runs)
             else:

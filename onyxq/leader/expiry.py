@@ -32,6 +32,7 @@ from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.state.completion_plan import stored_rows
 from onyxq.leader.state.states import State
+from onyxq.leader.state.view import Refused
 from onyxq.system.procedures import Wait, pause
 
 RETRY_S, RETRY_MAX_S = 0.05, 0.5
@@ -130,7 +131,16 @@ class Expiry:
         # A finish needs no log, but in an outage of the log no claim ends. So a record must have reached the deadline.
         over = self._due(self._host.replica.log_time_ms).over
         if over:
-            await self._completions.finish_all(over, [[]])
+            await self._finish(over)
+
+    async def _finish(self, over: dict[int, list[tuple[int, Finish]]]) -> None:
+        """Write finishes; those that are not written are planned again."""
+        refused: list[list[Refused]] = [[]]
+        await self._completions.finish_all(over, refused)
+        lost = {first for first, *_ in refused[0]}
+        for _, finish in (one for finishes in over.values() for one in finishes):
+            if finish.rows is None and finish.run.first not in lost:
+                self._host.granter.metrics.expired(finish.run, finish.token)
 
     def _due(self, log_time_ms: int) -> _Due:
         """Return the work that claims require which are expired at a log time."""

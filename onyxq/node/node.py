@@ -323,13 +323,12 @@ class Node:
             return
         runs = [run for run, _ in returned]
         self.leader_state.begin(State.RETURNING, runs)
+        for run, said in returned:
+            self.granter.metrics.returned(run, said)
 
         def stored() -> None:
             self.granter.offer(self.leader_state.end(State.RETURNING, runs))
 
-        expired = sum(run.count for run, said in returned if said.event == facts.EXPIRED)
-        if expired:
-            self.metrics.claims_expired.add(n=expired)
         self.history.add(after, rows, stored, record=record)
 
     def _holds(self, partition: int) -> bool:

@@ -20,6 +20,7 @@ from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.cluster import GET_RATES, GET_WORKERS, GetRates, GetWorkers, Rates, Workers, WorkerView
 from onyxq.operations.table.queue import PAGE_QUEUES, PageQueues, QueuePage, QueueRow
 from onyxq.operations.task_reads import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
+from onyxq.system.metrics import TASK_EVENTS
 
 PATIENCE_S = 0.05
 """Longest wait of an answer for a new count before the last one is used, in seconds."""
@@ -34,7 +35,6 @@ TOLD_TIMEOUT_S = 1.0
 """Longest wait for the part of another node, in seconds."""
 QUEUES_MAX = 20
 """Most queues shown for one worker."""
-EVENTS = ("enqueued", "claimed", "completed", "failed", "retried", "released", "expired", "cancelled")
 
 Depth: TypeAlias = dict[str, int]
 
@@ -251,7 +251,7 @@ class Summaries:
         """Return sums over all nodes that answer, since each started; they grow until one restarts."""
         answers, silent = await self._everywhere("lead.rates", self._here())
         return Rates(
-            events={event: sum(one["events"].get(event, 0) for one in answers) for event in EVENTS},
+            events={event: sum(one["events"].get(event, 0) for one in answers) for event in TASK_EVENTS},
             waited=_added([one["waited"] for one in answers]),
             ran=_added([one["ran"] for one in answers]),
             bounds_s=answers[0]["bounds_s"],

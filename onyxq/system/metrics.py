@@ -20,6 +20,7 @@ Number: TypeAlias = int | float
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SERIES_MAX = 10_000
 OTHER = "(other)"
+TASK_EVENTS = ("enqueued", "claimed", "completed", "failed", "retried", "released", "expired", "cancelled")
 SECONDS: tuple[float, ...] = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200, 43_200,
 )  # fmt: skip
@@ -78,10 +79,19 @@ class Counter(_Series):
 
     kind = "counter"
 
-    def __init__(self, name: str, doc: str, *labels: str, series_max: int = SERIES_MAX) -> None:
+    def __init__(
+        self, name: str, doc: str, *labels: str, values: Sequence[str] = (), series_max: int = SERIES_MAX
+    ) -> None:
+        """Declare a counter; ``values``: all values of the last label.
+
+        Their series appear together, at 0: Prometheus sees no increase where a series appears with its first count.
+        """
         super().__init__(name, doc, *labels, series_max=series_max)
+        self._last = tuple(values)
         if not labels:
             self._values[()] = 0
+        elif len(labels) == 1:
+            self._values = {(value,): 0 for value in values}
 
     def add(self, *labels: str, n: Number = 1) -> None:
         """Add ``n`` to the series with these label values."""
@@ -95,6 +105,8 @@ class Counter(_Series):
         self._check(labels)
         if len(self._values) >= self._series_max:
             labels = (OTHER, *labels[1:])
+        for value in self._last:
+            self._values.setdefault((*labels[:-1], value), 0)
         self._values[labels] = self._values.get(labels, 0) + n
 
     def value(self, *labels: str) -> Number:
@@ -190,16 +202,17 @@ class Metrics:
         """Add metrics by queue; their number of series is bounded, because users name queues."""
         self.tasks = Counter(
             "onyxq_tasks_total",
-            "Tasks by event: enqueued, claimed, completed, failed, retried, released, expired, cancelled.",
+            f"Tasks by event: {', '.join(TASK_EVENTS)}.",
             "queue",
             "event",
+            values=TASK_EVENTS,
             series_max=series_max,
         )
         self.task_wait_seconds = Histogram(
             "onyxq_task_wait_seconds", "Time from when a task was due until it was claimed."
         )
         self.task_run_seconds = Histogram(
-            "onyxq_task_run_seconds", "Time from a task's claim until it was completed or failed."
+            "onyxq_task_run_seconds", "Time from a task's claim until its worker completed or failed it, each attempt."
         )
         self.queue_depth = Gauge(
             "onyxq_queue_depth", "Tasks of the partitions led here, by state.", "queue", "state", series_max=series_max
@@ -235,10 +248,16 @@ class Metrics:
 
     def _add_copies(self) -> None:
         """Add metrics of copying rows between nodes, of purging them, and of refused writes."""
+        directions = ("sent", "taken")
         self.sync_rows = Counter(
-            "onyxq_sync_rows_total", "Rows exchanged as a leader to make copies equal: sent, taken.", "direction"
+            "onyxq_sync_rows_total",
+            "Rows exchanged as a leader to make copies equal: sent, taken.",
+            "direction",
+            values=directions,
         )
-        self.sync_bytes = Counter("onyxq_sync_bytes_total", "Bytes of these rows.", "direction")
+        self.sync_bytes = Counter(
+            "onyxq_sync_bytes_total", "Bytes of these rows: sent, taken.", "direction", values=directions
+        )
         self.sync_rows_left = Gauge(
             "onyxq_sync_rows_left", "Rows that holders of the partitions led here lack still, about.", "node"
         )
@@ -265,11 +284,16 @@ class Metrics:
             "Damaged rows that were fetched from another node, and partitions whose damaged index was rebuilt: "
             "rows, indexes.",
             "what",
+            values=("rows", "indexes"),
         )
 
     def _add_timers(self) -> None:
         self.timer_deliveries = Counter(
-            "onyxq_timer_deliveries_total", "Callbacks of timers: delivered, failed.", "transport", "outcome"
+            "onyxq_timer_deliveries_total",
+            "Callbacks of timers: delivered, failed.",
+            "transport",
+            "outcome",
+            values=("delivered", "failed"),
         )
         self.timer_delivery_seconds = Histogram("onyxq_timer_delivery_seconds", "Time that a callback took.")
         self.timer_late_seconds = Histogram(

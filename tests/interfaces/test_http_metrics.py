@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from onyxq.system.metrics import OTHER, Counter, Gauge, Histogram, Metrics
+from onyxq.system.metrics import OTHER, TASK_EVENTS, Counter, Gauge, Histogram, Metrics
 
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="(\\.|[^"\\])*"(,[a-z_]+="(\\.|[^"\\])*")*\})? [-+0-9.e]+')
 
@@ -65,13 +65,22 @@ def test_histograms_are_cumulative() -> None:
 
 def test_the_number_of_series_is_bounded() -> None:
     """Names of queues come from users; above the bound they are counted together."""
-    metrics = Metrics(series_max=2)
+    metrics = Metrics(series_max=2 * len(TASK_EVENTS))
     for number in range(5):
         metrics.tasks.add(f"q{number}", "enqueued")
     assert metrics.tasks.value(OTHER, "enqueued") == 3
     gauge = Gauge("g", "doc", "queue", series_max=2)
     gauge.replace({(f"q{number}",): number for number in range(5)})
     assert [line for line in gauge.render() if line.startswith("g{")] == ['g{queue="q0"} 0', 'g{queue="q1"} 1']
+
+
+def test_known_series_of_a_counter_begin_together_at_zero() -> None:
+    """Prometheus sees no increase in a series that appears with its first count."""
+    metrics = Metrics()
+    assert 'onyxq_repaired_total{what="indexes"} 0' in metrics.text()
+    metrics.tasks.add("mail", "enqueued")
+    assert all(f'onyxq_tasks_total{{queue="mail",event="{event}"}} ' in metrics.text() for event in TASK_EVENTS)
+    assert metrics.tasks.value("mail", "failed") == 0
 
 
 def test_replacing_a_gauge_forgets_the_rest() -> None:

@@ -27,6 +27,7 @@ from onyxq.core.replica import Replica
 from onyxq.leader.completion_rows import attempts_of, overtaken_bits
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.grants.bodies import Bodies
+from onyxq.leader.grants.claim_metrics import ClaimMetrics
 from onyxq.leader.grants.early_rows import EarlyRows
 from onyxq.leader.grants.grantable import Grantable
 from onyxq.leader.grants.limits import Limits, WakeTimers
@@ -43,7 +44,6 @@ from onyxq.system.metrics import Metrics
 from onyxq.system.procedures import Wait, beside, pause
 
 REQUESTS_MAX = 10_000
-QUEUES_KNOWN_MAX = 100_000
 ROOM_BYTES = 3 * 1024 * 1024
 """Bytes of task rows in one answer. The last row may exceed it."""
 WRITE_AGAIN_S = 0.5
@@ -175,7 +175,7 @@ class Granter:
         self._bodies = Bodies(host.store, self._early, self._is_data_final)
         self._requests: deque[ClaimRequest] = deque()
         self._wake = Wait()
-        self._queue_of: dict[bytes, str] = {}
+        self.metrics = ClaimMetrics(host)
 
     # --- leadership
 
@@ -431,9 +431,9 @@ class Granter:
         now_ms = self._host.wall_ms()
         for pick in picks:
             if won:
-                self._note_claimed(pick, now_ms)
                 expires_ms = now_ms + pick.lease_ms + pick.ahead_ms
                 due_in_ms = pick.due_in_ms(now_ms)
+                self.metrics.claimed(pick.run, token, pick.piece.queue, due_ms=pick.piece.due_ms, due_in_ms=due_in_ms)
                 pick.request.granted.append(
                     Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body, pick.lease_ms, due_in_ms)
                 )
@@ -445,17 +445,6 @@ class Granter:
         """Keep these tasks from all claimers, old ones included, until it is known whether they were granted."""
         if partition in self._leaders:
             self._state.replace(State.GRANTING, State.UNDECIDED, runs)
-
-    def _note_claimed(self, pick: _Pick, now_ms: int) -> None:
-        if len(self._queue_of) >= QUEUES_KNOWN_MAX:
-            self._queue_of.clear()
-        self._queue_of[stretch_of(pick.run.first)] = pick.piece.queue
-        self._host.count_event(pick.piece.queue, "claimed", pick.run.count)
-        self._host.metrics.task_wait_seconds.observe(max(0, now_ms - pick.piece.due_ms) / 1000, pick.run.count)
-
-    def queue_of(self, task_id: bytes) -> str:
-        """Return the queue of a task that was granted here lately, for metrics; empty if it is unknown."""
-        return self._queue_of.get(stretch_of(task_id), "")
 
     def _one_decided(self, request: ClaimRequest) -> None:
         request.entries -= 1
