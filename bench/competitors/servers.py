@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,14 @@ STOP_SECONDS_MAX = 10.0
 
 
 def find_program(name: str, *, package: str, also: Sequence[str] = ()) -> str:
-    """Return the path of an installed program; raises `Skip` with the name of its Debian package."""
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", *also]))
+    """Return the path of an installed program; raises `Skip` with the name of its package.
+
+    Some programs are in packages for Python, which install them beside the interpreter.
+    """
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), beside, "/usr/sbin", *also]))
     if found is None:
-        raise Skip(f"{name} is not installed (Debian package {package})")
+        raise Skip(f"{name} is not installed (package {package})")
     return found
 
 
