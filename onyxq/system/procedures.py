@@ -492,14 +492,21 @@ class Procedures:
         return bool(self._ready or self._later)
 
     def lapse(self) -> float:
-        """Let the procedures continue whose time is over; return when the next one's is."""
+        """Let the procedures continue whose time is over; return when that of the next one that waits is.
+
+        Most waits end long before their time. Waking up for those would cost more than the waits did.
+        """
         now = self.clock()
-        while self._limits and self._limits[0][0] <= now:
-            _, _, one, wait = heapq.heappop(self._limits)
-            if _is_parked(one, wait):
+        while self._limits:
+            at, _, one, wait = self._limits[0]
+            waits = _is_parked(one, wait)
+            if waits and at > now:
+                return at
+            heapq.heappop(self._limits)
+            if waits:
                 wait.resume = None
                 self.continue_soon(one, wait)
-        return self._limits[0][0] if self._limits else math.inf
+        return math.inf
 
     async def run(self) -> None:
         """Run procedures until cancelled, and withdraw those that are left then, shielded or not."""

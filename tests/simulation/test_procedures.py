@@ -427,7 +427,7 @@ def test_a_wait_has_one_waiter(stepped: Procedures) -> None:
 
 
 def test_long_times_of_waits_that_are_over_do_not_add_up(stepped: Procedures, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mostly a wait ends long before its time is over."""
+    """Mostly a wait ends long before its time is over. The runner does not wake up at that time."""
     monkeypatch.setattr(procedures, "LIMITS_SPARE", 10)
     turns = [Wait() for _ in range(100)]
     lasting = stepped.start(_ignore_for(2_000))
@@ -442,6 +442,7 @@ def test_long_times_of_waits_that_are_over_do_not_add_up(stepped: Procedures, mo
         stepped.turn()
     assert len(stepped._limits) < 20
     assert any(limit[2] is lasting for limit in stepped._limits)
+    assert stepped.lapse() == 2_000
 
 
 def test_a_function_can_be_marked_as_a_procedure() -> None:
