@@ -254,7 +254,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         claims = kept_claims(claims)
         if lease_ms is not None:
             lease_ms = as_milliseconds(lease_ms, "lease_ms")
-        sent_at = anyio.current_time()
+        sent_at = self._pool.clock()
         refused: list[Refused] = []
         items = renewal_items(claims, lease_ms)
         try:
@@ -382,7 +382,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         return await self._pool.call(method, args, until=self._until(timeout_ms) + wait_ms / 1000, wait_ms=wait_ms)
 
     def _until(self, timeout_ms: Timeout) -> float:
-        return anyio.current_time() + self._seconds(timeout_ms)
+        return self._pool.clock() + self._seconds(timeout_ms)
 
     def _seconds(self, timeout_ms: Timeout) -> float:
         return (self._timeout_ms if timeout_ms is None else as_milliseconds(timeout_ms, "timeout_ms")) / 1000

@@ -8,7 +8,7 @@ are gone are given back. Calls of named workers are not shared, because each wor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import anyio
@@ -69,17 +69,20 @@ class _Group(NamedTuple):
 class _Request:
     """One request for claims, which may take several attempts."""
 
-    def __init__(self, options: Options, maximum: int, wait_until: float, poll_ms: int) -> None:
+    def __init__(
+        self, options: Options, maximum: int, wait_until: float, poll_ms: int, *, clock: Callable[[], float]
+    ) -> None:
         self.sent_at = 0.0
         """Monotonic second at which the last attempt began."""
         self._options = options
         self._maximum = maximum
         self._wait_until = wait_until
         self._poll_ms = poll_ms
+        self._clock = clock
 
     def args(self) -> dict[str, Any]:
         """Return the arguments of the next attempt, which starts now."""
-        self.sent_at = anyio.current_time()
+        self.sent_at = self._clock()
         left_ms = int((self._wait_until - self.sent_at) * 1000)
         return {
             "queues": self._options.queues,
@@ -106,7 +109,7 @@ class ClaimRequests:
 
         ``shares``: the call may share requests with others that have the same options.
         """
-        wait_until = anyio.current_time() + options.wait_ms / 1000
+        wait_until = self._pool.clock() + options.wait_ms / 1000
         if not shares:
             return await self._alone(options, maximum, wait_until)
         call = _Call(options, maximum, wait_until)
@@ -126,7 +129,7 @@ class ClaimRequests:
     async def _alone(self, options: Options, maximum: int, wait_until: float) -> ClaimBatch:
         while True:
             batch = await self._ask(options, maximum, wait_until)
-            if batch or anyio.current_time() >= wait_until:
+            if batch or self._pool.clock() >= wait_until:
                 return batch
 
     async def _stays_alone(self, call: _Call) -> bool:
@@ -189,7 +192,7 @@ class ClaimRequests:
         """Return the answer to one request; raise its error."""
         expected_ms = options.lease_ms or self._leases.get(frozenset(options.queues), UNKNOWN_LEASE_MS)
         poll_ms = max(POLL_MS_MIN, expected_ms // POLLS_PER_LEASE)
-        request = _Request(options, maximum, wait_until, poll_ms)
+        request = _Request(options, maximum, wait_until, poll_ms, clock=self._pool.clock)
         answer = await self._pool.call(
             "claim",
             request.args,
@@ -198,7 +201,7 @@ class ClaimRequests:
             retry_until=wait_until,
             late=self._answer_late,
         )
-        now, lease_ms = anyio.current_time(), options.lease_ms
+        now, lease_ms = self._pool.clock(), options.lease_ms
         batch = ClaimBatch.of(answer, sent_at=request.sent_at, lease_ms=lease_ms, now=now)
         if lease_ms is None and batch:
             self._learn_lease(options.queues, batch)
@@ -206,7 +209,7 @@ class ClaimRequests:
 
     def _deal(self, calls: list[_Call], batch: ClaimBatch) -> None:
         """Give claims to the callers, in the order in which they called."""
-        now = anyio.current_time()
+        now = self._pool.clock()
         *shares, rest = dealt(batch.runs, [call.maximum for call in calls])
         for call, share in zip(calls, shares, strict=True):
             if share or now >= call.wait_until:

@@ -177,7 +177,7 @@ class Enqueuer:
         return Single(first, pack_task(policy.header(), [payload]), named_by_caller(first, when, policy))
 
     def _keep_away(self, partition: int) -> None:
-        self._avoid[partition] = anyio.current_time() + AVOID_S
+        self._avoid[partition] = self._pool.clock() + AVOID_S
 
     async def _send_group(self, policy: Policy, payloads: list[bytes], until: float) -> list[TaskId | OnyxqError]:
         try:
@@ -190,7 +190,7 @@ class Enqueuer:
         routes = self._pool.routes
         if not routes.partitions:
             raise Unavailable("the cluster's partitions are not known yet")
-        now = anyio.current_time()
+        now = self._pool.clock()
         self._avoid = {partition: end for partition, end in self._avoid.items() if end > now}
         for _ in range(routes.partitions):
             self._turn += 1

@@ -122,6 +122,7 @@ class Pool:
         """Time after which a call fails if no peer can be reached, in seconds."""
         self.waits = Waits()
         """Waits of the client's calls; the client runs their `Waits.watch`."""
+        self.clock = self.waits.clock
         self._known = list(addresses)
         """Addresses to try, the most promising first."""
         self._coordinator: Connection | None = None
@@ -160,19 +161,19 @@ class Pool:
         """
         backoff = Backoff(until, self.generator)
         first = True
-        alone_since = anyio.current_time()
+        alone_since = self.clock()
         while True:
             connection: Connection | None = None
-            began = anyio.current_time()
+            began = self.clock()
             reach_by = min(until, alone_since + self._reach_s)
             try:
                 connection = self._direct(address) or await self.coordinator(reach_by)
-                left_ms = max(1, int((until - anyio.current_time()) * 1000))
+                left_ms = max(1, int((until - self.clock()) * 1000))
                 timeout_ms = min(left_ms, ATTEMPT_TIMEOUT_MS + wait_ms)
                 made = args if isinstance(args, dict) else args()
                 answer = await connection.call(method, made, timeout_ms=timeout_ms, late=late)
                 if type(answer) is dict and "now_ms" in answer:
-                    self._clocks[connection.address] = (answer["now_ms"], anyio.current_time())
+                    self._clocks[connection.address] = (answer["now_ms"], self.clock())
                 return answer
             except RETRYABLE as error:
                 broke = connection is not None and connection.closed.is_set()
@@ -182,8 +183,8 @@ class Pool:
                     self.crowding.refused(error)
                 # An attempt that ran out of time is repeated once: the peer may have been leaving just then.
                 hurried = retry_until is not None and began >= retry_until and not first
-                alone_since = alone_since if connection is None else anyio.current_time()
-                left_s = alone_since + self._reach_s - anyio.current_time()
+                alone_since = alone_since if connection is None else self.clock()
+                left_s = alone_since + self._reach_s - self.clock()
                 if backoff.over() or (hurried and not broke) or left_s <= 0:
                     raise
             address, first = None, False
@@ -210,7 +211,7 @@ class Pool:
         if search is None:
             search = self._search = _Search()
             self.spawner.start_soon(self._find_peer, search)
-        with anyio.move_on_after(max(0.0, until - anyio.current_time())):
+        with anyio.move_on_after(max(0.0, until - self.clock())):
             await search.over.wait()
         if search.found is None:
             raise search.error or self._unreached()
@@ -241,7 +242,7 @@ class Pool:
         Both are the leader's, which decides when its tasks are due. But a leader whose clock differs too much from the
         median is about to leave. Then delays count from the median, and tasks due now are due at the earlier of both.
         """
-        now = anyio.current_time()
+        now = self.clock()
         # Clocks are read when an answer leaves its peer, so these times lag: a task that is due by them is due there.
         told = sorted(ms + int((now - at) * 1000) for ms, at in self._clocks.values())
         if not told:
@@ -294,7 +295,7 @@ class Pool:
             if not self._open:
                 continue  # no request has been made yet
             try:
-                connection = await self.coordinator(anyio.current_time() + ATTEMPT_TIMEOUT_MS / 1000)
+                connection = await self.coordinator(self.clock() + ATTEMPT_TIMEOUT_MS / 1000)
                 self._take_routes(await self._ask_routes(connection))
                 pause_s = ROUTES_PAUSE_S
             except OnyxqError:
@@ -305,7 +306,7 @@ class Pool:
     async def _ask_routes(self, connection: Connection) -> dict[str, Any]:
         answer: dict[str, Any] = await connection.call("routes", {}, timeout_ms=ATTEMPT_TIMEOUT_MS)
         if "now_ms" in answer:
-            self._clocks[connection.address] = (answer["now_ms"], anyio.current_time())
+            self._clocks[connection.address] = (answer["now_ms"], self.clock())
         return answer
 
     def _take_routes(self, answer: dict[str, Any]) -> None:
@@ -368,8 +369,8 @@ class Pool:
         connection = self._open.get(address)
         if connection is not None and not connection.closed.is_set():
             return connection
-        if self._not_before.get(address, 0.0) <= anyio.current_time():
-            self._not_before[address] = anyio.current_time() + RECONNECT_PAUSE_S
+        if self._not_before.get(address, 0.0) <= self.clock():
+            self._not_before[address] = self.clock() + RECONNECT_PAUSE_S
             self._trying.add(address)
             self.spawner.start_soon(self._try_connect, address)
         return None
@@ -421,7 +422,7 @@ class Group(Generic[Entry, Outcome]):
         """Send an entry with others and return its outcome; raise its error, or `TimedOut` at ``until``."""
         waiter: _Waiter[Entry, Outcome] = _Waiter(entry, until)
         self._waiting.append(waiter)
-        now = anyio.current_time()
+        now = self._pool.clock()
         overdue = now - self._started_at > OVERLAP_AFTER_S and self._in_flight < OVERLAPS_MAX
         if self._in_flight == 0 or overdue:
             self._in_flight += 1
@@ -442,7 +443,7 @@ class Group(Generic[Entry, Outcome]):
         try:
             while self._waiting:
                 taken, self._waiting = self._waiting[: self._size_max], self._waiting[self._size_max :]
-                self._started_at = anyio.current_time()
+                self._started_at = self._pool.clock()
                 await self._send_one(taken)
         finally:
             self._in_flight -= 1

@@ -137,7 +137,7 @@ class Outlet:
             data = self._taken()
             for start in range(0, len(data), SEND_BYTES_MAX):
                 part = data[start : start + SEND_BYTES_MAX]
-                stalled.deadline = anyio.current_time() + STALL_S
+                stalled.deadline = self._waits.clock() + STALL_S
                 await self._stream.send(part)
                 stalled.deadline = math.inf
                 self._sent(len(part))
@@ -161,7 +161,7 @@ class Outlet:
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def _sent(self, size: int) -> None:
-        self.sent_at = anyio.current_time()
+        self.sent_at = self._waits.clock()
         full = self.unsent >= UNSENT_BYTES_MAX
         self.unsent -= size
         if full:  # a producer may wait for room
@@ -240,7 +240,7 @@ class Connection:
         ``late`` gets a result that arrived after the call was given up.  Raises
         the server's error, `Unavailable`, `Unknown`, `TimedOut`, `BadRequest` or `TooLarge`.
         """
-        call, number = _Call(anyio.current_time() + timeout_ms / 1000), 0
+        call, number = _Call(self._waits.clock() + timeout_ms / 1000), 0
         room = True
         try:
             if self._line or len(self._calls) >= CALLS_MAX or self._outlet.unsent >= UNSENT_BYTES_MAX:
@@ -328,7 +328,7 @@ class Connection:
                 self.peer = Hello.from_message(message)
                 check_cluster(hello, self.peer)
                 self._decoder.frame_bytes_max = ANSWER_BYTES_MAX
-                self._heard_at = anyio.current_time()
+                self._heard_at = self._waits.clock()
                 return
 
     async def _run(self) -> None:
@@ -359,7 +359,7 @@ class Connection:
             for message, _ in self._decoder.messages():
                 self._take(message)
             data = await self._stream.receive(RECEIVE_BYTES)
-            self._heard_at = anyio.current_time()
+            self._heard_at = self._waits.clock()
             self._pinged = False
             self._decoder.feed(data)
 
@@ -380,7 +380,7 @@ class Connection:
     async def _watch(self) -> None:
         while True:
             await anyio.sleep(PING_AFTER_S)
-            now = anyio.current_time()
+            now = self._waits.clock()
             uploading = self._outlet.unsent > 0 and now - self._outlet.sent_at < PING_AFTER_S
             if not self._calls or uploading:
                 self._pinged = False

@@ -64,7 +64,12 @@ class Waits:
     """The waits of one owner, which runs `watch`. Make it in the event loop in which it is used."""
 
     def __init__(self) -> None:
-        self._park = _trio_park() if sniffio.current_async_library() == "trio" else _asyncio_park
+        self.clock: Callable[[], float]
+        """The event loop's clock in seconds, as `anyio.current_time`, which first looks for the event loop."""
+        if sniffio.current_async_library() == "trio":
+            self._park, self.clock = _trio_park()
+        else:
+            self._park, self.clock = _asyncio_park, asyncio.get_running_loop().time
         self._waiting: dict[Wait, None] = {}
         self._next = math.inf
         """Time at which the deadlines are checked next: that of the earliest one, or before it."""
@@ -91,7 +96,7 @@ class Waits:
             while True:
                 with anyio.CancelScope(deadline=self._next) as self._pause:
                     await anyio.sleep_forever()
-                now, self._next = anyio.current_time(), math.inf
+                now, self._next = self.clock(), math.inf
                 for wait in self._waiting:
                     if wait.until <= now:
                         wait.wake()
@@ -114,8 +119,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _trio_park() -> Callable[[Wait], Awaitable[None]]:
-    from trio import lowlevel  # Not loaded by clients on asyncio.
+def _trio_park() -> tuple[Callable[[Wait], Awaitable[None]], Callable[[], float]]:
+    """Return how a task, or a procedure, waits on trio, and the clock."""
+    from trio import current_time, lowlevel  # Not loaded by clients on asyncio.
 
     async def park(wait: Wait) -> None:
         if not lowlevel.in_trio_task():
@@ -129,4 +135,4 @@ def _trio_park() -> Callable[[Wait], Awaitable[None]]:
         wait.resume = partial(lowlevel.reschedule, lowlevel.current_task())
         await lowlevel.wait_task_rescheduled(abort)
 
-    return park
+    return park, current_time
