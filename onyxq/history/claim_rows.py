@@ -28,13 +28,14 @@ from onyxq.core import facts
 from onyxq.core.claims import lapsed
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import OnyxqError, StoreFailed
-from onyxq.core.facts import History, Row
+from onyxq.core.facts import History
 from onyxq.core.ids import Run, TaskId, mask_of, runs_of, stretch_of
 from onyxq.core.log.digest import Milestones
 from onyxq.core.log.interface import Record
 from onyxq.core.replica import Replica, claimed_bits, held_bits, pieces_of
 from onyxq.core.step import Outcome
 from onyxq.store.interface import MILESTONES_META, Batch, SnapshotPart, Written
+from onyxq.store.row_checks import Prepared, prepared_history
 from onyxq.store.store import Store
 from onyxq.system.signal import Signal
 
@@ -144,12 +145,12 @@ def _parts(partition: int, ended: list[tuple[Run, int]], said: History) -> list[
 
 def history_rows(
     after: Replica, outcomes: Sequence[Outcome], returned: Sequence[Returned], holds: Callable[[int], bool]
-) -> list[Row]:
+) -> list[Prepared]:
     """Return the rows that a record adds to the partitions for which ``holds`` is true.
 
     ``returned``: the result of `returned_runs` for the record.
     """
-    rows: list[Row] = []
+    rows: list[Prepared] = []
     position, at_ms = after.position, after.ctime_ms
     for outcome in outcomes:
         args: Any = outcome.args
@@ -160,17 +161,17 @@ def history_rows(
                 said = History(
                     position, outcome.index, run.count, facts.REOPENED, position, at_ms, "", args.due_ms, attempts, ""
                 )
-                rows.append(facts.history_row(run.first, said))
+                rows.append(prepared_history(run.first, said))
             continue
         for grant in args.grants:
             for run in grant.runs:
                 said = History(
                     position, outcome.index, run.count, facts.GRANTED, position, at_ms, grant.worker, 0, 0, ""
                 )
-                rows.append(facts.history_row(run.first, said))
+                rows.append(prepared_history(run.first, said))
     for partition, run, said in returned:
         if holds(partition):
-            rows.append(facts.history_row(run.first, said._replace(position=position, at_ms=at_ms)))
+            rows.append(prepared_history(run.first, said._replace(position=position, at_ms=at_ms)))
     return rows
 
 
@@ -184,7 +185,7 @@ class HistoryWriter:
     def __init__(self, store: Store, on_written: Callable[[Written], None]) -> None:
         self._store = store
         self._on_written = on_written
-        self._rows: list[Row] = []
+        self._rows: list[Prepared] = []
         self._after: list[Callable[[], None]] = []
         self._records: list[Record] = []
         self._parts: deque[SnapshotPart] = deque()
@@ -218,7 +219,7 @@ class HistoryWriter:
     def add(
         self,
         replica: Replica,
-        rows: Sequence[Row],
+        rows: Sequence[Prepared],
         after: Callable[[], None] | None = None,
         *,
         record: Record | None = None,
@@ -366,7 +367,7 @@ class _Riding:
 
     position: int
     part: SnapshotPart | None
-    rows: list[Row]
+    rows: list[Prepared]
     records: list[Record]
     after: list[Callable[[], None]]
     milestones: Milestones

@@ -8,8 +8,7 @@ what this node itself leads and holds.  ``lead.`` and an operation's name is tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -277,9 +276,14 @@ class Service:
             await self._answer(request, handler)
 
     async def _answer(self, request: Request, handler: Handler) -> None:
+        method = request.method.removeprefix(LEAD)
         try:
-            with self._admitted(request):
-                request.reply(await self._perform(request.method, handler, request.args))
+            if admitted(method):
+                with self.admission.admitted(request.caller, request.size, urgent=method in URGENT):
+                    answer = await self._perform(request.method, handler, request.args)
+            else:
+                answer = await self._perform(request.method, handler, request.args)
+            request.reply(answer)
         except OnyxqError as error:
             request.fail(error)
 
@@ -288,16 +292,6 @@ class Service:
         check_size(method, size)
         if admitted(method):
             self.admission.check(size)
-
-    @contextmanager
-    def _admitted(self, request: Request) -> Iterator[None]:
-        """Count a write that came over the wire while it is served; raises `Overloaded`."""
-        method = request.method.removeprefix(LEAD)
-        if not admitted(method):
-            yield
-            return
-        with self.admission.admitted(request.caller, request.size, urgent=method in URGENT):
-            yield
 
     async def _perform(self, method: str, handler: Handler, args: Any) -> Any:
         """Return the answer of a method; raises only `OnyxqError`, and `BadRequest` only if nothing was changed."""

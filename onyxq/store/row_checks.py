@@ -22,6 +22,7 @@ from onyxq.core.facts import (
     Row,
     check_key,
     completion_head,
+    history_row,
     unpack_data,
     unpack_history,
     unpack_resolution,
@@ -69,6 +70,12 @@ def prepare(row: Row) -> Prepared:
     if count < 1 or mask >> STRETCH_TASKS:
         raise BadRequest(f"a row of {count} tasks does not lie in one stretch", field="rows")
     return Prepared(key, value, kind, first, stretch, mask, detail)
+
+
+def prepared_history(first: bytes, event: History) -> Prepared:
+    """Return the row of one log entry's effect on a run's claim; `prepare` would find nothing to object to."""
+    key, value = history_row(first, event)
+    return Prepared(key, value, HISTORY, TaskId(first), stretch_of(first), mask_of(first, event.count), event)
 
 
 def _check_body(kind: bytes, key: bytes, value: bytes) -> tuple[int, Detail]:

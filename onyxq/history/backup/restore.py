@@ -20,8 +20,7 @@ from attrs import evolve, frozen
 
 from onyxq.core import snapshot
 from onyxq.core.errors import Conflict
-from onyxq.core.facts import HISTORY, Row, partition_of_key, unpack_history, unseal
-from onyxq.core.ids import mask_of, stretch_of
+from onyxq.core.facts import Row, partition_of_key
 from onyxq.core.log.interface import START, LogSession, segment_of
 from onyxq.core.placement import holders
 from onyxq.core.replica import ClaimPiece, Replica, with_pieces, without
@@ -31,6 +30,7 @@ from onyxq.history.claim_rows import history_rows, returned_runs
 from onyxq.history.recovery.new_log import begin_log
 from onyxq.history.replay import steps
 from onyxq.store.interface import ADMITTED_META, CLUSTER_META, NODE_META, PEERS_META, STORE_META, Batch
+from onyxq.store.row_checks import Prepared
 from onyxq.store.store import Store
 from onyxq.system.clock import SystemClock, WallClock
 
@@ -142,7 +142,7 @@ async def _check_empty(session: LogSession, name: str) -> None:
 
 async def _write_history(backup: Backup, stores: Mapping[str, Store]) -> None:
     """Write the history rows that the backup's records add to the tasks in the backup."""
-    rows: list[Row] = []
+    rows: list[Prepared] = []
     before = backup.origin
     for done in steps(before, backup.file):
         returned = returned_runs(before, done.replica, done.outcomes)
@@ -154,8 +154,8 @@ async def _write_history(backup: Backup, stores: Mapping[str, Store]) -> None:
     await _keep_known(rows, backup.last, stores)
 
 
-async def _keep_known(rows: Sequence[Row], last: Replica, stores: Mapping[str, Store]) -> None:
-    kept: dict[str, list[Row]] = {}
+async def _keep_known(rows: Sequence[Prepared], last: Replica, stores: Mapping[str, Store]) -> None:
+    kept: dict[str, list[Prepared]] = {}
     for row in rows:
         nodes = holders(last.partitions[partition_of_key(row.key)])
         if _known(row, stores[nodes[0]]):
@@ -165,8 +165,5 @@ async def _keep_known(rows: Sequence[Row], last: Replica, stores: Mapping[str, S
         await stores[node].write(Batch(rows=some))
 
 
-def _known(row: Row, store: Store) -> bool:
-    assert row.key[2:3] == HISTORY
-    first = row.key[3:23]
-    mask = mask_of(first, unpack_history(unseal(row.key, row.value)).count)
-    return store.known_bits(stretch_of(first)) & mask == mask
+def _known(row: Prepared, store: Store) -> bool:
+    return store.known_bits(row.stretch) & row.mask == row.mask
