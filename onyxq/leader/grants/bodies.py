@@ -26,7 +26,14 @@ ROW_CACHE_BYTES = 16 * 1024 * 1024
 class Bodies:
     """Bodies of the tasks that a node grants."""
 
-    def __init__(self, store: Store, early: EarlyRows, is_final: Callable[[TaskId, int, bytes], bool]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        early: EarlyRows,
+        is_final: Callable[[TaskId, int, bytes], bool],
+        *,
+        wall_ms: Callable[[], int],
+    ) -> None:
         """Read bodies from ``store``, and those of rows that are being written from ``early``.
 
         ``is_final(task, epoch, data)`` returns whether the data of a unique task can no longer change. If it can,
@@ -35,11 +42,12 @@ class Bodies:
         self._store = store
         self._early = early
         self._is_final = is_final
+        self._wall_ms = wall_ms
         self._rows: dict[bytes, tuple[bytes, bool]] = {}
         """First id of a task row -> its body, and whether the body needs a closer check."""
         self._rows_bytes = 0
 
-    def of(self, piece: Piece, bits: int, *, most: int, now_ms: int) -> list[tuple[Run, bytes]]:
+    def of(self, piece: Piece, bits: int, *, most: int) -> list[tuple[Run, bytes]]:
         """Return grantable tasks among ``bits`` of a piece, at most ``most``, in runs with bodies; raises `Corrupt`."""
         body, special = self._early.body(piece.row_first), False
         if body is None:
@@ -48,7 +56,7 @@ class Bodies:
             body, special = self._row(piece.row_first)
         if special:
             header, _ = task_header(body)
-            bits = self._wanted(piece, bits, header, now_ms)
+            bits = self._wanted(piece, bits, header)
             if bits and UNIQUE_KEY in header:
                 return self._unique(TaskId(piece.row_first), header, body)
         base = offset_of(piece.row_first)
@@ -97,14 +105,14 @@ class Bodies:
             found = self._rows[first] = (row[1], may_say(row[1], UNIQUE_KEY, EXPIRES_MS))
         return found
 
-    def _wanted(self, piece: Piece, bits: int, header: dict[str, object], now_ms: int) -> int:
+    def _wanted(self, piece: Piece, bits: int, header: dict[str, object]) -> int:
         """Return ``bits`` without tasks that another task of their unique key replaced, and without expired ones."""
         queue, key = header["queue"], header.get(UNIQUE_KEY)
         partition = int.from_bytes(piece.row_first[6:8], "big")
         if key is not None and self._store.unique(partition, str(queue), str(key)) != piece.row_first:
             return 0
         expires_ms = header.get(EXPIRES_MS)
-        if isinstance(expires_ms, int) and expires_ms <= now_ms:
+        if isinstance(expires_ms, int) and expires_ms <= self._wall_ms():
             stretch = stretch_of(piece.first)
             for offset in [place for place in range(bits.bit_length()) if bits >> place & 1]:
                 if not any(one.event == GRANTED for one in history_of(self._store, id_at(stretch, offset))):

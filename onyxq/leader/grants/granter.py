@@ -172,7 +172,7 @@ class Granter:
             wall_ms=host.wall_ms,
         )
         self._early = EarlyRows()
-        self._bodies = Bodies(host.store, self._early, self._is_data_final)
+        self._bodies = Bodies(host.store, self._early, self._is_data_final, wall_ms=host.wall_ms)
         self._requests: deque[ClaimRequest] = deque()
         self._wake = Wait()
         self.metrics = ClaimMetrics(host)
@@ -508,7 +508,7 @@ class Granter:
         room = self.limits.room(piece.queue)
         try:
             most = left if room is None else min(left, room)
-            found = self._bodies.of(piece, bits, most=most, now_ms=self._host.wall_ms())
+            found = self._bodies.of(piece, bits, most=most)
         except Corrupt as error:
             self._drop(window, piece)
             self._host.corrupt(int.from_bytes(piece.first[6:8], "big"), error)
