@@ -185,10 +185,6 @@ class Claiming:
         if not self._has_room(claimer.owner):
             claimer.fail(Unavailable("too many claims wait here"))
             return
-        try:
-            self._node.outbox_now()
-        except LogUnavailable as error:
-            claimer.trouble = error
         self._claimers.append(claimer)
         self._held[claimer.owner] += 1
         for queue in claimer.queues:
@@ -386,25 +382,31 @@ class Claiming:
 
     def _give_up_without_log(self, now: float) -> None:
         """Fail waiting claims while the log is away: another peer may reach it."""
-        try:
-            self._node.outbox_now()
+        if self._without_log() is None:
             self._log_away_since = None
-        except LogUnavailable as error:
-            if self._log_away_since is None:
-                self._log_away_since = now
-            if now - self._log_away_since >= LOG_PATIENCE_S:
-                for claimer in self._claimers:
-                    if not claimer.asking and not claimer.gone:
-                        claimer.trouble = error
-                        self._end(claimer)
+            return
+        if self._log_away_since is None:
+            self._log_away_since = now
+        if now - self._log_away_since >= LOG_PATIENCE_S:
+            for claimer in self._claimers:
+                if not claimer.asking and not claimer.gone:
+                    self._end(claimer)
 
     def _end(self, claimer: Claimer) -> None:
         claimer.gone = True
-        trouble = claimer.trouble or self._unserved() or self._unheard(claimer)
+        trouble = self._without_log() or claimer.trouble or self._unserved() or self._unheard(claimer)
         if trouble is not None:
             claimer.fail(trouble)
         else:
             claimer.reply([])
+
+    def _without_log(self) -> LogUnavailable | None:
+        """Return the error if this node does not reach the log now: it may not know who leads."""
+        try:
+            self._node.outbox_now()
+        except LogUnavailable as error:
+            return error
+        return None
 
     def _unserved(self) -> Unavailable | None:
         """Return the error if some partitions have no leader with a majority: they may hold tasks."""

@@ -7,6 +7,7 @@ import trio
 
 from onyxq.core.placement import holders
 from onyxq.errors import LogUnavailable, OnyxqError, TimedOut, Unavailable
+from simulation.world.clients import RecordingClient
 from simulation.world.world import Options, SimulatedNode, World, simulate
 
 SKEWLESS = Options(clock_offset_ms=0)
@@ -57,6 +58,25 @@ def test_facts_go_on_and_claims_wait_while_the_log_is_away(sessions_lost: bool) 
                 await client.complete(claim, b"after")
 
     simulate(workload, seed=1, options=SKEWLESS)
+
+
+def test_a_claim_that_ends_in_an_outage_of_the_log_says_so() -> None:
+    """The outage began while the claim waited: its node may not know all tasks any more."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_expect_no_log, client)
+                await trio.sleep(3)
+                world.log_down()
+            world.log_up()
+
+    simulate(workload, seed=1, options=SKEWLESS)
+
+
+async def _expect_no_log(client: RecordingClient) -> None:
+    with pytest.raises(LogUnavailable):
+        await client.claim("q", lease_ms=60_000, wait_ms=4_000)
 
 
 def test_an_outage_of_the_log_lapses_no_lease() -> None:
