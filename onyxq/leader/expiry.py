@@ -35,8 +35,11 @@ from onyxq.leader.state.states import State
 from onyxq.leader.state.view import Refused
 from onyxq.system.procedures import Wait, pause
 
-RETRY_S, RETRY_MAX_S = 0.05, 0.5
-"""First and longest pause before claims that could not be ended are tried again, in seconds."""
+RETRY_S, RETRY_MAX_S = 0.01, 0.5
+"""First and longest pause before claims that could not be ended are tried again, in seconds.
+
+If another record was on its way, log time is a few milliseconds short of the deadline: the first pause covers that.
+"""
 
 log = logging.getLogger(__name__)
 
