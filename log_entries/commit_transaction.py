@@ -11,14 +11,14 @@ pending facts if its replica does not know their transaction after the deadline 
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import frozen
 from pyrsistent import pmap
 
 from onyxq.core.claims import BAD_RUN
 from onyxq.core.entry import APPLIED, Stamp, Verdict
 from onyxq.core.limits import DEADLINE_AHEAD_MS_MAX, NAME_CHARACTERS_MAX, NAME_KEEP_MS, NAME_KEEP_MS_MAX
 from onyxq.core.remembered import remember
-from onyxq.core.replica import Replica, Transaction, TransactionClaim
+from onyxq.core.replica import Replica, Transaction, TransactionClaim, altered
 from onyxq.core.transactions import (
     KIND,
     NOTE_BYTES_MAX,
@@ -79,7 +79,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         note=args.note,
     )
     replica = held(replica, args.name, stamp.position, args.claims)
-    return evolve(replica, transactions=replica.transactions.set(args.name, committed)), APPLIED
+    return altered(replica, transactions=replica.transactions.set(args.name, committed)), APPLIED
 
 
 def _needed(args: Args) -> tuple[Claim, ...]:

@@ -44,7 +44,7 @@ from log_entries import (
     set_queue,
     set_slots,
     settle_partition,
-    settle_transaction,
+    settle_transactions,
     submit_job,
     yield_partition,
 )
@@ -75,7 +75,7 @@ MODULES: tuple[ModuleType, ...] = (
     purge,
     commit_transaction,
     commit_batch,
-    settle_transaction,
+    settle_transactions,
     hold_transactions,
     set_periodic,
     pause_periodic,

@@ -163,8 +163,8 @@ def _finished(reached: Reached, before: Replica, done: Step, outcome: Outcome) -
 
 
 def _transaction_settled(reached: Reached, before: Replica, done: Step, outcome: Outcome) -> None:
-    found = before.transactions.get(outcome.args.name)
-    if found is not None and found.position < before.snapshot.position:
+    found = [one for name in outcome.args.names if (one := before.transactions.get(name)) is not None]
+    if any(one.position < before.snapshot.position for one in found):
         reached("a collection while a transaction was under way")
 
 
@@ -207,5 +207,5 @@ _PROBES: dict[str, Callable[[Reached, Replica, Step, Outcome], None]] = {
     "drain_node": _plain("a node drained"),
     "force_partition": _plain("a partition was forced"),
     "reopen_tasks": _plain("failed tasks were opened again"),
-    "settle_transaction": _transaction_settled,
+    "settle_transactions": _transaction_settled,
 }

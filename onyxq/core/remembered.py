@@ -11,11 +11,10 @@ first.  Nothing is noted when they leave: the next ``gc`` finds them, and a ``gc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from attrs import evolve
-
-from onyxq.core.replica import Remembered, Replica
+from onyxq.core.replica import Remembered, Replica, altered
 
 PEER = "peer"
 PEER_MS = 120_000
@@ -24,8 +23,15 @@ PEER_MS = 120_000
 
 def remember(replica: Replica, kind: str, name: str, *, for_ms: int, answer: Any = None) -> Replica:
     """Keep ``answer`` (msgpack types, tuples, persistent maps) for repeats of ``name``, for ``for_ms``."""
-    kept = Remembered(until_ms=replica.clock_ms + for_ms, answer=answer)
-    return evolve(replica, remembered=replica.remembered.set(f"{kind}/{name}", kept))
+    return remember_all(replica, kind, {name: (for_ms, answer)})
+
+
+def remember_all(replica: Replica, kind: str, ended: Mapping[str, tuple[int, Any]]) -> Replica:
+    """Keep an answer for repeats of each name, as `remember` does: name -> ``for_ms`` and answer."""
+    remembered = replica.remembered.evolver()
+    for name, (for_ms, answer) in ended.items():
+        remembered[f"{kind}/{name}"] = Remembered(until_ms=replica.clock_ms + for_ms, answer=answer)
+    return altered(replica, remembered=remembered.persistent())
 
 
 def recall(replica: Replica, kind: str, name: str) -> Remembered | None:
@@ -41,7 +47,7 @@ def forget_old(replica: Replica) -> Replica:
     remembered = replica.remembered.evolver()
     for key in old:
         del remembered[key]
-    return evolve(replica, remembered=remembered.persistent())
+    return altered(replica, remembered=remembered.persistent())
 
 
 def forget_departed(replica: Replica) -> Replica:
@@ -58,4 +64,4 @@ def forget_departed(replica: Replica) -> Replica:
             replica = remember(replica, PEER, peer, for_ms=PEER_MS)
         elif kept.until_ms <= replica.clock_ms:
             del outbox[peer]
-    return evolve(replica, outbox=outbox.persistent())
+    return altered(replica, outbox=outbox.persistent())

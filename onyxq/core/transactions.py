@@ -7,7 +7,7 @@ So only the settling of their partition ends them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from attrs import evolve
@@ -15,8 +15,8 @@ from attrs import evolve
 from onyxq.core.claims import Pieces, change, gather, merged, split, under, window
 from onyxq.core.ids import Run, TaskId, runs_of
 from onyxq.core.limits import NAME_KEEP_MS
-from onyxq.core.remembered import recall, remember
-from onyxq.core.replica import HELD_MS, Hold, Replica, claimed_bits
+from onyxq.core.remembered import recall, remember_all
+from onyxq.core.replica import HELD_MS, Hold, Replica, Transaction, altered, claimed_bits
 
 KIND = "transaction"
 """The kind under which names of settled transactions are remembered.
@@ -113,23 +113,23 @@ def held(replica: Replica, name: str, position: int, claims: Iterable[Claim]) ->
     return replica
 
 
-def settled(replica: Replica, name: str, partition: int) -> Replica:
-    """Return the replica without the claims that the transaction held in a partition that made it visible.
+def settled(replica: Replica, parts: Mapping[str, Transaction], partition: int) -> Replica:
+    """Return the replica without the claims that these transactions held in a partition that made them visible.
 
-    After its last part, the transaction itself is removed and its name is remembered.
+    After its last part, a transaction itself is removed and its name is remembered. ``parts``: by name.
     """
-    found = replica.transactions[name]
-    mine = [claim for claim in found.claims if claim[0] == partition]
-    for _, _, runs in mine:
-        wanted = gather(partition, [(name, [Run(TaskId(first), count) for first, count in runs])]) or {}
-        replica = change(replica, partition, wanted, _without_held) or replica
-    left = tuple(claim for claim in found.claims if claim[0] != partition)
-    parts = found.parts.discard(partition)
-    if parts:
-        kept = replica.transactions.set(name, evolve(found, parts=parts, claims=left))
-        return evolve(replica, transactions=kept)
-    replica = evolve(replica, transactions=replica.transactions.discard(name))
-    return remember(replica, KIND, name, for_ms=found.keep_ms, answer=(found.position, found.note))
+    mine = [claim for found in parts.values() for claim in found.claims if claim[0] == partition]
+    runs = [Run(TaskId(first), count) for _, _, held_runs in mine for first, count in held_runs]
+    replica = change(replica, partition, gather(partition, [("", runs)]) or {}, _without_held) or replica
+    transactions, over = replica.transactions.evolver(), dict[str, tuple[int, tuple[int, bytes]]]()
+    for name, found in parts.items():
+        if len(found.parts) > 1:
+            left = tuple(claim for claim in found.claims if claim[0] != partition)
+            transactions[name] = evolve(found, parts=found.parts.remove(partition), claims=left)
+        else:
+            del transactions[name]
+            over[name] = (found.keep_ms, (found.position, found.note))
+    return remember_all(altered(replica, transactions=transactions.persistent()), KIND, over)
 
 
 def _without_held(pieces: Pieces, kind: str, bits: int) -> Pieces | None:

@@ -25,7 +25,7 @@ from onyxq.system.extensions import installed
 
 LOG, HISTORY, STORE, ID = "log", "history", "store", "id"
 """Sources of an event."""
-SETTLE = "settle_transaction"
+SETTLE = "settle_transactions"
 NOT_HELD = "the token no longer held it"
 _HISTORY_ENTRIES = ("grant_claims", "release_claims", "expire_claims", "release_claims", "", "reopen_tasks")
 _GRANTS = ("grant_claims", "grant_limited_claims")
@@ -174,7 +174,7 @@ def _covers(first: bytes, count: int, task_id: bytes) -> bool:
 def _settles(outcome: Outcome, transactions: Collection[str], partition: int) -> bool:
     """Return whether an entry settles one of the transactions in a partition."""
     mine = outcome.name == SETTLE and getattr(outcome.args, "partition", None) == partition
-    return mine and outcome.args.name in transactions
+    return mine and any(name in transactions for name in outcome.args.names)
 
 
 def _verdict(outcome: Outcome, before: Replica, after: Replica, task_id: bytes) -> str:

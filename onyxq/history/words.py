@@ -273,6 +273,11 @@ def _commit_batch(args: Args) -> str:
     return f"{whose}: {'; '.join(map(_commit, args['transactions'])) or 'nothing but its offsets'}"
 
 
+def _settle(args: Args) -> str:
+    many = "s" if len(args["names"]) > 1 else ""
+    return f"{_leader(args)} has made its part{many} of transaction{many} {', '.join(args['names'])} visible"
+
+
 def _leader(args: Args) -> str:
     return f"partition {args['partition']} (epoch {args['epoch']})"
 
@@ -302,7 +307,7 @@ _SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
         "reopen_tasks": _reopen,
         "purge": _purge,
         "commit_transaction": _commit,
-        "settle_transaction": "partition {partition} (epoch {epoch}) has made its part of transaction {name} visible",
+        "settle_transactions": _settle,
         "hold_transactions": _hold,
         "set_periodic": _set_periodic,
         "pause_periodic": _pause_periodic,

@@ -1,7 +1,7 @@
 """Makes committed transactions visible: their pending rows become facts (design: transactions).
 
 The replica says in which partitions a committed transaction has not settled. The leader of such a
-partition writes the part's items like all other facts, and then submits ``settle_transaction``.
+partition writes the part's items like all other facts, and then submits ``settle_transactions``.
 This leader or the next one may repeat all of it. The next leader gets the pending rows in its
 takeover.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from log_entries import settle_transaction
+from log_entries import settle_transactions
 from onyxq.core import facts
 from onyxq.core.errors import Corrupt, NotLeader, OnyxqError, Unavailable, from_map
 from onyxq.core.facts import Row, Update
@@ -22,6 +22,7 @@ from onyxq.leader.cohort.pending_facts import key_in
 from onyxq.leader.completion_rows import Finish
 from onyxq.leader.completions import Completions
 from onyxq.leader.enqueues import Enqueues
+from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.task_updates import updates_of
@@ -124,7 +125,10 @@ class TransactionApplier:
         return True
 
     def _settle(self, leader: PartitionLeader, names: list[str]) -> None:
-        entries = [settle_transaction.Args(name, leader.partition, leader.epoch) for name in names]
+        entries = [
+            settle_transactions.Args(tuple(group), leader.partition, leader.epoch)
+            for group in fitting(names, lambda name: size_of((), name))
+        ]
         if entries:  # if the session ends first, the leader of the next epoch submits them again
             self._host.outbox_now().submit(entries)
 

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from log_entries import settle_transaction
+from log_entries import settle_transactions
 from log_entries.commit_batch import committed_by
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Conflict, OnyxqError, SequenceGap, StaleToken, StoreFailed, Unavailable
@@ -111,15 +111,19 @@ class TransactionParts:
                 for part in committed.parts:
                     self.applier.owe(part.partition, committed.name)
                 self._tell(committed.name)
-            if isinstance(args, settle_transaction.Args):
-                found = before.transactions.get(args.name)
-                if found is not None:
-                    key = key_in(found, args.name, args.partition)
-                    self._over[args.partition, key] = None
-                    self._over_wake.end()
-                    self._tell_dependents(found, args.partition)
-                if args.name not in step.replica.transactions:
-                    self._tell(args.name)
+            if isinstance(args, settle_transactions.Args):
+                self._note_settled(before, step.replica, args)
+
+    def _note_settled(self, before: Replica, after: Replica, args: settle_transactions.Args) -> None:
+        """Drop pending rows of parts that settled, and wake those that wait for their transactions."""
+        for name in args.names:
+            found = before.transactions.get(name)
+            if found is not None and args.partition in found.parts:
+                self._over[args.partition, key_in(found, name, args.partition)] = None
+                self._tell_dependents(found, args.partition)
+            if name not in after.transactions:
+                self._tell(name)
+        self._over_wake.end()
 
     def look(self) -> None:
         """Check all transactions of a new replica, because steps before it were not seen here."""

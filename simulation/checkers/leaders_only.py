@@ -28,7 +28,7 @@ CLAIM_ENTRIES = (*GRANTS, renew_claims.Args, release_claims.Args, expire_claims.
 LEADER_ENTRIES = (ready_partition.Args, settle_partition.Args, yield_partition.Args)
 WITHOUT_LEADERS = frozenset(
     "grant_claims grant_limited_claims renew_claims release_claims expire_claims reopen_tasks purge commit_transaction "
-    "commit_batch settle_transaction set_queue set_periodic pause_periodic remove_periodic fire_periodic "
+    "commit_batch settle_transactions set_queue set_periodic pause_periodic remove_periodic fire_periodic "
     "submit_job driver_ready seal_input kill_job complete_job fail_job".split()
 )
 """Entries that do not change which peer leads a partition."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from attrs import define, field
 
-from log_entries import commit_transaction, expire_claims, release_claims, renew_claims, settle_transaction
+from log_entries import commit_transaction, expire_claims, release_claims, renew_claims, settle_transactions
 from log_entries.commit_batch import committed_by
 from onyxq.core.claims import lapsed
 from onyxq.core.entry import APPLIED
@@ -74,9 +74,10 @@ class OneClaim(Checker):
                 self._move_or_end(args, replica.log_time_ms)
             for committed in committed_by(args):
                 self._commit(committed, replica.position)
-            if isinstance(args, settle_transaction.Args):
-                for task_id in self.transactions.get(args.name, {}).pop(args.partition, []):
-                    del self.holders[task_id]
+            if isinstance(args, settle_transactions.Args):
+                for name in args.names:
+                    for task_id in self.transactions.get(name, {}).pop(args.partition, []):
+                        del self.holders[task_id]
 
     def _move_or_end(self, args: Any, log_time_ms: int) -> None:
         """Renew or end claims; an entry may name claims that an earlier one has renewed or ended."""

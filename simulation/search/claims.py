@@ -28,7 +28,7 @@ from log_entries import (
     reopen_tasks,
     set_periodic,
     set_queue,
-    settle_transaction,
+    settle_transactions,
 )
 from log_entries.commit_batch import committed_by
 from onyxq.core.claims import GRACE_MS
@@ -50,7 +50,7 @@ CLAIM_ENTRIES = (
     expire_claims.Args,
     reopen_tasks.Args,
     purge.Args,
-    settle_transaction.Args,
+    settle_transactions.Args,
 )
 """Of the leader of a partition."""
 PLAIN = (set_queue.Args, set_periodic.Args, pause_periodic.Args, remove_periodic.Args, fire_periodic.Args, gc.Args)
@@ -148,7 +148,7 @@ class ClaimsModel(Model):
             wanted, changes = self._purge(held, args), {}
         elif isinstance(args, reopen_tasks.Args):
             wanted, changes = not any(task in held for one in args.runs for task in tasks_of([one.run])), {}
-        elif isinstance(args, settle_transaction.Args):
+        elif isinstance(args, settle_transactions.Args):
             wanted, changes = self._settle(held, args, replica)
         elif isinstance(args, renew_claims.Args):
             wanted, changes = self._renew(held, args, replica)
@@ -287,12 +287,13 @@ class ClaimsModel(Model):
         return True
 
     def _settle(self, held: dict[Any, Holder], args: Any, replica: Replica) -> tuple[bool, dict[Any, Holder | None]]:
-        if not self.transactions.may_settle(args.name, args.partition, replica.position):
+        if not self.transactions.may_settle(args.names, args.partition, replica.position):
             return False, {}
-        changes: dict[Any, Holder | None] = {
-            task: None for task, holder in held.items() if holder[1:] == (f"transaction {args.name}", HELD_MS)
-        }
-        self.transactions.settled(args.name, args.partition, replica)
+        names = [name for name in args.names if self.transactions.is_left(name, args.partition)]
+        ended = [(f"transaction {name}", HELD_MS) for name in names]
+        changes: dict[Any, Holder | None] = {task: None for task, holder in held.items() if holder[1:] in ended}
+        for name in names:
+            self.transactions.settled(name, args.partition, replica)
         return True, changes
 
     def _plain(self, done: Step, outcome: Outcome) -> str:

@@ -6,6 +6,7 @@ came of it.  They share no code with the entries.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from attrs import define, field
@@ -105,10 +106,14 @@ class TransactionsModel:
         else:
             self.over[args.name] = replica.clock_ms + args.keep_ms
 
-    def may_settle(self, name: str, partition: int, position: int) -> bool:
+    def is_left(self, name: str, partition: int) -> bool:
         """Whether a part of it is left to settle."""
-        found = self.open.get(name)
-        return found is not None and partition in found[1] and found[0] != position
+        return name in self.open and partition in self.open[name][1]
+
+    def may_settle(self, names: Sequence[str], partition: int, position: int) -> bool:
+        """Whether a part of any is left to settle, and no part of those was committed at this position."""
+        left = [name for name in names if self.is_left(name, partition)]
+        return bool(left) and all(self.open[name][0] != position for name in left)
 
     def settled(self, name: str, partition: int, replica: Replica) -> None:
         """A part of it is visible."""

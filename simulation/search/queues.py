@@ -23,7 +23,7 @@ from log_entries import (
     reopen_tasks,
     set_periodic,
     set_queue,
-    settle_transaction,
+    settle_transactions,
 )
 from onyxq.core.ids import Run, make_id, stretch_of
 from onyxq.core.replica import ClaimPiece, claim_of
@@ -129,12 +129,16 @@ class Queueing(Members):
         return [Claim(partition, token, tuple(runs)) for (partition, token), runs in found.items()]
 
     def settle_part(self, peer_id: str, name: str, partition: int, behind: int = 0) -> bool:
-        """A leader's part of a transaction is visible, which takes a majority of members that run."""
+        """A leader's part of a transaction is visible, which takes a majority of members that run.
+
+        Another peer may have settled other parts that the leader has not read of yet, so it names all.
+        """
         peer = self._member(peer_id)
         if peer is None or partition not in peer.led() or not self.majority_runs(self._members(peer, partition)):
             return False
         epoch = self._epoch(peer, partition, behind)
-        return self._submit(peer, settle_transaction.Args(name, partition, epoch))
+        others = {other: None for other, found in peer.replica.transactions.items() if partition in found.parts}
+        return self._submit(peer, settle_transactions.Args(tuple({name: None, **others}), partition, epoch))
 
     def _members(self, peer: Peer, partition: int) -> tuple[str, ...]:
         return peer.replica.partitions[partition].members

@@ -9,7 +9,7 @@ from attrs import define, field
 from log_entries import (
     expire_claims,
     fire_periodic,
-    settle_transaction,
+    settle_transactions,
 )
 from log_entries.commit_batch import committed_by
 from onyxq.client.values import Task
@@ -58,8 +58,8 @@ class RuleWatcher(Checker):
                     reached("a limit was freed by an expiry")
         for one in committed_by(args):
             self.committed[one.name] = {part.partition: before.partitions[part.partition].leader for part in one.parts}
-        if isinstance(args, settle_transaction.Args):
-            if self.committed.get(args.name, {}).get(args.partition, step.peer) != step.peer:
+        if isinstance(args, settle_transactions.Args):
+            if any(self.committed.get(name, {}).get(args.partition, step.peer) != step.peer for name in args.names):
                 reached("a transaction was settled by a successor")
         elif isinstance(args, fire_periodic.Args):
             if self.fired_by.setdefault(args.name, step.peer) != step.peer:

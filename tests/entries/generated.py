@@ -42,7 +42,7 @@ from log_entries import (
     set_queue,
     set_slots,
     settle_partition,
-    settle_transaction,
+    settle_transactions,
     submit_job,
     yield_partition,
 )
@@ -224,7 +224,7 @@ def _transaction(replica: Replica, number: int, epoch: int, random: Random) -> A
     if replica.transactions and random.random() < 0.6:
         name = random.choice(sorted(replica.transactions))
         part = random.choice(sorted(replica.transactions[name].parts))
-        return settle_transaction.Args(name, part, replica.partitions[part].epoch)
+        return settle_transactions.Args((name,), part, replica.partitions[part].epoch)
     claims = []
     for partition in sorted({number, random.randrange(PARTITIONS)}):
         held = _held(replica, partition)

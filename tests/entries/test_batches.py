@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from log_entries import commit_batch, grant_claims, kill_job, settle_transaction, submit_job
+from log_entries import commit_batch, grant_claims, kill_job, settle_transactions, submit_job
 from log_entries.commit_batch import CONFLICT, NAME_TAKEN, OUT_OF_ORDER, REPEAT, committed_by
 from log_entries.commit_transaction import TOO_LATE
 from onyxq.core.entry import APPLIED, decode_args, encode_args
@@ -49,7 +49,7 @@ class BatchWorld(QueueWorld):
     def settled(self, name: str) -> None:
         """Settle all parts of a transaction."""
         for partition in sorted(self.replica.transactions[name].parts):
-            self.done(settle_transaction.Args(name, partition, self.epoch(partition)))
+            self.done(settle_transactions.Args((name,), partition, self.epoch(partition)))
 
 
 def prepared(name: str, *claims: Claim, partitions: tuple[int, ...] = (), deadline_ms: int = DEADLINE_MS) -> Prepared:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from log_entries import expire_claims, gc, grant_claims, reopen_tasks, settle_transaction, yield_partition
+from log_entries import expire_claims, gc, grant_claims, reopen_tasks, settle_transactions, yield_partition
 from log_entries.commit_transaction import REPEAT, TOO_LATE
 from log_entries.release_claims import COMPLETED_EVENT
 from log_entries.renew_claims import Args as Renew
@@ -38,9 +38,9 @@ def claimed() -> tuple[QueueWorld, Claim, Claim]:
     return world, one, other
 
 
-def settle(world: QueueWorld, name: str, partition: int) -> settle_transaction.Args:
-    """Return the leader's entry that its part is visible."""
-    return settle_transaction.Args(name, partition, world.epoch(partition))
+def settle(world: QueueWorld, *names: str, partition: int) -> settle_transactions.Args:
+    """Return the leader's entry that its parts are visible."""
+    return settle_transactions.Args(names, partition, world.epoch(partition))
 
 
 # --- commit ------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_held_task_counts_towards_its_queues_limit_until_it_is_settled() -> No
     token = world.done(world.limited(0, 2))
     world.done(commit("t", Claim(0, token, (tasks(0, 2),))))
     assert world.replica.running == {"q": 2}
-    world.done(settle(world, "t", 0))
+    world.done(settle(world, "t", partition=0))
     assert not world.replica.running
 
 
@@ -198,25 +198,43 @@ def test_each_part_settles_by_itself_and_the_last_one_ends_it() -> None:
     """Its claims are released; the name is remembered with the position of the commit."""
     world, one, other = claimed()
     position = world.done(commit("t", one, other, note=b"what for"))
-    world.done(settle(world, "t", 1))
+    world.done(settle(world, "t", partition=1))
     assert claim_of(world.replica, tasks(0, 1, partition=1).first) is None
     assert claim_of(world.replica, tasks(0, 1).first) is not None
     assert world.replica.transactions["t"].claims == ((0, one.token, one.runs),)
     assert known_as(world.replica, "t") == (position, b"what for")
-    world.done(settle(world, "t", 0))
+    world.done(settle(world, "t", partition=0))
     assert not world.replica.transactions and not world.replica.claims
     assert known_as(world.replica, "t") == (position, b"what for")
+
+
+def test_one_entry_settles_the_parts_of_many_transactions() -> None:
+    """Names that have no part there are left out; each transaction ends with its last part, and has its own answer."""
+    world, one, other = claimed()
+    parts = [Claim(0, one.token, (tasks(place, 1),)) for place in range(3)]
+    first = world.done(commit("first", parts[0], note=b"1"))
+    both = world.done(commit("both", parts[1], other))
+    last = world.done(commit("last", parts[2], note=b"3"))
+    third = tasks(0, 1, partition=2)
+    elsewhere = world.done(commit("elsewhere", Claim(2, world.granted(third), (third,))))
+    world.done(settle(world, "first", "unknown", "both", "elsewhere", "last", partition=0))
+    left = {name: set(found.parts) for name, found in world.replica.transactions.items()}
+    assert left == {"both": {1}, "elsewhere": {2}}
+    answers = [known_as(world.replica, name) for name in ("first", "both", "last", "elsewhere")]
+    assert answers == [(first, b"1"), (both, b""), (last, b"3"), (elsewhere, b"")]
+    assert [claim_of(world.replica, tasks(place, 1).first) is None for place in range(4)] == [True, True, True, False]
+    assert claim_of(world.replica, tasks(0, 1, partition=1).first) is not None
 
 
 def test_only_the_ready_leader_of_the_epoch_settles() -> None:
     """Facts that another leader found visible may be missing."""
     world, one, _ = claimed()
     world.done(commit("t", one))
-    assert world.submit(settle_transaction.Args("t", 0, world.epoch(0) - 1)) == "stale epoch"
-    assert world.submit(settle(world, "t", 1)) == "no part of it"
-    assert world.submit(settle(world, "u", 0)) == "no such transaction"
+    assert world.submit(settle_transactions.Args(("t",), 0, world.epoch(0) - 1)) == "stale epoch"
+    assert world.submit(settle(world, "t", partition=1)) == "no part of it"
+    assert world.submit(settle(world, "u", partition=0)) == "no such transaction"
     assert world.submit(yield_partition.Args(0, world.epoch(0))) == APPLIED
-    assert world.submit(settle(world, "t", 0)) == "not ready"
+    assert world.submit(settle(world, "t", partition=0)) == "not ready"
 
 
 def test_nothing_settles_in_the_record_of_its_commit() -> None:
@@ -224,7 +242,10 @@ def test_nothing_settles_in_the_record_of_its_commit() -> None:
     world, one, _ = claimed()
     position = world.done(commit("t", one))
     stamp = Stamp(position=position, index=1, peer=world.peer, log_time_ms=0, wall_ms=0)
-    assert settle_transaction.apply(world.replica, settle(world, "t", 0), stamp)[1] == "too early"
+    assert settle_transactions.apply(world.replica, settle(world, "t", partition=0), stamp)[1] == "too early"
+    world.done(commit("earlier", Claim(0, world.granted(tasks(4, 1)), (tasks(4, 1),))))
+    both = settle(world, "earlier", "t", partition=0)
+    assert settle_transactions.apply(world.replica, both, stamp)[1] == "too early"
 
 
 # --- repeats ---------------------------------------------------------------------------------
@@ -235,7 +256,7 @@ def test_a_repeat_changes_nothing_while_it_is_under_way_or_remembered() -> None:
     world, one, other = claimed()
     world.done(commit("t", one, keep_ms=5_000))
     assert world.submit(commit("t", other)) == REPEAT
-    world.done(settle(world, "t", 0))
+    world.done(settle(world, "t", partition=0))
     assert world.submit(commit("t", other), after_ms=DEADLINE_MS + 1) == REPEAT
     world.done(gc.Args())
     assert answer_of(world.replica, "t") is None
@@ -304,7 +325,7 @@ class Transactions(RuleBasedStateMachine):
     def settle(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.open)))
         partition = data.draw(st.sampled_from(sorted(self.open[name])))
-        self.world.done(settle(self.world, name, partition))
+        self.world.done(settle(self.world, name, partition=partition))
         self.open[name].discard(partition)
         self.holder = {place: by for place, by in self.holder.items() if by != name or place[0] != partition}
         if not self.open[name]:

@@ -48,7 +48,7 @@ def test_a_task_of_a_transaction_is_told_until_its_part_is_settled(dump: Dump) -
     said = [(one.entry, one.verdict) for one in found]
     assert said[0] == ("grant_claims", "applied")
     assert ("commit_transaction", "applied") in said and ("commit_transaction", "repeat") in said
-    assert said.count(("settle_transaction", "applied")) == 1
+    assert said.count(("settle_transactions", "applied")) == 1
     assert ("release_claims", "nothing held") in said and ("renew_claims", "nothing held") in said
     committed = next(one for one in found if (one.entry, one.verdict) == ("commit_transaction", "applied"))
     assert committed.token == found[0].token
@@ -85,7 +85,7 @@ def test_transactions_name_what_they_end_and_what_they_need() -> None:
         f"transaction t ends the claims on 3 tasks from {FIRST.hex()} on, provided that task "
         f"{RUNS[1].first.hex()} stay claimed, in partition 0: nothing changed, too late"
     )
-    assert sentence("settle_transaction", EXAMPLES["settle_transaction"]) == (
+    assert sentence("settle_transactions", EXAMPLES["settle_transactions"]) == (
         "partition 0 (epoch 5) has made its part of transaction step-7 visible"
     )
 
@@ -129,7 +129,7 @@ def test_a_task_of_a_batch_is_told_with_its_batch_until_its_part_is_settled() ->
     """Job, number and version are shown, and refused attempts as well."""
     found = from_log(Dump(cluster="main", origin=None, records=batch_log()), batches.FIRST, 1 << 60)
     said = [(one.entry, one.verdict) for one in found]
-    assert said[0] == ("grant_claims", "applied") and said[-1] == ("settle_transaction", "applied")
+    assert said[0] == ("grant_claims", "applied") and said[-1] == ("settle_transactions", "applied")
     assert any(entry == "commit_batch" and verdict.startswith("stale token") for entry, verdict in said)
     committed = next(one for one in found if (one.entry, one.verdict) == ("commit_batch", "applied"))
     assert committed.words.startswith("batch 3 of job j under version")

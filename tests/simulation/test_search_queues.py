@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from attrs import evolve
+from pyrsistent import pmap
 
-from onyxq.core.replica import Replica
+from onyxq.core.replica import Replica, Transaction
 from simulation.planted.seams import Fault, faulty, instead, returning
 from tests.simulation.searching import broken_run
 
 pytestmark = pytest.mark.long
 
 
-def settled_in_part(before: Replica, name: str, partition: int) -> Replica:
-    """Settle the transaction, but keep its tasks held."""
-    return evolve(before, transactions=before.transactions.discard(name))
+def settled_in_part(before: Replica, parts: Mapping[str, Transaction], partition: int) -> Replica:
+    """Settle the transactions, but keep their tasks held."""
+    return evolve(before, transactions=pmap({k: v for k, v in before.transactions.items() if k not in parts}))
 
 
 def fired_again(found: Any, **changes: Any) -> Any:
@@ -31,7 +33,7 @@ PLANTED: dict[str, tuple[str, Fault]] = {
     "claims that do not stand are taken": ("log_entries.commit_transaction:stale", returning(())),
     "a grant does not look at the limits": ("log_entries.grant_limited_claims:room", returning(None)),
     "a grant takes nothing from the rate": ("log_entries.grant_limited_claims:taken", returning(None)),
-    "a settled part keeps what it held": ("log_entries.settle_transaction:settled", instead(settled_in_part)),
+    "a settled part keeps what it held": ("log_entries.settle_transactions:settled", instead(settled_in_part)),
     "a time can be fired over and over": ("log_entries.fire_periodic:evolve", instead(fired_again)),
 }
 

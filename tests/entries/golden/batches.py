@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from log_entries import commit_batch, grant_claims, kill_job, ready_partition, settle_transaction, submit_job
+from log_entries import commit_batch, grant_claims, kill_job, ready_partition, settle_transactions, submit_job
 from onyxq.core.ids import Run, make_id
 from onyxq.core.log.interface import Record
 from onyxq.core.transactions import Claim, Part, Prepared
@@ -39,7 +39,7 @@ def batch_log() -> list[Record]:
         "a", batch(3, share("x"), stale), batch(3, share("x"), share("x")), batch(-1), batch(3, at=version - 1)
     )
     world.submit("a", batch(3, share("x"), done), batch(3, share("y")), batch(3, offsets=b"there"), batch(5))
-    world.submit("a", settle_transaction.Args("done", 0, epoch), batch(4, share("x")), batch(4, share("y")))
+    world.submit("a", settle_transactions.Args(("done",), 0, epoch), batch(4, share("x")), batch(4, share("y")))
     group = commit_batch.Args("", 0, 0, b"", (share("group", parts=()), share("z")))
     world.submit("a", group, group, commit_batch.Args("", 0, 0, b"", ()))
     world.submit("a", kill_job.Args("j"), batch(5), commit_batch.Args("k", version, 0, b"", ()))

@@ -46,7 +46,7 @@ from log_entries import (
     set_queue,
     set_slots,
     settle_partition,
-    settle_transaction,
+    settle_transactions,
     submit_job,
     yield_partition,
 )
@@ -124,7 +124,7 @@ EXAMPLES: Mapping[str, Any] = {
         (Prepared("words-7/12", 90_000, (Claim(0, 1 << 34, RUNS),), (), (Part(1, 2, b"digest"),), 9_000, b"note"),),
     ),
     "hold_transactions": hold_transactions.Args("backup-1", "a backup", 60_000),
-    "settle_transaction": settle_transaction.Args("step-7", 0, 5),
+    "settle_transactions": settle_transactions.Args(("step-7",), 0, 5),
     "set_periodic": set_periodic.Args(
         "nightly", "mail", "30 4 * * mon-fri", "Europe/Berlin", b"{}", "json", -2, "all", True, START_MS + 9
     ),
@@ -336,8 +336,8 @@ def _transactions(world: World) -> None:
     world.submit(leader, _released(epoch, token, 50, 4), _released(epoch, committed, 50, 4))
     renewal = renew_claims.Renewal(committed, 1, runs)
     world.submit(leader, renew_claims.Args(0, epoch, (renewal,)))
-    world.submit(leader, settle_transaction.Args("t1", 0, epoch), settle_transaction.Args("t1", 0, epoch))
-    world.submit(other.leader, settle_transaction.Args("t1", 1, other.epoch), commit("t1"))
+    world.submit(leader, settle_transactions.Args(("t1", "t2"), 0, epoch), settle_transactions.Args(("t1",), 0, epoch))
+    world.submit(other.leader, settle_transactions.Args(("t1",), 1, other.epoch), commit("t1"))
     world.submit("c", commit("t4", claims=(), parts=()))
     world.now_ms += 4_000
     world.submit("c", gc.Args())
