@@ -149,11 +149,11 @@ class TransactionParts:
         if (heard := self._waiting.pop(name, None)) is not None:
             heard.fire()
 
-    async def heard_of(self, name: str) -> None:
-        """Wait until the log commits a transaction or it is settled everywhere."""
+    async def heard_of(self, name: str, timeout_s: float) -> None:
+        """Wait until the log commits a transaction or it is settled everywhere, up to ``timeout_s``."""
         heard = self._waiting.setdefault(name, Signal())
         try:
-            await heard.wait()
+            await heard.wait(timeout_s)
         finally:
             if self._waiting.get(name) is heard and not heard.awaited:
                 del self._waiting[name]

@@ -12,11 +12,11 @@ Concurrent transactions therefore share messages, disk writes and records.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import trio
 from attrs import define, field
 
 from log_entries import commit_transaction
@@ -44,6 +44,7 @@ from onyxq.node.routing import CALL_TIMEOUT_S, insist, is_passing, leader_of
 from onyxq.operations.checks.transactions import Contents, transaction
 from onyxq.operations.table.transaction import DIGEST_BYTES, CommittedTransaction, Transact
 from onyxq.system.failures import serving
+from onyxq.system.procedures import Wait, gather, now, procedure
 
 DEADLINE_MS = 60_000
 """Log time within which a prepared transaction must be committed."""
@@ -63,7 +64,7 @@ class _Waiting:
     asked: PartRequest
     size: int
     answer: Any = None
-    done: trio.Event = field(factory=trio.Event)
+    done: Wait = field(factory=Wait)
 
 
 class ToLeader:
@@ -91,7 +92,7 @@ class ToLeader:
                 group = self._take()
                 for waiting, answer in zip(group, await self._answers([one.asked for one in group]), strict=True):
                     waiting.answer = answer
-                    waiting.done.set()
+                    waiting.done.end()
         finally:
             self._flights -= 1
 
@@ -127,6 +128,7 @@ class Transactions:
         self._leaders: dict[str, ToLeader] = {}
         self._under_way = 0
 
+    @procedure
     async def transact(self, args: Transact) -> CommittedTransaction:
         """Do all of a transaction or nothing; see ``docs/transactions.rst``. Raises `OnyxqError`."""
         if self._node.replica.cluster is None:
@@ -165,17 +167,18 @@ class Transactions:
 
     async def visible(self, names: Sequence[str]) -> bool:
         """Wait until committed transactions can be read, for a limited time; return whether they can."""
-        with trio.move_on_after(SETTLE_TIMEOUT_S):
-            for name in names:
-                while name in self._node.replica.transactions:
-                    await self._node.operations.transaction_parts.heard_of(name)
-        return not any(name in self._node.replica.transactions for name in names)
+        until = now() + SETTLE_TIMEOUT_S
+        for name in names:
+            await self._until(partial(self._is_settled, name), name, until)
+        return all(map(self._is_settled, names))
 
-    async def _until(self, condition: Any, name: str, timeout_s: float) -> None:
-        transacting = self._node.operations.transaction_parts
-        with trio.move_on_after(timeout_s):
-            while not condition():
-                await transacting.heard_of(name)
+    def _is_settled(self, name: str) -> bool:
+        return name not in self._node.replica.transactions
+
+    async def _until(self, condition: Callable[[], bool], name: str, until: float) -> None:
+        """Wait until the log has done something with a transaction, at most until a time."""
+        while not condition() and (left_s := until - now()) > 0:
+            await self._node.operations.transaction_parts.heard_of(name, left_s)
 
     # --- one attempt
 
@@ -252,7 +255,8 @@ class Transactions:
         try:
             _, (verdict,) = await node.verdicts([args])
         except LogUnavailable:
-            await self._until(lambda: known_as(node.replica, args.name) is not None, args.name, UNKNOWN_TIMEOUT_S)
+            until = now() + UNKNOWN_TIMEOUT_S
+            await self._until(lambda: known_as(node.replica, args.name) is not None, args.name, until)
             if known_as(node.replica, args.name) is None:
                 raise Unknown(f"it is not known whether transaction {args.name!r} was committed") from None
             return
@@ -271,11 +275,11 @@ class Transactions:
         raise stale_token([[one.id, one.token, *why] for one in gone])
 
     async def _read_up_to(self, position: int) -> None:
-        with trio.move_on_after(UNKNOWN_TIMEOUT_S):
-            while self._node.replica.position < position:
-                await self._node.moved()
-            return
-        raise Unavailable("this node is behind: it has not read the outcome of the transaction")
+        until = now() + UNKNOWN_TIMEOUT_S
+        while self._node.replica.position < position and (left_s := until - now()) > 0:
+            await self._node.moved(left_s)
+        if self._node.replica.position < position:
+            raise Unavailable("this node is behind: it has not read the outcome of the transaction")
 
     # --- prepare
 
@@ -290,19 +294,9 @@ class Transactions:
             PartRequest(wanted.name, deadline_ms, partition, items.get(partition, []), require.get(partition, []))
             for partition in sorted({*items, *require})
         ]
-        answers: dict[int, Any] = {}
-        if len(asked) == 1:
-            answers[asked[0].partition] = await self._ask(asked[0])
-        else:
-
-            async def ask(one: PartRequest) -> None:
-                answers[one.partition] = await self._ask(one)
-
-            async with trio.open_nursery() as nursery:
-                for one in asked:
-                    nursery.start_soon(ask, one)
-        _raise_errors([from_map(answers[one.partition]) for one in asked if isinstance(answers[one.partition], dict)])
-        return answers
+        found = await gather([self._ask(one) for one in asked])
+        _raise_errors([from_map(answer) for answer in found if isinstance(answer, dict)])
+        return {one.partition: answer for one, answer in zip(asked, found, strict=True)}
 
     async def _ask(self, asked: PartRequest) -> Any:
         """Return a leader's answer about one part, which may be an error map."""
