@@ -26,7 +26,7 @@ from attrs import define, field
 from bench.common import emit, machine, percentiles, progress
 from bench.onyxq_system import OnyxqZookeeper3
 from onyxq.client import AsyncClient
-from onyxq.interfaces.cli.daemons import spare_collections
+from onyxq.interfaces.cli.processes.daemons import spare_collections
 
 LANES = 4
 BATCH_TASKS = 10

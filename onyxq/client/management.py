@@ -87,13 +87,20 @@ class Managing:
         return counts
 
     async def list(
-        self, queue: str | None = None, *, state: str | None = None, after: bytes | None = None, limit: int = 100
+        self,
+        queue: str | None = None,
+        *,
+        state: str | None = None,
+        after: bytes | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
-        """Return a page of tasks in id order, of one queue and state if given.
+        """Return a page of tasks in id order, of one queue and state if given; ``newest_first``: in reverse order.
 
         Pass ``after`` of the page to get the next one.
         """
-        answer = await self._ask("list", {"queue": queue, "state": state, "after": after, "limit": limit})
+        asked = {"queue": queue, "state": state, "after": after, "limit": limit, "newest_first": newest_first}
+        answer = await self._ask("list", asked)
         return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
 
     async def list_all(self, queue: str | None = None, *, state: str | None = None) -> Tasks:
@@ -136,12 +143,20 @@ class Managing:
 
     # dead letters
     async def dead(
-        self, queue: str | None = None, *, where: str | None = None, after: bytes | None = None, limit: int = 100
+        self,
+        queue: str | None = None,
+        *,
+        where: str | None = None,
+        after: bytes | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
-        """Return a page of tasks that failed for good, in id order; ``where``: a part of their error."""
-        answer = await self._do(
-            LIST_DEAD, LIST_DEAD.decode({"queue": queue, "where": where, "after": after, "limit": limit})
-        )
+        """Return a page of tasks that failed for good, in id order; ``where``: a part of their error.
+
+        ``newest_first``: in reverse order. Pass ``after`` of the page to get the next one.
+        """
+        asked = {"queue": queue, "where": where, "after": after, "limit": limit, "newest_first": newest_first}
+        answer = await self._do(LIST_DEAD, LIST_DEAD.decode(asked))
         return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
 
     async def requeue_dead(

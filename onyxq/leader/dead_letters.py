@@ -44,10 +44,10 @@ class DeadLetters:
         self._completions = completions
         self._state = host.leader_state
 
-    def find(self, partition: int, *, queue: str | None, after: bytes) -> Iterator[TaskId]:
-        """Yield the dead letters of a queue, or of all queues, with ids greater than ``after``, in id order."""
+    def find(self, partition: int, *, queue: str | None, after: bytes, newest_first: bool = False) -> Iterator[TaskId]:
+        """Yield the dead letters of a queue (None: of all) after ``after``, in id order or in reverse."""
         while True:
-            page = self._host.store.failed(partition, queue, after=after, limit=PAGE_TASKS)
+            page = self._host.store.failed(partition, queue, after=after, limit=PAGE_TASKS, newest_first=newest_first)
             yield from page
             if len(page) < PAGE_TASKS:
                 return

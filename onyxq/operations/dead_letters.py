@@ -73,6 +73,7 @@ class DeadLetters:
             results = [task_result(one, error) for one, error in zip(args.ids, errors, strict=True)]
             return DeadResults(count=sum(one.ok for one in results), results=results)
         wanted: dict[str, Any] = {"queue": args.queue, "where": args.where, "after": None, "views": False}
+        wanted["newest_first"] = False
         count, left = 0, args.limit
         while left > 0:
             page = wanted | {"limit": min(left, PAGE)}
@@ -103,5 +104,6 @@ class DeadLetters:
         )
 
     def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:
-        for task_id in self._node.operations.dead_letters.find(partition, queue=wanted["queue"], after=after):
+        find = self._node.operations.dead_letters.find
+        for task_id in find(partition, queue=wanted["queue"], after=after, newest_first=wanted["newest_first"]):
             yield task_id, True, 1

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from onyxq.core.ids import TaskId
 from onyxq.leader.state.view import Refused
+from onyxq.node.all_leaders import AllLeaders
 from onyxq.node.node import Node
 from onyxq.node.routing import Router
 from onyxq.operations import guarantees
@@ -25,16 +29,21 @@ from onyxq.operations.table.claim import (
     Updated,
     UpdateTasks,
 )
-from onyxq.operations.table.task import CANCEL_TASKS, CancelTasks, ItemResults
+from onyxq.operations.table.task import CANCEL_TASKS, PURGE_QUEUE, CancelTasks, ItemResults, PurgedQueue, PurgeQueue
+from onyxq.operations.task_lists import UNFINISHED, Listing, gather
 from onyxq.operations.task_reads import partitions_of
 from onyxq.system.procedures import procedure
+
+PAGE = 1_000
+"""Tasks that a purge cancels together."""
 
 
 class HeldTasks:
     """Serves these operations of one node."""
 
-    def __init__(self, node: Node, router: Router) -> None:
+    def __init__(self, node: Node, router: Router, leaders: AllLeaders, listing: Listing) -> None:
         self._node = node
+        self._unfinished = leaders.question(PURGE_QUEUE.name, listing.look_unfinished)
         leading = node.operations
         self._completed = router.led(COMPLETE, leading.completions.complete)
         self._failed = router.led(FAIL, leading.claim_updates.fail)
@@ -54,6 +63,7 @@ class HeldTasks:
             served(POSTPONE, self.postpone),
             served(UPDATE, self.update),
             served(CANCEL_TASKS, self.cancel),
+            served(PURGE_QUEUE, self.purge),
         )
 
     @procedure
@@ -108,3 +118,21 @@ class HeldTasks:
         """Cancel tasks."""
         check_ids(args.ids, partitions_of(self._node))
         return ItemResults(results=await self._cancelled.ask(args))
+
+    async def purge(self, args: PurgeQueue) -> PurgedQueue:
+        """Cancel the unfinished and unclaimed tasks of a queue, page by page."""
+        count, left = 0, args.limit
+        for state in UNFINISHED:
+            wanted: dict[str, Any] = {"queue": args.queue, "state": state, "after": None, "newest_first": False}
+            while True:
+                found, after = await gather(self._unfinished, wanted | {"limit": min(left, PAGE)})
+                ids = [TaskId(one) for one in found]
+                refused = await self._cancelled.ask(CancelTasks(ids=ids)) if ids else []
+                count += sum(error is None for error in refused)
+                left -= len(ids)
+                if left <= 0:
+                    return PurgedQueue(count=count, more=True)
+                if after is None:
+                    break
+                wanted["after"] = after
+        return PurgedQueue(count=count, more=False)

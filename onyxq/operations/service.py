@@ -121,7 +121,7 @@ class Service:
         self._reading = Reading(node, self._leaders)
         self._listing = Listing(node, self._reading, self._leaders)
         self._enqueueing = Enqueueing(node, self._router, self._partitions, ids, random_64() % 64)
-        self._held_tasks = HeldTasks(node, self._router)
+        self._held_tasks = HeldTasks(node, self._router, self._leaders, self._listing)
         self._dead = DeadLetters(node, self._router, self._reading, self._leaders)
         self.transactions = Transactions(node)
         self._batches, self._bulk = JobBatches(node, self.transactions), BulkReading(node)

@@ -66,16 +66,22 @@ class Listing:
 
         return await look(merged(self._places, wanted, partitions), take, limit=wanted["limit"])
 
+    async def look_unfinished(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
+        """Search ids of tasks that may be in an unfinished state, in partitions led from here."""
+        places = merged(self._places, args, partitions)
+        return await look(places, lambda task_id: task_id, limit=args["limit"], cost=0)
+
     def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterable[Place]:
         queue, state = wanted["queue"], wanted["state"]
         if state == "claimed":
-            return self._claimed(partition, after, queue)
+            return self._claimed(partition, after, wanted)
         if not self._any(partition, queue, state):
             return ()
         if state == "failed":
             find = self._node.operations.dead_letters.find
-            return ((one, True, 1) for one in find(partition, queue=queue, after=after))
-        return self._stored(partition, after, queue, state)
+            found = find(partition, queue=queue, after=after, newest_first=wanted["newest_first"])
+            return ((one, True, 1) for one in found)
+        return self._stored(partition, after, wanted)
 
     def _any(self, partition: int, queue: str | None, state: str | None) -> bool:
         """Return whether there may be tasks of a queue in a state, by their counts."""
@@ -95,47 +101,61 @@ class Listing:
                 return True
         return False
 
-    def _stored(self, partition: int, after: bytes, queue: str | None, state: str | None) -> Iterator[Place]:
-        node, rows = self._node, ROWS_FIRST
+    def _stored(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:
+        node, rows, (queue, state) = self._node, ROWS_FIRST, (wanted["queue"], wanted["state"])
+        down, ids = wanted["newest_first"], _in_reverse if wanted["newest_first"] else _in
         while True:
-            found = node.store.look(partition, queue=queue, state=state, now_ms=node.wall_ms(), after=after, limit=rows)
+            found = node.store.look(
+                partition,
+                queue=queue,
+                state=state,
+                now_ms=node.wall_ms(),
+                after=after,
+                limit=rows,
+                newest_first=down,
+            )
             looked = 0
             for stretch, bits in found:
                 if state in UNFINISHED and bits:
                     bits &= ~claimed_bits(pieces_of(node.replica, stretch))
                 looked += 1
                 if bits:
-                    yield from _in(stretch, bits, looked)
+                    yield from ids(stretch, bits, looked)
                     looked = 0
-                after = last_of(stretch)
+                after = stretch if down else last_of(stretch)
             if found:
                 yield TaskId(after), False, looked
             if not found:
                 return
             rows = min(2 * rows, ROWS_MAX)
 
-    def _claimed(self, partition: int, after: bytes, queue: str | None) -> Iterator[Place]:
-        store, claims = self._node.store, self._node.replica.claims.get(partition)
-        known = sorted(TaskId(one) for one in claims or () if last_of(TaskId(one)) > after)
-        for stretch in known:
+    def _claimed(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:
+        store, claims, queue = self._node.store, self._node.replica.claims.get(partition), wanted["queue"]
+        down, ids = wanted["newest_first"], _in_reverse if wanted["newest_first"] else _in
+        for stretch in sorted((TaskId(one) for one in claims or ()), reverse=down):
+            if after and (stretch >= after if down else last_of(stretch) <= after):
+                continue
             bits = claimed_bits(pieces_of(self._node.replica, stretch)) & ~store.finished_bits(stretch)
-            for task_id, *_ in _in(stretch, bits, 1):
-                if task_id > after:
+            for task_id, *_ in ids(stretch, bits, 1):
+                if not after or (task_id < after if down else task_id > after):
                     view = self._reading.view_here(task_id) if queue is not None else None
                     yield task_id, view is None or view["queue"] == queue, 1
-            yield last_of(stretch), False, 1
+            yield stretch if down else last_of(stretch), False, 1
 
 
 async def gather(asked: Asked, wanted: dict[str, Any]) -> tuple[list[Any], TaskId | None]:
     """Return up to ``limit`` tasks of all leaders, and the id up to which the result is complete."""
     found: list[Any] = []
+    down, first = (True, max) if wanted["newest_first"] else (False, min)
     after, until = wanted["after"], trio.current_time() + PATIENCE_S
     while True:
         left = wanted["limit"] - len(found)
         parts = await asked.ask(wanted | {"after": after, "limit": left})
-        reached = min((part["reached"] for part in parts if part["reached"] is not None), default=None)
-        ours = (one for part in parts for one in part["found"] if reached is None or _id_of(one) <= reached)
-        found += sorted(ours, key=_id_of)[:left]
+        reached = first((part["reached"] for part in parts if part["reached"] is not None), default=None)
+        ours = [one for part in parts for one in part["found"]]
+        if reached is not None:
+            ours = [one for one in ours if (_id_of(one) >= reached if down else _id_of(one) <= reached)]
+        found += sorted(ours, key=_id_of, reverse=down)[:left]
         end = _end_of_page(found)
         if end == wanted["limit"] or end < len(found):
             return found[:end], _id_of(found[end - 1])
@@ -149,7 +169,8 @@ def merged(
 ) -> Iterator[Place]:
     """Yield the places of partitions led from here, in id order."""
     after = wanted["after"] or b""
-    return heapq.merge(*(places(number, start_of(number, after), wanted) for number in partitions))
+    starts = (places(number, start_of(number, after), wanted) for number in partitions)
+    return heapq.merge(*starts, reverse=wanted["newest_first"])
 
 
 async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Found:
@@ -181,6 +202,11 @@ def _in(stretch: TaskId, bits: int, rows: int) -> Iterator[Place]:
             rows = 1
 
 
+def _in_reverse(stretch: TaskId, bits: int, rows: int) -> Iterator[Place]:
+    found = [task_id for task_id, *_ in _in(stretch, bits, rows)]
+    return ((task_id, True, 1 if place else rows) for place, task_id in enumerate(reversed(found)))
+
+
 def _bytes_of(found: Any) -> int:
     """Return the bytes that a task adds to an answer besides its small fields."""
     if not isinstance(found, dict):
@@ -203,7 +229,10 @@ def _id_of(found: Any) -> TaskId:
 
 
 def start_of(partition: int, after: bytes) -> bytes:
-    """Return ``after`` as a start for another partition: the partition's tasks after it come later in id order."""
+    """Return ``after`` as a start for another partition, in either order of ids.
+
+    The partition's tasks with greater ids come later in id order, and those with smaller ids come earlier.
+    """
     if not after or partition_of(after) == partition:
         return after
     rest = b"\xff" if partition < partition_of(after) else b"\0"

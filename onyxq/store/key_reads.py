@@ -17,7 +17,7 @@ from onyxq.store.index.pending_rows import pending_rows, pending_transactions
 from onyxq.store.index.records import Alike, due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
 from onyxq.store.index.stretches import Owner, Remembered, Stretch, alike_at, groups, owners
 from onyxq.store.interface import PendingRow, Piece
-from onyxq.store.tables import CheckedTables, Table, within
+from onyxq.store.tables import END, CheckedTables, Table, within, within_down
 
 
 class RuledReads:
@@ -127,17 +127,31 @@ class RuledReads:
 
     # --- tasks that failed, wait, or expire -----------------------------------------
 
-    def failed(self, partition: int, queue: str | None = None, *, after: bytes = b"", limit: int = 100) -> list[TaskId]:
-        """Return the failed tasks of a queue (None: of all) after ``after``, in id order."""
+    def failed(
+        self,
+        partition: int,
+        queue: str | None = None,
+        *,
+        after: bytes = b"",
+        limit: int = 100,
+        newest_first: bool = False,
+    ) -> list[TaskId]:
+        """Return the failed tasks of a queue (None: of all) after ``after``, in id order or, newest first, reversed."""
         prefix = partition.to_bytes(2, "big")
         digests = [queue_digest(queue)] if queue is not None else list(self._digests_of_dead(prefix))
         out: list[TaskId] = []
-        rows = (self._masks(self._tables.dead, prefix + digest, after) for digest in digests)
-        for first, bits in heapq.merge(*rows):
+        masks = self._masks_down if newest_first else self._masks
+        rows = (masks(self._tables.dead, prefix + digest, after) for digest in digests)
+        for first, bits in heapq.merge(*rows, reverse=newest_first):
             if len(out) >= limit:
                 break
-            for run in runs_of(stretch_of(first), bits) if not self.hides(first) else ():
-                out += [task for task in ids_of(*run) if task > after]
+            found = [task for run in runs_of(stretch_of(first), bits) for task in ids_of(*run)]
+            if self.hides(first):
+                continue
+            if newest_first:
+                out += [task for task in reversed(found) if not after or task < after]
+            else:
+                out += [task for task in found if task > after]
         return out[:limit]
 
     def _digests_of_dead(self, prefix: bytes) -> Iterator[bytes]:
@@ -149,6 +163,12 @@ class RuledReads:
                 return
             yield digest
             start = prefix + digest + b"\xff" * 21  # after every id
+
+    @staticmethod
+    def _masks_down(table: Table, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, int]]:
+        """Yield rows (first id, mask) of a range from the last one, or the row of the task ``after``, downwards."""
+        for key, value in within_down(table, prefix, prefix + (after or END)):
+            yield bytes(key[-20:]), unpack_mask(bytes(value))
 
     @staticmethod
     def _masks(table: Table, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, int]]:

@@ -6,6 +6,8 @@ do not match are skipped quickly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import CANCELLED, COMPLETED, TASK
 from onyxq.core.ids import STRETCH_TASKS, TaskId, id_at, mask_of, ms_of, offset_of, stretch_of
@@ -13,28 +15,34 @@ from onyxq.store.index.facets import free_bits
 from onyxq.store.index.heads import task_head
 from onyxq.store.index.stretches import Owner, Stretch, groups
 from onyxq.store.key_reads import RuledReads
-from onyxq.store.tables import Tables, within
+from onyxq.store.tables import END, Tables, within, within_down
 
 
 class FindingReads(RuledReads):
     """The reading method of `onyxq.store.interface.Store` about states."""
 
     def look(
-        self, partition: int, *, queue: str | None, state: str | None, now_ms: int, after: bytes = b"", limit: int = 100
+        self,
+        partition: int,
+        *,
+        queue: str | None,
+        state: str | None,
+        now_ms: int,
+        after: bytes = b"",
+        limit: int = 100,
+        newest_first: bool = False,
     ) -> list[tuple[TaskId, int]]:
         """Return stretches with tasks after ``after``, in id order, each with a mask of tasks.
+
+        With ``newest_first`` the order is reversed: stretches with tasks before ``after``, the last one first.
 
         The mask holds the tasks of a queue (None: of all) that may be in ``state``. Claims are not
         considered. About ``limit`` task rows are read. Raises `Corrupt`.
         """
-        prefix = partition.to_bytes(2, "big") + TASK
-        start: bytes = stretch_of(after) if after else b""
-        if after and after == last_of(TaskId(start)):
-            start = after + b"\0"
         out: list[tuple[TaskId, int]] = []
         record: Stretch | None = None
         any_of = False
-        for key, value in within(self._tables.rows, prefix, prefix + start):
+        for key, value in self._rows_from(partition, after, newest_first=newest_first):
             stretch_id = stretch_of(key[3:])
             if record is None or record.key[7:] != stretch_id:
                 if limit <= 0:
@@ -54,9 +62,22 @@ class FindingReads(RuledReads):
                 offset = offset_of(key[3:])
                 owner = Owner(offset, record.owned.get(offset, mask_of(key[3:], count)), found)
                 out[-1] = (stretch_id, out[-1][1] | may_be(self._tables, record, owner, state=state, now_ms=now_ms))
-        if out and out[0][0] == start:
-            out[0] = (out[0][0], out[0][1] & ~((2 << offset_of(after)) - 1))
+        if out and after and out[0][0] == stretch_of(after):
+            place = offset_of(after)
+            out[0] = (out[0][0], out[0][1] & ((1 << place) - 1 if newest_first else ~((2 << place) - 1)))
         return out
+
+    def _rows_from(self, partition: int, after: bytes, *, newest_first: bool) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the task rows of a partition from the stretch of ``after`` on, or from the next one."""
+        prefix = partition.to_bytes(2, "big") + TASK
+        stretch: bytes = stretch_of(after) if after else b""
+        if not newest_first:
+            start = after + b"\0" if after and after == last_of(TaskId(stretch)) else stretch
+            return within(self._tables.rows, prefix, prefix + start)
+        start = last_of(TaskId(stretch)) if after else END
+        if after and after == stretch:
+            start = (int.from_bytes(after, "big") - 1).to_bytes(len(after), "big")
+        return within_down(self._tables.rows, prefix, prefix + start)
 
 
 def any_may_be(stretch: Stretch, state: str | None, now_ms: int) -> bool:

@@ -38,6 +38,8 @@ DERIVED_TABLES = (*INDEX_TABLES, "stretch", "counts", "hours", "leaves")
 """All tables that are derived from rows: the index."""
 PARTITION_TABLES = ("rows", *DERIVED_TABLES, "pending")
 """Tables that `Batch.drop` empties."""
+END = b"\xff" * 20
+"""A key that no id of a task exceeds."""
 LOG_POSITION = b"\0log_position"
 LOG_DIGEST = b"\0log_digest"
 FORMAT_KEY = b"\0format"
@@ -98,6 +100,15 @@ def within(table: Table, prefix: bytes, start: bytes = b"") -> Iterator[tuple[by
     """Yield the entries whose keys begin with ``prefix``, those from ``start`` on if it is given."""
     size = len(prefix)
     for key, value in table.ascend(start or prefix):
+        if key[:size] != prefix:
+            return
+        yield key, value
+
+
+def within_down(table: Table, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the entries whose keys begin with ``prefix``, from ``start`` downwards."""
+    size = len(prefix)
+    for key, value in table.descend(start):
         if key[:size] != prefix:
             return
         yield key, value

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import inspect
 import os
 import sys
 import threading
@@ -60,6 +61,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=TaskFunction[..., Any])
 T = TypeVar("T")
+
+NO_APP = "An application is an object: app = onyxq.App()"
 
 
 class App:
@@ -141,7 +144,10 @@ class App:
             made.check(function)
             known_as = name or function.__qualname__
             if known_as in self.tasks:
-                raise BadRequest(f"there are two tasks named {known_as!r}", field="name")
+                first = inspect.unwrap(self.tasks[known_as].function).__code__
+                place = f"{first.co_filename}:{first.co_firstlineno}"
+                problem = f"there are two tasks named {known_as!r}; the first is at {place}"
+                raise BadRequest(problem, field="name", hint="Give one of them another name: @app.task(name=...)")
             task = self.tasks[known_as] = task_function(self, function, known_as, made)
             return task
 
@@ -277,21 +283,32 @@ class App:
 
 
 def load_app(target: str) -> App:
-    """Return the `App` that ``module:name`` names; raise `BadRequest` if there is none.
+    """Return the `App` that ``module:name`` names, or the only one of ``module``; raise `BadRequest` if there is none.
 
     The module is also looked for in the working directory.
     """
-    module_name, colon, name = target.partition(":")
-    if not colon or not module_name or not name:
-        raise BadRequest(f"{target!r} is not MODULE:APP", field="app")
-    found = getattr(import_module(module_name), name, None)
-    if not isinstance(found, App):
-        raise BadRequest(f"{target} is not an onyxq.App", field="app")
-    return found
+    module_name, _, name = target.partition(":")
+    module = import_module(module_name, rest=f":{name or 'app'}")
+    known = sorted(one for one, value in vars(module).items() if isinstance(value, App))
+    if not name and len(known) == 1:
+        name = known[0]
+    found = getattr(module, name, None) if name else None
+    if isinstance(found, App):
+        return found
+    hint = f"Write one of {', '.join(f'{module_name}:{one}' for one in known)}." if known else NO_APP
+    if not name:
+        problem = f"{target!r} names no App, and {module_name} has {len(known) or 'none'}"
+        raise BadRequest(problem, field="app", hint=hint)
+    raise BadRequest(f"{target} is not an onyxq.App{settings.did_you_mean(name, known)}", field="app", hint=hint)
 
 
-def import_module(name: str) -> ModuleType:
-    """Import a module, also one of the working directory; raise `BadRequest` if there is none."""
+def import_module(name: str, *, field: str = "app", rest: str = "") -> ModuleType:
+    """Import a module, also one of the working directory; raise `BadRequest` if there is none.
+
+    ``field`` and ``rest``: the argument that names it, and what follows its name there, for the error.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise _no_module(name, field, rest)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -299,5 +316,12 @@ def import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        hint = "The working directory is searched, too. Write shop.tasks for the file shop/tasks.py."
-        raise BadRequest(f"there is no module {name!r}", field="app", hint=hint) from None
+        raise _no_module(name, field, rest) from None
+
+
+def _no_module(name: str, field: str, rest: str) -> BadRequest:
+    path = name.removeprefix("./").removesuffix(".py")
+    meant = path.replace("/", ".").strip(".")
+    guess = f"; did you mean {meant}{rest}?" if meant != name and os.path.isfile(f"{path}.py") else ""
+    hint = "The working directory is searched, too. Write shop.tasks for the file shop/tasks.py."
+    return BadRequest(f"there is no module {name!r}{guess}", field=field, hint=hint)

@@ -9,10 +9,11 @@ from typing import Any, TypedDict
 
 from attrs import evolve, field, fields_dict, frozen
 
-from onyxq.client.policy import OF_QUEUE, Retries, TaskOptions, tuple_of
+from onyxq.client.policy import OF_QUEUE, Policy, Retries, TaskOptions, tuple_of
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
 from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
+from onyxq.system.settings import did_you_mean
 from onyxq.worker.resources import used_by
 from onyxq.worker.retries import Backoff, check_backoff
 
@@ -127,14 +128,14 @@ class Options:
         """Return the options of known names; raise `BadRequest` for an unknown name."""
         for name in options:
             if name not in fields_dict(Options):
-                raise BadRequest(f"there is no option {name!r} for a task", field=name)
+                raise _unknown(name, "task", list(fields_dict(Options)))
         return Options(**_numbers(options))
 
     def changed(self, changes: Mapping[str, Any]) -> Options:
         """Return the options with some changed; raise `BadRequest` for an unknown name."""
         for name in changes:
             if name not in fields_dict(Options) or name in OF_FUNCTION:
-                raise BadRequest(f"there is no option {name!r} for a call", field=name)
+                raise _unknown(name, "call", [one for one in fields_dict(Options) if one not in OF_FUNCTION])
         return evolve(self, **_numbers(changes))
 
     def check(self, function: Callable[..., Any]) -> None:
@@ -156,6 +157,7 @@ class Options:
         if self.expires_after_ms is not None and self.expires_ms is not None:
             raise BadRequest("expires_ms and expires_after_ms exclude each other", field="expires_after_ms")
         check_backoff(self.backoff)
+        Policy(self.queue, self.priority, self.retries, self.backoff_ms).check()
         for name in KEYS:
             _check_template(getattr(self, name), name, function)
 
@@ -213,6 +215,11 @@ class Options:
 
 
 DEFAULTS: dict[str, Any] = {name: known.default for name, known in fields_dict(Options).items()}
+
+
+def _unknown(name: str, place: str, options: list[str]) -> BadRequest:
+    hint = f"The options are {', '.join(options)}."
+    return BadRequest(f"there is no option {name!r} for a {place}{did_you_mean(name, options)}", field=name, hint=hint)
 
 
 def _check_template(key: Key, name: str, function: Callable[..., Any]) -> None:

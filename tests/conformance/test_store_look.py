@@ -97,3 +97,49 @@ async def test_a_row_whose_head_cannot_be_read_is_noted(world: World) -> None:
         with pytest.raises(Corrupt):
             store.look(3, queue=None, state="ready", now_ms=NOW_MS)
         assert store.damaged == {key}
+
+
+def looked_back(store: AnyStore, state: str | None, *, limit: int) -> list[TaskId]:
+    """Return the ids of all tasks that may be in a state, page by page, the newest first."""
+    out: list[TaskId] = []
+    after = b""
+    while found := store.look(3, queue=None, state=state, now_ms=NOW_MS, after=after, limit=limit, newest_first=True):
+        for stretch, bits in found:
+            out += reversed([one for run in runs_of(stretch, bits) for one in ids_of(*run)])
+        after = found[-1][0]
+    return out
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+@pytest.mark.parametrize("state", [None, *STATES])
+@in_trio
+async def test_a_look_can_begin_with_the_newest(world: World, state: str | None, limit: int) -> None:
+    """The same tasks are found in the reverse order, for any page size."""
+    async with world.store() as store:
+        await filled(store)
+        assert looked_back(store, state, limit=limit) == looked(store, state, limit=limit)[::-1]
+
+
+@in_trio
+async def test_a_look_back_goes_on_in_the_middle_of_a_run(world: World) -> None:
+    """A page of the newest first ends before the given task."""
+    async with world.store() as store:
+        await filled(store)
+        ids = ids_of(PLAIN, 10)
+        (found,) = store.look(3, queue=None, state="ready", now_ms=NOW_MS, after=ids[5], limit=1, newest_first=True)
+        assert found == (PLAIN, mask_of(ids[3], 2))
+
+
+@in_trio
+async def test_failed_tasks_can_begin_with_the_newest(world: World) -> None:
+    """Pages of one task list the failed tasks of all queues in reverse, and continue before the given one."""
+    async with world.store() as store:
+        ids, others = ids_of(PLAIN, 10), ids_of(LATER, 2)
+        await put(store, tasks(PLAIN, 10), tasks(LATER, 2, queue="other"))
+        await put(store, *(done(one, 1, outcome=FAILED) for one in (ids[1], ids[2], ids[7], others[1])))
+        expected = sorted((ids[1], ids[2], ids[7], others[1]), reverse=True)
+        assert store.failed(3, newest_first=True) == expected
+        found: list[TaskId] = []
+        while page := store.failed(3, after=found[-1] if found else b"", limit=1, newest_first=True):
+            found += page
+        assert found == expected

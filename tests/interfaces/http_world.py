@@ -280,6 +280,12 @@ class FakeService:
             raise NotFound("there is no such queue", field="queue")
         return {**found, "running": 0, "position": 9}
 
+    def _queue_purge(self, args: dict[str, Any]) -> dict[str, Any]:
+        found = [one for one in self.tasks.values() if one.header["queue"] == args["queue"] and one.state == "ready"]
+        for task in found:
+            task.state = "cancelled"
+        return {"count": len(found), "more": False}
+
     def _queue_set(self, args: dict[str, Any]) -> dict[str, Any]:
         changes(SET_QUEUE.decode(args))
         given = {name: value for name, value in args.items() if name not in ("queue", "by", "why")}

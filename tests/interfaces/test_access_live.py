@@ -85,6 +85,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "periodic.set": ("operate", {"name": "theirs", "queue": OURS, "schedule": "never"}),
     "postpone": ("consume", {"items": [[HELD, 1, 1, "", 0]]}),
     "queue.get": (ANY, {"queue": THEIRS}),
+    "queue.purge": ("operate", {"queue": THEIRS}),
     "queue.set": ("operate", {"queue": THEIRS}),
     "queues": (LOOKS, {}),
     "queues.page": (LOOKS, {}),
@@ -113,7 +114,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "update": ("consume", {"items": [[HELD, 1, 0, b"x"]]}),
     "workers": (LOOKS, {}),
 }
-KEPT = ("cancel", "enqueue", "claim", "periodic.remove")
+KEPT = ("cancel", "enqueue", "claim", "periodic.remove", "queue.purge")
 """What would take from the walk what it needs later."""
 TELL_NO_QUEUE = {"cluster", "health", "ids", "partition", "partitions", "peers", "ring", "routes"}
 """What a token for some queues may do too: it is about none."""

@@ -6,10 +6,12 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,20 +29,21 @@ HELP_SECONDS_MAX = 0.2
 HELP_RUNS_MAX = 20
 """A machine that has other things to do shows the figure in one of them."""
 SOME_ID = "00" * 20
+VERBS_OF_QUEUE = ["list", "show", "pause", "resume", "set", "purge"]
 
 PROMISED = """
     demo; dev; doctor; simulate; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy;
     cluster protect; completion;
     zookeeper start; task enqueue; task get; task log; task list; task count; task claim; task complete;
     cluster backup; cluster restore; cluster recover;
-    task fail; task renew; task cancel; queue list; queue show; queue pause; queue resume; queue set;
+    task fail; task renew; task cancel; task wait; task retry; task call; queue purge; top; queue list; queue show; queue pause; queue resume; queue set;
     dead list; dead show; dead requeue; dead discard; periodic list; periodic show; periodic add;
     periodic remove; periodic pause; periodic resume;
     timer add; timer show; timer list; timer replace; timer cancel;
     job submit; job list; job show; job wait; job seal; job kill;
     archive log; history check; history stats;
     ring show; partition list; partition show; partition force;
-    log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; config show;
+    log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; worker list; config show;
     outbox relay; outbox create; outbox list; outbox retry; outbox discard
 """
 
@@ -141,7 +144,7 @@ def test_misuse_exits_with_2(typed: list[str], capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "typed",
     [
-        ["task", "get", "abc"],
+        ["task", "get", "xyz"],
         ["task", "enqueue", "q", "--data", "{", "--json"],
         ["task", "enqueue", "q", "--data", "1", "--file", "x"],
         ["cluster", "destroy", "main", "--zookeeper", "127.0.0.1:1"],
@@ -195,9 +198,26 @@ def test_a_shell_can_complete_commands(capsys: pytest.CaptureFixture[str]) -> No
     script = capsys.readouterr().out
     ask = 'COMP_WORDS=(onyxq queue ""); COMP_CWORD=2; _shtab_onyxq; echo "${COMPREPLY[@]}"'
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == ["list", "show", "pause", "resume", "set"]
+    assert done.stdout.split() == VERBS_OF_QUEUE
     assert run(["completion", "zsh"]) == 0
     assert capsys.readouterr().out.startswith("#compdef onyxq")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_can_complete_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script is one that fish reads, and completes verbs and the values of an option."""
+    assert run(["completion", "fish"]) == 0
+    script = tmp_path / "onyxq.fish"
+    script.write_text(capsys.readouterr().out)
+
+    def completed(line: str) -> list[str]:
+        ask = f"source {script}; complete -C '{line}'"
+        done = subprocess.run(["fish", "--no-config", "-c", ask], check=True, capture_output=True, text=True)
+        return sorted(one.partition("\t")[0] for one in done.stdout.splitlines())
+
+    assert completed("onyxq queue ") == sorted(VERBS_OF_QUEUE)
+    assert completed("onyxq task list --state c") == ["cancelled", "claimed", "completed"]
+    assert completed("onyxq completion ") == ["bash", "fish", "zsh"]
 
 
 def test_help_is_light() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from onyxq.errors import BadRequest
-from onyxq.interfaces.cli.daemons import spark_conf
 from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.cli.processes.daemons import spark_conf
 from onyxq.system.settings import SETTINGS, load
 
 

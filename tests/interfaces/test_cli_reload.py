@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from onyxq.interfaces.cli.reload import command_without, files_in
+from onyxq.interfaces.cli.processes.reload import command_without, files_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
 from onyxq.interfaces.cli.output import Output
-from onyxq.interfaces.cli.reload import keep_running
+from onyxq.interfaces.cli.processes.reload import keep_running
 
 out = Output(as_json=False, environment={}, stderr=sys.stdout)
 sys.exit(keep_running(out, [sys.executable, "-u", "work.py"]))

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from onyxq.interfaces.cli.supervisor import Supervisor
+from onyxq.interfaces.cli.processes.supervisor import Supervisor
 
 PATIENCE_S = 60.0
 

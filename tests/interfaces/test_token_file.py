@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from onyxq.errors import BadRequest
-from onyxq.interfaces.cli.daemons import spark_conf
 from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.cli.processes.daemons import spark_conf
 
 
 @pytest.mark.parametrize("content", ["the-token-of-a-test", "the-token-of-a-test\n", "  the-token-of-a-test \n\n"])

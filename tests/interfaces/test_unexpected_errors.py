@@ -278,6 +278,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "tasks.bodies": task(lambda first: {"runs": [[first, 1]]}),
     "jobs.prepare": made(lambda w: {"job": "", "version": -1, "name": w.name(), "enqueue": [w.run()], "complete": []}),
     "jobs.commit": batch,
+    "queue.purge": task(lambda _: {"queue": "q"}),
     "queue.set": made(lambda world: {"queue": world.name(), "retries": 3}),
     "queue.get": args(queue="q"),
     "periodic.set": made(lambda world: {"name": world.name(), "queue": "q", "schedule": "0 4 * * *"}),
@@ -326,7 +327,7 @@ ELSEWHERE = frozenset(
     backup.hold backup.rows claim cohort.keys cohort.pending cohort.position cohort.push cohort.reach
     cohort.rows
     cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
-    lead.head lead.list lead.offer lead.prepare lead.rates lead.rows lead.timer.cancel lead.timer.find lead.timer.set
+    lead.head lead.list lead.offer lead.prepare lead.queue.purge lead.rates lead.rows lead.timer.cancel lead.timer.find lead.timer.set
     lead.told
     lead.waiting leave partition.force peer.leave submit
     """.split()

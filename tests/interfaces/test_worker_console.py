@@ -20,7 +20,7 @@ from onyxq import OF_QUEUE, App, __version__
 from onyxq.client import AsyncClient
 from onyxq.interfaces.cli.logs import TerminalHandler, TerminalLines, TextLines
 from onyxq.interfaces.cli.output import Output
-from onyxq.interfaces.cli.worker import banner
+from onyxq.interfaces.cli.processes.worker import banner
 from onyxq.wire.server import Request
 from onyxq.wire.tcp import TcpNetwork
 from onyxq.worker import console

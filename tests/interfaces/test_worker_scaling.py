@@ -10,7 +10,7 @@ import pytest
 
 from onyxq.client import AsyncClient, Claim
 from onyxq.errors import BadRequest
-from onyxq.interfaces.cli.worker import bounds
+from onyxq.interfaces.cli.processes.worker import bounds
 from onyxq.worker import Worker, loop, slot_count
 from onyxq.worker.slot_count import UNUSED_LOOKS, Scaling
 from simulation.world.network import SimulatedNetwork

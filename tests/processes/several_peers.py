@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from onyxq.interfaces.cli.daemons import spare_collections
+from onyxq.interfaces.cli.processes.daemons import spare_collections
 from onyxq.interfaces.daemon import RunningNode
 from onyxq.interfaces.peer_config import PeerConfig
 from onyxq.log.zookeeper import ZookeeperBackend

@@ -1,4 +1,4 @@
-"""Changes by operators: peers that leave, and partitions that are forced."""
+"""Changes by operators: peers that leave, partitions that are forced, and queues that are purged."""
 
 from __future__ import annotations
 
@@ -88,3 +88,21 @@ def partition_force(context: Context) -> None:
     context.out.result(
         found, f"partition {number} continues with {', '.join(found['members'])}; nodes given up: {given_up}"
     )
+
+
+def queue_purge(context: Context) -> None:
+    """Cancel the unfinished, unclaimed tasks of a queue; without ``--yes``, raise `BadRequest` with their number."""
+    queue = context.args.queue
+    with context.client() as client:
+        if not context.args.yes:
+            depth = client.call("queue.get", {"queue": queue, "known": True})["depth"]
+            left = {name: depth[name] for name in ("ready", "scheduled", "waiting")}
+            counted = ", ".join(f"{count} {name}" for name, count in left.items())
+            problem = f"this would cancel {sum(left.values())} tasks of {queue} ({counted})"
+            raise BadRequest(problem, field="yes", hint=f"To cancel them: onyxq queue purge {queue} --yes")
+        count, more = 0, True
+        while more:
+            answer = client.call("queue.purge", {"queue": queue})
+            count, more = count + answer["count"], answer["more"]
+            context.out.progress(f"cancelled: {count}")
+    context.out.result({"queue": queue, "count": count}, f"cancelled: {count}")

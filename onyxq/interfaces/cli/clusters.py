@@ -39,7 +39,7 @@ def create(context: Context) -> None:
     )
     hosts = _hosts(context)
 
-    from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.interfaces.cli.processes.daemons import run_in_trio
     from onyxq.log.zookeeper import ZookeeperBackend
 
     backend = ZookeeperBackend(hosts, args.name, credentials=context.zookeeper_credentials())
@@ -67,7 +67,7 @@ def destroy(context: Context) -> None:
         )
     hosts = _hosts(context)
 
-    from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.interfaces.cli.processes.daemons import run_in_trio
     from onyxq.log.zookeeper import ZookeeperBackend
 
     run_in_trio(ZookeeperBackend(hosts, args.name, credentials=context.zookeeper_credentials()).destroy)
@@ -80,7 +80,7 @@ def protect(context: Context) -> None:
     if not credentials.auth:
         raise BadRequest("zookeeper_auth is not set: it names the user who gets the znodes", field="zookeeper_auth")
 
-    from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.interfaces.cli.processes.daemons import run_in_trio
     from onyxq.log.zookeeper import ZookeeperBackend
 
     found = []

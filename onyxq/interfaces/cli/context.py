@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -15,15 +16,20 @@ from attrs import frozen
 
 from onyxq.access.credential_files import check_private
 from onyxq.access.credentials import ZookeeperCredentials
-from onyxq.core.errors import BadRequest
+from onyxq.core.errors import BadRequest, Conflict, NotFound
 from onyxq.core.texts import whole
-from onyxq.interfaces.cli.output import Output
+from onyxq.interfaces.cli.output import Output, Timed
 from onyxq.system.settings import Config
 
 if TYPE_CHECKING:
     from onyxq.access.certificates import Certificates
     from onyxq.client import AsyncClient, Client
     from onyxq.client.connection_settings import ConnectionSettings
+
+ID_DIGITS = 40
+NAMED_MAX = 5
+"""Most tasks that an error names."""
+UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
 @frozen
@@ -82,6 +88,14 @@ class Context:
 
         return ConnectionSettings.of(lambda name: self.config.setting(name, getattr(self.args, name, None)).value)
 
+    def task(self, *, field: str = "id") -> bytes:
+        """Return the id of the task that the command is about; see `found_id`."""
+        text = self.args.id
+        if len(text) == ID_DIGITS:
+            return task_id(text, field=field)
+        with self.client() as client:
+            return found_id(client, text, field=field)
+
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
         """Call one method on a new connection."""
         with self.client() as client:
@@ -113,9 +127,39 @@ def take_token(args: argparse.Namespace, out: Output) -> None:
 
 def task_id(text: str, *, field: str = "id") -> bytes:
     """Return the id that a text of 40 hex digits writes; raises `BadRequest`."""
-    if not re.fullmatch(r"[0-9a-fA-F]{40}", text):
-        raise BadRequest(f"an id is 40 hex digits, not {text!r}", field=field)
+    if not re.fullmatch(rf"[0-9a-fA-F]{{{ID_DIGITS}}}", text):
+        raise BadRequest(f"an id is {ID_DIGITS} hex digits, not {text!r}", field=field)
     return bytes.fromhex(text)
+
+
+def found_id(client: Client, text: str, *, field: str = "id") -> bytes:
+    """Return a task's id from its 40 hex digits, or from its first digits if no other task's id begins with them.
+
+    Raises `BadRequest`, `NotFound` if no task matches, and `Conflict` that names the tasks if several do.
+    """
+    if len(text) == ID_DIGITS:
+        return task_id(text, field=field)
+    if not re.fullmatch(rf"[0-9a-fA-F]{{1,{ID_DIGITS}}}", text):
+        problem = f"an id is {ID_DIGITS} hex digits, or the first of them, not {text!r}"
+        raise BadRequest(problem, field=field, hint="`onyxq task list` shows ids.")
+    first, last = (bytes.fromhex(text.ljust(ID_DIGITS, digit)) for digit in "0f")
+    number = int.from_bytes(first, "big")
+    after = (number - 1).to_bytes(len(first), "big") if number else None
+    matches: list[bytes] = []
+    while len(matches) <= NAMED_MAX:
+        page = client.call("list", {"after": after, "limit": NAMED_MAX + 1})
+        matches += [one["id"] for one in page["tasks"] if one["id"] <= last]
+        after = page["after"]
+        if after is None or after >= last:
+            break
+    if not matches:
+        raise NotFound(f"no task has an id that begins with {text}", field=field)
+    if len(matches) > 1:
+        named = ", ".join(one.hex() for one in matches[:NAMED_MAX])
+        more = " and more" if len(matches) > NAMED_MAX else ""
+        hint = "Give more digits. Ids begin with the time at which a task was enqueued."
+        raise Conflict(f"several tasks have ids that begin with {text}: {named}{more}", field=field, hint=hint)
+    return matches[0]
 
 
 def moment(text: str, *, field: str) -> int:
@@ -131,4 +175,24 @@ def moment(text: str, *, field: str) -> int:
 
 def clock(ms: int | None) -> str:
     """Return a local time to the second; empty for None."""
-    return datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="seconds") if ms is not None else ""
+    if ms is None:
+        return ""
+    return Timed(datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="seconds"), _relative(ms))
+
+
+def age(ms: int | None) -> str:
+    """Return a span of time in seconds; empty for None."""
+    return "" if ms is None else Timed(f"{ms / 1000:.0f}s", span(ms))
+
+
+def _relative(ms: int) -> str:
+    """Return how long ago a time was, or how soon it is."""
+    past_ms = round(time.time() * 1000) - ms
+    if abs(past_ms) < 1_000:
+        return "now"
+    return f"{span(past_ms)} ago" if past_ms > 0 else f"in {span(-past_ms)}"
+
+
+def span(ms: int) -> str:
+    """Return a span of time in its largest whole unit."""
+    return next((f"{ms // size} {unit}" for size, unit in UNITS if ms >= size), f"{ms} ms")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from onyxq.core.errors import BadRequest, Conflict, from_map
-from onyxq.interfaces.cli.context import Context, task_id
+from onyxq.interfaces.cli.context import Context, found_id
 from onyxq.interfaces.cli.tasks import print_task
 
 
 def dead_show(context: Context) -> None:
     """Print one dead letter; raises `Conflict` if the task is not one."""
-    task = context.call("get", {"id": task_id(context.args.id), "seen_token": None, "seen_seq": None})
+    task = context.call("get", {"id": context.task(), "seen_token": None, "seen_seq": None})
     if task["state"] != "failed":
         raise Conflict(f"task {context.args.id} is {task['state']}: it is not a dead letter", field="id")
     print_task(context, task)
@@ -33,14 +33,27 @@ def _change(context: Context, method: str, done: str) -> None:
         raise BadRequest("no dead letters are named", field="id", hint="Give ids, --queue, --where, or --all.")
     if args.id and found:
         raise BadRequest("ids cannot be combined with --queue, --where or --all", field="id")
-    asked = {"ids": [task_id(one) for one in args.id]} if args.id else {**filters, "all": bool(args.all)}
-    answer = context.call(method, asked)
+    if args.id:
+        _change_named(context, method, done)
+        return
+    answer = context.call(method, {**filters, "all": bool(args.all)})
+    context.out.result({"count": answer["count"]}, f"{done}: {answer['count']}")
+
+
+def task_retry(context: Context) -> None:
+    """Run failed tasks again, with all their retries."""
+    _change_named(context, "dead.requeue", "requeued")
+
+
+def _change_named(context: Context, method: str, done: str) -> None:
+    """Change the dead letters that ids name, and print each refusal."""
+    with context.client() as client:
+        answer = client.call(method, {"ids": [found_id(client, one) for one in context.args.id]})
     results = [{**one, "id": one["id"].hex()} for one in answer.get("results", ())]
     refused = [{**one, "message": one["detail"]} for one in results if not one["ok"]]
     if refused and len(results) == 1:
         raise from_map(refused[0])
-    shown = {"results": results} if results else {}
-    context.out.result({"count": answer["count"], **shown}, f"{done}: {answer['count']}")
+    context.out.result({"count": answer["count"], "results": results}, f"{done}: {answer['count']}")
     for one in refused:
         context.out.note(f"{one['id']}: {one['detail']}")
     if refused:

@@ -9,7 +9,7 @@ from typing import Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.interfaces.cli.context import Context
-from onyxq.interfaces.cli.daemons import PEERS_MAX, run_in_trio
+from onyxq.interfaces.cli.processes.daemons import PEERS_MAX, run_in_trio
 
 COMMON_WORDS = 10
 EXIT_NOT_EXACT = 1

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 from onyxq.core.errors import OnyxqError, TimedOut, Unavailable
@@ -31,7 +32,7 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
     try:
         take_token(args, out)
         context = Context(args, load(os.environ, args.config), out)
-        return _body(args.command)(context) or 0
+        return _body(args.command, again=getattr(args, "watch", False))(context) or 0
     except OnyxqError as error:
         return _failed(out, error)
     except BrokenPipeError:
@@ -54,10 +55,14 @@ def main() -> NoReturn:
     sys.exit(run(sys.argv[1:], private=True))
 
 
-def _body(command: Command) -> Callable[[Context], int | None]:
+def _body(command: Command, *, again: bool) -> Callable[[Context], int | None]:
     module, _, function = command.run.partition(":")
     body: Callable[[Context], int | None] = getattr(importlib.import_module(module), function)
-    return body
+    if not again:
+        return body
+    from onyxq.interfaces.cli.live import watched
+
+    return partial(watched, body)
 
 
 def _failed(out: Output, error: OnyxqError) -> int:

@@ -15,7 +15,7 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
-from onyxq.interfaces.cli.context import Context, clock, task_id
+from onyxq.interfaces.cli.context import Context, age, clock, task_id
 from onyxq.interfaces.cli.output import cell
 from onyxq.interfaces.cli.tasks import brief, payload_given
 from onyxq.operations.table.json_form import arguments, from_text, json_text
@@ -49,11 +49,12 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
     left = None if context.args.all else context.args.limit
     name = _items(operation.result)
     found: dict[str, Any] = {name: [], "after": None}
+    order = {"newest_first": not context.args.oldest_first} if hasattr(context.args, "oldest_first") else {}
     rows: list[dict[str, Any]] = []
     with context.client() as client:
         while left is None or left > 0:
             size = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
-            page = _called(client, operation, msgspec.structs.replace(args, after=after, limit=size))
+            page = _called(client, operation, msgspec.structs.replace(args, after=after, limit=size, **order))
             after, items = page.after, getattr(page, name)
             for one in items:
                 shown = json.loads(json_text(one))
@@ -190,7 +191,7 @@ def _row(value: msgspec.Struct, shown: dict[str, Any]) -> dict[str, Any]:
         elif "moment" in member.marks:
             out[name.removesuffix("_ms")] = clock(item)
         elif "age" in member.marks:
-            out[name.removesuffix("_ms")] = "" if item is None else f"{item / 1000:.0f}s"
+            out[name.removesuffix("_ms")] = age(item)
         elif isinstance(item, msgspec.Struct):
             out |= shown[name]
         elif name in shown:

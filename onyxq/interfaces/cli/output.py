@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from onyxq.core.errors import OnyxqError
+from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.core.texts import visible
 
 if TYPE_CHECKING:
@@ -24,6 +24,19 @@ PROGRESS_EVERY_S = 2.0
 REDRAW_EVERY_S = 0.1
 """Pause between two drawings of progress on a terminal."""
 _FOREIGN = re.compile(r"[^\n -~]+")
+CLEAR = "\x1b[H\x1b[J"
+"""What moves a terminal's cursor to the top left and clears the screen."""
+
+
+class Timed(str):
+    """A time or an age as text, with the words in which people read it at a terminal."""
+
+    words: str
+
+    def __new__(cls, text: str, words: str) -> Timed:
+        made = super().__new__(cls, text)
+        made.words = words
+        return made
 
 
 class Output:
@@ -41,16 +54,21 @@ class Output:
         stderr: IO[str] | None = None,
     ) -> None:
         self.as_json = as_json
+        self.watching = False
+        """Whether the same thing is printed again and again."""
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         self._no_color = bool(environment.get("NO_COLOR"))
+        self._clears = False
         self._terminals: dict[IO[str], Terminal] = {}
         self._progress_at = float("-inf")
+        self._progress_text = ""
 
     def document(self, value: Any) -> None:
-        """Print one JSON document, indented."""
+        """Print one JSON document, indented; with ``--watch`` in a line of its own."""
         self.end_progress()
-        print(json_text(value, indent=2), file=self._stdout)
+        form: dict[str, Any] = {"separators": (",", ":")} if self.watching else {"indent": 2}
+        print(json_text(value, **form), file=self._stdout, flush=self.watching)
 
     def line(self, value: Any, text: str) -> None:
         """Print one item of a stream at once: a JSON line, or the text."""
@@ -73,14 +91,15 @@ class Output:
         if self.as_json:
             self.document(value)
             return
-        cells = [[cell(row.get(column)) for column in columns] for row in rows]
+        terminal = self._terminal(self._stdout)
+        cells = [[cell(_read(row.get(column), terminal)) for column in columns] for row in rows]
         if not cells and empty:
             self.text(empty)
             return
         self.end_progress()
         heads = [column.replace("_", " ") for column in columns]
         right = [bool(cells) and all(_number(row[i]) for row in cells) for i in range(len(columns))]
-        if terminal := self._terminal(self._stdout):
+        if terminal:
             terminal.table(heads, cells, right)
             return
         widths = [max(map(len, texts)) for texts in zip(heads, *cells, strict=True)]
@@ -94,29 +113,44 @@ class Output:
             self.document(value)
             return
         self.end_progress()
-        fields = [(name.replace("_", " "), cell(item, keep="\n")) for name, item in value.items()]
-        if terminal := self._terminal(self._stdout):
+        terminal = self._terminal(self._stdout)
+        fields = [(name.replace("_", " "), _field(item, terminal)) for name, item in value.items()]
+        if terminal:
             terminal.fields(fields)
             return
         width = max((len(name) for name, _ in fields), default=0)
         for name, text in fields:
             print(f"{name:<{width}}  " + text.replace("\n", "\n" + " " * (width + 2)), file=self._stdout)
 
-    def progress(self, text: str, done: int | None = None, total: int | None = None) -> None:
+    def progress(self, text: str, done: float | None = None, total: float | None = None) -> None:
         """Show on stderr how far a command is: a bar on a terminal, elsewhere a line every few seconds."""
         terminal, now = self._terminal(self._stderr), time.monotonic()
         if now - self._progress_at < (REDRAW_EVERY_S if terminal else PROGRESS_EVERY_S):
             return
-        self._progress_at = now
+        if not terminal and text == self._progress_text:
+            return
+        self._progress_at, self._progress_text = now, text
         if terminal:
             terminal.progress(visible(text), done, total)
         else:
             print(visible(text), file=self._stderr, flush=True)
 
+    def again(self) -> None:
+        """Begin another look at the same thing: on a clear screen, or after an empty line."""
+        if self._terminal(self._stdout):
+            self._clears = True  # with the next text: until then, the old one stays
+        elif not self.as_json:
+            self.text("")
+
     def note(self, text: str) -> None:
         """Print a line on stderr that stays."""
         self.end_progress()
         print(_lines(text), file=self._stderr, flush=True)
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether stdout leads to a terminal."""
+        return self._stdout.isatty()
 
     @property
     def notes_on_terminal(self) -> bool:
@@ -136,13 +170,16 @@ class Output:
             print(json_text(error.to_map(), default=bytes.hex), file=self._stderr)
             return
         self._say("error: ", "bold red", error.named())
-        if error.advice:
+        if error.advice and error.advice != BadRequest.hint:
             self._say("hint: ", "bold", error.advice)
 
     def end_progress(self) -> None:
         """Remove the bar that `progress` shows, before anything else is printed."""
         for terminal in self._terminals.values():
             terminal.end_progress()
+        if self._clears:
+            self._clears = False
+            print(CLEAR, end="", file=self._stdout)
 
     def _say(self, start: str, style: str, text: str) -> None:
         if terminal := self._terminal(self._stderr):
@@ -174,6 +211,15 @@ def _escaped(sign: str) -> str:
     if sign.isprintable():
         return sign
     return "\\u007f" if sign == "\x7f" else json.dumps(sign)[1:-1]  # json leaves DEL as it is
+
+
+def _read(value: Any, terminal: Terminal | None) -> Any:
+    return value.words if terminal and isinstance(value, Timed) else value
+
+
+def _field(value: Any, terminal: Terminal | None) -> str:
+    text = cell(value, keep="\n")
+    return f"{text} ({value.words})" if terminal and isinstance(value, Timed) else text
 
 
 def cell(value: Any, *, keep: str = "") -> str:

@@ -106,7 +106,8 @@ class Parser(argparse.ArgumentParser):
         if choice:
             known = [word.strip(" '") for word in choice["all"].split(",")]
             place = "command" if choice["place"] == "COMMAND" else choice["place"]
-            return f"{place}: there is no {choice['word']!r}{did_you_mean(choice['word'], known)}"
+            meant = did_you_mean(choice["word"], known) or f"; choose from {', '.join(known)}"
+            return f"{place}: there is no {choice['word']!r}{meant}"
         if message.startswith("unrecognized arguments: "):
             word = message.split(": ", 1)[1].split()[0].partition("=")[0]
             flags = [flag for action in self._actions for flag in action.option_strings]

@@ -15,18 +15,20 @@ from onyxq.core.errors import BadRequest, NotFound, OnyxqError, Unknown, from_ma
 from onyxq.core.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.core.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
 from onyxq.core.texts import whole
-from onyxq.interfaces.cli.context import Context, clock, moment, task_id
+from onyxq.interfaces.cli.context import Context, clock, found_id, moment, task_id
 from onyxq.system.durations import is_duration, milliseconds
 
 if TYPE_CHECKING:
+    from onyxq.client import Client
     from onyxq.history.parquet.reader import ArchivedTask
 
 
 def task_enqueue(context: Context) -> None:
     """Enqueue one task under an id from the peer."""
     args = context.args
-    header, data = _header(context)
+    payload = payload_given(context)
     with context.client() as client:
+        header, data = _header(context, client, payload)
         fresh = client.call("ids", {"count": 1})["ids"][0]
         now_ms = ms_of(fresh)
         if args.expires:
@@ -72,17 +74,18 @@ def _enqueued(context: Context, first: TaskId, ack: Any, guarantee: str) -> None
     context.out.result(shown, shown["id"])
 
 
-def _header(context: Context) -> tuple[dict[str, Any], bytes]:
+def _header(context: Context, client: Client, payload: tuple[bytes, str]) -> tuple[dict[str, Any], bytes]:
     """Return header and payload of the task from the options; raises `BadRequest`."""
     args = context.args
-    data, form = payload_given(context)
+    data, form = payload
+    depends = [found_id(client, one, field="after") for text in args.after or () for one in text.split(",")]
     said = {
         "queue": args.queue,
         "format": form if form != "bytes" else None,
         "priority": args.priority or None,
         "ordering_key": args.ordering_key,
         "unique_key": args.unique_key,
-        "depends": [task_id(one, field="after") for text in args.after or () for one in text.split(",")] or None,
+        "depends": depends or None,
         "on_dependency_failed": args.on_dependency_failed,
         "backoff_ms": milliseconds(args.backoff, field="backoff") if args.backoff else None,
     }
@@ -128,7 +131,7 @@ def task_get(context: Context) -> None:
     if context.args.archive:
         task = _archived(context).task
     else:
-        task = context.call("get", {"id": task_id(context.args.id), "seen_token": None, "seen_seq": None})
+        task = context.call("get", {"id": context.task(), "seen_token": None, "seen_seq": None})
     print_task(context, task)
 
 
@@ -156,7 +159,7 @@ def task_log(context: Context) -> None:
     if context.args.archive:
         updates: Sequence[dict[str, Any]] = _archived(context).updates
     else:
-        updates = context.call("task_log", {"id": task_id(context.args.id)})["updates"]
+        updates = context.call("task_log", {"id": context.task()})["updates"]
     shown = [{"token": u["token"], "seq": u["seq"], **member("data", u["data"]), "at_ms": u["at_ms"]} for u in updates]
     rows = [{**one, "at": clock(one["at_ms"]), "data": brief(one)} for one in shown]
     context.out.table({"updates": shown}, rows, ("token", "seq", "at", "data"), empty="no updates")
@@ -210,11 +213,12 @@ def task_renew(context: Context) -> None:
 
 def task_cancel(context: Context) -> None:
     """Cancel a task."""
-    asked: dict[str, Any] = {"ids": [task_id(context.args.id)]}
+    wanted = context.task()
+    asked: dict[str, Any] = {"ids": [wanted]}
     if context.args.claimed:
         asked["claimed"] = True
     refused = context.call("cancel", asked)["results"][0]
-    _answered(context, refused)
+    _answered(context, wanted, refused)
 
 
 def presented(task: dict[str, Any]) -> dict[str, Any]:
@@ -237,15 +241,15 @@ def member(name: str, data: bytes | None, form: str = "") -> dict[str, Any]:
 
 
 def _settle(context: Context, method: str, details: Any) -> None:
-    first = task_id(context.args.id)
+    first = context.task()
     refused = context.call(method, {"items": [[first, 1, *details]]})["results"][0]
-    _answered(context, refused[0][2] if refused else None)
+    _answered(context, first, refused[0][2] if refused else None)
 
 
-def _answered(context: Context, refused: dict[str, Any] | None) -> None:
+def _answered(context: Context, wanted: bytes, refused: dict[str, Any] | None) -> None:
     if refused:
         raise from_map(refused)
-    context.out.result({"id": context.args.id, "ok": True}, "done")
+    context.out.result({"id": wanted.hex(), "ok": True}, "done")
 
 
 def _claimed(granted: Any) -> list[dict[str, Any]]:
@@ -289,9 +293,10 @@ def _json_bytes(text: str, *, field: str) -> bytes:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise BadRequest(
-            f"{field} is not JSON: {error}", field=field, hint=f"Quote a text twice for the shell: '\"{text}\"'."
-        ) from None
+        hint = 'Write names in double quotes, and all of it in single ones for the shell: \'{"to": "ann"}\'.'
+        if text[:1] not in ("{", "["):
+            hint = f"Quote a text twice for the shell: '\"{text}\"'."
+        raise BadRequest(f"{field} is not JSON: {error}", field=field, hint=hint) from None
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -16,6 +16,7 @@ STATE_COLUMNS = ("state", "outcome")
 STYLES = {
     **dict.fromkeys(("ok", "completed", "joined", "fired"), "green"),
     **dict.fromkeys(("claimed", "running"), "cyan"),
+    **dict.fromkeys(("scheduled", "waiting"), "blue"),
     **dict.fromkeys(("warning", "cancelled", "killed", "expired"), "yellow"),
     **dict.fromkeys(("failed", "unknown"), "bold red"),
 }
@@ -67,7 +68,7 @@ class Terminal:
         """Print the beginning of a line in a style; the terminal breaks it if it is long."""
         self._console.print(text, style=style, end="", soft_wrap=True)
 
-    def progress(self, text: str, done: int | None, total: int | None) -> None:
+    def progress(self, text: str, done: float | None, total: float | None) -> None:
         """Draw how far a command is; without a total, the bar only shows activity.
 
         The bar is drawn here and not in a thread of rich, because a simulation forks.

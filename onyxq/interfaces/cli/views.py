@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onyxq.interfaces.cli.context import Context
+from onyxq.interfaces.cli.context import Context, age
 
 
 def peer_list(context: Context) -> None:
@@ -19,6 +19,20 @@ def peer_list(context: Context) -> None:
     absent = [node for node in found["nodes"] if not node["peer"]]
     if absent and not context.out.as_json:
         context.out.note("nodes without a peer: " + ", ".join(node["node"] for node in absent))
+
+
+def worker_list(context: Context) -> None:
+    """Print the workers, those with the most claims first."""
+    found = context.call("workers")
+    rows = [{**one, "next_lease_ends_in": age(one["next_deadline_in_ms"])} for one in found["workers"]]
+    columns = ("worker", "claimed", "next_lease_ends_in", "waits", "waits_for")
+    context.out.table(found, rows, columns, empty="no workers")
+    if context.out.as_json:
+        return
+    if rest := found["all"] - len(rows):
+        context.out.note(f"and {rest} more workers")
+    if found["silent"]:
+        context.out.note("nodes that did not answer: " + ", ".join(found["silent"]))
 
 
 def cluster_show(context: Context) -> None:

@@ -348,7 +348,21 @@ GET_HEALTH = Operation(
 )
 GET_METRICS = Operation(name="metrics", args=GetMetrics, result=MetricsText, access=everywhere("read"), reads=True)
 GET_WORKERS = Operation(
-    name="workers", args=GetWorkers, result=Workers, access=everywhere("read"), place=Place.ALL_LEADERS, reads=True
+    name="workers",
+    args=GetWorkers,
+    result=Workers,
+    access=everywhere("read"),
+    place=Place.ALL_LEADERS,
+    reads=True,
+    http=Http(verb="GET", path="/v1/workers", id="list_workers", tag="cluster"),
+    verbs=(
+        Verb(
+            name="worker list",
+            about="list the workers that hold claims or wait for tasks",
+            run=f"{_VIEWS}:worker_list",
+            empty="no workers",
+        ),
+    ),
 )
 GET_RATES = Operation(
     name="rates", args=GetRates, result=Rates, access=everywhere("read"), place=Place.ALL_LEADERS, reads=True

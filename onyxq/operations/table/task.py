@@ -22,6 +22,7 @@ Where: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1_000, descripti
 OfQueue: TypeAlias = Annotated[Name | None, Meta(description="Only of this queue.")]
 After: TypeAlias = Annotated[TaskIdBytes | None, Meta(description="Continue after this id.")]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1_000, description="Most tasks of a page.")]
+NewestFirst: TypeAlias = Annotated[bool, Meta(description="In the reverse order: the newest first.")]
 
 
 class ClaimOfTask(Result):
@@ -173,12 +174,13 @@ class GetTaskHistory(Args):
 
 
 class ListTasks(Args):
-    """Return tasks in the order of their ids."""
+    """Return tasks in the order of their ids, which begin with the time."""
 
     queue: OfQueue = None
     state: Annotated[State | None, Meta(description="Only in this state.")] = None
     after: After = None
     limit: Limit = 100
+    newest_first: NewestFirst = False
 
 
 class CountTasks(Args):
@@ -216,6 +218,23 @@ class CancelTasks(Args):
     claimed: Annotated[bool, Meta(description="Cancel claimed tasks too; their workers are told.")] = False
 
 
+class PurgeQueue(Args):
+    """Cancel the unfinished tasks of a queue that no worker has claimed.
+
+    Tasks that are enqueued meanwhile may be cancelled, too.
+    """
+
+    queue: Annotated[Name, Meta(description="Name of the queue.")]
+    limit: Annotated[int, Meta(ge=1, le=CHANGED_MAX, description="Most tasks to cancel in one request.")] = 10_000
+
+
+class PurgedQueue(Result):
+    """The number of cancelled tasks."""
+
+    count: int
+    more: Annotated[bool, Meta(description="Whether tasks may be left, because the limit was reached.")]
+
+
 class ListDead(Args):
     """Return dead letters in the order of their ids.
 
@@ -226,6 +245,7 @@ class ListDead(Args):
     where: Where | None = None
     after: After = None
     limit: Limit = 100
+    newest_first: NewestFirst = False
 
 
 class DeadLetters(Args):
@@ -327,7 +347,7 @@ LIST_TASKS = Operation(
     verbs=(
         Verb(
             name="task list",
-            about="list tasks in id order",
+            about="list tasks, the newest first",
             example="--queue mail --state ready",
             columns=("id", "queue", "state", "priority", "at", "attempts", "data"),
             empty="no tasks",
@@ -387,6 +407,26 @@ CANCEL_TASKS = Operation(
     python_names={"ids": "id"},
     example={"ids": [_SOME["id"]]},
 )
+PURGE_QUEUE = Operation(
+    name="queue.purge",
+    args=PurgeQueue,
+    result=PurgedQueue,
+    access=on_queue("operate"),
+    place=Place.ALL_LEADERS,
+    bounded=True,
+    http=Http(verb="POST", path="/v1/queues/{queue}/purge", id="purge_queue", tag="queues"),
+    verbs=(
+        Verb(
+            name="queue purge",
+            about="cancel all tasks of a queue that are not finished and not claimed; this cannot be undone",
+            example="mail --yes",
+            fields=("queue",),
+            run="onyxq.interfaces.cli.cluster_changes:queue_purge",
+            more=((("--yes",), {"action": "store_true", "help": "confirm; without --yes, only count the tasks"}),),
+        ),
+    ),
+    example={"queue": "mail"},
+)
 LIST_DEAD = Operation(
     name="dead",
     args=ListDead,
@@ -398,7 +438,7 @@ LIST_DEAD = Operation(
     verbs=(
         Verb(
             name="dead list",
-            about="list dead letters in id order",
+            about="list dead letters, the newest first",
             example="--queue mail --where 'no such host'",
             columns=("id", "queue", "attempts", "at", "error", "data"),
             empty="no dead letters",
@@ -445,5 +485,6 @@ TASKS = (
     MAKE_IDS,
     READ_BODIES,
     CANCEL_TASKS,
+    PURGE_QUEUE,
 )
 DEAD = (LIST_DEAD, REQUEUE_DEAD, DISCARD_DEAD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onyxq.interfaces.cli.commands.history import HISTORY_COMMANDS
 from onyxq.interfaces.cli.commands.operations import OPERATION_COMMANDS
 from onyxq.interfaces.cli.commands.own import OWN_COMMANDS
-from onyxq.interfaces.cli.commands.task import ARCHIVES, LEASE_DEFAULT, TASK_COMMANDS
+from onyxq.interfaces.cli.commands.task import ARCHIVES, EVERY, LEASE_DEFAULT, TASK_COMMANDS
 from onyxq.interfaces.cli.parser import (
     LIMIT_SETTINGS,
     TLS_SETTINGS,
@@ -33,7 +33,7 @@ NOUNS = {
     "archive": "write the records of the log to Parquet files",
     "history": "check and summarize archives of tasks on Spark",
     "replica": "show the replica: the state on which all peers agree",
-    "worker": "run the tasks of an application",
+    "worker": "run the tasks of an application, and list workers",
     "outbox": "relay tasks that programs wrote in the transactions of a database",
     "config": "show settings and their sources",
 }
@@ -103,7 +103,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     local_command(
         "dev",
-        "daemons:dev",
+        "processes.daemons:dev",
         "run a whole cluster in one process until interrupted",
         "--peers 3 --data ./dev-data",
         option("--peers", type=int, default=1, metavar="N", help="number of peers (default 1)"),
@@ -139,16 +139,23 @@ COMMANDS: tuple[Command, ...] = (
             ),
         ),
     ),
+    peer_command(
+        "top",
+        "live:top",
+        "show queues, rates and workers, and keep showing them on a terminal",
+        "--every 5s",
+        EVERY,
+    ),
     local_command(
         "completion",
         "completion:completion",
         "print a script with which a shell completes commands",
         "bash",
-        option("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh"),
+        option("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"),
     ),
     local_command(
         "peer start",
-        "daemons:peer_start",
+        "processes.daemons:peer_start",
         "run one peer; SIGTERM drains and stops it",
         "--zookeeper zk1:2181,zk2:2181 --data /var/lib/onyxq --zone a",
         *map(setting, PEER_SETTINGS),
@@ -241,7 +248,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     local_command(
         "zookeeper start",
-        "daemons:zookeeper_start",
+        "processes.daemons:zookeeper_start",
         "run ZooKeeper on loopback until interrupted, from the jars in pyspark",
         "--servers 3 --port 2181",
         option("--servers", type=int, default=1, choices=(1, 3), help="1, or an ensemble of 3 (default 1)"),
@@ -256,7 +263,7 @@ COMMANDS: tuple[Command, ...] = (
     *HISTORY_COMMANDS,
     peer_command(
         "worker start",
-        "worker:start",
+        "processes.worker:start",
         "run the tasks of an application until SIGTERM",
         "shop.tasks:app --queues mail,orders --concurrency 8",
         option("app", metavar="MODULE:APP", help="module and name of the App object"),

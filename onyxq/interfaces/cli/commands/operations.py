@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import inspect
 
 from onyxq.core.limits import Member
-from onyxq.interfaces.cli.commands.task import DATA, FILE, PAGING
+from onyxq.interfaces.cli.commands.task import DATA, FILE, OLDEST_FIRST, PAGING, WATCH
 from onyxq.interfaces.cli.parser import Command, Option, option
 from onyxq.operations.table.everything import OPERATIONS
 from onyxq.operations.table.operation import Operation, Verb
@@ -22,6 +22,8 @@ def command_of(operation: Operation[Any, Any], verb: Verb) -> Command:
         about = f"{', '.join(setting_names(operation, verb))}; a time may be written 30s; default resets a setting"
         options.insert(1, option("settings", metavar="KEY=VALUE", nargs="+", help=about))
     options += PAGING if verb.pages else ()
+    options += [OLDEST_FIRST] if verb.pages and "newest_first" in operation.members else []
+    options += WATCH if operation.reads else ()
     options += [option(*flags, **details) for flags, details in verb.more]
     example = f"onyxq {verb.name} {verb.example}".rstrip()
     return Command(verb.name, verb.run or RUN, verb.about, example, tuple(options), talks=True, row=(operation, verb))
@@ -30,7 +32,7 @@ def command_of(operation: Operation[Any, Any], verb: Verb) -> Command:
 def offered(operation: Operation[Any, Any], verb: Verb) -> list[Member]:
     """Return the arguments that the command has, those that are positional first."""
     known = operation.members
-    paging = ("after", "limit") if verb.pages else ()
+    paging = ("after", "limit", "newest_first") if verb.pages else ()
     names = [name for name in verb.fields or known if name not in (*verb.fixed, *paging)]
     has_data = any("data" in known[name].marks for name in names)
     found = [known[name] for name in names if not (has_data and name == "format")]

@@ -8,7 +8,9 @@ from onyxq.interfaces.cli.parser import Command, option, peer_command
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 SOME_ID = "0196f0c5a1b20007d4c3b2a19080706000000000"
 
-ID = option("id", metavar="ID", help="id of the task, 40 hex digits")
+ID_HELP = "id of the task: 40 hex digits, or the first of them if no other task has the same"
+ID = option("id", metavar="ID", help=ID_HELP)
+IDS = option("id", metavar="ID", nargs="+", help=ID_HELP)
 TOKEN_OF_CLAIM = option(
     "--token", dest="claim_token", metavar="T", type=int, required=True, help="fencing token of the claim"
 )
@@ -32,8 +34,12 @@ FILE = option("--file", metavar="FILE", help="the task's data, as the bytes of a
 PRIORITY = option(
     "--priority", type=int, default=0, metavar="N", help="tasks with a higher priority run first (default 0)"
 )
+OLDEST_FIRST = option("--oldest-first", action="store_true", help="in the order of the ids: the oldest first")
+EVERY = option("--every", default="2s", metavar="TIME", help="pause between two looks (default 2s)")
+WATCH = (option("--watch", action="store_true", help="show it again and again until Ctrl-C"), EVERY)
+TIMEOUT = option("--timeout", metavar="TIME", help="longest wait; then exit with code 6 (default: no limit)")
 PAGING = (
-    option("--after", metavar="ID", help="start after this id"),
+    option("--after", metavar="ID", help="start after this id, in the order of the list"),
     option("--limit", type=int, default=100, metavar="N", help="print at most N (default 100)"),
     option("--all", action="store_true", help="print all, one line each"),
 )
@@ -78,9 +84,15 @@ TASK_COMMANDS: tuple[Command, ...] = (
             help="number of nodes that must store the task before the command returns (default: a majority)",
         ),
     ),
-    peer_command("task get", "tasks:task_get", "show one task and its claims", SOME_ID, ID, TASK_ARCHIVES),
+    peer_command("task get", "tasks:task_get", "show one task and its claims", SOME_ID, ID, TASK_ARCHIVES, *WATCH),
     peer_command(
-        "task log", "tasks:task_log", "show the updates that workers recorded about a task", SOME_ID, ID, TASK_ARCHIVES
+        "task log",
+        "tasks:task_log",
+        "show the updates that workers recorded about a task",
+        SOME_ID,
+        ID,
+        TASK_ARCHIVES,
+        *WATCH,
     ),
     peer_command(
         "task claim",
@@ -128,6 +140,35 @@ TASK_COMMANDS: tuple[Command, ...] = (
         f"{SOME_ID} --claimed",
         ID,
         option("--claimed", action="store_true", help="cancel the task even if it is claimed, and stop its worker"),
+    ),
+    peer_command(
+        "task wait",
+        "live:task_wait",
+        "wait until tasks are finished and print the outcome of each; exit code 1 unless all completed",
+        f"{SOME_ID} --timeout 10m",
+        IDS,
+        TIMEOUT,
+    ),
+    peer_command("task retry", "dead:task_retry", "run failed tasks again, with all their retries", SOME_ID, IDS),
+    peer_command(
+        "task call",
+        "calls:task_call",
+        "enqueue a call of a function of an application, and print the id of the task",
+        "shop.tasks:send ann@example.org copies=2 --wait",
+        option("target", metavar="MODULE:FUNCTION", help="module and name of the function; this directory is searched"),
+        option(
+            "arguments",
+            metavar="ARGUMENT",
+            nargs="*",
+            help="arguments in their order, or NAME=VALUE; each is JSON, or else a text",
+        ),
+        option("--data", metavar="JSON", help="the arguments instead: a list, or an object with their names"),
+        option("--delay", metavar="TIME", help="time from now until the task is due, such as 10s or 5m"),
+        option(
+            "--wait", action="store_true", help="wait for the outcome and print it; exit code 1 unless it completed"
+        ),
+        TIMEOUT,
+        runs_others=True,
     ),
     peer_command(
         "task explain",

@@ -11,7 +11,7 @@ from onyxq.interfaces.cli.context import Context
 def backup(context: Context) -> None:
     """Write a backup of the cluster."""
     from onyxq.history.backup.capture import take
-    from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.interfaces.cli.processes.daemons import run_in_trio
 
     async def body() -> None:
         async with context.asynchronous_client() as client:
@@ -27,7 +27,7 @@ def restore(context: Context) -> None:
     from onyxq.history.backup.file import read
     from onyxq.history.backup.restore import Restored
     from onyxq.history.backup.restore import restore as restored
-    from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.interfaces.cli.processes.daemons import run_in_trio
     from onyxq.log.backends import opened
 
     data, hosts = context.given("data"), context.text("zookeeper")

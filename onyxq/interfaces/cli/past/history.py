@@ -21,7 +21,7 @@ from onyxq.history.dump import Dump, read, write
 from onyxq.history.file_format import HistoryFileWriter
 from onyxq.history.following import Trimmed, ask, replica
 from onyxq.history.replay import Report, checked, replica_at
-from onyxq.interfaces.cli.context import Context, clock, task_id
+from onyxq.interfaces.cli.context import Context, clock, found_id
 from onyxq.interfaces.cli.output import cell
 from onyxq.interfaces.cli.past.sources import end_of, live, pieces
 
@@ -204,8 +204,8 @@ def task_explain(context: Context) -> None:
     """Print everything that happened to a task."""
     from onyxq.history import explain
 
-    wanted = task_id(context.args.id)
     with context.client() as client:
+        wanted = found_id(client, context.args.id)
         known = _stored(context, client, wanted)
         end = end_of(client)
         dumps = groups(pieces(context, client))

@@ -34,7 +34,7 @@ def recover(context: Context) -> None:
     hosts = context.text("zookeeper")
     root = None if hosts else _root(args.directories)
 
-    from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.interfaces.cli.processes.daemons import run_in_trio
     from onyxq.log.backends import opened
 
     said: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def _export(context: Context) -> None:
         raise BadRequest("--export takes exactly one --data directory", field="export")
 
     from onyxq.history.recovery.findings import export, read_directory
-    from onyxq.interfaces.cli.daemons import run_in_trio
+    from onyxq.interfaces.cli.processes.daemons import run_in_trio
 
     async def body() -> None:
         found = await read_directory(Path(args.directories[0]))

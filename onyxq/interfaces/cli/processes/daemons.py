@@ -23,7 +23,7 @@ from onyxq.access.renewal import Renewal
 from onyxq.core.errors import BadRequest, first_cause
 from onyxq.interfaces.cli import logs
 from onyxq.interfaces.cli.context import Context
-from onyxq.interfaces.cli.supervisor import READY, STOPPING, Supervisor
+from onyxq.interfaces.cli.processes.supervisor import READY, STOPPING, Supervisor
 from onyxq.wire.tcp import split_address
 
 if TYPE_CHECKING:

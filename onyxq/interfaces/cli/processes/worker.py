@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from onyxq import __version__
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
-from onyxq.interfaces.cli import logs, reload
+from onyxq.interfaces.cli import logs
 from onyxq.interfaces.cli.context import Context
+from onyxq.interfaces.cli.processes import reload
 from onyxq.system.durations import milliseconds
 from onyxq.system.settings import did_you_mean
 
@@ -96,6 +97,9 @@ def bounds(text: str) -> tuple[int, int]:
         found = int(least), int(most if dash else least)
     except ValueError:
         found = (0, 0)
+    if found[0] > found[1] >= 1:
+        problem = f"concurrency must begin with the smaller number: {found[1]}-{found[0]}, not {text!r}"
+        raise BadRequest(problem, field="concurrency")
     if not 1 <= found[0] <= found[1]:
         problem = f"concurrency must be a number like 8 or a range like 2-16, from 1 on, not {text!r}"
         raise BadRequest(problem, field="concurrency")
