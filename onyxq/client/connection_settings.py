@@ -10,7 +10,10 @@ from attrs import frozen
 from onyxq.access.certificates import Certificates
 from onyxq.client.asynchronous import AsyncClient
 from onyxq.client.blocking import Client
+from onyxq.system.settings import SETTINGS
 from onyxq.wire.network import Network
+
+DEFAULT_PORT = str(SETTINGS["connect"].default).rpartition(":")[2]
 
 
 @frozen
@@ -27,7 +30,7 @@ class ConnectionSettings:
     @staticmethod
     def of(setting: Callable[[str], Any]) -> ConnectionSettings:
         """Return the values of ``setting(name)``, which come from a flag, a variable, ``onyxq.toml`` or a default."""
-        found = [one.strip() for one in setting("connect").split(",")]
+        found = [with_port(one.strip()) for one in setting("connect").split(",")]
         return ConnectionSettings(
             address=found if len(found) > 1 else found[0],
             token=setting("token") or None,
@@ -47,3 +50,8 @@ class ConnectionSettings:
     def _how(self) -> dict[str, Any]:
         limits = {"timeout_ms": self.timeout_ms, "connect_timeout_ms": self.connect_timeout_ms}
         return {"token": self.token, "tls": self.tls, **limits}
+
+
+def with_port(address: str) -> str:
+    """Return an address with the port at which peers listen by default, if it has none."""
+    return address if ":" in address or not address else f"{address}:{DEFAULT_PORT}"

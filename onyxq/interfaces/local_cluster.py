@@ -6,18 +6,20 @@ import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import trio
 from attrs import evolve
 
+from onyxq.core.errors import BadRequest
 from onyxq.interfaces.callbacks.transports import installed as installed_transports
-from onyxq.interfaces.daemon import MACHINE, PeerAddresses, Platform, RunningNode
+from onyxq.interfaces.daemon import MACHINE, Platform, RunningNode
 from onyxq.interfaces.peer_config import PeerConfig, check_config, make_directories
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.system.directories import usable
+from onyxq.wire.tcp import join_address, split_address
 
 LOCAL = PeerConfig(data="", listen="127.0.0.1:0", http=None)
 """Settings of a cluster in one process: free ports on this machine, no HTTP."""
@@ -27,8 +29,8 @@ class LocalCluster:
     """Several nodes in this process on one embedded log; use ``async with``.
 
     ``data``: directory of the log and of the data directories of the nodes, by default a temporary directory, which is
-    deleted at the end.  ``config``: settings of all nodes, but only the first node has the given ports; the
-    others have free ones.  ``first``: settings of `PeerConfig` for the first node only.
+    deleted at the end.  ``config``: settings of all nodes.  The first node has the given ports and the others have
+    those after them; port 0 is a free one.  ``first``: settings of `PeerConfig` for the first node only.
     """
 
     def __init__(
@@ -97,7 +99,11 @@ class LocalCluster:
         config = evolve(self._config, data=str(Path(root) / f"node-{number}"), replicas=min(3, self._peers))
         if number == 0:
             return evolve(config, **self._first)
-        return evolve(config, listen="127.0.0.1:0", http="127.0.0.1:0" if config.http is not None else None)
+        return evolve(
+            config,
+            listen=address_after(config.listen, number),
+            http=address_after(config.http, number) if config.http is not None else None,
+        )
 
     async def _run(self, number: int) -> None:
         try:
@@ -116,8 +122,9 @@ class LocalCluster:
         await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
 
-async def run_dev(cluster: LocalCluster, *, ready: Callable[[list[PeerAddresses]], None], stop: trio.Event) -> None:
-    """Run a whole cluster in this process until ``stop``; raises `BadRequest`."""
-    async with cluster:
-        ready([node.addresses for node in cluster.nodes if node.addresses is not None])
-        await stop.wait()
+def address_after(address: str, number: int) -> str:
+    """Return the address whose port is ``number`` greater; a free port stays one. Raises `BadRequest`."""
+    host, port = split_address(address)
+    if port and port + number >= 1 << 16:
+        raise BadRequest(f"there is no port {number} after {port}", field="peers", hint="Choose lower ports.")
+    return join_address(host, port + number if port else 0)

@@ -36,14 +36,16 @@ PROMISED = """
     cluster protect; completion;
     zookeeper start; task enqueue; task get; task log; task list; task count; task claim; task complete;
     cluster backup; cluster restore; cluster recover;
-    task fail; task renew; task cancel; task wait; task retry; task call; queue purge; top; queue list; queue show; queue pause; queue resume; queue set;
+    task fail; task renew; task cancel; task wait; task retry;
+    task call; queue purge; top; queue list; queue show; queue pause; queue resume; queue set;
     dead list; dead show; dead requeue; dead discard; periodic list; periodic show; periodic add;
     periodic remove; periodic pause; periodic resume;
     timer add; timer show; timer list; timer replace; timer cancel;
     job submit; job list; job show; job wait; job seal; job kill;
     archive log; history check; history stats;
     ring show; partition list; partition show; partition force;
-    log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; worker list; config show;
+    log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start;
+    worker list; config show;
     outbox relay; outbox create; outbox list; outbox retry; outbox discard
 """
 

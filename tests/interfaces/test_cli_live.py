@@ -25,7 +25,7 @@ FREE = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
 
 
 @contextmanager
-def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program that ends with the block, even if that fails."""
     with subprocess.Popen([*ONYXQ, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -37,7 +37,7 @@ def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture(scope="module")
 def dev() -> Iterator[str]:
     """Run a cluster of one peer; return the address that it printed."""
-    with _started("dev", "--json", *FREE) as process:
+    with started("dev", "--json", *FREE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -205,7 +205,7 @@ def test_the_log_is_followed_as_json_lines(dev: str, line: Line, queue: str) -> 
     start = line.json("cluster", "show")["position"] + 1
     line.json("task", "enqueue", queue)
     line.json("task", "claim", queue, "--wait", PATIENCE)
-    with _started("log", "tail", "--follow", "--from", str(start), "--json", "--connect", dev) as tail:
+    with started("log", "tail", "--follow", "--from", str(start), "--json", "--connect", dev) as tail:
         assert tail.stdout is not None
         entries: list[str] = []
         while "grant_claims" not in entries:
@@ -255,7 +255,7 @@ def test_a_peer_says_ready_and_leaves_when_told(tmp_path: Path) -> None:
     """``peer start`` prints one ready line; SIGTERM ends it with 0, and the next run has its data."""
     nodes = set()
     for _ in range(2):
-        with _started("peer", "start", "--data", str(tmp_path / "data"), *FREE) as process:
+        with started("peer", "start", "--data", str(tmp_path / "data"), *FREE) as process:
             assert process.stdout is not None
             said = process.stdout.readline().split()
             if not said:
@@ -273,7 +273,7 @@ def test_a_peer_says_ready_and_leaves_when_told(tmp_path: Path) -> None:
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     """The second signal ends the drain."""
-    with _started("dev", *FREE, "--data", str(tmp_path)) as process:
+    with started("dev", *FREE, "--data", str(tmp_path)) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("ready ")
         os.kill(process.pid, signal.SIGSTOP)  # so that both signals wait for it together

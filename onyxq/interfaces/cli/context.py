@@ -157,7 +157,7 @@ def found_id(client: Client, text: str, *, field: str = "id") -> bytes:
     if len(matches) > 1:
         named = ", ".join(one.hex() for one in matches[:NAMED_MAX])
         more = " and more" if len(matches) > NAMED_MAX else ""
-        hint = "Give more digits. Ids begin with the time at which a task was enqueued."
+        hint = "Give more digits. Ids begin with a time, so many of their first digits are alike."
         raise Conflict(f"several tasks have ids that begin with {text}: {named}{more}", field=field, hint=hint)
     return matches[0]
 

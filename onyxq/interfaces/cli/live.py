@@ -40,6 +40,7 @@ def watched(body: Body, context: Context) -> int:
             time.sleep(every_s)
             context.out.again()
     except KeyboardInterrupt:
+        context.out.last()
         return 0
 
 

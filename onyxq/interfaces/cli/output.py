@@ -142,6 +142,10 @@ class Output:
         elif not self.as_json:
             self.text("")
 
+    def last(self) -> None:
+        """Leave the screen as it is."""
+        self._clears = False
+
     def note(self, text: str) -> None:
         """Print a line on stderr that stays."""
         self.end_progress()

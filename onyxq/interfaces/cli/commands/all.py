@@ -52,6 +52,7 @@ SPARK_SETTINGS = (
     "allow_local_code",
     "job_modules",
 )
+ARCHIVE_SETTINGS = ("archive", "record_archive", "task_archive")
 TIMER_SETTINGS = ("timer_targets", "timer_timeout_ms")
 LOG_SETTINGS = ("log_format", "log_level")
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper (required)")
@@ -103,13 +104,22 @@ COMMANDS: tuple[Command, ...] = (
     ),
     local_command(
         "dev",
-        "processes.daemons:dev",
+        "processes.dev:dev",
         "run a whole cluster in one process until interrupted",
-        "--peers 3 --data ./dev-data",
-        option("--peers", type=int, default=1, metavar="N", help="number of peers (default 1)"),
+        "shop.tasks:app --peers 3 --data ./dev-data",
+        option("app", nargs="?", metavar="MODULE:APP", help="application whose worker runs beside the cluster"),
+        option("--reload", action="store_true", help="start the worker again when a Python file here changes"),
+        option(
+            "--peers",
+            type=int,
+            default=1,
+            metavar="N",
+            help="number of peers (default 1); each has the ports after those of the one before",
+        ),
         setting("data", help="directory of the data (default: one that is deleted when the command ends)"),
         setting("listen"),
         setting("http"),
+        *map(setting, ARCHIVE_SETTINGS),
         setting("access"),
         setting("allow_anyone"),
         setting("http_hosts"),

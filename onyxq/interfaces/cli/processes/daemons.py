@@ -1,4 +1,4 @@
-"""Commands that run until a signal stops them: ``dev``, ``peer start``, ``zookeeper start``.
+"""Commands that run until a signal stops them: ``peer start``, ``zookeeper start``; the base of ``dev``.
 
 The first SIGTERM or SIGINT stops the command in good order, the second one at once.  At SIGHUP, a peer reads
 its tokens and certificates again.
@@ -46,19 +46,16 @@ def peer_start(context: Context) -> None:
     from onyxq.interfaces.daemon import run_peer
     from onyxq.interfaces.peer_config import PeerConfig
 
-    http = context.text("http")
     config = PeerConfig(
         cluster=context.text("cluster"),
         zookeeper=context.text("zookeeper") or None,
         zookeeper_credentials=context.zookeeper_credentials(),
         data=context.text("data"),
-        archive=context.text("archive") or None,
-        record_archive=context.text("record_archive") or None,
-        listen=_address(context, "listen"),
-        http=None if http in ("", OFF) else _address(context, "http"),
+        listen=address_of(context, "listen"),
+        http=http_of(context),
         zone=context.text("zone"),
-        **_taskstore(context),
-        **_spark(context),
+        **taskstore_of(context),
+        **spark_of(context),
         session_timeout_ms=context.number("session_timeout_ms"),
         absent_after_ms=context.number("absent_after_ms"),
         yield_after_ms=context.number("yield_after_ms"),
@@ -67,55 +64,28 @@ def peer_start(context: Context) -> None:
         sync_bytes_per_s=context.number("sync_bytes_per_s"),
         purge_bucket_ms=context.number("purge_bucket_ms"),
         purge_margin_ms=context.number("purge_margin_ms"),
-        task_archive=context.text("task_archive") or None,
-        access=_access(context, alone=not context.text("zookeeper")),
+        **archives_of(context),
+        access=access_of(context, alone=not context.text("zookeeper")),
         allow_anyone=context.switched_on("allow_anyone"),
         http_hosts=context.text("http_hosts"),
         certificates=context.certificates(),
-        **_timers(context),
+        **timers_of(context),
     )
 
-    _check_spark(context)
+    check_spark(context)
 
     def ready(peer: PeerAddresses) -> None:
-        context.out.line(_shown(peer), f"ready {_words(peer)}")
-        supervisor.tell(READY, f"STATUS={_words(peer)}")
+        context.out.line(shown(peer), f"ready {words(peer)}")
+        supervisor.tell(READY, f"STATUS={words(peer)}")
 
     supervisor = Supervisor.of(os.environ)
     renewal = Renewal(lambda: _load_access(context))
-    _run(context, lambda stop: run_peer(config, ready=ready, stop=stop, renewal=renewal), renew=renewal.now)
-
-
-def dev(context: Context) -> None:
-    """Run a whole cluster in this process."""
-    peers = context.args.peers
-    if not 1 <= peers <= PEERS_MAX:
-        raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {peers}", field="peers")
-    data, listen, http = context.given("data"), _address(context, "listen"), _address(context, "http")
-    _check_spark(context)
-
-    from onyxq.interfaces.local_cluster import LOCAL, LocalCluster, run_dev
-
-    def ready(found: list[PeerAddresses]) -> None:
-        shown = {"ready": True, "peers": [_shown(peer) for peer in found]}
-        context.out.line(shown, "\n".join(f"ready {_words(peer)}" for peer in found))
-
-    config = evolve(
-        LOCAL,
-        listen=listen,
-        http=http,
-        **_spark(context),
-        access=_access(context, alone=True),
-        **_timers(context),
-        allow_anyone=context.switched_on("allow_anyone"),
-        http_hosts=context.text("http_hosts"),
-        certificates=context.certificates(),
+    run_until_stopped(
+        context, lambda stop: run_peer(config, ready=ready, stop=stop, renewal=renewal), renew=renewal.now
     )
-    cluster = LocalCluster(peers=peers, data=data, config=config, first=_taskstore(context))
-    _run(context, lambda stop: run_dev(cluster, ready=ready, stop=stop))
 
 
-def _access(context: Context, *, alone: bool) -> Access:
+def access_of(context: Context, *, alone: bool) -> Access:
     """Return the credentials to ask for; ``alone``: the cluster has only this process. Raises `BadRequest`."""
     if context.switched_on("spark"):
         os.environ |= context.certificates().to_environment()
@@ -143,22 +113,32 @@ def _load_access(context: Context) -> Access:
     return load_access(context.text("access"), tokens=context.text("tokens"), peer_secret=context.text("peer_secret"))
 
 
-def _taskstore(context: Context) -> dict[str, Any]:
+def http_of(context: Context) -> str | None:
+    """Return the address for HTTP, or None if it is off; raises `BadRequest`."""
+    return None if context.text("http") in ("", OFF) else address_of(context, "http")
+
+
+def archives_of(context: Context) -> dict[str, Any]:
+    """Return the settings of `PeerConfig` about archives."""
+    return {name: context.text(name) or None for name in ("archive", "record_archive", "task_archive")}
+
+
+def taskstore_of(context: Context) -> dict[str, Any]:
     """Return the settings of `PeerConfig` about the port of the task store."""
     given = context.text("taskstore")
     return {
-        "taskstore": _address(context, "taskstore") if given not in ("", OFF) else None,
+        "taskstore": address_of(context, "taskstore") if given not in ("", OFF) else None,
         "taskstore_unit": context.text("taskstore_unit"),
     }
 
 
-def _timers(context: Context) -> dict[str, Any]:
+def timers_of(context: Context) -> dict[str, Any]:
     """Return the settings of `PeerConfig` about callbacks."""
     names = ("timer_targets", "timer_timeout_ms")
     return {names[0]: context.text(names[0]), names[1]: context.number(names[1])}
 
 
-def _spark(context: Context) -> dict[str, Any]:
+def spark_of(context: Context) -> dict[str, Any]:
     """Return the settings of `PeerConfig` about jobs."""
     spark = context.switched_on("spark")
     given = context.given("slots")
@@ -209,7 +189,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_spark(context: Context) -> None:
+def check_spark(context: Context) -> None:
     """Raise `Incomplete` if Spark cannot be hosted, and `BadRequest` if hosting it would be unsafe."""
     if context.switched_on("spark"):
         if not _load_access(context) and not context.switched_on("allow_local_code"):
@@ -241,13 +221,20 @@ def zookeeper_start(context: Context) -> None:
                 context.out.line({"ready": True, "zookeeper": server.hosts}, f"ready {server.hosts}")
                 await stop.wait()
 
-        _run(context, serve)
+        run_until_stopped(context, serve)
 
 
-def _run(
-    context: Context, serve: Callable[[trio.Event], Awaitable[Any]], *, renew: Callable[[], None] | None = None
+def run_until_stopped(
+    context: Context,
+    serve: Callable[[trio.Event], Awaitable[Any]],
+    *,
+    renew: Callable[[], None] | None = None,
+    at_once: Callable[[], None] | None = None,
 ) -> None:
-    """Run ``serve`` until it returns. The first signal sets its event, and SIGHUP calls ``renew``."""
+    """Run ``serve`` until it returns.
+
+    The first signal sets its event, and SIGHUP calls ``renew``. The second one calls ``at_once`` and ends the process.
+    """
     import trio
 
     async def stop_at_signal(stop: trio.Event) -> None:
@@ -258,6 +245,8 @@ def _run(
                     renew()
                     continue
                 if stop.is_set():
+                    if at_once is not None:
+                        at_once()
                     os._exit(128 + number)
                 context.out.note("stopping; a second signal stops at once")
                 supervisor.tell(STOPPING)
@@ -299,18 +288,18 @@ def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:
         raise first_cause(group) from group
 
 
-def _address(context: Context, name: str) -> str:
+def address_of(context: Context, name: str) -> str:
     """Return a ``HOST:PORT`` setting; raises `BadRequest`."""
     value = context.text(name)
     split_address(value, field=name)
     return value
 
 
-def _shown(peer: PeerAddresses) -> dict[str, Any]:
+def shown(peer: PeerAddresses) -> dict[str, Any]:
     shown = {"ready": True, "peer": peer.peer, "node": peer.node, "listen": peer.address, "http": peer.http}
     return {**shown, "taskstore": peer.taskstore} if peer.taskstore else shown
 
 
-def _words(peer: PeerAddresses) -> str:
+def words(peer: PeerAddresses) -> str:
     words = f"peer={peer.peer} node={peer.node} listen={peer.address} http={peer.http or OFF}"
     return f"{words} taskstore={peer.taskstore}" if peer.taskstore else words

@@ -1,0 +1,152 @@
+"""``onyxq dev``: a whole cluster in one process, with a banner and, if asked for, a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve, field
+
+from onyxq import __version__
+from onyxq.core.errors import BadRequest
+from onyxq.interfaces.cli.context import Context
+from onyxq.interfaces.cli.processes.daemons import (
+    PEERS_MAX,
+    access_of,
+    address_of,
+    archives_of,
+    check_spark,
+    http_of,
+    run_until_stopped,
+    shown,
+    spark_of,
+    taskstore_of,
+    timers_of,
+    words,
+)
+from onyxq.system.settings import SETTINGS
+
+if TYPE_CHECKING:
+    import trio
+
+    from onyxq.interfaces.daemon import PeerAddresses
+
+
+def dev(context: Context) -> int | None:
+    """Run a whole cluster in this process, and the worker of an application beside it."""
+    peers = context.args.peers
+    if not 1 <= peers <= PEERS_MAX:
+        raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {peers}", field="peers")
+    data, listen, http = context.given("data"), address_of(context, "listen"), http_of(context)
+    check_spark(context)
+
+    from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
+
+    config = evolve(
+        LOCAL,
+        listen=listen,
+        http=http,
+        **spark_of(context),
+        **archives_of(context),
+        access=access_of(context, alone=True),
+        **timers_of(context),
+        allow_anyone=context.switched_on("allow_anyone"),
+        http_hosts=context.text("http_hosts"),
+        certificates=context.certificates(),
+    )
+    cluster = LocalCluster(peers=peers, data=data, config=config, first=taskstore_of(context))
+    worker = WorkerProcess()
+
+    async def serve(stop: trio.Event) -> None:
+        async with cluster:
+            found = [node.addresses for node in cluster.nodes if node.addresses is not None]
+            _tell(context, found, data)
+            if context.args.app:
+                worker.start(context, found[0].address)
+                await worker.run(stop)
+            else:
+                await stop.wait()
+
+    run_until_stopped(context, serve, at_once=worker.kill)
+    return worker.code
+
+
+@define
+class WorkerProcess:
+    """The worker of the application, in a process of its own: user code cannot stop the cluster."""
+
+    code: int | None = None
+    """Its exit code if it ended before the cluster was stopped."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self, context: Context, address: str) -> None:
+        """Start it; its environment has the address and certificates."""
+        command = [sys.executable, "-m", "onyxq", "worker", "start", context.args.app]
+        command += ["--reload"] if context.args.reload else []
+        command += ["--config", context.args.config] if context.args.config else []
+        environment = {**os.environ, **context.certificates().to_environment(), "ONYXQ_CONNECT": address}
+        # In the group of this process, it would get Ctrl-C twice, and the second signal would end it at once.
+        self._process = subprocess.Popen(command, env=environment, process_group=0)
+
+    async def run(self, stop: trio.Event) -> None:
+        """Return when it has ended; let it finish its running tasks when ``stop`` is set."""
+        import trio
+
+        assert self._process is not None
+        async with trio.open_nursery() as nursery:
+
+            async def pass_on() -> None:
+                await stop.wait()
+                self._signal(signal.SIGTERM)
+
+            nursery.start_soon(pass_on)
+            code = await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+            if not stop.is_set():
+                self.code = code or None
+            nursery.cancel_scope.cancel()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+
+def _tell(context: Context, peers: Sequence[PeerAddresses], data: str | None) -> None:
+    """Print the ready line of each peer, and for people what runs and what to do next."""
+    document = {"ready": True, "peers": [shown(peer) for peer in peers]}
+    context.out.line(document, "\n".join(f"ready {words(peer)}" for peer in peers))
+    if not context.out.as_json:
+        for line in banner(context, peers, data):
+            context.out.note(line)
+
+
+def banner(context: Context, peers: Sequence[PeerAddresses], data: str | None) -> list[str]:
+    """Return the lines that say what runs and what to do next."""
+    first = peers[0]
+    scheme = "https" if context.text("tls_cert") else "http"
+    default = first.address == SETTINGS["connect"].default
+    connect = "" if default else f" --connect {first.address}"
+    lines = [
+        f"OnyxQ {__version__} cluster of {len(peers)} peer{'s' if len(peers) > 1 else ''}",
+        f"  clients    {', '.join(peer.address for peer in peers)}",
+    ]
+    if first.http:
+        lines += [f"  dashboard  {scheme}://{first.http}/", f"  HTTP API   {scheme}://{first.http}/docs"]
+    lines.append(f"  data       {data or 'temporary: deleted when this command ends (keep it with --data DIR)'}")
+    if context.args.app:
+        return [*lines, f"Ctrl-C stops the worker of {context.args.app} and the cluster"]
+    return [
+        *lines,
+        "Next, in another terminal:",
+        f"  onyxq worker start MODULE:APP{connect}        run the functions of your application",
+        f"  onyxq task call MODULE:FUNCTION ARGS{connect}  enqueue a call",
+        f"  onyxq top{connect}                            watch queues and workers",
+        "Ctrl-C stops the cluster",
+    ]

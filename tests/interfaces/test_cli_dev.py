@@ -1,0 +1,110 @@
+"""``onyxq dev``: its banner, its ports, and the worker that it runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from onyxq.errors import BadRequest
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.local_cluster import address_after
+from tests.interfaces.test_cli_live import FREE, started
+
+STOP_S_MAX = 60
+TASKS = """
+from onyxq import App
+
+app = App()
+
+@app.task(queue="mail")
+def greet(name: str) -> str:
+    return f"hello {name}"
+"""
+
+
+def free_ports(count: int) -> int:
+    """Return a port after which the next ones are free, too."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+        try:
+            for one in range(port, port + count):
+                with socket.socket() as taken:
+                    taken.bind(("127.0.0.1", one))
+            return port
+        except (OSError, OverflowError):
+            continue
+
+
+def test_all_peers_keep_their_ports(tmp_path: Path) -> None:
+    """Each peer has the ports after those of the one before, at every start; HTTP can be off."""
+    first = free_ports(2)
+    expected = [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
+    for _ in range(2):
+        with started(
+            "dev", "--json", "--peers", "2", "--listen", expected[0], "--http", "off", "--data", str(tmp_path)
+        ) as process:
+            assert process.stdout is not None
+            peers = json.loads(process.stdout.readline())["peers"]
+            assert [one["listen"] for one in peers] == expected
+            assert not any(one["http"] for one in peers)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_S_MAX) == 0
+
+
+def test_the_port_of_a_peer_follows_the_first() -> None:
+    """A free port stays one, and ports end at 65,535."""
+    assert address_after("127.0.0.1:7400", 2) == "127.0.0.1:7402"
+    assert address_after("[::1]:7400", 1) == "[::1]:7401"
+    assert address_after("127.0.0.1:0", 3) == "127.0.0.1:0"
+    with pytest.raises(BadRequest, match="no port"):
+        address_after("127.0.0.1:65535", 1)
+
+
+def test_a_banner_says_where_things_are_and_what_is_next(tmp_path: Path) -> None:
+    """People see the URL of the dashboard and the next commands, on stderr; stdout has the ready line."""
+    archive = tmp_path / "archive"
+    with started("dev", *FREE, "--archive", str(archive)) as process:
+        assert process.stdout is not None
+        ready = dict(word.split("=") for word in process.stdout.readline().split()[1:])
+        process.send_signal(signal.SIGTERM)
+        out, said = process.communicate(timeout=STOP_S_MAX)
+    assert out == ""
+    assert f"http://{ready['http']}/" in said
+    assert f"onyxq worker start MODULE:APP --connect {ready['listen']}" in said
+    assert archive.is_dir()
+
+
+def test_a_worker_runs_beside_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``onyxq dev hello`` runs the tasks of the only App in the module, and stops its worker in good order."""
+    (tmp_path / "hello.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    with started("dev", "hello", "--json", *FREE) as process:
+        assert process.stdout is not None
+        address = json.loads(process.stdout.readline())["peers"][0]["listen"]
+        call = '{"task": "greet", "args": ["ann"], "kwargs": {}}'
+        assert run(["task", "enqueue", "mail", "--data", call, "--connect", address]) == 0
+        task = capsys.readouterr().out.strip()
+        assert run(["task", "wait", task, "--timeout", "60s", "--connect", address]) == 0
+        assert capsys.readouterr().out == f'{task} completed: "hello ann"\n'
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=STOP_S_MAX)
+        assert process.returncode == 0, said
+    assert "stopped: 1 task completed" in said
+
+
+def test_a_worker_that_cannot_start_ends_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt application is told at once, with the worker's exit code."""
+    (tmp_path / "hello.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    with started("dev", "hello:ap", *FREE) as process:
+        _, said = process.communicate(timeout=STOP_S_MAX)
+        assert process.returncode == 2
+    assert "did you mean app?" in said
