@@ -296,10 +296,12 @@ def address_of(context: Context, name: str) -> str:
 
 
 def shown(peer: PeerAddresses) -> dict[str, Any]:
+    """Return the ready document of a peer."""
     shown = {"ready": True, "peer": peer.peer, "node": peer.node, "listen": peer.address, "http": peer.http}
     return {**shown, "taskstore": peer.taskstore} if peer.taskstore else shown
 
 
 def words(peer: PeerAddresses) -> str:
+    """Return the ready line of a peer, without its first word."""
     words = f"peer={peer.peer} node={peer.node} listen={peer.address} http={peer.http or OFF}"
     return f"{words} taskstore={peer.taskstore}" if peer.taskstore else words
