@@ -144,9 +144,9 @@ class App:
             made.check(function)
             known_as = name or function.__qualname__
             if known_as in self.tasks:
-                first = inspect.unwrap(self.tasks[known_as].function).__code__
-                place = f"{first.co_filename}:{first.co_firstlineno}"
-                problem = f"there are two tasks named {known_as!r}; the first is at {place}"
+                code = getattr(inspect.unwrap(self.tasks[known_as].function), "__code__", None)  # none of a builtin
+                place = f"; the first is at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+                problem = f"there are two tasks named {known_as!r}{place}"
                 raise BadRequest(problem, field="name", hint="Give one of them another name: @app.task(name=...)")
             task = self.tasks[known_as] = task_function(self, function, known_as, made)
             return task

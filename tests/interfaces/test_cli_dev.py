@@ -101,7 +101,7 @@ def test_a_worker_runs_beside_the_cluster(
 
 
 def test_a_worker_that_cannot_start_ends_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt application is told at once, with the worker's exit code."""
+    """A misspelt application ends it at once, with the exit code of the worker."""
     (tmp_path / "hello.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     with started("dev", "hello:ap", *FREE) as process:

@@ -149,7 +149,7 @@ def test_lists_page_up_to_the_limit(line: Line, queue: str) -> None:
     first = line.json("task", "list", "--queue", queue, "--limit", "2")
     rest = line.json("task", "list", "--queue", queue, "--after", first["after"])
     listed = [task["id"] for task in first["tasks"] + rest["tasks"]]
-    assert listed == sorted(made)
+    assert listed == sorted(made, reverse=True)
     assert line.json("task", "count", "--queue", queue)["counts"][queue]["total"] == 3
 
 

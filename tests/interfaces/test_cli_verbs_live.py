@@ -194,7 +194,7 @@ def test_top_shows_queues_and_workers_once_where_there_is_no_terminal(line: Line
 
 
 def test_a_watched_list_is_printed_again(line: Line, cluster: str, queue: str) -> None:
-    """--watch prints it until Ctrl-C, as JSON one look a line; that is no failure."""
+    """--watch prints it until Ctrl-C, as JSON one look a line, and exits with 0."""
     watch = ("task", "list", "--queue", queue, "--watch", "--every", "100ms", "--json", "--connect", cluster)
     with started(*watch) as process:
         assert process.stdout is not None
