@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Trigger,
         Window,
     )
-    from onyxq.worker import Retry, Snooze, blocking_context, context
+    from onyxq.worker import GiveUp, Retry, Snooze, blocking_context, context
 
 __version__ = "0.1.0"
 
@@ -43,6 +43,7 @@ __all__ = [
     "Client",
     "Condition",
     "Function",
+    "GiveUp",
     "Input",
     "Job",
     "Join",
@@ -72,7 +73,7 @@ _HOMES = {
     **dict.fromkeys(("AsyncClient", "Client", "OF_QUEUE", "Step"), "onyxq.client"),
     **dict.fromkeys(_JOBS, "onyxq.jobs.model"),
     "open": "onyxq.interfaces.embedded",
-    **dict.fromkeys(("Retry", "Snooze", "blocking_context", "context"), "onyxq.worker"),
+    **dict.fromkeys(("GiveUp", "Retry", "Snooze", "blocking_context", "context"), "onyxq.worker"),
 }
 
 

@@ -307,6 +307,11 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         claims = kept_claims(claims)
         await self._holder.act("release", claims, items_of(claims), until=self._until(timeout_ms))
 
+    async def give_up(self, claims: Claims, error: str, *, timeout_ms: int | None = None) -> None:
+        """Report that tasks failed for good, whatever retries they have left; raise as `complete` does."""
+        claims = kept_claims(claims)
+        await self._holder.act("give_up", claims, items_of(claims, error), until=self._until(timeout_ms))
+
     async def postpone(
         self, claims: Claims, retry_in_ms: int, reason: str = "", *, timeout_ms: int | None = None
     ) -> None:

@@ -214,6 +214,7 @@ class Client:
     complete = _blocking(AsyncClient.complete)
     fail = _blocking(AsyncClient.fail)
     release = _blocking(AsyncClient.release)
+    give_up = _blocking(AsyncClient.give_up)
     postpone = _blocking(AsyncClient.postpone)
     transact = _blocking(AsyncClient.transact)
 

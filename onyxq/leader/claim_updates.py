@@ -22,7 +22,7 @@ from onyxq.leader.missing_tasks import missing
 from onyxq.leader.state.states import State
 from onyxq.leader.state.view import Refused
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
-from onyxq.operations.table.claim import Fail, Failure, Release, Renew
+from onyxq.operations.table.claim import Fail, Failure, GiveUp, Release, Renew
 from onyxq.system.procedures import procedure
 
 BACKOFF_MAX_MS = 3_600_000
@@ -47,7 +47,12 @@ class ClaimUpdates:
         """Give items back that were not started; like `fail`, but no attempt is counted and no task fails for good."""
         return await self._fail(items, counted=False)
 
-    async def _fail(self, items: Sequence[Failure], *, counted: bool) -> list[list[Refused]]:
+    @procedure
+    async def give_up(self, args: GiveUp) -> list[list[Refused]]:
+        """Fail items for good, whatever retries they have left."""
+        return await self._fail([Failure(*item, None) for item in args.items], counted=True, final=True)
+
+    async def _fail(self, items: Sequence[Failure], *, counted: bool, final: bool = False) -> list[list[Refused]]:
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
         await self._completions.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
@@ -58,7 +63,7 @@ class ClaimUpdates:
             planned = retries.setdefault(leader.partition, [])
             try:
                 for run in runs:
-                    for end in self._failure_ends(run, token, error, retry_in_ms, counted=counted):
+                    for end in self._failure_ends(run, token, error, retry_in_ms, counted=counted, final=final):
                         if isinstance(end, Finish):
                             dead.setdefault(partition_of(run.first), []).append((place, end))
                         else:
@@ -111,16 +116,19 @@ class ClaimUpdates:
         return StaleToken(f"token {token} does not hold task {task_id.hex()}")
 
     def _failure_ends(
-        self, run: Run, token: int, error: str, retry_in_ms: int | None, *, counted: bool
+        self, run: Run, token: int, error: str, retry_in_ms: int | None, *, counted: bool, final: bool
     ) -> Iterator[Finish | release_claims.Release]:
-        """Yield how the claims of a failed run end: a finish if no retry is left, otherwise a release for the retry."""
+        """Yield how the claims of a failed run end: a finish if there is no retry, otherwise a release for the retry.
+
+        ``final``: there is none, whatever the policy says.
+        """
         for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
             header = facts.task_header(row[1])[0] if row else UNSTORED
             attempts = piece.attempts + counted
             policy = policy_of(self._host.replica, header)
             for part in runs_of(stretch_of(run.first), piece.bits):
-                if counted and policy.is_spent(attempts, piece.base):
+                if counted and (final or policy.is_spent(attempts, piece.base)):
                     note = error.encode()[: 64 * 1024]
                     yield Finish(part, token, policy.failure, [note] * part.count)
                 else:

@@ -15,6 +15,7 @@ from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.claim import (
     COMPLETE,
     FAIL,
+    GIVE_UP,
     POSTPONE,
     RELEASE,
     RENEW,
@@ -22,6 +23,7 @@ from onyxq.operations.table.claim import (
     Complete,
     Fail,
     Failure,
+    GiveUp,
     Postpone,
     Release,
     Renew,
@@ -49,6 +51,7 @@ class HeldTasks:
         self._failed = router.led(FAIL, leading.claim_updates.fail)
         self._renewed = router.led(RENEW, leading.claim_updates.renew)
         self._released = router.led(RELEASE, leading.claim_updates.release)
+        self._given_up = router.led(GIVE_UP, leading.claim_updates.give_up)
         self._postponed = router.led(POSTPONE, self._lead_postpone)
         self._updated = router.led(UPDATE, leading.task_updates.update)
         self._cancelled = router.led(CANCEL_TASKS, leading.cancellations.cancel)
@@ -60,6 +63,7 @@ class HeldTasks:
             served(FAIL, self.fail),
             served(RENEW, self.renew),
             served(RELEASE, self.release),
+            served(GIVE_UP, self.give_up),
             served(POSTPONE, self.postpone),
             served(UPDATE, self.update),
             served(CANCEL_TASKS, self.cancel),
@@ -89,6 +93,12 @@ class HeldTasks:
         """Give claimed tasks back."""
         check_runs(args.items, partitions_of(self._node))
         return Settled(results=await self._released.ask(args))
+
+    @procedure
+    async def give_up(self, args: GiveUp) -> Settled:
+        """Fail claimed tasks for good."""
+        check_runs(args.items, partitions_of(self._node))
+        return Settled(results=await self._given_up.ask(args))
 
     @procedure
     async def postpone(self, args: Postpone) -> Settled:

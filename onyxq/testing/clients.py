@@ -31,7 +31,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 REQUESTS = frozenset((
-    *("enqueue", "claim", "complete", "fail", "renew", "release", "postpone", "update", "cancel", "transact", "submit"),
+    *("enqueue", "claim", "complete", "fail", "renew", "release", "postpone", "give_up"),
+    *("update", "cancel", "transact", "submit"),
     *("queue.set", "dead.requeue", "dead.discard", "periodic.set", "periodic.remove"),
 ))  # fmt: skip
 """Methods whose answers may be lost: those that change something."""

@@ -8,12 +8,13 @@ from onyxq.worker.contexts import BlockingContext, Context, blocking_context, co
 from onyxq.worker.logs import contextual_logs
 from onyxq.worker.loop import Body, Worker
 from onyxq.worker.process import run_worker
-from onyxq.worker.retries import Retry, Snooze
+from onyxq.worker.retries import GiveUp, Retry, Snooze
 
 __all__ = [
     "BlockingContext",
     "Body",
     "Context",
+    "GiveUp",
     "LogEntry",
     "Progress",
     "Retry",

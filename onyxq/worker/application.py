@@ -116,7 +116,7 @@ class AppWorker(Worker):
     async def _call(self, claim: Claim) -> bytes | None:
         call = await self._read(claim)
         attempt = current_attempt.get()
-        attempt.name, attempt.backoff = call.task.name, call.task._options.backoff
+        attempt.name, attempt.retrying = call.task.name, call.task._options.retrying
         tracing.name_attempt(call.task.name)
         current_bridge.set(self._threads.call)
         async with AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ import anyio
 from onyxq.client import AsyncClient, Claim, Committed
 from onyxq.client.transactions import Gathered
 from onyxq.core.errors import AlreadyFinished, BadRequest, StaleToken
-from onyxq.worker.retries import Backoff, Ending, Snooze
+from onyxq.worker.retries import FailedThere, Retrying, Snooze
 
 PROGRESS_S = 1.0
 """Shortest time between two stored progress reports, in seconds."""
@@ -28,16 +28,6 @@ current_claim: ContextVar[Claim] = ContextVar("current_claim")
 
 class TaskCancelled(BaseException):
     """The attempt must end and its outcome no longer counts; raised by ``check()``."""
-
-
-class FailedThere(Exception):
-    """Error of a function that ran in another process; the text describes it, a note holds the traceback."""
-
-    def __init__(self, text: str, trace: str, ending: Ending) -> None:
-        super().__init__(text)
-        self.add_note(trace)
-        self.ending = ending
-        """The ending that the error asked for."""
 
 
 class LogEntry(NamedTuple):
@@ -67,8 +57,8 @@ class Attempt:
         self.claim = claim
         self.name = ""
         """Name of the application's task, once it is known."""
-        self.backoff: Backoff = None
-        """The pauses before retries that the application's task sets."""
+        self.retrying = Retrying()
+        """The options of the application's task about retries."""
         self.random_name = random_name
         self.cancelled = threading.Event()
         """Set when the attempt must end: the claim is lost, its time is over, or the worker stops."""

@@ -29,13 +29,13 @@ from onyxq.worker.console import trimmed
 from onyxq.worker.contexts import BlockingContext, current_blocking
 from onyxq.worker.logs import contextual_logs
 from onyxq.worker.resources import OpenedBlocking
-from onyxq.worker.retries import Ending, asked
+from onyxq.worker.retries import Ending, asked, kinds_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals for the worker, even if all processes of its group get them."""
 
-_Outcome = tuple[bytes | None, str | None, str, Ending]
-"""Result, error, and of the error its traceback and the ending that it asks for."""
+_Outcome = tuple[bytes | None, str | None, str, Ending, list[str]]
+"""Result, error, and of the error its traceback, the ending that it asks for, and the names of its classes."""
 
 
 class Work(NamedTuple):
@@ -113,7 +113,7 @@ class _Line:
             finally:
                 self._running = False
         except TaskCancelled:
-            return None, "TaskCancelled: the attempt was over", "", Ending()
+            return None, "TaskCancelled: the attempt was over", "", Ending(), []
 
     def ask(self, method: str, *args: Any) -> Any:
         """Ask the worker to do something and return its answer; raise its error if it refuses."""
@@ -238,10 +238,10 @@ def _run(work: Work, address: str | Sequence[str], token: str | None, resources:
         args, kwargs = arguments.read(work.args, work.kwargs)
         kwargs |= resources.of(arguments.resources)
         with within(work.trace):
-            return arguments.result(function(*args, **kwargs)), None, "", Ending()
+            return arguments.result(function(*args, **kwargs)), None, "", Ending(), []
     except (Exception, SystemExit) as error:
         shown = traceback.format_exception(type(error), error, trimmed(error.__traceback__))
-        return None, describe(error), "".join(shown), asked(error)
+        return None, describe(error), "".join(shown), asked(error), kinds_of(error)
 
 
 def _find(work: Work, address: str | Sequence[str], token: str | None) -> Callable[..., Any]:

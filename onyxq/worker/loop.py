@@ -18,10 +18,11 @@ from anyio.abc import TaskGroup
 from onyxq.client import OF_QUEUE, AsyncClient, Claim, ClaimBatch
 from onyxq.client.options import known, takes
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.core.ids import ms_of
 from onyxq.system.durations import as_milliseconds
 from onyxq.system.tracing import attempting
 from onyxq.worker import console, retries
-from onyxq.worker.attempts import Attempt, FailedThere, current_attempt, current_claim, current_client, describe
+from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
 from onyxq.worker.heartbeats import RENEWALS_PER_LEASE, Renewals
 from onyxq.worker.options import WORKER_DEFAULTS, WorkerOptions
 from onyxq.worker.pace import PATIENCE_S, Pace
@@ -446,18 +447,22 @@ class Worker:
     async def _fail(self, client: AsyncClient, job: _Job, problem: BaseException) -> None:
         claim, attempt = job.claim, job.attempt
         retry = claim.attempts + 1
-        asked = problem.ending if isinstance(problem, FailedThere) else retries.asked(problem)
-        ending = retries.backed_off(asked, attempt.backoff, retry, problem)
+        age_ms = await client.now_ms() - ms_of(claim.id) if attempt.retrying.retry_for_s is not None else 0
+        ending = attempt.retrying.ending(problem, retry, age_ms / 1000)
         if not ending.counted and ending.pause_ms is not None:
             reason = describe(problem)
             await client.postpone(claim, ending.pause_ms, reason)
             after = f"given back for {console.duration(ending.pause_ms / 1000)}: {reason}"
             console.ended(attempt.shown_as, "snoozed", job.took_s, after, level=ending.level)
             return
-        await client.fail(claim, describe(problem), ending.pause_ms)
+        if ending.final:
+            await client.give_up(claim, describe(problem))
+            after = "given up"
+        else:
+            await client.fail(claim, describe(problem), ending.pause_ms)
+            after = (await self._policy(client, claim)).next_attempt(retry, ending.pause_ms)
         self.failed += 1
-        after = (await self._policy(client, claim)).next_attempt(retry, ending.pause_ms)
-        if isinstance(problem, retries.Retry) and problem.__cause__ is None:
+        if isinstance(problem, (retries.Retry, retries.GiveUp)) and problem.__cause__ is None:
             # The function chose this, so where it did is of no interest.
             console.ended(
                 attempt.shown_as, "failed", job.took_s, f"{after}: {describe(problem)}", level=logging.WARNING

@@ -15,11 +15,11 @@ from onyxq.core.errors import BadRequest
 from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
 from onyxq.system.settings import did_you_mean
 from onyxq.worker.resources import used_by
-from onyxq.worker.retries import Backoff, check_backoff
+from onyxq.worker.retries import Backoff, Kinds, Retrying
 
 RUNS = ("thread", "process")
 KEYS = ("ordering_key", "unique_key")
-OF_FUNCTION = ("runs", "backoff")
+OF_FUNCTION = ("runs", "backoff", "retry_on", "give_up_on", "retry_for_s")
 """Options that workers read from the function, so that a call cannot change them."""
 TIMEOUT_S_MAX = 30 * 86_400.0
 
@@ -47,12 +47,18 @@ class FunctionOptions(Changes, total=False):
     - ``runs``: ``"thread"`` or ``"process"``, for functions that are not async.
     - ``backoff``: pauses in seconds before the first and further retries; the last one is repeated. Or a function of
       the retry's number, from 1, and of the error, that returns the pause. Default: as ``backoff_ms`` says.
+    - ``retry_on``: exception classes; the task fails for good at the first exception of another class.
+    - ``give_up_on``: exception classes at which the task fails for good.
+    - ``retry_for_s``: no retry begins later than this many seconds after the task was due.
 
     The others are as in `AsyncClient.enqueue`.
     """
 
     runs: str | None
     backoff: Backoff
+    retry_on: Kinds
+    give_up_on: Kinds
+    retry_for_s: Seconds | None
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -93,8 +99,8 @@ def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     said = dict(options)
     for name in said.keys() & {"delay_ms", "backoff_ms", "expires_after_ms"}:
         said[name] = as_milliseconds(said[name], name)
-    if "timeout_s" in said:
-        said["timeout_s"] = as_seconds(said["timeout_s"], "timeout_s")
+    for name in said.keys() & {"timeout_s", "retry_for_s"}:
+        said[name] = as_seconds(said[name], name)
     return said
 
 
@@ -122,6 +128,10 @@ class Options:
     """Where a function that is not async runs: ``thread`` (the default) or ``process``."""
     backoff: Backoff = None
     """Pauses before retries that the worker chooses; see `FunctionOptions`."""
+    retry_on: Kinds = None
+    give_up_on: Kinds = None
+    retry_for_s: float | None = None
+    """Longest time from when the task was due to a retry, in seconds."""
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Options:
@@ -137,6 +147,13 @@ class Options:
             if name not in fields_dict(Options) or name in OF_FUNCTION:
                 raise _unknown(name, "call", [one for one in fields_dict(Options) if one not in OF_FUNCTION])
         return evolve(self, **_numbers(changes))
+
+    @property
+    def retrying(self) -> Retrying:
+        """The options about retries that a worker follows."""
+        return Retrying(
+            backoff=self.backoff, retry_on=self.retry_on, give_up_on=self.give_up_on, retry_for_s=self.retry_for_s
+        )
 
     def check(self, function: Callable[..., Any]) -> None:
         """Raise `BadRequest` for options that do not fit the function."""
@@ -156,7 +173,7 @@ class Options:
             raise BadRequest("expires_after_ms is a whole number above 0", field="expires_after_ms")
         if self.expires_after_ms is not None and self.expires_ms is not None:
             raise BadRequest("expires_ms and expires_after_ms exclude each other", field="expires_after_ms")
-        check_backoff(self.backoff)
+        self.retrying.check()
         Policy(self.queue, self.priority, self.retries, self.backoff_ms).check()
         for name in KEYS:
             _check_template(getattr(self, name), name, function)

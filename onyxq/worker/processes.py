@@ -20,8 +20,9 @@ import anyio
 
 from onyxq.client import AsyncClient, AsyncTransaction
 from onyxq.core.errors import Conflict, OnyxqError
-from onyxq.worker.attempts import Attempt, FailedThere
+from onyxq.worker.attempts import Attempt
 from onyxq.worker.child import SIGNALS, Work, main
+from onyxq.worker.retries import FailedThere
 from onyxq.worker.threads import Threads
 
 KILL_S = 5.0
@@ -146,9 +147,9 @@ class Processes:
                 await self._end(child)
         else:
             self._idle.append(child)
-        _, result, text, trace, ending = answer
+        _, result, text, trace, ending, kinds = answer
         if text is not None:
-            raise FailedThere(text, trace, ending)
+            raise FailedThere(text, trace, ending, kinds)
         return None if result is None else bytes(result)
 
     async def keep(self, idle: int) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from attrs import frozen
 
 from onyxq.core.errors import BadRequest
 from onyxq.system.durations import Seconds, as_seconds
@@ -21,6 +23,8 @@ UNKNOWN_AGE_PART = 10
 
 Backoff: TypeAlias = Sequence[Seconds] | Callable[[int, BaseException], Seconds] | None
 """Pauses before the first, second and further retries, or a function of the retry's number and the error."""
+Kinds: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | None
+"""Classes of exceptions; None for no choice."""
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,10 @@ class Retry(Exception):
     def __init__(self, reason: str = "", *, after: Seconds | None = None) -> None:
         super().__init__(reason)
         self.pause_ms = None if after is None else pause_ms(after, "after")
+
+
+class GiveUp(Exception):
+    """Raise it to fail the task for good, whatever retries it has left: ``raise GiveUp("550 no such user")``."""
 
 
 class Snooze(Exception):
@@ -63,14 +71,89 @@ class Ending(NamedTuple):
     pause_ms: int | None = None
     """Pause before the next attempt, in milliseconds; None: as the leader chooses."""
     counted: bool = True
+    final: bool = False
+    """Whether the task fails for good."""
+    chosen: bool = False
+    """Whether the function asked for it, so that the options about exceptions do not count."""
     level: int = logging.WARNING
+
+
+class FailedThere(Exception):
+    """Error of a function that ran in another process; the text describes it, a note holds the traceback."""
+
+    def __init__(self, text: str, trace: str, ending: Ending, kinds: Sequence[str]) -> None:
+        super().__init__(text)
+        self.add_note(trace)
+        self.ending = ending
+        """The ending that the error asked for."""
+        self.kinds = frozenset(kinds)
+        """Full names of the error's class and its bases."""
+
+
+@frozen
+class Retrying:
+    """The options of a task about retries that its worker follows."""
+
+    backoff: Backoff = None
+    retry_on: Kinds = None
+    give_up_on: Kinds = None
+    retry_for_s: float | None = None
+
+    def ending(self, error: BaseException, retry: int, age_s: float) -> Ending:
+        """Return how an attempt ends; ``retry``: number of the next one, ``age_s``: seconds since the task was due."""
+        ending = asked(error)
+        if not ending.counted or ending.final:
+            return ending
+        if not ending.chosen and self._gives_up(error):
+            return ending._replace(final=True)
+        ending = backed_off(ending, self.backoff, retry, error)
+        pause_s = (ending.pause_ms or 0) / 1000
+        return ending._replace(final=self.retry_for_s is not None and age_s + pause_s > self.retry_for_s)
+
+    def _gives_up(self, error: BaseException) -> bool:
+        if self.give_up_on is not None and _is_of(error, self.give_up_on):
+            return True
+        return self.retry_on is not None and not _is_of(error, self.retry_on)
+
+    def check(self) -> None:
+        """Raise `BadRequest` for an option that is wrong."""
+        check_backoff(self.backoff)
+        for name in ("retry_on", "give_up_on"):
+            for kind in _several(getattr(self, name)):
+                if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                    raise BadRequest(f"{name} is an exception class or a tuple of them, not {kind!r}", field=name)
+        if self.retry_for_s is not None:
+            pause_ms(self.retry_for_s, "retry_for_s")
 
 
 def asked(error: BaseException) -> Ending:
     """Return the ending that an error asks for."""
+    if isinstance(error, FailedThere):
+        return error.ending
     if isinstance(error, Snooze):
         return Ending(error.pause_ms, counted=False, level=error.level)
-    return Ending(error.pause_ms if isinstance(error, Retry) else None)
+    if isinstance(error, GiveUp):
+        return Ending(final=True, chosen=True)
+    return Ending(error.pause_ms, chosen=True) if isinstance(error, Retry) else Ending()
+
+
+def kinds_of(error: BaseException) -> list[str]:
+    """Return the full names of an error's class and its bases: the error itself may not leave its process."""
+    return [_full_name(kind) for kind in type(error).__mro__]
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_of(error: BaseException, kinds: Kinds) -> bool:
+    if isinstance(error, FailedThere):
+        return any(_full_name(kind) in error.kinds for kind in _several(kinds))
+    return isinstance(error, tuple(_several(kinds)))
+
+
+def _several(kinds: Any) -> tuple[Any, ...]:
+    return () if kinds is None else kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 def backed_off(ending: Ending, backoff: Backoff, retry: int, error: BaseException) -> Ending:

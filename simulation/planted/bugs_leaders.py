@@ -59,7 +59,7 @@ def _finished_or_not(original: _Lookup) -> _Lookup:
 
 
 def _uncounted(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, counted: original(*args, counted=False)
+    return lambda *args, counted, final: original(*args, counted=False, final=final)
 
 
 def _leads_anyway(original: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:

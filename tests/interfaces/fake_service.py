@@ -131,6 +131,10 @@ class FakeCluster:
         """See the wire API."""
         return self._finish(args, lambda item, i: OnyxqError(item[3]))
 
+    def do_give_up(self, args: dict[str, Any]) -> dict[str, Any]:
+        """See the wire API."""
+        return self._finish(args, lambda item, i: OnyxqError(item[3]))
+
     def do_release(self, args: dict[str, Any]) -> dict[str, Any]:
         """See the wire API."""
         answer = {"results": [self._refused(item) for item in args["items"]]}

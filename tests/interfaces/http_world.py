@@ -102,7 +102,7 @@ class FakeService:
         await anyio.lowlevel.checkpoint()
         if method in self.broken:
             raise self.broken[method]
-        if method in ("complete", "fail", "renew", "release", "postpone"):
+        if method in ("complete", "fail", "renew", "release", "postpone", "give_up"):
             return {"results": [self._finish(method, item) for item in args["items"]]}
         answer = getattr(self, f"_{method.replace('.', '_')}")(args)
         return await answer if isinstance(answer, Awaitable) else answer
@@ -241,6 +241,8 @@ class FakeService:
             task.state, task.result = "completed", rest[1][index] if rest[1] else None
         elif method == "fail":
             task.state, task.attempts, task.error = "ready", task.attempts + 1, rest[0]
+        elif method == "give_up":
+            task.state, task.attempts, task.error = "failed", task.attempts + 1, rest[0]
         elif method in ("release", "postpone"):
             task.state = "ready"
 

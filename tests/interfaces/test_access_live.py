@@ -59,6 +59,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "fail": ("consume", {"items": [[HELD, 1, 1, "", None]]}),
     "gc": ("operate", {"no": 1}),
     "get": ("read consume operate", {"id": TASK}),
+    "give_up": ("consume", {"items": [[HELD, 1, 1, ""]]}),
     "health": (ANY, {}),
     "ids": ("produce", {"count": 1}),
     "job.get": (LOOKS, {"id": "no-such"}),

@@ -401,6 +401,7 @@ ENDS: list[tuple[str, tuple[Any, ...]]] = [
     ("fail", ("e", None)),
     ("release", ()),
     ("postpone", ("later", 0)),
+    ("give_up", ("e",)),
     ("renew", (5_000,)),
 ]
 

@@ -319,6 +319,7 @@ class TestLeases:
         again = await world.claim()
         assert (again.id, again.attempts, again.data) == (lapsed.id, 1, b"lapsed")
         ends = {"complete": (None, None), "renew": (5_000,), "fail": ("e", None), "release": (), "postpone": ("", 0)}
+        ends["give_up"] = ("e",)
         for method, rest in ends.items():
             assert await refusal(world.client, method, lapsed.id, 1, lapsed.token, *rest) == StaleToken.code
         assert await refusal(world.client, "update", lapsed.id, lapsed.token, 0, b"x") == StaleToken.code

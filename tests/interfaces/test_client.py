@@ -383,7 +383,7 @@ def test_errors_that_pass_are_waited_out() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("method", ["enqueue", "complete", "fail", "renew", "release", "postpone", "update"])
+@pytest.mark.parametrize("method", ["enqueue", "complete", "fail", "renew", "release", "postpone", "give_up", "update"])
 def test_a_call_whose_outcome_is_unknown_is_repeated_as_it_was(method: str) -> None:
     """The first request succeeded with an answer of unknown outcome: the repeat has no second effect."""
 
@@ -410,6 +410,7 @@ def test_a_call_whose_outcome_is_unknown_is_repeated_as_it_was(method: str) -> N
                 "fail": lambda: client.fail(claim, "no"),
                 "renew": lambda: client.renew(claim),
                 "release": lambda: client.release(claim),
+                "give_up": lambda: client.give_up(claim, "no"),
                 "postpone": lambda: client.postpone(claim, 1_000, "later"),
                 "update": lambda: client.update(claim, b"half"),
             }

@@ -268,7 +268,8 @@ async def test_the_document_names_every_promised_path() -> None:
         get /v1/ids; post /v1/tasks; get /v1/tasks; get /v1/tasks/{id}; delete /v1/tasks/{id}; get /v1/tasks/{id}/log;
         post /v1/claims; post /v1/claims/renew; post /v1/claims/complete; post /v1/claims/fail;
         post /v1/claims/release;
-        post /v1/claims/postpone; post /v1/claims/update; get /v1/queues; get /v1/queues/{queue}; get /v1/cluster;
+        post /v1/claims/postpone; post /v1/claims/give_up;
+        post /v1/claims/update; get /v1/queues; get /v1/queues/{queue}; get /v1/cluster;
         get /v1/ring; get /v1/partitions; get /v1/peers; post /v1/peers/{peer}/leave; get /v1/log; post /v1/gc;
         post /v1/jobs; get /v1/jobs; get /v1/jobs/{id}; delete /v1/jobs/{id}; post /v1/jobs/{id}/seal;
         get /livez; get /readyz; get /metrics; get /openapi.json; get /docs

@@ -43,6 +43,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "complete": {"items": [[ID, 1, 1, 0, [b"x"]]]},
     "fail": {"items": [[ID, 1, 1, "error", 1]]},
     "renew": {"items": [[ID, 1, 1, 1_000]]},
+    "give_up": {"items": [[ID, 1, 1, "error"]]},
     "postpone": {"items": [[ID, 1, 1, "later", 1]]},
     "release": {"items": [[ID, 1, 1]]},
     "update": {"items": [[ID, 1, 0, b"x"]], "w": 1},

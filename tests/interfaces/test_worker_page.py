@@ -49,7 +49,9 @@ def test_what_the_page_shows_runs(shop: Any) -> None:
         others = ["bob: later", "cid: order 7 is paid", "dan: hello", "eve: hello"]
         assert sorted(shop.sent) == ["ann: your order is on its way", *others]
         assert max(shop.arrive.result(task_id) for task_id in found["arrived"]) == 7
-        assert shop.failures == {"index": 2, "deliver": 3}
+        assert shop.failures == {"index": 2, "deliver": 3, "recall": 2}
+        errors = [cluster.client().get(task_id).error for task_id in found["recalled"]]
+        assert errors == ["PermissionError: the depot refuses", "GiveUp: lamp is not an order"]
         assert shop.deliver.result(delivered) == "order 7 in attempt 2"
         exec(compile(code("results.py"), "results.py", "exec"), found)
         assert found["copies"] == 1 and shop.send.result(found["task"]) == 1

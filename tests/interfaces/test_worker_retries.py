@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from onyxq import App, Retry, Snooze
+from onyxq import App, GiveUp, Retry, Snooze
 from onyxq.errors import BadRequest
 from onyxq.testing import Cluster, open_cluster
 from onyxq.worker import retries
-from onyxq.worker.retries import Ending, asked, backed_off
+from onyxq.worker.retries import Ending, Retrying, asked, backed_off
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer
 from tests.interfaces.worker_tasks import app as in_processes
@@ -137,7 +137,7 @@ def test_a_broken_backoff_leaves_the_pause_to_the_leader(caplog: pytest.LogCaptu
     for backoff in broken:
         assert backed_off(Ending(), backoff, 1, OSError()) == Ending()
     assert len(caplog.records) == 2
-    assert backed_off(asked(Retry(after=1)), (5,), 1, OSError()) == Ending(1_000)
+    assert backed_off(asked(Retry(after=1)), (5,), 1, OSError()) == Ending(1_000, chosen=True)
 
 
 @pytest.mark.parametrize("backoff", ["10s", (), (1, -1), 5, (1, "2")])
@@ -150,6 +150,68 @@ def test_a_wrong_backoff_is_refused_where_it_is_written(backoff: Any) -> None:
     unchecked: Any = app.task(name="fine", backoff=(1,))(print)
     with pytest.raises(BadRequest):
         unchecked.options(backoff=(2,))
+
+
+def test_a_task_that_is_given_up_is_a_dead_letter_at_once() -> None:
+    """It has retries left, and all of them again once it is requeued."""
+    app = App()
+    known: list[str] = []
+
+    @app.task(queue="q", name="send", retries=5)
+    async def send(to: str) -> str:
+        if to not in known:
+            raise GiveUp("550 no such user")
+        return to
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        task_id = send.enqueue("ann")
+        cluster.drain()
+        found = cluster.client().get(task_id)
+        assert (found.state, found.error) == ("failed", "GiveUp: 550 no such user")
+        assert len(cluster.runs("send")) == 1
+        known.append("ann")
+        cluster.client().requeue_dead([task_id])
+        cluster.drain()
+        assert send.result(task_id) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "runs"),
+    [
+        ({"retry_on": OSError}, ConnectionError("reset"), 3),
+        ({"retry_on": (OSError, KeyError)}, ValueError("wrong"), 1),
+        ({"give_up_on": ValueError}, UnicodeError("wrong"), 1),
+        ({"give_up_on": ValueError}, OSError("reset"), 3),
+        ({"retry_on": OSError, "give_up_on": ConnectionError}, ConnectionError("reset"), 1),
+        ({"retry_for_s": 15}, OSError("reset"), 2),
+        ({"retry_for_s": 1_000}, OSError("reset"), 3),
+        ({"retry_on": OSError}, Retry("later", after=1), 3),
+    ],
+)
+def test_retries_depend_on_the_exception_and_on_time(options: Any, error: Exception, runs: int) -> None:
+    """What a function raises to choose is not an exception in this sense."""
+    app = App()
+
+    @app.task(queue="q", name="fetch", retries=2, backoff=(10,), **options)
+    async def fetch() -> None:
+        raise error
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        task_id = fetch.enqueue()
+        cluster.drain(reach_s=3_600)
+        assert len(cluster.runs("fetch")) == runs
+        assert cluster.client().get(task_id).state == "failed"
+
+
+@pytest.mark.parametrize("name", ["retry_on", "give_up_on"])
+@pytest.mark.parametrize("wrong", ["OSError", 5, (OSError, "x"), [OSError], OSError("x")])
+def test_a_wrong_class_of_exceptions_is_refused_where_it_is_written(name: str, wrong: Any) -> None:
+    """It would otherwise show at the first failure."""
+    with pytest.raises(BadRequest) as caught:
+        Retrying(**{name: wrong}).check()
+    assert caught.value.field == name
 
 
 @pytest.mark.parametrize("after", [-1, float("nan"), 1e9, "10", None])
@@ -173,6 +235,13 @@ def test_functions_in_processes_choose_as_well() -> None:
             await until(lambda: len(cluster.outcomes) == 1)
             (failed,) = peer.arguments("fail")
             assert failed["items"][0][3:] == ["Retry: busy", 45_000]
+            await client.enqueue("p", a_call("no_user"))
+            await client.enqueue("p", a_call("missing"))
+            await until(lambda: len(cluster.outcomes) == 3)
+            assert [given_up["items"][0][3] for given_up in peer.arguments("give_up")] == [
+                "GiveUp: no such user",
+                "FileNotFoundError: nothing",
+            ]
             worker.stop()
 
         await with_worker(cluster, network, worker, body)

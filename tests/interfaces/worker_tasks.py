@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from onyxq import App, Retry, Snooze, blocking_context
+from onyxq import App, GiveUp, Retry, Snooze, blocking_context
 from onyxq.worker import TaskCancelled
 
 app = App("nowhere:1")
@@ -96,3 +96,15 @@ def shared(path: str, notes: list[str] = notes) -> str:
     """Use the list."""
     notes.append(path)
     return notes[0]
+
+
+@app.task(name="no_user", queue="p", runs="process")
+def no_user() -> None:
+    """Give the task up."""
+    raise GiveUp("no such user")
+
+
+@app.task(name="missing", queue="p", runs="process", give_up_on=OSError)
+def missing() -> None:
+    """Fail in a way that is given up."""
+    raise FileNotFoundError("nothing")

@@ -55,6 +55,15 @@ class Postponement(NamedTuple):
     retry_in_ms: RetryInMs
 
 
+class GivenUp(NamedTuple):
+    """A run of claimed tasks that failed for good."""
+
+    id: TaskIdBytes
+    count: Count  # type: ignore[assignment]  # not the method of tuples
+    token: Token
+    error: ErrorText
+
+
 class Renewal(NamedTuple):
     """A run of claimed tasks with their new lease from now."""
 
@@ -182,6 +191,15 @@ class Postpone(Args):
     items: Annotated[list[Postponement], Meta(max_length=ITEMS_MAX)]
 
 
+class GiveUp(Args):
+    """Report that claimed tasks failed for good, whatever retries they have left.
+
+    A refused item does not affect the others.
+    """
+
+    items: Annotated[list[GivenUp], Meta(max_length=ITEMS_MAX)]
+
+
 class UpdateTasks(Args):
     """Store updates of claimed tasks."""
 
@@ -222,6 +240,7 @@ COMPLETE: Operation[Complete, Settled] = _held("complete", Complete, [_ID, 1, 47
 FAIL: Operation[Fail, Settled] = _held("fail", Fail, [_ID, 1, 4711, "no such host", 60_000])
 RENEW: Operation[Renew, Settled] = _held("renew", Renew, [_ID, 1, 4711, 30_000])
 RELEASE: Operation[Release, Settled] = _held("release", Release, [_ID, 1, 4711])
+GIVE_UP: Operation[GiveUp, Settled] = _held("give_up", GiveUp, [_ID, 1, 4711, "550 no such user"])
 POSTPONE: Operation[Postpone, Settled] = _held("postpone", Postpone, [_ID, 1, 4711, "the relay is down", 60_000])
 UPDATE = Operation(
     name="update",
@@ -234,4 +253,4 @@ UPDATE = Operation(
     large=True,
     example={"items": [[_ID, 4711, 0, b"half way"]]},
 )
-CLAIMS = (CLAIM, COMPLETE, FAIL, RENEW, RELEASE, POSTPONE, UPDATE)
+CLAIMS = (CLAIM, COMPLETE, FAIL, RENEW, RELEASE, POSTPONE, GIVE_UP, UPDATE)

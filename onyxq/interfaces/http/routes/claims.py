@@ -28,6 +28,7 @@ from onyxq.operations.table.claim import (
     CLAIM,
     COMPLETE,
     FAIL,
+    GIVE_UP,
     POSTPONE,
     RELEASE,
     RENEW,
@@ -38,6 +39,8 @@ from onyxq.operations.table.claim import (
     ErrorText,
     Fail,
     Failure,
+    GivenUp,
+    GiveUp,
     Held,
     NewUpdate,
     Postpone,
@@ -58,7 +61,7 @@ from onyxq.operations.table.task import State, TaskResult, task_result
 
 CLAIMS_MAX = 10_000
 RELEASE_TIME_MAX_S = 5.0
-A = TypeVar("A", Complete, Fail, Postpone, Release, Renew)
+A = TypeVar("A", Complete, Fail, GiveUp, Postpone, Release, Renew)
 VALUE = {**DATA, "any": True}
 """Marks bytes without a stored format."""
 
@@ -90,6 +93,12 @@ class PostponedClaim(ClaimNamed):
 
     retry_in_ms: Annotated[RetryInMs, Meta(description="Pause before the task is due again.")]
     reason: Annotated[ErrorText, Meta(description="Text that is shown with the claim.")] = ""
+
+
+class GivenUpClaim(ClaimNamed):
+    """A claim of a task that failed for good."""
+
+    error: ErrorText = ""
 
 
 class FinishedClaim(ClaimNamed):
@@ -127,6 +136,12 @@ class PostponeClaims(Args):
     """Claims to give back for a time."""
 
     claims: Annotated[list[PostponedClaim], Meta(min_length=1, max_length=CLAIMS_MAX)]
+
+
+class GiveUpClaims(Args):
+    """Claims of tasks that failed for good."""
+
+    claims: Annotated[list[GivenUpClaim], Meta(min_length=1, max_length=CLAIMS_MAX)]
 
 
 class FailClaims(Args):
@@ -391,6 +406,12 @@ async def post_postpone(call: Call) -> Response:
     return await _each(call, POSTPONE, items, [Postponement(item.first, item.count, *item.rest) for item in items])
 
 
+async def post_give_up(call: Call) -> Response:
+    """Report failures without a retry."""
+    items = group_claims(call.args.claims, ("token", "error"))
+    return await _each(call, GIVE_UP, items, [GivenUp(item.first, item.count, *item.rest) for item in items])
+
+
 async def post_fail(call: Call) -> Response:
     """Report failures."""
     items = group_claims(call.args.claims, ("token", "error", "retry_in_ms"))
@@ -458,6 +479,7 @@ ENDPOINTS = (
     _of_claims("renew", "Extend leases", post_renew, RenewClaims),
     _of_claims("complete", "Complete claimed tasks", post_complete, CompleteClaims),
     _of_claims("fail", "Report that claimed tasks failed", post_fail, FailClaims),
+    _of_claims("give_up", "Report that claimed tasks failed for good", post_give_up, GiveUpClaims),
     _of_claims("release", "Give claimed tasks back, uncounted", post_release, ReleaseClaims),
     _of_claims("postpone", "Give claimed tasks back for a time, uncounted", post_postpone, PostponeClaims),
     Endpoint(
