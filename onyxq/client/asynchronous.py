@@ -290,16 +290,18 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         error: str,
         retry_in_ms: Milliseconds | None = None,
         *,
+        traceback: str = "",
         timeout_ms: Timeout = None,
     ) -> None:
         """Report failed attempts: the tasks are due again later, or fail for good; raise as `complete` does.
 
-        ``retry_in_ms``: pause before the next attempt; default: as the task or its queue sets it.
+        ``retry_in_ms``: pause before the next attempt; default: as the task or its queue sets it. ``traceback``: text
+        that is kept and shown with the attempt.
         """
         claims = kept_claims(claims)
         if retry_in_ms is not None:
             retry_in_ms = as_milliseconds(retry_in_ms, "retry_in_ms")
-        items = items_of(claims, error, retry_in_ms)
+        items = items_of(claims, error, retry_in_ms, traceback)
         await self._holder.act("fail", claims, items, until=self._until(timeout_ms))
 
     async def release(self, claims: Claims, *, timeout_ms: Timeout = None) -> None:
@@ -307,10 +309,14 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs):
         claims = kept_claims(claims)
         await self._holder.act("release", claims, items_of(claims), until=self._until(timeout_ms))
 
-    async def give_up(self, claims: Claims, error: str, *, timeout_ms: int | None = None) -> None:
-        """Report that tasks failed for good, whatever retries they have left; raise as `complete` does."""
+    async def give_up(self, claims: Claims, error: str, *, traceback: str = "", timeout_ms: Timeout = None) -> None:
+        """Report that tasks failed for good, whatever retries they have left; raise as `complete` does.
+
+        ``traceback``: as for `fail`.
+        """
         claims = kept_claims(claims)
-        await self._holder.act("give_up", claims, items_of(claims, error), until=self._until(timeout_ms))
+        items = items_of(claims, error, traceback)
+        await self._holder.act("give_up", claims, items, until=self._until(timeout_ms))
 
     async def postpone(
         self, claims: Claims, retry_in_ms: int, reason: str = "", *, timeout_ms: int | None = None

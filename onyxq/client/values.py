@@ -15,13 +15,24 @@ _HEX = re.compile(r"[0-9a-fA-F]{40}")
 
 
 class ClaimRecord(NamedTuple):
-    """One claim in a task's history; times are milliseconds since the epoch."""
+    """One claim in a task's history, which is an attempt; times are milliseconds since the epoch."""
 
     token: int
     worker: str
     start_ms: int
     end_ms: int | None
     outcome: str | None
+    """``completed``, ``failed``, ``released``, ``expired`` or ``cancelled``; None while it is held."""
+    attempt: int
+    """Its number, from 1. After a claim that does not count, such as a snooze, the same number follows."""
+    duration_ms: int | None
+    retry_ms: int | None
+    """When the task was due again after a failure or a snooze."""
+    given_up: bool
+    """Whether the worker failed the task for good although retries were left."""
+    error: str | None
+    traceback: str | None
+    """Kept of the first 2 and the last 6 failures of a task; a list has the last one of each task only."""
 
 
 class TaskUpdate(NamedTuple):
@@ -58,6 +69,17 @@ class Task:
     expires_ms: int | None = None
     retries: int | None = None
     """Failed attempts allowed beyond the first, as the task or its queue sets it; None for no limit."""
+    attempts_max: int | None = None
+    """Number of attempts after which it fails for good; None for no limit."""
+    created_ms: int | None = None
+    """When its id was made; if it was enqueued for later, when it was due."""
+    started_ms: int | None = None
+    """When it was claimed first."""
+    finished_ms: int | None = None
+    duration_ms: int | None = None
+    """From the first start to the end."""
+    claims_left_out: int = 0
+    """Number of claims that ``claims`` lacks: it has the first 10 and the last 40 at most."""
     result: bytes | None = None
     error: str | None = None
 

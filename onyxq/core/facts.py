@@ -59,6 +59,9 @@ CLAIMED = b"claimed"
 GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED = 0, 1, 2, 3, 5
 EVENTS = (GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED)
 
+REPORT = (1 << 32) - 1
+"""Sequence number of a claim's report: the update in which its leader stores how the attempt failed."""
+
 COMPLETION_FIELDS = 7
 SHORT_BYTES = 256
 """Longest body of a completion that is decoded as a whole, in bytes: up to here that is faster than decoding a part."""
@@ -145,6 +148,13 @@ class Update(NamedTuple):
     at_ms: int
     data: bytes
     mark: Mark = UNMARKED
+
+
+class Report(NamedTuple):
+    """What is stored of a failed attempt besides its end: whether it gave the task up, and the traceback."""
+
+    given_up: bool
+    traceback: str
 
 
 class Resolution(NamedTuple):
@@ -319,6 +329,16 @@ def update_row(task_id: bytes, update: Update) -> Row:
     key = key_of(UPDATE, task_id, _ORDER.pack(update.token, update.seq))
     fields = (update.token, update.seq, *update.mark, update.at_ms, update.data)
     return Row(key, seal(key, msgpack.packb(fields)))
+
+
+def report_update(token: int, report: Report, *, at_ms: int, mark: Mark) -> Update:
+    """Return the update that stores the report of a failed attempt."""
+    return Update(token, REPORT, at_ms, msgpack.packb(report), mark)
+
+
+def report_of(update: Update) -> Report:
+    """Return the report that an update with the number `REPORT` stores."""
+    return Report(*msgpack.unpackb(update.data))
 
 
 def history_row(first: bytes, event: History) -> Row:

@@ -14,6 +14,20 @@ def whole(text: str) -> int | None:
     return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdigit() else None
 
 
+def without_middle(text: str, bytes_max: int) -> str:
+    """Return a text that has at most ``bytes_max`` bytes of UTF-8: of a longer one, its beginning and its end.
+
+    Halves of surrogate pairs, which cannot be encoded, are escaped.
+    """
+    data = text.encode(errors="backslashreplace")
+    if len(data) <= bytes_max:
+        return data.decode()
+    note = f"\n... the middle of {len(data)} bytes is left out ...\n"
+    room = bytes_max - len(note)
+    beginning, end = data[: room // 4], data[len(data) - room + room // 4 :]
+    return beginning.decode(errors="ignore") + note + end.decode(errors="ignore")
+
+
 def visible(text: str, *, keep: str = "") -> str:
     """Return a text with escapes for characters that control a terminal or reorder text; ``keep``: not escaped."""
     if text.isprintable():

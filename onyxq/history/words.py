@@ -83,6 +83,43 @@ def moment(ms: int) -> str:
         return f"{ms} ms"
 
 
+def attempt(task: Args) -> str:
+    """Return the number of a task's last attempt, such as ``2 of 6``; ``0 of 6`` before the first one."""
+    number = task["claims"][-1]["attempt"] if task["claims"] else 0
+    return f"{number} of {task['attempts_max']}" if task["attempts_max"] is not None else str(number)
+
+
+def ending(claim: Args) -> str:
+    """Return how an attempt ended, for people."""
+    outcome = claim["outcome"]
+    if outcome == "failed":
+        return "given up" if claim["given_up"] else "failed" if claim["retry_ms"] is None else "failed, retried"
+    if outcome == "released":
+        return "released" if claim["retry_ms"] is None else "snoozed"
+    return {None: "running", "expired": "lease expired"}.get(outcome, str(outcome))
+
+
+def summary(task: Args) -> str:
+    """Return a sentence about a task: its state, its last attempt and the error."""
+    state, is_open = task["state"], task["state"] in ("scheduled", "waiting", "ready")
+    if not task["claims"]:
+        due = f"is {state}, due at {moment(task['at_ms'])}, without an attempt so far"
+        return f"The task {due if is_open else f'was {state} before any attempt'}."
+    last = task["claims"][-1]
+    which = f"attempt {attempt(task)} by worker {last['worker'] or '(unnamed)'}"
+    error = f": {brief(task['error'])}" if task["error"] else ""
+    if state == "claimed":
+        since = "" if last["start_ms"] is None else f" since {moment(last['start_ms'])}"
+        said = f"The task is running: {which}{since}{error}"
+    elif is_open:
+        said = f"The task is {state}, due at {moment(task['at_ms'])}, after {which} ({ending(last)}){error}"
+    else:
+        took = f", {duration(task['duration_ms'])} after its first start" if task["duration_ms"] is not None else ""
+        how = "was given up" if last["given_up"] else "failed for good" if state == "failed" else f"was {state}"
+        said = f"The task {how} in {which}{took}{error}"
+    return visible(said) + "."
+
+
 def tasks(runs: Sequence[Args]) -> str:
     """Return a phrase for runs of ids: ``task 01…``, ``12 tasks from 01… on``, ``40 tasks in 3 runs from 01… on``."""
     count = sum(run["count"] for run in runs)

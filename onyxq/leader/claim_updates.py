@@ -21,6 +21,7 @@ from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.missing_tasks import missing
 from onyxq.leader.state.states import State
 from onyxq.leader.state.view import Refused
+from onyxq.leader.task_updates import Reports
 from onyxq.leader.token_check import TokenCheck, unsure_partitions
 from onyxq.operations.table.claim import Fail, Failure, GiveUp, Release, Renew
 from onyxq.system.procedures import procedure
@@ -50,7 +51,10 @@ class ClaimUpdates:
     @procedure
     async def give_up(self, args: GiveUp) -> list[list[Refused]]:
         """Fail items for good, whatever retries they have left."""
-        return await self._fail([Failure(*item, None) for item in args.items], counted=True, final=True)
+        failures = [
+            Failure(first, count, token, error, None, traceback) for first, count, token, error, traceback in args.items
+        ]
+        return await self._fail(failures, counted=True, final=True)
 
     async def _fail(self, items: Sequence[Failure], *, counted: bool, final: bool = False) -> list[list[Refused]]:
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
@@ -58,8 +62,9 @@ class ClaimUpdates:
         refused: list[list[Refused]] = [[] for _ in items]
         dead: dict[int, list[tuple[int, Finish]]] = {}
         retries: dict[int, list[release_claims.Release]] = {}
+        reports = Reports(self._host)
         for place, leader, runs in self._held_of(items, refused, unsure, facts.RETRIED):
-            first, count, token, error, retry_in_ms = items[place]
+            first, count, token, error, retry_in_ms, traceback = items[place]
             planned = retries.setdefault(leader.partition, [])
             try:
                 for run in runs:
@@ -68,9 +73,12 @@ class ClaimUpdates:
                             dead.setdefault(partition_of(run.first), []).append((place, end))
                         else:
                             planned.append(end)
+                    reports.add(leader, run, token, facts.Report(final, traceback))
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
+        reports.send()
         await self._completions.finish_all(dead, refused)
+        await reports.decide()
         await self._release(retries, refused, items)
         return refused
 

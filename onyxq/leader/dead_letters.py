@@ -23,6 +23,7 @@ from onyxq.leader.state.completion_plan import repeated_cancel
 from onyxq.leader.state.leader_state import HeldRun
 from onyxq.leader.state.states import State
 from onyxq.leader.state.view import Refused
+from onyxq.leader.task_updates import reports_of
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.task import DiscardDead, RequeueDead
 from onyxq.system.procedures import Wait, procedure
@@ -53,10 +54,11 @@ class DeadLetters:
                 return
             after = page[-1]
 
-    def error_of(self, task_id: TaskId) -> str:
-        """Return the error of a failed task."""
+    def says(self, task_id: TaskId, text: str) -> bool:
+        """Return whether a text is in the error of a failed task, or in a traceback that is kept of it."""
         done = self._done(task_id)
-        return b"".join(one or b"" for one in done.results).decode(errors="replace") if done else ""
+        error = b"".join(one or b"" for one in done.results).decode(errors="replace") if done else ""
+        return text in error or any(text in one.traceback for one in reports_of(self._host.store, task_id).values())
 
     def _done(self, task_id: TaskId) -> Completion | None:
         found = completions_of(self._host.store, Run(task_id, 1))

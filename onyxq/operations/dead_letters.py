@@ -94,7 +94,7 @@ class DeadLetters:
         where, dead = wanted["where"], self._node.operations.dead_letters
 
         def take(task_id: TaskId) -> Any:
-            if where is not None and where not in dead.error_of(task_id):
+            if where is not None and not dead.says(task_id, where):
                 return None
             return self._reading.view_here(task_id) if views else task_id
 

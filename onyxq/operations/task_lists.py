@@ -211,7 +211,8 @@ def _bytes_of(found: Any) -> int:
     """Return the bytes that a task adds to an answer besides its small fields."""
     if not isinstance(found, dict):
         return 0
-    return sum(len(found[name]) for name in ("data", "result") if found.get(name) is not None)
+    tracebacks = sum(len(claim["traceback"] or "") for claim in found.get("claims", ()))
+    return tracebacks + sum(len(found[name]) for name in ("data", "result") if found.get(name) is not None)
 
 
 def _end_of_page(found: Sequence[Any]) -> int:

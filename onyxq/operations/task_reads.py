@@ -42,7 +42,7 @@ from onyxq.operations.table.task import (
     TaskLog,
     TaskView,
 )
-from onyxq.operations.task_view import history_of, placed_by_keys, task_view, updates_of
+from onyxq.operations.task_view import history_of, of_list, placed_by_keys, task_view, updates_of
 
 SEEN_TIMEOUT_S = 2.0
 """Longest wait of a read for what its reader has seen elsewhere, in seconds."""
@@ -142,9 +142,9 @@ class Reading:
         return self._view(task_id, self._node.cohort.covering(task_id))
 
     def view_here(self, task_id: TaskId) -> dict[str, Any] | None:
-        """Return a task of a partition that is led from here, as ``get`` answers it."""
+        """Return a task of a partition that is led from here, as lists answer it."""
         view: dict[str, Any] | None = self._view(task_id, self._node.cohort.covering(task_id))["view"]
-        return view
+        return None if view is None else of_list(view)
 
     def _view(self, task_id: TaskId, found: Sequence[Sequence[Any]]) -> dict[str, Any]:
         rows = [(kind, first, body) for kind, first, body in found]

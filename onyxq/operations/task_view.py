@@ -10,6 +10,7 @@ from onyxq.core.facts import Completion, History, Update
 from onyxq.core.ids import TaskId, ms_of, offset_of, partition_of
 from onyxq.core.replica import ClaimPiece, Replica
 from onyxq.core.task_headers import policy_of
+from onyxq.history.attempts import Ended, attempts_max, attempts_of, reports_of, shown
 from onyxq.store.store import Store
 
 Rows = Sequence[tuple[bytes, bytes, bytes]]
@@ -43,8 +44,7 @@ def completion_of(rows: Rows, task_id: TaskId) -> tuple[Completion, bytes | None
             done = facts.unpack_completion(body)
             if done.token < since:
                 continue
-            result = done.results[offset_of(task_id) - offset_of(first)] if done.results else None
-            found.append(((done.mark, done.token, first, done.count), done, result))
+            found.append(((done.mark, done.token, first, done.count), done, _result(done, first, task_id)))
     return max(found, key=lambda one: one[0])[1:] if found else None
 
 
@@ -63,6 +63,10 @@ def task_view(
     returned = [one for one in history if one.event in (facts.RETRIED, facts.EXPIRED, facts.REOPENED)]
     due_ms = _due_ms(task_id, returned)
     waits = "depends" in header and not any(kind == facts.RESOLUTION for kind, _, _ in rows)
+    retries = policy_of(replica, header).retries
+    reports = reports_of(facts.unpack_update(body) for kind, _, body in rows if kind == facts.UPDATE)
+    held = (claim[2], claim[3]) if claim is not None else None
+    attempts = attempts_of(history, _ended(rows, task_id), reports, held=held)
     return {
         "id": task_id,
         "queue": header["queue"],
@@ -74,14 +78,23 @@ def task_view(
         "state": _state(done, claim, waits=waits, late=due_ms <= now_ms),
         "at_ms": due_ms,
         "expires_ms": header.get("expires_ms"),
-        "retries": policy_of(replica, header).retries,
+        "retries": retries,
         "depends": header.get("depends", []),
+        "created_ms": ms_of(task_id),
         "attempts": max([0, *(one.attempts for one in returned)]),
-        "claims": _claims(history, _ended(rows), claim),
+        "attempts_max": attempts_max(history, retries),
+        **shown(attempts, done[0].at_ms if done else None),
         "updates": len(updates_of(rows)),
         "result": done[1] if done and done[0].outcome == facts.COMPLETED else None,
         "error": _error(done, returned),
     }
+
+
+def of_list(view: dict[str, Any]) -> dict[str, Any]:
+    """Return a task's view with the last of its tracebacks only: a list has many tasks."""
+    last = max((one["token"] for one in view["claims"] if one["traceback"]), default=None)
+    claims = [one if one["token"] == last else one | {"traceback": None} for one in view["claims"]]
+    return view | {"claims": claims}
 
 
 def placed_by_keys(view: dict[str, Any], store: Store) -> dict[str, Any] | None:
@@ -148,46 +161,15 @@ def _error(done: tuple[Completion, bytes | None] | None, returned: Sequence[Hist
     return None
 
 
-_ENDS = {facts.RELEASED: "released", facts.RETRIED: "failed", facts.EXPIRED: "expired"}
-
-
-def _ended(rows: Rows) -> dict[int, Completion]:
+def _ended(rows: Rows, task_id: TaskId) -> dict[int, Ended]:
     """Return the completions by token; a reopened task has several."""
-    found = [facts.unpack_completion(body) for kind, _, body in rows if kind == facts.COMPLETION]
-    return {one.token: one for one in sorted(found, key=lambda one: one.mark)}
+    found: list[Ended] = []
+    for kind, first, body in rows:
+        if kind == facts.COMPLETION:
+            done = facts.unpack_completion(body)
+            found.append((done, _result(done, first, task_id)))
+    return {one[0].token: one for one in sorted(found, key=lambda one: one[0].mark)}
 
 
-def _claims(history: Sequence[History], ended: dict[int, Completion], claim: ClaimPiece | None) -> list[dict[str, Any]]:
-    claims: dict[int, dict[str, Any]] = {}
-    for one in history:
-        if one.event == facts.GRANTED:
-            claims[one.token] = {
-                "token": one.token,
-                "worker": one.worker,
-                "start_ms": one.at_ms,
-                "end_ms": None,
-                "outcome": None,
-            }
-    if claim is not None and claim[2] not in claims:
-        claims[claim[2]] = {
-            "token": claim[2],
-            "worker": claim[3],
-            "start_ms": None,
-            "end_ms": None,
-            "outcome": None,
-        }
-    attempts = 0
-    for one in history:
-        if one.event in _ENDS and one.token in claims:
-            # A postponed claim is retried, but counts no attempt.
-            event = facts.RELEASED if one.event == facts.RETRIED and one.attempts == attempts else one.event
-            claims[one.token] |= {"end_ms": one.at_ms, "outcome": _ENDS[event]}
-        attempts = max(attempts, one.attempts)
-    for token in claims.keys() & ended.keys():
-        done = ended[token]
-        if done.outcome != facts.CANCELLED or facts.CLAIMED in done.results:
-            claims[token] |= {"end_ms": done.at_ms, "outcome": facts.OUTCOMES[done.outcome]}
-        elif claims[token]["outcome"] is None:
-            # The claim had failed for good, and that was discarded.
-            claims[token] |= {"end_ms": done.at_ms, "outcome": facts.OUTCOMES[facts.FAILED]}
-    return [claims[token] for token in sorted(claims)]
+def _result(done: Completion, first: bytes, task_id: TaskId) -> bytes | None:
+    return done.results[offset_of(task_id) - offset_of(first)] if done.results else None

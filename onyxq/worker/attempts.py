@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -13,12 +14,16 @@ import anyio
 from onyxq.client import AsyncClient, Claim, Committed
 from onyxq.client.transactions import Gathered
 from onyxq.core.errors import AlreadyFinished, BadRequest, StaleToken
+from onyxq.core.texts import without_middle
+from onyxq.worker.console import trimmed
 from onyxq.worker.retries import FailedThere, Retrying, Snooze
 
 PROGRESS_S = 1.0
 """Shortest time between two stored progress reports, in seconds."""
 PROGRESS = "progress"
 ERROR_CHARACTERS_MAX = 4_000
+TRACEBACK_BYTES_MAX = 16 * 1024
+"""Most bytes of a traceback that are sent; leaders keep less of it."""
 
 current_client: ContextVar[AsyncClient] = ContextVar("current_client")
 """Within a task: the worker's client."""
@@ -153,6 +158,14 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     # Half of a surrogate pair, as in names of files, cannot be encoded: the failure could not be reported.
     return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback that is stored for a failed attempt, with the errors that caused the error."""
+    if isinstance(error, FailedThere):
+        return error.trace
+    shown = traceback.format_exception(type(error), error, trimmed(error.__traceback__))
+    return without_middle("".join(shown), TRACEBACK_BYTES_MAX)
 
 
 def latest_progress(entries: Iterable[tuple[bytes, int]]) -> Progress | None:

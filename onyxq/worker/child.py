@@ -14,7 +14,6 @@ import os
 import queue
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -24,8 +23,7 @@ from onyxq.client.claims import ClaimedRun
 from onyxq.core.errors import BadRequest, from_map
 from onyxq.system.tracing import within
 from onyxq.worker.arguments import Arguments
-from onyxq.worker.attempts import Attempt, TaskCancelled, current_attempt, current_claim, describe, pack
-from onyxq.worker.console import trimmed
+from onyxq.worker.attempts import Attempt, TaskCancelled, current_attempt, current_claim, describe, pack, traceback_of
 from onyxq.worker.contexts import BlockingContext, current_blocking
 from onyxq.worker.logs import contextual_logs
 from onyxq.worker.resources import OpenedBlocking
@@ -240,8 +238,7 @@ def _run(work: Work, address: str | Sequence[str], token: str | None, resources:
         with within(work.trace):
             return arguments.result(function(*args, **kwargs)), None, "", Ending(), []
     except (Exception, SystemExit) as error:
-        shown = traceback.format_exception(type(error), error, trimmed(error.__traceback__))
-        return None, describe(error), "".join(shown), asked(error), kinds_of(error)
+        return None, describe(error), traceback_of(error), asked(error), kinds_of(error)
 
 
 def _find(work: Work, address: str | Sequence[str], token: str | None) -> Callable[..., Any]:

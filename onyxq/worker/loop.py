@@ -22,7 +22,7 @@ from onyxq.core.ids import ms_of
 from onyxq.system.durations import as_milliseconds
 from onyxq.system.tracing import attempting
 from onyxq.worker import console, retries
-from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
+from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe, traceback_of
 from onyxq.worker.heartbeats import RENEWALS_PER_LEASE, Renewals
 from onyxq.worker.options import WORKER_DEFAULTS, WorkerOptions
 from onyxq.worker.pace import PATIENCE_S, Pace
@@ -456,10 +456,10 @@ class Worker:
             console.ended(attempt.shown_as, "snoozed", job.took_s, after, level=ending.level)
             return
         if ending.final:
-            await client.give_up(claim, describe(problem))
+            await client.give_up(claim, describe(problem), traceback=traceback_of(problem))
             after = "given up"
         else:
-            await client.fail(claim, describe(problem), ending.pause_ms)
+            await client.fail(claim, describe(problem), ending.pause_ms, traceback=traceback_of(problem))
             after = (await self._policy(client, claim)).next_attempt(retry, ending.pause_ms)
         self.failed += 1
         if isinstance(problem, (retries.Retry, retries.GiveUp)) and problem.__cause__ is None:

@@ -84,6 +84,7 @@ class FailedThere(Exception):
     def __init__(self, text: str, trace: str, ending: Ending, kinds: Sequence[str]) -> None:
         super().__init__(text)
         self.add_note(trace)
+        self.trace = trace
         self.ending = ending
         """The ending that the error asked for."""
         self.kinds = frozenset(kinds)

@@ -134,7 +134,8 @@ class FakeService:
 
     def _view(self, task_id: bytes, task: FakeTask) -> dict[str, Any]:
         state = "scheduled" if task.state == "ready" and ms_of(task_id) > self.now_ms else task.state
-        claims = [{"token": task.token, "worker": "w", "start_ms": 1, "end_ms": None, "outcome": None}]
+        claim = {"token": task.token, "worker": "w", "start_ms": 1, "end_ms": None, "outcome": None, "attempt": 1}
+        claim |= {"given_up": False, **dict.fromkeys(("duration_ms", "retry_ms", "error", "traceback"))}
         return {
             "id": task_id,
             "queue": task.header["queue"],
@@ -147,7 +148,11 @@ class FakeService:
             "ordering_key": task.header.get("ordering_key"),
             "unique_key": task.header.get("unique_key"),
             "attempts": task.attempts,
-            "claims": claims if task.token else [],
+            "attempts_max": None,
+            "created_ms": ms_of(task_id),
+            **dict.fromkeys(("started_ms", "finished_ms", "duration_ms")),
+            "claims": [claim] if task.token else [],
+            "claims_left_out": 0,
             "updates": len(task.updates),
             "result": task.result,
             "error": task.error,

@@ -214,11 +214,11 @@ def test_claims_in_a_list_go_back_as_runs_where_they_can() -> None:
         async with client_of(network) as client:
             await client.enqueue_many("mail", [b"x"] * 6)
             claims = await client.claim("mail", max=6)
-            await client.fail([claims[0], claims[1], claims[3]], "broken", 50)
+            await client.fail([claims[0], claims[1], claims[3]], "broken", 50, traceback="at")
             await client.release(claim for claim in claims[4:])
         assert peer.arguments("fail")[0]["items"] == [
-            [claims[0].id, 2, 1, "broken", 50],
-            [claims[3].id, 1, 1, "broken", 50],
+            [claims[0].id, 2, 1, "broken", 50, "at"],
+            [claims[3].id, 1, 1, "broken", 50, "at"],
         ]
         assert peer.arguments("release")[0]["items"] == [[claims[4].id, 2, 1]]
 

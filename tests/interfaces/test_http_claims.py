@@ -137,8 +137,10 @@ async def test_failing_releasing_and_renewing() -> None:
     """error and retry_in_ms reach the node, and the task is ready again."""
     async with world() as (service, client):
         one, two = await claimed(client, 2)
-        await client.post("/v1/claims/fail", json={"claims": [named(one, error="broken\n", retry_in_ms=5)]})
-        assert service.asked("fail")[0]["items"][0][3:] == ["broken\n", 5]
+        await client.post(
+            "/v1/claims/fail", json={"claims": [named(one, error="broken\n", retry_in_ms=5, traceback="at")]}
+        )
+        assert service.asked("fail")[0]["items"][0][3:] == ["broken\n", 5, "at"]
         assert (await client.post("/v1/claims/renew", json={"claims": [named(two)]})).json()["results"][0]["ok"]
         assert (await client.post("/v1/claims/release", json={"claims": [named(two)]})).json()["results"][0]["ok"]
         tasks = [(await client.get(f"/v1/tasks/{claim['task']['id']}")).json() for claim in (one, two)]

@@ -234,7 +234,8 @@ def test_functions_in_processes_choose_as_well() -> None:
             await client.enqueue("p", a_call("again"))
             await until(lambda: len(cluster.outcomes) == 1)
             (failed,) = peer.arguments("fail")
-            assert failed["items"][0][3:] == ["Retry: busy", 45_000]
+            assert failed["items"][0][3:5] == ["Retry: busy", 45_000]
+            assert 'raise Retry("busy", after=45)' in failed["items"][0][5]
             await client.enqueue("p", a_call("no_user"))
             await client.enqueue("p", a_call("missing"))
             await until(lambda: len(cluster.outcomes) == 3)

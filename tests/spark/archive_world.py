@@ -54,6 +54,8 @@ def claim(number: int, token: int, granted: int, ended: int | None, **more: Any)
         "granted": MS + granted,
         "ended": None if ended is None else MS + ended,
         "outcome": "completed",
+        "attempt": 1,
+        "given_up": False,
         "queue": "q",
     }
     return values | more

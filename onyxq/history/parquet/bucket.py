@@ -104,6 +104,8 @@ class Run(NamedTuple):
     """The payload that replaced the task's."""
     updates: dict[TaskId, list[tuple[int, int]]]
     """(token, sequence number) of the valid updates, in that order."""
+    reports: dict[TaskId, list[Update]]
+    """The updates that hold reports of failed attempts."""
 
 
 class Progress(NamedTuple):
@@ -184,6 +186,7 @@ class BucketReader:
             [(mask & bits, event) for mask, event in stretch.history if mask & bits],
             self._store.data(first) if alone and "unique_key" in header else None,
             {task: said for task, said in stretch.updates.items() if mask_of(task, 1) & bits},
+            {task: stretch.reports(keys) for task, keys in stretch.report_keys.items() if mask_of(task, 1) & bits},
         )
 
     def _progress(self, run: Run) -> Iterator[Progress]:
@@ -200,6 +203,8 @@ class _Stretch:
         self.first = first
         self._store = store
         self.history = self._history()
+        self.report_keys: dict[TaskId, list[bytes]] = {}
+        """The keys of the reports of failed attempts per task."""
         self.updates = self._updates()
         self._judged: list[tuple[int, int, bytes]] = []
         """Per completion: mask of the tasks for which it is valid, mask of all its tasks, key.
@@ -229,10 +234,16 @@ class _Stretch:
         for key in self._keys(facts.UPDATE):
             task_id = facts.first_of(key)
             token, seq = _REST.unpack(key[23:])
-            if seq == expected.get((task_id, token), 0):
+            if seq == facts.REPORT:
+                self.report_keys.setdefault(task_id, []).append(key)
+            elif seq == expected.get((task_id, token), 0):
                 found.setdefault(task_id, []).append((token, seq))
                 expected[task_id, token] = seq + 1
         return found
+
+    def reports(self, keys: Iterable[bytes]) -> list[Update]:
+        """Read reports of failed attempts."""
+        return [facts.unpack_update(self._store.body(key)) for key in keys]
 
     def _judge(self) -> None:
         """Choose the valid completion of each task.

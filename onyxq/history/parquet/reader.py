@@ -15,6 +15,7 @@ from attrs import frozen
 
 from onyxq.core.errors import Corrupt, NotFound, OnyxqError
 from onyxq.core.ids import TaskId, ms_of
+from onyxq.history.attempts import Attempt, shown
 from onyxq.history.parquet.layout import day_of, named
 from onyxq.history.parquet.schema import CLAIMS, TASKS, UPDATES, pyarrow, queue_in, schema_of
 from onyxq.system.directories import open_regular
@@ -128,21 +129,30 @@ def _view(row: Found, claims: list[Found]) -> dict[str, Any]:
         "expires_ms": row["expires"],
         "retries": row["retries"],
         "depends": [bytes.fromhex(one) for one in row["depends"]],
+        "created_ms": row["made"],
         "attempts": row["attempts"],
-        "claims": [
-            {
-                "token": claim["token"],
-                "worker": claim["worker"],
-                "start_ms": claim["granted"],
-                "end_ms": claim["ended"],
-                "outcome": claim["outcome"],
-            }
-            for claim in claims
-        ],
+        "attempts_max": row["attempts_max"],
+        **shown([_attempt(one) for one in claims], row["finished"]),
         "updates": row["updates"],
         "result": row["result"],
         "error": row["error"],
     }
+
+
+def _attempt(row: Found) -> Attempt:
+    return Attempt(
+        token=row["token"],
+        worker=row["worker"],
+        start_ms=row["granted"],
+        attempt=row["attempt"],
+        end_ms=row["ended"],
+        outcome=row["outcome"],
+        retry_ms=row["retry"],
+        error=row["error"],
+        given_up=row["given_up"],
+        traceback=row["traceback"],
+        until=row["until"],
+    )
 
 
 def _update(row: Found) -> dict[str, Any]:

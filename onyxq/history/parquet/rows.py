@@ -5,20 +5,18 @@ Pure. The values of a row are in the order of `onyxq.history.parquet.schema.COLU
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from onyxq.core import facts
-from onyxq.core.facts import Completion, History
+from onyxq.core.facts import Completion
 from onyxq.core.ids import TaskId, ms_of, offset_of, stretch_of
+from onyxq.history.attempts import Ended, attempts_max, attempts_of, reports_of
 from onyxq.history.parquet.bucket import Progress, Run, ids_in
 
 Row = tuple[Any, ...]
-End = tuple[Completion, bytes | None]
-"""A completion, and the result of one of its tasks."""
 
 _RETURNED = (facts.RETRIED, facts.EXPIRED, facts.REOPENED)
-_ENDS = {facts.RELEASED: "released", facts.RETRIED: "failed", facts.EXPIRED: "expired"}
 
 
 def task_rows(run: Run) -> Iterator[Row]:
@@ -54,13 +52,14 @@ def task_rows(run: Run) -> Iterator[Row]:
             result if done.outcome == facts.COMPLETED else None,
             (result or b"").decode(errors="replace") if failed else None,
             header.get("order") if "ordering_key" in header else None,
+            attempts_max(said, run.retries),
         )
 
 
 def claim_rows(run: Run) -> Iterator[Row]:
     """Yield a row per claim of each task, in the order of ids and tokens."""
     stretch = stretch_of(run.first)
-    by_id: dict[TaskId, dict[int, End]] = {}
+    by_id: dict[TaskId, dict[int, Ended]] = {}
     for bits, first, done in run.ended:
         for task_id in ids_in(stretch, bits):
             by_id.setdefault(task_id, {})[done.token] = (done, _result(done, first, task_id))
@@ -68,41 +67,22 @@ def claim_rows(run: Run) -> Iterator[Row]:
         offset = offset_of(task_id)
         said = [event for mask, event in run.history if mask >> offset & 1]
         if said:
-            hexed = task_id.hex()
-            yield from ((hexed, *claim) for claim in _claims(said, by_id[task_id]))
-
-
-def _claims(said: Sequence[History], ended: dict[int, End]) -> list[Row]:
-    """Return each claim on one task, in the order of tokens.
-
-    A row holds token, worker, start, end, outcome, error, time of the next attempt, and the position of the end
-    if the log has it.
-    """
-    claims: dict[int, Row] = {
-        one.token: (one.token, one.worker, one.at_ms, None, None, None, None, None)
-        for one in said
-        if one.event == facts.GRANTED
-    }
-    attempts = 0
-    for one in said:
-        if one.event in _ENDS and one.token in claims:
-            retry_ms = one.retry_ms if one.event == facts.RETRIED else None
-            # A postponed claim is retried, but counts no attempt.
-            event = facts.RELEASED if one.event == facts.RETRIED and one.attempts == attempts else one.event
-            end = (one.at_ms, _ENDS[event], one.note or None, retry_ms, one.position)
-            claims[one.token] = (*claims[one.token][:3], *end)
-        attempts = max(attempts, one.attempts)
-    for token in claims.keys() & ended.keys():
-        done, result = ended[token]
-        outcome, error = facts.OUTCOMES[done.outcome], None
-        if done.outcome == facts.CANCELLED and facts.CLAIMED not in done.results:
-            if claims[token][4] is not None:
-                continue
-            outcome = facts.OUTCOMES[facts.FAILED]  # It failed for good, and was discarded after that.
-        elif done.outcome in (facts.FAILED, facts.STOPPED):
-            error = (result or b"").decode(errors="replace")
-        claims[token] = (*claims[token][:3], done.at_ms, outcome, error, None, claims[token][-1])
-    return [claims[token] for token in sorted(claims)]
+            reports = reports_of(run.reports.get(task_id, ()))
+            for one in attempts_of(said, by_id[task_id], reports):
+                yield (
+                    task_id.hex(),
+                    one.token,
+                    one.worker,
+                    one.start_ms,
+                    one.end_ms,
+                    one.outcome,
+                    one.error,
+                    one.retry_ms,
+                    one.until,
+                    one.attempt,
+                    one.given_up,
+                    one.traceback,
+                )
 
 
 def update_row(one: Progress) -> Row:
@@ -128,4 +108,4 @@ def _result(done: Completion, first: TaskId, task_id: TaskId) -> bytes | None:
 
 def size_of(row: Row) -> int:
     """Return about how many bytes a row takes in memory."""
-    return 200 + sum(len(value) for value in row if isinstance(value, bytes))
+    return 200 + sum(len(value) for value in row if isinstance(value, (bytes, str)))

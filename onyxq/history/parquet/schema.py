@@ -14,7 +14,7 @@ VERSION = 1
 TASKS, CLAIMS, UPDATES, RECORDS = "tasks", "claims", "updates", "records"
 
 _TEXT, _BYTES, _NUMBER, _COUNT, _TIME = "text", "bytes", "number", "count", "time"
-_TEXTS, _NUMBERS = "texts", "numbers"
+_TEXTS, _NUMBERS, _FLAG = "texts", "numbers", "flag"
 
 COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
     TASKS: (
@@ -38,6 +38,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("result", _BYTES, True),
         ("error", _TEXT, True),
         ("turn", _NUMBERS, True),
+        ("attempts_max", _COUNT, True),
     ),
     CLAIMS: (
         ("id", _TEXT, False),
@@ -49,6 +50,9 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("error", _TEXT, True),
         ("retry", _TIME, True),
         ("until", _NUMBER, True),
+        ("attempt", _COUNT, False),
+        ("given_up", _FLAG, False),
+        ("traceback", _TEXT, True),
     ),
     UPDATES: (
         ("id", _TEXT, False),
@@ -99,6 +103,7 @@ def schema_of(table: str, **about: str | int) -> Any:
         _TIME: pa.timestamp("ms", tz="UTC"),
         _TEXTS: pa.list_(pa.string()),
         _NUMBERS: pa.list_(pa.int64()),
+        _FLAG: pa.bool_(),
     }
     fields = [pa.field(name, kinds[kind], nullable=null) for name, kind, null in _TABLES[table]]
     said = {"version": VERSION, "table": table, **about}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from onyxq.core.errors import BadRequest, NotFound, OnyxqError, Unknown, from_map
 from onyxq.core.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.core.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
-from onyxq.core.texts import whole
+from onyxq.core.texts import visible, whole
+from onyxq.history import words
 from onyxq.interfaces.cli.context import Context, clock, found_id, moment, task_id
 from onyxq.system.durations import is_duration, milliseconds
 
@@ -136,22 +137,53 @@ def task_get(context: Context) -> None:
 
 
 def print_task(context: Context, task: dict[str, Any]) -> None:
-    """Print one task and its claims."""
+    """Print one task and its attempts."""
     shown = presented(task)
     if context.out.as_json:
         context.out.document(shown)
         return
     claims = shown.pop("claims")
     payloads = {name: brief(shown, name, 200) for name in ("data", "result")}
-    rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result"))}
-    if rest.get("retries", 0) is None:
-        rest["retries"] = "no limit"
-    times = {name: clock(rest.pop(f"{name}_ms", None)) for name in ("at", "expires")}
-    context.out.fields({**rest, **times, **payloads})
+    said = {"attempt": words.attempt(task), "duration": _duration(task["duration_ms"])}
+    rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result", *_IN_OTHER_WORDS))}
+    times = {name: clock(rest.pop(f"{name}_ms", None)) for name in ("created", "started", "finished", "at", "expires")}
+    context.out.fields({**rest, **said, **times, **payloads})
     if claims:
-        rows = [{**one, "start": clock(one["start_ms"]), "end": clock(one["end_ms"])} for one in claims]
-        context.out.text("")
-        context.out.table(None, rows, ("token", "worker", "start", "end", "outcome"))
+        _print_attempts(context, claims, task["claims_left_out"])
+
+
+_IN_OTHER_WORDS = ("retries", "attempts", "claims_left_out", "duration_ms")
+"""Members of a task that its fields show as `attempt` and `duration`."""
+
+
+def _print_attempts(context: Context, claims: Sequence[dict[str, Any]], left_out: int) -> None:
+    """Print a line for each attempt, then the tracebacks. An equal one is not repeated."""
+    rows = [
+        {
+            **one,
+            "start": clock(one["start_ms"]),
+            "end": clock(one["end_ms"]),
+            "duration": _duration(one["duration_ms"]),
+            "outcome": words.ending(one),
+            "error": words.brief(" ".join((one["error"] or "").split()), 60),
+        }
+        for one in claims
+    ]
+    context.out.text("")
+    context.out.table(None, rows, ("attempt", "token", "worker", "start", "end", "duration", "outcome", "error"))
+    if left_out:
+        context.out.note(f"{left_out} attempts between the first and the last ones are not shown")
+    before = ""
+    for one in claims:
+        trace = (one["traceback"] or "").rstrip()
+        if trace:
+            again = " is the same" if trace == before else f":\n{visible(trace, keep=chr(10))}"
+            context.out.text(f"\ntraceback of attempt {one['attempt']}{again}")
+            before = trace
+
+
+def _duration(ms: int | None) -> str:
+    return "" if ms is None else words.duration(ms)
 
 
 def task_log(context: Context) -> None:

@@ -178,6 +178,9 @@ def _environment() -> Environment:
         "plain": plain,
         "visible": visible,
         "words": words.title,
+        "attempt": words.attempt,
+        "ending": words.ending,
+        "summary": words.summary,
     }
     made.filters.update(filters)
     made.globals["link"] = link

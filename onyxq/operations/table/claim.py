@@ -22,6 +22,12 @@ Token: TypeAlias = Annotated[int, Meta(ge=0, le=INT_MAX)]
 Sequenced: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 ErrorText: TypeAlias = Annotated[str, Meta(max_length=ERROR_CHARS_MAX)]
+Traceback: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=ERROR_CHARS_MAX, description="Where the attempt failed. The middle of more than 4 KiB is left out."
+    ),
+]
 RetryInMs: TypeAlias = Annotated[int, Meta(ge=0, le=366 * 86_400_000)]
 
 
@@ -43,6 +49,7 @@ class Failure(NamedTuple):
     token: Token
     error: ErrorText
     retry_in_ms: RetryInMs | None
+    traceback: Traceback = ""
 
 
 class Postponement(NamedTuple):
@@ -62,6 +69,7 @@ class GivenUp(NamedTuple):
     count: Count  # type: ignore[assignment]  # not the method of tuples
     token: Token
     error: ErrorText
+    traceback: Traceback = ""
 
 
 class Renewal(NamedTuple):

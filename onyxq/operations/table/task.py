@@ -18,7 +18,9 @@ State: TypeAlias = Literal["scheduled", "waiting", "ready", "claimed", "complete
 FRESH_IDS_MAX = 10_000
 CHANGED_MAX = 100_000
 """Dead letters that one request requeues or discards."""
-Where: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1_000, description="Only with this text in the error.")]
+Where: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=1_000, description="Only with this text in the error or a traceback.")
+]
 OfQueue: TypeAlias = Annotated[Name | None, Meta(description="Only of this queue.")]
 After: TypeAlias = Annotated[TaskIdBytes | None, Meta(description="Continue after this id.")]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1_000, description="Most tasks of a page.")]
@@ -26,13 +28,26 @@ NewestFirst: TypeAlias = Annotated[bool, Meta(description="In the reverse order:
 
 
 class ClaimOfTask(Result):
-    """A claim in a task's history."""
+    """A claim in a task's history: one attempt."""
 
     token: int
+    attempt: Annotated[int, Meta(description="Number from 1. After a claim that does not count, the same one follows.")]
     worker: str
     start_ms: Annotated[int | None, Meta(extra=MOMENT)]
     end_ms: Annotated[int | None, Meta(extra=MOMENT)]
-    outcome: str | None
+    duration_ms: int | None
+    outcome: Annotated[
+        str | None,
+        Meta(description="completed, failed, released, expired or cancelled; null: it is held."),
+    ]
+    retry_ms: Annotated[
+        int | None, Meta(description="When the task was due again after a failure or a snooze.", extra=MOMENT)
+    ]
+    given_up: Annotated[bool, Meta(description="Whether the worker failed the task for good with retries left.")]
+    error: str | None
+    traceback: Annotated[
+        str | None, Meta(description="The last of a task in a list. One task has those of 2 first and 6 last failures.")
+    ]
 
 
 class TaskView(Result):
@@ -55,8 +70,18 @@ class TaskView(Result):
         ),
     ]
     depends: list[TaskIdBytes]
-    attempts: int
-    claims: list[ClaimOfTask]
+    created_ms: Annotated[
+        int, Meta(description="When its id was made. If it was enqueued for later: when it was due.", extra=MOMENT)
+    ]
+    started_ms: Annotated[int | None, Meta(description="When it was claimed first.", extra=MOMENT)]
+    finished_ms: Annotated[int | None, Meta(extra=MOMENT)]
+    duration_ms: Annotated[int | None, Meta(description="From the first start to the end.")]
+    attempts: Annotated[int, Meta(description="Number of attempts that failed or whose lease expired.")]
+    attempts_max: Annotated[
+        int | None, Meta(description="Attempts until it fails for good.", extra={"null": "no limit"})
+    ]
+    claims: Annotated[list[ClaimOfTask], Meta(description="At most the first 10 and the last 40.")]
+    claims_left_out: Annotated[int, Meta(description="Number of claims between these.")]
     updates: int
     result: Annotated[bytes | None, Meta(extra={"data": True, "any": True})]
     error: str | None

@@ -202,7 +202,7 @@ def _at(context: Context, known: list[Part], dump: Dump | None, position: int | 
 
 def task_explain(context: Context) -> None:
     """Print everything that happened to a task."""
-    from onyxq.history import explain
+    from onyxq.history import explain, words
 
     with context.client() as client:
         wanted = found_id(client, context.args.id)
@@ -217,10 +217,13 @@ def task_explain(context: Context) -> None:
     if context.out.as_json:
         task = plain({**known["task"], "data": None, "result": None}) if known else None
         shown = [plain(one) for one in found]
-        context.out.document({"id": wanted.hex(), "task": task, "log_from": since, "events": shown})
+        said = words.summary(known["task"]) if known else None
+        context.out.document({"id": wanted.hex(), "summary": said, "task": task, "log_from": since, "events": shown})
         return
     about = f" of queue {known['task']['queue']}: {known['task']['state']}" if known else ""
     context.out.line(None, f"task {wanted.hex()}{about}")
+    if known:
+        context.out.line(None, words.summary(known["task"]))
     for one in found:
         where = f"at {one.position}" if one.position is not None else ""
         by = f" (written by {one.peer})" if one.peer else f" (from {one.source})"

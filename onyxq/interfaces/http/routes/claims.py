@@ -52,6 +52,7 @@ from onyxq.operations.table.claim import (
     Sequenced,
     Settled,
     Token,
+    Traceback,
     UpdateTasks,
 )
 from onyxq.operations.table.enqueue import Copies
@@ -86,6 +87,7 @@ class FailedClaim(ClaimNamed):
 
     error: ErrorText = ""
     retry_in_ms: Annotated[RetryInMs | None, Meta(description="Default: the task's back-off.")] = None
+    traceback: Traceback = ""
 
 
 class PostponedClaim(ClaimNamed):
@@ -99,6 +101,7 @@ class GivenUpClaim(ClaimNamed):
     """A claim of a task that failed for good."""
 
     error: ErrorText = ""
+    traceback: Traceback = ""
 
 
 class FinishedClaim(ClaimNamed):
@@ -408,13 +411,13 @@ async def post_postpone(call: Call) -> Response:
 
 async def post_give_up(call: Call) -> Response:
     """Report failures without a retry."""
-    items = group_claims(call.args.claims, ("token", "error"))
+    items = group_claims(call.args.claims, ("token", "error", "traceback"))
     return await _each(call, GIVE_UP, items, [GivenUp(item.first, item.count, *item.rest) for item in items])
 
 
 async def post_fail(call: Call) -> Response:
     """Report failures."""
-    items = group_claims(call.args.claims, ("token", "error", "retry_in_ms"))
+    items = group_claims(call.args.claims, ("token", "error", "retry_in_ms", "traceback"))
     return await _each(call, FAIL, items, [Failure(item.first, item.count, *item.rest) for item in items])
 
 
