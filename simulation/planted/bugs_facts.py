@@ -86,7 +86,7 @@ FACT_BUGS: tuple[Planted, ...] = (
         "dead_letters:DeadLetters._end",
         returning(None),
         "a task is being requeued for ever",
-        quick=5,
+        quick=12,
     ),
     _planted(
         "states outlive the leadership",
@@ -133,7 +133,7 @@ FACT_BUGS: tuple[Planted, ...] = (
         "dependencies:Dependencies._verdict",
         returning("run"),
         "a task runs before those that it depends on",
-        quick=6,
+        quick=10,
     ),
 )
 """The planted bugs of what leaders decide."""

@@ -97,8 +97,11 @@ def _pauses_of_limited_queues(original: Callable[..., int | None]) -> Callable[.
 
 
 def _a_minute_late(original: Callable[..., int]) -> Callable[..., int]:
-    def wanted(bodies: Bodies, piece: Piece, bits: int, header: dict[str, object], now_ms: int) -> int:
-        return original(bodies, piece, bits, header, now_ms - 60_000)
+    def wanted(bodies: Bodies, piece: Piece, bits: int, header: dict[str, object]) -> int:
+        expires_ms = header.get("expires_ms")
+        if isinstance(expires_ms, int):
+            header = {**header, "expires_ms": expires_ms + 60_000}
+        return original(bodies, piece, bits, header)
 
     return wanted
 

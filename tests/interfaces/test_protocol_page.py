@@ -55,7 +55,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "get": {"id": fresh_id(), "seen_token": 0, "seen_seq": 0},
     "task_log": {"id": ID},
     "task_history": {"id": ID},
-    "list": {"queue": "page", "state": "ready", "after": ID, "limit": 1},
+    "list": {"queue": "page", "state": "ready", "after": ID, "limit": 1, "newest_first": True},
     "count": {"queue": "page"},
     "tasks.bodies": {"runs": [[ID, 1]]},
     "queues.page": {"like": "a", "order": "name", "skip": 0, "limit": 1, "wait_ms": 1},
@@ -63,7 +63,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "queue.set": {
         "queue": "page", "by": "me", "why": "so", **{name: getattr(DEFAULTS, name) for name in SETTINGS},
     },
-    "dead": {"queue": "page", "where": "no", "after": ID, "limit": 1},
+    "dead": {"queue": "page", "where": "no", "after": ID, "limit": 1, "newest_first": True},
+    "queue.purge": {"queue": "page", "limit": 1},
     "dead.requeue": {"ids": [ID], "queue": "page", "where": "no", "all": False, "limit": 1},
     "dead.discard": {"ids": [ID], "queue": "page", "where": "no", "all": False, "limit": 1},
     "periodic.set": {

@@ -330,10 +330,12 @@ def test_the_command_line_works_on_dead_letters(line: Line, client: Client, queu
 
 
 def test_the_command_line_streams_lists(line: Line, client: Client, queue: str) -> None:
-    """A line of JSON for each task."""
+    """A line of JSON for each task, newest first."""
     ids = client.enqueue_many(queue, [b""] * 510)
     assert line.code("task", "list", "--queue", queue, "--all", "--json") == 0
-    assert [json.loads(text)["id"] for text in line.said.out.splitlines()] == sorted(one.hex() for one in ids)
+    assert [json.loads(text)["id"] for text in line.said.out.splitlines()] == sorted(
+        (one.hex() for one in ids), reverse=True
+    )
 
 
 def test_the_command_line_sets_periodic_tasks(line: Line, queue: str) -> None:

@@ -354,4 +354,4 @@ FAULTS: dict[str, tuple[str, Fault]] = {
 def test_a_planted_fault_is_found(name: str) -> None:
     """The steps reach each fault, and the model differs."""
     with faulty([FAULTS[name]]), pytest.raises((AssertionError, KeyError)):
-        search(200)
+        search(400)
