@@ -8,7 +8,7 @@ All timers are set before the first is due. Workers on each peer claim due tasks
 workers do (``--ahead-ms 0``: only once they are due). They start each task when it is due, and
 complete it afterwards. If a timer fires early or not at all, the measurement is an error. There are
 two measurements: one without faults, and one in which the peer that leads most partitions is killed
-(SIGKILL) in the middle and started again. Prints one JSON document.
+(SIGKILL) in the middle and started again, or more often (``--kills``). Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -193,8 +193,7 @@ async def fire(cluster: Cluster, options: argparse.Namespace, *, kill: bool) -> 
                 begin = partial(work, ahead_ms=options.ahead_ms)
                 workers.start_soon(begin, cluster.addresses, timers, place, options.workers)
             if kill:
-                await anyio.sleep(ahead_s + options.seconds / 2)
-                await _kill_and_restart(cluster, client)
+                await _kills(cluster, client, timers, options)
             await timers.all_fired()
             load = os.getloadavg()[0]
         cpu_s = cpu_seconds(peer.pid for peer in cluster.peers) - cpu_s
@@ -224,6 +223,15 @@ async def work(addresses: Sequence[str], timers: Timers, place: int, count: int,
             group.cancel_scope.cancel()
 
 
+async def _kills(cluster: Cluster, client: AsyncClient, timers: Timers, options: argparse.Namespace) -> None:
+    """Kill peers at equal distances, each once all peers serve again."""
+    begin_s, pause_s = timers.due_ms[0] / 1000, options.seconds / options.kills
+    for number in range(options.kills):
+        await until_whole(client, len(cluster.peers))
+        await anyio.sleep(max(0.0, begin_s + (number + 0.5) * pause_s - time.time()))
+        await _kill_and_restart(cluster, client)
+
+
 async def _kill_and_restart(cluster: Cluster, client: AsyncClient) -> None:
     peer = await cluster.most_leading(client)
     progress(f"killing peer {peer.number}")
@@ -249,6 +257,7 @@ def main() -> None:
         "timers": options.timers,
         "seconds": options.seconds,
         "seed": options.seed,
+        "kills": options.kills,
         "peers": options.peers,
         "partitions": options.partitions,
         "workers": f"{options.workers} per peer, all in one process, each claims up to {CLAIM_TASKS} at a time",
@@ -275,6 +284,7 @@ def _options() -> argparse.Namespace:
     made.add_argument("--workers", type=int, default=4, help="workers per peer")
     made.add_argument("--ahead-ms", type=int, default=AHEAD_MS, help="how long before they are due workers claim them")
     made.add_argument("--modes", type=lambda text: text.split(","), default="steady,leader killed")
+    made.add_argument("--kills", type=int, default=1, help="kills of the leading peer, spread over the window")
     made.add_argument("--seed", type=int, default=1, help="seed of the due times")
     made.add_argument("--partitions", type=int, default=PARTITIONS)
     made.add_argument("--directory", type=Path, default=None, help="directory of the data")
