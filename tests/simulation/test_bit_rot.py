@@ -77,6 +77,24 @@ def test_a_damaged_completion_is_read_from_the_others_and_repaired() -> None:
     simulate(workload, seed=1, options=ONE)
 
 
+def test_large_damaged_rows_are_repaired_together() -> None:
+    """An answer has one megabyte of them. The rest is fetched at once, not at the next try."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [bytes(400_000)] * 12)
+            await trio.sleep(1)
+            leader = leader_of(world)
+            keys = rot(leader, TASK, bit=300)
+            node = leader.running
+            assert node is not None and node.node is not None
+            node.node.store.damaged.update(keys)
+            await trio.sleep(5)
+            assert all(leader.disk.sound(key) for key in keys)
+
+    simulate(workload, seed=1, options=ONE)
+
+
 def test_what_nobody_reads_is_found_by_scrubbing() -> None:
     """This includes a follower, whose digests do not show the damage."""
 

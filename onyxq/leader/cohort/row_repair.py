@@ -199,18 +199,21 @@ class Repair:
                 by_partition.setdefault(partition_of_key(key), []).append(key)
         for partition, keys in by_partition.items():
             for start in range(0, len(keys), REPAIR_ROWS):
-                await self._fetch(partition, keys[start : start + REPAIR_ROWS])
+                left = keys[start : start + REPAIR_ROWS]
+                while left:
+                    left = await self._fetch(partition, left)
 
-    async def _fetch(self, partition: int, keys: list[bytes]) -> None:
+    async def _fetch(self, partition: int, keys: list[bytes]) -> list[bytes]:
         """Fetch damaged rows from every holder, and keep the best version of each.
 
-        A holder that is not up to date may have the version of another leader.
+        A holder that is not up to date may have the version of another leader. Return the keys that the answers did not
+        reach, because a page of large rows ends early.
         """
         host = self._host
         placed = host.replica.partitions.get(partition)
         others = [node for node in holders(placed) if node != host.node_id] if placed is not None else []
         found: dict[bytes, Row] = {}
-        lost = set(keys)
+        lost, reached = set(keys), b""
         for node in others:
             try:
                 given = await host.call(node, "cohort.rows", {"keys": keys}, timeout_s=REPAIR_TIMEOUT_S)
@@ -224,11 +227,13 @@ class Repair:
                 found[row.key] = max(known, row, key=lambda one: rank(*one))
             if rows:  # the page may have ended after its last row
                 lost = {key for key in lost if key < rows[-1].key} - found.keys()
+                reached = max(reached, rows[-1].key)
         await self._keep(partition, [found[key] for key in keys if key in found])
         if not others:
             self._alone.update(lost)
         elif lost and placed is not None and placed.members == placed.target:
             await self._discard(sorted(lost))
+        return [key for key in keys if reached and key > reached]
 
     async def _discard(self, keys: list[bytes]) -> None:
         """Delete damaged rows that no member has: their keys are damaged too, or they were never acknowledged."""
