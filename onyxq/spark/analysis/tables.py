@@ -21,6 +21,7 @@ _TYPES = {
     "time": "timestamp",
     "texts": "array<string>",
     "numbers": "array<bigint>",
+    "flag": "boolean",
 }
 
 
