@@ -137,8 +137,8 @@ class Queueing(Members):
         if peer is None or partition not in peer.led() or not self.majority_runs(self._members(peer, partition)):
             return False
         epoch = self._epoch(peer, partition, behind)
-        others = {other: None for other, found in peer.replica.transactions.items() if partition in found.parts}
-        return self._submit(peer, settle_transactions.Args(tuple({name: None, **others}), partition, epoch))
+        mine = {other for other, found in peer.replica.transactions.items() if partition in found.parts}
+        return self._submit(peer, settle_transactions.Args((name, *sorted(mine - {name})), partition, epoch))
 
     def _members(self, peer: Peer, partition: int) -> tuple[str, ...]:
         return peer.replica.partitions[partition].members

@@ -174,11 +174,18 @@ class RecordingClient:
                 self._history.heard[claim.id][claim.token].valid_until_s = claim.expires
 
     async def fail(
-        self, claim: Claim, error: str, retry_in_ms: int | None = None, *, timeout_ms: int | None = None
+        self,
+        claim: Claim,
+        error: str,
+        retry_in_ms: int | None = None,
+        *,
+        traceback: str = "",
+        timeout_ms: int | None = None,
     ) -> None:
         """Report a failed attempt; raises `OnyxqError`."""
         self._end(claim)
-        await self._calling(FAIL, claim, self.client.fail(claim, error, retry_in_ms, timeout_ms=timeout_ms))
+        failing = self.client.fail(claim, error, retry_in_ms, traceback=traceback, timeout_ms=timeout_ms)
+        await self._calling(FAIL, claim, failing)
 
     async def release(self, claims: Claim | Sequence[Claim], *, timeout_ms: int | None = None) -> None:
         """Give one task back, or several together; raises `OnyxqError`."""
