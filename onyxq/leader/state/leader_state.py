@@ -139,7 +139,7 @@ class LeaderState:
             column[stretch] = column.get(stretch, 0) | mask_of(*run)
 
     def settle(self, state: State, runs: Iterable[Run]) -> None:
-        """Note that what was unknown about these tasks is known, if anything was; see `UNKNOWN`."""
+        """End one of the states in `UNKNOWN` for these tasks, as far as it began."""
         column = self._table[state]
         for run in runs if column else ():
             stretch = stretch_of(run.first)
