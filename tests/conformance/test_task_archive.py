@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from random import Random
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -326,6 +328,31 @@ async def test_a_directory_that_cannot_be_written_is_named(world: World, tmp_pat
         await put(store, tasks(first, 1), completed(first, [b"ok"]))
         with pytest.raises(StoreFailed, match=r"the archive of tasks in .*archive cannot be written"):
             await archived(store, tmp_path / "archive")
+
+
+@in_trio
+async def test_no_thread_of_pyarrow_reads_a_file(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that found a task ends; a thread that still held a file ended its process by a signal."""
+    readers: set[int] = set()
+
+    class Watched(FileIO):
+        """A file that notes the threads that read it."""
+
+        def readinto(self, *args: Any) -> int:
+            readers.add(get_ident())
+            return super().readinto(*args) or 0
+
+        def read(self, *args: Any) -> bytes:
+            readers.add(get_ident())
+            return super().read(*args) or b""
+
+    monkeypatch.setattr("onyxq.history.parquet.reader.open_regular", Watched)
+    async with world.store() as store:
+        rows, ids = random_life(Random(5), 0)
+        await put(store, *rows)
+        await archived(store, tmp_path)
+    assert find([tmp_path], ids[0]) is not None
+    assert readers == {get_ident()}
 
 
 def test_a_wrong_directory_is_named(tmp_path: Path) -> None:

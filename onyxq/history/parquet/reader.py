@@ -82,10 +82,12 @@ def _rows(directories: Sequence[Path], table: str, task_id: TaskId) -> Iterator[
 def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
     pa = pyarrow()
     try:
-        with open_regular(file) as stream, pa.parquet.ParquetFile(stream) as opened:
+        with open_regular(file) as stream, pa.parquet.ParquetFile(stream, pre_buffer=False) as opened:
             queue = queue_in(opened.schema_arrow.metadata, table=table, path=str(file))
             _check_types(opened.schema_arrow, table, str(file))
-            rows = pa.parquet.read_table(stream, filters=[("id", "==", hexed)])
+            # In this thread alone: one of pyarrow that still holds the stream ends the process by a signal at its exit.
+            groups = opened.read_row_groups(_groups(opened.metadata, hexed), use_threads=False)
+            rows = groups.filter(pa.compute.equal(groups["id"], hexed))
             yield from ({**row, "queue": queue} for row in _plain(rows).to_pylist())
     except OnyxqError:
         raise
@@ -95,6 +97,20 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
         raise Corrupt(
             f"{file} cannot be read: {error}", hint="Bring the file back from a copy, or take it out of the archive."
         ) from error
+
+
+def _groups(metadata: Any, hexed: str) -> list[int]:
+    """Return the numbers of the row groups that may hold an id, as their statistics say."""
+    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    ids = paths.index("id") if "id" in paths else None
+    if ids is None:
+        return []
+
+    def may_hold(number: int) -> bool:
+        statistics = metadata.row_group(number).column(ids).statistics
+        return statistics is None or not statistics.has_min_max or statistics.min <= hexed <= statistics.max
+
+    return [number for number in range(metadata.num_row_groups) if may_hold(number)]
 
 
 def _check_types(schema: Any, table: str, path: str) -> None:

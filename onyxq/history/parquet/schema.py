@@ -86,6 +86,7 @@ def pyarrow() -> Any:
     """Return the library; raises `Incomplete` if it is not installed."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
         raise Incomplete(f"an archive in Parquet needs pyarrow: {error}", hint="pip install 'onyxq[archive]'") from None
