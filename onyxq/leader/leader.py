@@ -12,6 +12,8 @@ while the log is unavailable. It stops when any node of the cohort reports a new
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import trio
@@ -79,8 +81,8 @@ class LeaderHost(Host, Protocol):
         """Return when the replica is no longer this one."""
         ...
 
-    def rows_found(self, rows: Sequence[Row]) -> None:
-        """Take note of rows of another node, before they are stored here, that may be on too few nodes."""
+    def storing_found(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+        """Surround the storing of another node's rows that may be on too few nodes."""
         ...
 
     def became_ready(self, leader: PartitionLeader) -> None:
@@ -466,15 +468,16 @@ class PartitionLeader:
                 await exchange.run(pull=True, push=True)
                 await self._share_pending(node, exchange.call)
 
+    async def keep(self, node: str, rows: Sequence[Row]) -> None:
+        """Store rows that another node of the cohort has."""
+        on_majority = majority(self.placed.members, {self._host.node_id, node})
+        with nullcontext() if on_majority else self._host.storing_found(rows):
+            written = await self._host.store.write(Batch(rows=rows))
+        self._host.pieces_added(written.pieces)
+
     def _exchange(self, node: str) -> Exchange:
         async def call(method: str, args: dict[str, Any]) -> Any:
             return await self._host.call(node, method, args, timeout_s=10.0)
-
-        async def keep(rows: Sequence[Row]) -> None:
-            if not majority(self.placed.members, {self._host.node_id, node}):
-                self._host.rows_found(rows)
-            written = await self._host.store.write(Batch(rows=rows))
-            self._host.pieces_added(written.pieces)
 
         transfer = self._transfers[node] = Transfer(self._host.synced)
         return Exchange(
@@ -482,7 +485,7 @@ class PartitionLeader:
             partition=self.partition,
             epoch=self.epoch,
             call=call,
-            keep=keep,
+            keep=partial(self.keep, node),
             pacer=self._host.pacer,
             transfer=transfer,
         )

@@ -11,6 +11,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import trio
@@ -291,9 +292,9 @@ class Node:
                 if leader.in_trouble():
                     nursery.start_soon(leader.yield_if_in_trouble)
 
-    def rows_found(self, rows: Sequence[facts.Row]) -> None:
+    def storing_found(self, rows: Sequence[facts.Row]) -> AbstractContextManager[None]:
         """Have tasks with keys written again before they are granted."""
-        self.operations.keyed_rows.found(rows)
+        return self.operations.keyed_rows.storing(rows)
 
     def became_ready(self, leader: PartitionLeader) -> None:
         """Serve claims once everything that the log held before is in the store."""

@@ -377,9 +377,7 @@ class FactsNode(Node):
                 return
             rows = differing(other, self, number)
             if rows:
-                if not majority(leader.placed.members, {self.node_id, other.node_id}):
-                    self.rows_found(rows)
-                self.pieces_added((await self.store.write(Batch(rows=rows))).pieces)
+                await leader.keep(other.node_id, rows)
             leader._merged.add(other.node_id)
             self.progress.fire()
             mine = [[row.key, row.value] for row in differing(self, other, number)]

@@ -8,13 +8,17 @@ from random import Random
 import pytest
 import trio
 
+from onyxq.core.facts import pack_task, task_row
+from onyxq.core.ids import Run, make_id
+from onyxq.leader.grants.keyed_rows import AGAIN_EVERY_S
+from onyxq.leader.state.states import State
 from simulation.checkers import Broken
 from simulation.planted.seams import Fault, faulty, instead
 from simulation.search import facts_clients
 from simulation.search.facts_calm import settle, work
-from simulation.search.facts_clients import Clients
+from simulation.search.facts_clients import MAKER, Clients
 from simulation.search.facts_cluster import Facts
-from simulation.search.facts_model import Model
+from simulation.search.facts_model import QUEUE, Model
 from simulation.search.facts_node import FactsNode, SearchClock
 from tests.simulation.test_late_completions import lead
 
@@ -80,3 +84,33 @@ def test_a_task_with_a_key_is_granted_once_a_majority_has_it(
     assert play(options) == 0
     with pytest.raises(Broken, match="is granted while"):
         play(options, [GRANTED_AT_ONCE])
+
+
+def test_a_row_that_is_stored_slowly_is_not_granted_before_a_majority_has_it() -> None:
+    """The leader merges another node's row while its disk is slow: the task waits for its write nevertheless."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        leader = lead(facts)
+        other = next(name for name in facts.nodes if name != leader.node_id)
+        task_id = make_id(facts.start_ms, 0, MAKER, 0)
+        row = task_row(task_id, pack_task({"queue": QUEUE, "unique_key": "u0"}, [b""]))
+
+        def unconfirmed() -> bool:
+            return leader.leader_state.any_in(State.UNCONFIRMED, [Run(task_id, 1)])
+
+        leader.procedures.start(leader.leaders[0].keep(other, [row]))
+        for _ in range(3):
+            settle(facts, leader)
+            facts.wait(AGAIN_EVERY_S)
+        assert unconfirmed()
+        commit(facts, leader)
+        assert unconfirmed() and leader.store.task_row(task_id)
+        for _ in range(3):
+            work(facts)
+            facts.wait(AGAIN_EVERY_S)
+        assert not unconfirmed()
+        assert all(node.store.task_row(task_id) for node in facts.living())
+
+    trio.run(scene, clock=clock)

@@ -12,7 +12,8 @@ leader is backed, and a unique task of an earlier leader is written again before
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from onyxq.core import facts
 from onyxq.core.errors import Corrupt
@@ -55,14 +56,21 @@ class KeyedRows:
 
         return leader.replicate(rows, decided=decided)
 
-    def found(self, rows: Iterable[Row]) -> None:
-        """Take note of rows that another node has, and that are not known to be on a majority."""
+    @contextmanager
+    def storing(self, rows: Iterable[Row]) -> Iterator[None]:
+        """While rows that another node has are stored: those that a majority may lack are written again after it."""
+        new: list[TaskId] = []
         for row in rows:
             if row.key[2:3] != facts.TASK or not may_say(row.value, ORDERING_KEY, UNIQUE_KEY):
                 continue
             first = facts.first_of(row.key)
             if not self._host.store.known_bits(stretch_of(first)) & mask_of(first, 1):
                 self._state.begin(State.UNCONFIRMED, [Run(first, 1)])
+                new.append(first)
+        try:
+            yield
+        finally:
+            for first in new:
                 self._later(first)
 
     def _later(self, task_id: TaskId) -> None:
