@@ -64,8 +64,9 @@ COPY_BUGS: tuple[Planted, ...] = (
         "rows of strict queues are sent in messages that are answered early",
         "onyxq.leader.cohort.replication:Sender._take",
         _all_answered_early,
-        "acknowledged tasks of a strict queue are lost if all machines stop",
+        "acknowledged tasks of a strict queue are lost if all machines stop and one loses its disk",
         "strict_beside_early",
+        quick=2,
     ),
     Planted(
         "a follower promises an epoch before acknowledged rows are on disk",
