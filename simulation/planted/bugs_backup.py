@@ -70,7 +70,8 @@ BACKUP_BUGS: tuple[Planted, ...] = (
         "onyxq.history.backup.capture:_Taking._settle",
         returning(None),
         "the backup lacks facts of a committed transaction",
-        "backups",
+        "commit_backed_up",
+        quick=2,
     ),
     Planted(
         "a backup ignores that its hold expired",

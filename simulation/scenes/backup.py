@@ -17,17 +17,21 @@ from typing import Any
 import trio
 import trio.lowlevel
 
+from onyxq.client import AsyncTransaction
 from onyxq.core.errors import OnyxqError
+from onyxq.core.ids import make_id
 from onyxq.core.transactions import on_hold
 from onyxq.history.backup.capture import HOLD_MS, take
 from onyxq.history.backup.file import read
 from simulation.checkers import Broken
-from simulation.scenes.base import Scene, by_name, leader_of, soon
+from simulation.scenes.base import Scene, by_name, leader_of, soon, take_the_rest
 from simulation.world.clients import RecordingClient, tried
 from simulation.world.faults import collection
+from simulation.world.history import Transacted
 from simulation.world.load import Load, Mix
 from simulation.world.moves import Moves, MovesMix
 from simulation.world.restored import TakenBackup, judge_restored, standing
+from simulation.world.workload import always
 from simulation.world.world import Options, SimulatedNode, World
 
 TRIES = 3
@@ -41,6 +45,10 @@ QUESTIONS = 8
 """How many a backup of these clusters asks, roughly."""
 MISLED = 0.9
 """How often a page is asked of who does not know that it was deposed."""
+SLOW_MS = 1_500
+"""Duration of a write on the slow disk, in ms. A commit is visible only after such a write."""
+MAKER = 0xBEEF
+"""The maker in the ids of the tasks whose partitions are chosen."""
 OVER_S = 60.0
 """Time after the end of a hold in which transactions continue, in simulated seconds."""
 
@@ -316,6 +324,48 @@ async def _try(world: World, file: Path, fault: Act, *, hold_ms: int = HOLD_MS) 
     return taken
 
 
+async def commit_backed_up(world: World) -> None:
+    """A backup begins between the commit of a transaction and its effect.
+
+    The first partition waits for the last one, whose leader's disk is slow: a task of the transaction depends on
+    another one there. Rows of the last partition are asked for once all of the transaction is visible.
+    """
+    first, last = 0, world.options.partitions - 1
+    slow = leader_of(world, last)
+    slow.disk.delay_ms = lambda: SLOW_MS
+    with tempfile.TemporaryDirectory(prefix="onyxq-backup-") as place:
+        async with world.client(nodes=[node for node in world.nodes if node is not slow]) as client:
+
+            async def ask(method: str, args: dict[str, Any]) -> Any:
+                if method == "backup.rows" and args["partition"] == last:
+                    await world.until(lambda: not any(one.transactions for _, one in world.replicas()), "it is visible")
+                return await client.client.call(method, args)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_depending(world, client, first, last).commit)
+                await world.until(lambda: bool(world.audit.replica.transactions), "it is committed")
+                known, file = standing(world), Path(place) / "backup"
+                told = await take(ask, str(file))
+            world.audit.catch_up()
+            await take_the_rest(client)
+        taken = TakenBackup(file, known, told["position"], tuple(world.history.transactions.values()))
+        await judge_restored(world, taken)
+
+
+def _depending(world: World, client: RecordingClient, first: int, last: int) -> AsyncTransaction:
+    """Return a transaction whose task in the partition ``first`` depends on its task in ``last``."""
+    transaction, now_ms = client.client.transaction(), world.nodes[0].clock.wall_ms()
+    needed, waiting = make_id(now_ms, last, MAKER, 0), make_id(now_ms, first, MAKER, 0)
+    payloads = (b"needed", b"waiting")
+    transaction.enqueue("q", payloads[0], id=needed)
+    transaction.enqueue("q", payloads[1], id=waiting, depends=[needed])
+    noted = world.history.transactions[transaction.name] = Transacted(transaction.name, {}, payloads)
+    for payload in payloads:
+        world.history.payloads[payload] = 1
+        world.history.transaction_of[payload] = noted
+    return transaction
+
+
 def _check_refused(file: Path) -> None:
     """Raise `Broken` if what a failed backup left would be restored."""
     with suppress(OnyxqError):
@@ -334,6 +384,8 @@ def _options(draw: random.Random) -> Options:
     )
 
 
+_SPREAD = always(Options(nodes=3, partitions=2, clock_offset_ms=0, absent_after_ms=600_000))
+
 BACKUP_SCENES = by_name(
     Scene(
         "backups",
@@ -341,4 +393,5 @@ BACKUP_SCENES = by_name(
         backup_restored,
         _options,
     ),
+    Scene("commit_backed_up", "a backup begins while a commit is not visible yet", commit_backed_up, _SPREAD),
 )
