@@ -24,6 +24,7 @@ from onyxq.client.batches import Batching
 from onyxq.client.claim_requests import ClaimRequests, Options
 from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
 from onyxq.client.enqueues import Enqueuer, Enqueuing
+from onyxq.client.flow_calls import FlowCalls
 from onyxq.client.held_claims import Holder, completion_items, extend, items_of, renewal_items
 from onyxq.client.jobs import Jobs
 from onyxq.client.management import Managing
@@ -74,7 +75,7 @@ class Sources:
     random_64: Callable[[], int] = _random_64
 
 
-class AsyncClient(Enqueuing, Managing, Batching, Jobs):
+class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
     Give one address or several of the same cluster; the client finds the other peers. Many tasks may share a client.

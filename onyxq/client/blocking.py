@@ -18,7 +18,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from onyxq.access.certificates import Certificates
 from onyxq.client.asynchronous import ADDRESS, TIMEOUT_MS, AsyncClient
-from onyxq.client.flows import Enqueued, Flow, Part, chain, group
+from onyxq.client.flow_calls import FlowHandle
+from onyxq.client.flows import Enqueued, Flow, Part, Step, chain, group
 from onyxq.client.management import PAGE_TASKS
 from onyxq.client.taskstore import TaskStore
 from onyxq.client.transactions import BlockingTransaction, Committed, Gathered
@@ -200,6 +201,29 @@ class Client:
         """Return a flow of steps that run side by side; see `AsyncClient.group`."""
         return group(self.enqueue_flow, parts)
 
+    def make_flow(
+        self,
+        flow: Flow[Any],
+        *,
+        id: bytes | str | None = None,
+        name: str | None = None,
+        on_done: Step | tuple[str, bytes] | None = None,
+        timeout_ms: Timeout = None,
+    ) -> FlowHandle:
+        """Store the tasks of a flow under one id, and return its handle; see `AsyncClient.make_flow`."""
+        make = functools.partial(
+            self._opened().make_flow, flow, id=id, name=name, on_done=on_done, timeout_ms=timeout_ms
+        )
+        return FlowHandle(self._run, self._run(make))
+
+    def flow_handle(self, id: bytes | str) -> FlowHandle:
+        """Return the handle of a flow that was made elsewhere."""
+        return FlowHandle(self._run, self._opened().flow_handle(id))
+
+    flow = _blocking(AsyncClient.flow)
+    flows = _blocking(AsyncClient.flows)
+    wait_flow = _blocking(AsyncClient.wait_flow)
+    cancel_flow = _blocking(AsyncClient.cancel_flow)
     results = _blocking(AsyncClient.results)
     make_ids = _blocking(AsyncClient.make_ids)
     get = _blocking(AsyncClient.get)

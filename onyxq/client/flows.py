@@ -6,7 +6,8 @@
         Step("publish", b"7", priority=5),
     ).enqueue()
 
-Each step is a task that depends on the tasks it follows. The cluster knows the tasks, not the flow.
+Each step is a task that depends on the tasks it follows. ``enqueue`` stores the tasks alone. With
+``client.make_flow(flow)`` the cluster knows the flow too: it has an id and a state, and can be cancelled as a whole.
 A worker finds the ids in ``claim.depends`` and the results with ``client.results(claim.depends)``.
 """
 
@@ -113,6 +114,8 @@ class Flow(Generic[R]):
         self.plan = plan
         self.ids: tuple[TaskId, ...] = ()
         """Ids of the steps, made at the first enqueue. To enqueue the flow again creates no second tasks."""
+        self.id: TaskId | None = None
+        """Id of the whole flow, made at the first ``make_flow``."""
         self._send = send
 
     def then(self, *parts: Part) -> Flow[R]:

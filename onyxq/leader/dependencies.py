@@ -3,7 +3,8 @@
 The leader of a partition reports the outcomes of its tasks (`outcomes`). The leader of waiting
 tasks asks for them when the tasks are enqueued, when it takes over, and every ten seconds. Between
 these times, the asked leaders send hints. The decision is stored as a fact: a resolution if the
-tasks may run, otherwise the completion that the task's policy requires.
+tasks may run, otherwise the completion that the task's policy requires. A join is not run: once all
+its dependencies have ended, it is completed, or ends as the worst of them did.
 
 A task can depend only on tasks that exist, so there are no cycles.
 """
@@ -19,7 +20,7 @@ from onyxq.core.errors import BadRequest, NotLeader, OnyxqError
 from onyxq.core.facts import Resolution, Row
 from onyxq.core.ids import Run, TaskId, id_at, ids_of, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.replica import leader_node
-from onyxq.core.task_headers import DEPENDS, failure_of
+from onyxq.core.task_headers import DEPENDS, JOINS, failure_of
 from onyxq.leader.completion_rows import Finish, token_now
 from onyxq.leader.completions import Completions
 from onyxq.leader.host import OperationsHost
@@ -109,17 +110,21 @@ class Dependencies:
         if self._verdict(header, found) == "run":
             return [self._resolution(leader, first, count)]
         self._waiting.note(first, header)
-        self._waiting.look([first] if self._verdict(header, found) else [])
+        if self._verdict(header, found):
+            self._waiting.look([first])
+            self._retry([Run(first, count)])  # the row may not be stored yet at the first look
         return []
 
     def _verdict(self, header: dict[str, Any], found: dict[TaskId, Outcome]) -> str:
-        """Return ``run``, ``fail`` or ``cancel``, or an empty string while the verdict is unknown."""
+        """Return ``run``, ``fail``, ``cancel`` or ``end``, or an empty string while the verdict is unknown."""
         policy = header.get("on_dependency_failed", "fail")
         said = [found.get(one, UNSERVED) for one in header[DEPENDS]]
-        if policy != "run" and any(one in ("failed", "cancelled") for one in said):
+        if policy != "run" and not header.get(JOINS) and any(one in ("failed", "cancelled") for one in said):
             return str(policy)
         # The dependency existed when this task was enqueued. If it is missing now, it was finished and purged.
-        return "run" if all(one is None or one in ENDS for one in said) else ""
+        if not all(one is None or one in ENDS for one in said):
+            return ""
+        return "end" if header.get(JOINS) else "run"
 
     def _resolution(self, leader: PartitionLeader, first: TaskId, count: int) -> Row:
         return facts.resolution_row(first, Resolution(count, self._host.wall_ms(), leader.mark()))
@@ -181,7 +186,7 @@ class Dependencies:
             if verdict == "run":
                 ready.setdefault(partition_of(first), []).append(Run(first, count))
             elif verdict:
-                await self._give_up(Run(first, count), header, found, verdict)
+                await self._end(Run(first, count), header, self._ending(header, found, verdict))
             else:
                 self._waiting.note(first, header)
         for partition, runs in sorted(ready.items()):
@@ -197,7 +202,18 @@ class Dependencies:
             log.info("partition %d: resolved tasks cannot be written yet: %s", partition, error.message)
             self._retry(runs)
 
-    async def _give_up(self, run: Run, header: dict[str, Any], found: dict[TaskId, Outcome], verdict: str) -> None:
+    def _ending(self, header: dict[str, Any], found: dict[TaskId, Outcome], verdict: str) -> tuple[int, list[bytes]]:
+        """Return the outcome of a task that is not run, and the reason if it failed."""
+        ended = {str(found.get(one)): one for one in reversed(header[DEPENDS])}
+        if verdict == "end":
+            verdict = next((fate for end, fate in (("failed", "fail"), ("cancelled", "cancel")) if end in ended), "end")
+        if verdict != "fail":
+            return facts.CANCELLED if verdict == "cancel" else facts.COMPLETED, []
+        said = "failed" if "failed" in ended else "cancelled"
+        note = f"task {ended[said].hex()}, on which it depended, {said}".encode()
+        return failure_of(self._host.replica, header), [note]
+
+    async def _end(self, run: Run, header: dict[str, Any], ending: tuple[int, list[bytes]]) -> None:
         partition = partition_of(run.first)
         leader = self._host.leaders.get(partition)
         if leader is None or leader.deposed or not leader.ready:
@@ -205,14 +221,11 @@ class Dependencies:
         await self._completions.until_decided([run])
         store = self._host.store
         bits = mask_of(*run) & ~store.finished_bits(stretch_of(run.first))
-        failed = next(one for one in header[DEPENDS] if found.get(one) in ("failed", "cancelled"))
-        note = f"task {failed.hex()}, on which it depended, {found[failed]}".encode()
-        outcome = failure_of(self._host.replica, header) if verdict == "fail" else facts.CANCELLED
-        notes: list[bytes | None] = [note] if verdict == "fail" else []
+        outcome, notes = ending
         parts = list(runs_of(stretch_of(run.first), bits))
         position = self._host.replica.position
         token = max((token_now(store, one, position) for part in parts for one in ids_of(*part)), default=0)
-        finishes = [(0, Finish(part, token, outcome, notes * part.count)) for part in parts]
+        finishes = [(0, Finish(part, token, outcome, [*notes] * part.count)) for part in parts]
         for _, finish in finishes:
             for task_id in ids_of(*finish.run):
                 if (row := store.task_row(task_id)) is not None:

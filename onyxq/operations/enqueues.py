@@ -48,7 +48,7 @@ class Enqueueing:
         runs, replica = args.runs, self._node.replica
         wanted = write_level(args.w, replica.settings.replicas)
         check_new_runs(runs, self._partitions())
-        acks = await self._in_waves(args)
+        acks = await self.in_waves(args)
         answer, replica = Enqueued(acks=acks, now_ms=self._node.wall_ms()), self._node.replica
         if (wanted is not None or replica.queues) and (lacking := guarantees.of_enqueue(replica, runs, acks)):
             answer.guarantee = lacking
@@ -67,7 +67,8 @@ class Enqueueing:
             count -= part
         return Ids(ids=ids)
 
-    async def _in_waves(self, args: Enqueue) -> list[Any]:
+    async def in_waves(self, args: Enqueue) -> list[Any]:
+        """Store checked runs, each after the runs that it depends on; return the leaders' answers."""
         runs = args.runs
         if not any(may_say(body, DEPENDS) for _, body, _ in runs):
             return _with_places(await self._stored.ask(args), range(len(runs)))

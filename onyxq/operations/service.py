@@ -39,6 +39,7 @@ from onyxq.operations.claims import Claiming, pack_answer
 from onyxq.operations.cluster_changes import Operating
 from onyxq.operations.dead_letters import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
+from onyxq.operations.flow.flows import Flows
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.health import Health
 from onyxq.operations.held_tasks import HeldTasks
@@ -87,8 +88,8 @@ READS = frozenset(
     """
     cohort.covering cohort.hours cohort.keys cohort.leaves cohort.log cohort.pending cohort.position cohort.rows
     job.told
-    lead.bodies lead.counts lead.dead lead.depended lead.head lead.list lead.outcomes lead.rates lead.rows
-    lead.timer.find lead.told lead.view lead.waiting
+    lead.bodies lead.counts lead.dead lead.depended lead.flow.states lead.head lead.list lead.outcomes lead.rates
+    lead.rows lead.timer.find lead.told lead.view lead.waiting
     """.split()
 )
 """Methods that change nothing, besides those of the table of operations."""
@@ -116,18 +117,19 @@ class Service:
         """Bound on the writes that clients request from this node, directly or through other nodes."""
         self.operating = Operating(node)
         ids = IdMaker(node.wall_ms, random_64)
-        self._router = Router(node)
-        self._leaders = AllLeaders(node)
+        self._router, self._leaders = Router(node), AllLeaders(node)
         self._reading = Reading(node, self._leaders)
         self._listing = Listing(node, self._reading, self._leaders)
         self._enqueueing = Enqueueing(node, self._router, self._partitions, ids, random_64() % 64)
         self._held_tasks = HeldTasks(node, self._router, self._leaders, self._listing)
+        self._flows = Flows(
+            node, self._router, self._reading, self._listing, self._held_tasks.cancel, enqueueing=self._enqueueing
+        )
         self._dead = DeadLetters(node, self._router, self._reading, self._leaders)
         self.transactions = Transactions(node)
         self._batches, self._bulk = JobBatches(node, self.transactions), BulkReading(node)
-        self._backing_up = BackingUp(node)
         self._extending, self._settings, self._jobs = Extending(node), Settings(node, self._reading), Jobs(node, driver)
-        self._taskstore = TaskStore(node, random_64)
+        self._backing_up, self._taskstore = BackingUp(node), TaskStore(node, random_64)
         self.timers = Timers(node, self._router, self._reading, listing=self._listing, ids=ids)
         node.enqueue, node.ask = self._enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
@@ -137,6 +139,7 @@ class Service:
         self._methods = merged(
             self._enqueueing.handlers(),
             self._held_tasks.handlers(),
+            self._flows.handlers(),
             served(CLAIM, self.claiming.claim),
             served(LIST_TASKS, self._listing.page),
             self._transaction_methods(),

@@ -342,13 +342,12 @@ BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS + BAD_MANAGING + B
 
 PEER_METHODS = (
     "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.log", "cohort.pending",
-    "cohort.position", "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "job.told",
-    "lead.bodies",
+    "cohort.position", "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "job.told", "lead.bodies",
     "lead.cancel", "lead.rows", "lead.claim", "lead.complete", "lead.counts", "lead.dead", "lead.depended",
-    "lead.dead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.give_up", "lead.head", "lead.list",
-    "lead.offer", "lead.outcomes", "lead.postpone", "lead.prepare", "lead.queue.purge", "lead.rates", "lead.release",
-    "lead.renew", "lead.dead.requeue", "lead.timer.cancel", "lead.timer.find", "lead.timer.set", "lead.told",
-    "lead.update", "lead.view", "lead.waiting", "peer.leave",
+    "lead.dead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.flow.states", "lead.give_up",
+    "lead.head", "lead.list", "lead.offer", "lead.outcomes", "lead.postpone", "lead.prepare", "lead.queue.purge",
+    "lead.rates", "lead.release", "lead.renew", "lead.dead.requeue", "lead.timer.cancel", "lead.timer.find",
+    "lead.timer.set", "lead.told", "lead.update", "lead.view", "lead.waiting", "peer.leave",
 )  # fmt: skip
 
 VALUES = st.recursive(

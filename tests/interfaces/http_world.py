@@ -87,6 +87,7 @@ class FakeService:
         self.periodic: dict[str, dict[str, Any]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.timers: dict[str, dict[str, Any]] = {}
+        self.flows: dict[bytes, dict[str, Any]] = {}
         self.led = list(range(PARTITIONS))
         self.metrics = Metrics(version="test")
         self.claiming = anyio.Event()
@@ -357,6 +358,35 @@ class FakeService:
         self._periodic_get(args)
         del self.periodic[args["name"]]
         return {}
+
+    def _flow_make(self, args: dict[str, Any]) -> dict[str, Any]:
+        made = args["id"] or b"\1" * 20
+        last = None if args["on_done"] is None else b"\2" * 20
+        self.flows[made] = {
+            "id": made,
+            "name": args["name"],
+            "state": "waiting",
+            "counts": {"ready": len(args["tasks"])},
+            "on_done": last,
+            "created_ms": NOW_MS,
+            "finished_ms": None,
+        }
+        return {"id": made, "ids": [b"\3" * 20] * len(args["tasks"]), "on_done": last}
+
+    def _flow_wait(self, args: dict[str, Any]) -> dict[str, Any]:
+        if args["id"] not in self.flows:
+            raise NotFound("there is no such flow", field="id")
+        return self.flows[args["id"]]
+
+    def _flow_get(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {**self._flow_wait(args), "tasks": []}
+
+    def _flow_list(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"flows": [self.flows[one] for one in sorted(self.flows)], "after": None}
+
+    def _flow_cancel(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._flow_wait(args)["state"] = "cancelled"
+        return self._flow_wait(args)
 
     def _timer_set(self, args: dict[str, Any]) -> dict[str, Any]:
         said = {name: args.get(name) for name in ("id", "timeout", "data", "callback")}

@@ -57,6 +57,11 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "enqueue": ("produce", {"runs": [[NEW, pack_task({"queue": THEIRS}, [b"x"])]]}),
     "extension": (LOOKS, {"name": "no-such"}),
     "fail": ("consume", {"items": [[HELD, 1, 1, "", None]]}),
+    "flow.cancel": ("produce operate", {"id": TASK}),
+    "flow.get": ("read produce operate", {"id": TASK}),
+    "flow.list": (LOOKS, {}),
+    "flow.make": ("produce", {"tasks": [{"queue": THEIRS, "after": [0]}]}),
+    "flow.wait": ("read produce operate", {"id": TASK}),
     "gc": ("operate", {"no": 1}),
     "get": ("read consume operate", {"id": TASK}),
     "give_up": ("consume", {"items": [[HELD, 1, 1, ""]]}),
@@ -129,6 +134,7 @@ ROOT = taskstore.endpoints("")
 
 BODIES: dict[str, dict[str, Any]] = {
     "enqueue": {"tasks": [{"queue": THEIRS, "data": 1}]},
+    "make_flow": {"tasks": [{"queue": THEIRS, "after": [0]}]},
     "claim": {"queues": [THEIRS]},
     "update_claim": {"id": HELD.hex(), "token": 1, "seq": 0, "data": 1},
     "transact": {"complete": [{"id": HELD.hex(), "token": 1}]},

@@ -224,6 +224,16 @@ async def known_timer(world: World) -> dict[str, Any]:
     return {"id": said["id"]}
 
 
+def some_flow(world: World) -> dict[str, Any]:
+    return {"id": world.id(), "tasks": [{"queue": "q"}, {"queue": "q", "after": [0]}]}
+
+
+async def known_flow(world: World) -> dict[str, Any]:
+    said = some_flow(world)
+    await world.call("flow.make", said)
+    return {"id": said["id"]}
+
+
 async def known_periodic(world: World) -> dict[str, Any]:
     name = world.name()
     await world.call("periodic.set", {"name": name, "queue": "q", "schedule": "0 4 * * *"})
@@ -286,6 +296,11 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "periodic.get": known_periodic,
     "periodic.list": args(),
     "periodic.remove": known_periodic,
+    "flow.make": made(some_flow),
+    "flow.get": known_flow,
+    "flow.list": args(),
+    "flow.wait": known_flow,
+    "flow.cancel": known_flow,
     "timer.set": some_timer,
     "timer.get": known_timer,
     "timer.cancel": known_timer,

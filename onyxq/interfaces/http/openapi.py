@@ -21,6 +21,7 @@ _DESCRIPTION = (
 )
 _TAGS = {
     "tasks": "Enqueue tasks and read them.",
+    "flows": "Tasks that depend on each other, as a whole.",
     "claims": "Work on tasks: a claim is a lease with a fencing token.",
     "transactions": "Several changes in one atomic step.",
     "queues": "Queues: their depth and their settings.",

@@ -24,6 +24,7 @@ NOUNS = {
     "task": "enqueue, show, claim and finish tasks",
     "queue": "show queues, pause them, and set their limits",
     "dead": "show, requeue and discard dead letters: tasks that failed for good",
+    "flow": "make, show, wait for and cancel flows: tasks that depend on each other",
     "periodic": "enqueue tasks on a schedule",
     "timer": "make callbacks at a later time",
     "job": "run data pipelines on Spark",

@@ -1,0 +1,322 @@
+"""Flows: making, reading, listing, waiting for and cancelling them as a whole.
+
+A flow's state is that of its record, which its leader ends after all tasks (`onyxq.operations.flow.plan`). Until then
+the states of the tasks show whether it is running.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import trio
+from msgspec.structs import asdict
+
+from onyxq.core.errors import AlreadyFinished, BadRequest, Conflict, NotFound, OnyxqError, from_map
+from onyxq.core.ids import TaskId, ids_of, ms_of, offset_of, partition_of, stretch_of
+from onyxq.core.limits import FLOWS_QUEUE, TaskIdBytes
+from onyxq.core.queues import settings_of
+from onyxq.core.replica import claimed_bits, pieces_of
+from onyxq.node.node import Node
+from onyxq.node.routing import Router
+from onyxq.operations.checks.runs import check_id, check_ids
+from onyxq.operations.enqueues import Enqueueing
+from onyxq.operations.flow.plan import FlowPlan, Record, check, digest_of, planned, record_of
+from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.held_tasks import PAGE
+from onyxq.operations.table.claim import Count
+from onyxq.operations.table.enqueue import Enqueue
+from onyxq.operations.table.flow import (
+    CANCEL_FLOW,
+    GET_FLOW,
+    LIST_FLOWS,
+    MAKE_FLOW,
+    WAIT_FLOW,
+    CancelFlow,
+    FlowDetails,
+    FlowMade,
+    FlowPage,
+    FlowState,
+    FlowView,
+    GetFlow,
+    ListFlows,
+    MakeFlow,
+    TaskOfFlow,
+    WaitFlow,
+)
+from onyxq.operations.table.operation import Args, Items
+from onyxq.operations.table.task import CancelTasks, GetTask, ItemResults, ListTasks, MakeIds, State, TaskView
+from onyxq.operations.task_lists import Listing
+from onyxq.operations.task_reads import Reading, partitions_of
+
+STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled", "purged")
+"""States of a flow's tasks; their places are the bytes of an answer."""
+UNFINISHED = STATES[:4]
+ENDED = ("completed", "failed", "cancelled")
+LOOK_FIRST_S, LOOK_MAX_S = 0.05, 0.5
+"""Shortest and longest pause between two reads of a flow that is waited for, in seconds."""
+
+
+class StatesOf(Args):
+    """Runs whose tasks' states the leaders report."""
+
+    runs: list[tuple[TaskIdBytes, Count]]
+
+
+class _Known(NamedTuple):
+    """A flow: the task that is its record, and the record."""
+
+    task: TaskView
+    record: Record
+
+
+class Flows:
+    """Serves the operations on flows of one node."""
+
+    def __init__(
+        self,
+        node: Node,
+        router: Router,
+        reading: Reading,
+        listing: Listing,
+        cancel: Callable[[CancelTasks], Awaitable[ItemResults]],
+        *,
+        enqueueing: Enqueueing,
+    ) -> None:
+        self._node = node
+        self._reading = reading
+        self._listing = listing
+        self._cancel_tasks = cancel
+        self._enqueueing = enqueueing
+        self._states = router.asked("flow.states", StatesOf, Items(argument="runs"), self._lead_states)
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return merged(
+            served(MAKE_FLOW, self.make),
+            served(GET_FLOW, self.get),
+            served(LIST_FLOWS, self.page),
+            served(WAIT_FLOW, self.wait),
+            served(CANCEL_FLOW, self.cancel),
+        )
+
+    async def make(self, args: MakeFlow) -> FlowMade:
+        """Store a flow; raises `BadRequest`, `Conflict` if the id belongs to something else, and errors of leaders."""
+        check(args)
+        partitions = partitions_of(self._node)
+        check_ids((one for task in args.tasks for one in task.depends), partitions, "tasks.depends")
+        if args.id is None:
+            flow_id = (await self._enqueueing.ids(MakeIds())).ids[0]
+        else:
+            flow_id = args.id
+            check_id(flow_id, partitions)
+        plan = planned(args, flow_id, partitions)
+        if args.id is None or not await self._is_made(args, flow_id):
+            await self._check_outside(args, flow_id)
+            await self._store(plan)
+            if args.id is not None:
+                await self._is_made(args, flow_id)  # a simultaneous request may have taken the id
+        last = plan.record.on_done
+        return FlowMade(id=flow_id, ids=plan.ids, on_done=TaskId(bytes.fromhex(last)) if last else None)
+
+    async def _is_made(self, args: MakeFlow, flow_id: TaskId) -> bool:
+        """Return whether the flow of a request is stored already; raises `Conflict` if the id is another's."""
+        try:
+            found = await self._flow(flow_id)
+        except NotFound:
+            return False
+        if found.record.digest != digest_of(args):
+            raise Conflict(
+                f"{flow_id.hex()} is the id of a flow with other tasks",
+                field="id",
+                hint="Use a fresh id for another flow, or repeat the request unchanged.",
+            )
+        return True
+
+    async def _check_outside(self, args: MakeFlow, flow_id: TaskId) -> None:
+        """Raise `BadRequest` for what a leader would refuse, before anything is stored."""
+        outside = {one for task in args.tasks for one in task.depends}
+        found = await self._node.operations.dependencies.outcomes_for(outside) if outside else {}
+        last = [("on_done", args.on_done)] if args.on_done is not None else []
+        for where, task in [*((f"tasks[{place}]", task) for place, task in enumerate(args.tasks)), *last]:
+            missing = next((one for one in task.depends if found[one] is None), None)
+            if missing is not None:
+                raise BadRequest(f"there is no task {missing.hex()} to depend on", field=f"{where}.depends")
+            grace_ms = settings_of(self._node.replica, task.queue).grace_ms
+            if task.at_ms is not None and (late_ms := ms_of(flow_id) - task.at_ms) > grace_ms:
+                raise BadRequest(
+                    f"{where}.at_ms is {late_ms} ms before the flow's id was made; the queue allows {grace_ms} ms",
+                    field=f"{where}.at_ms",
+                )
+
+    async def _store(self, plan: FlowPlan) -> None:
+        """Store the rows of a flow, the record last; raises the first error."""
+        acks = await self._enqueueing.in_waves(Enqueue(runs=plan.runs))
+        if refused := next((ack for ack in acks if isinstance(ack, dict)), None):
+            raise from_map(refused)
+
+    # --- reading
+
+    async def get(self, args: GetFlow) -> FlowDetails:
+        """Return a flow with the states of its tasks; raises `NotFound`."""
+        found = await self._flow(args.id)
+        (states,) = await self._states_of([found.record])
+        tasks: list[TaskOfFlow] = []
+        for one, codes in zip(found.record.runs, states, strict=True):
+            for task_id, code in zip(ids_of(*one.run), codes, strict=True):
+                if len(tasks) == args.limit:
+                    break
+                tasks.append(TaskOfFlow(task_id, one.queue, STATES[code], one.after))
+        return FlowDetails(**asdict(_view(found, states)), tasks=tasks)
+
+    async def page(self, args: ListFlows) -> FlowPage:
+        """Return a page of flows in the order of their ids."""
+        state = args.state if args.state in ("completed", "cancelled") else None
+        asked = ListTasks(
+            queue=FLOWS_QUEUE,
+            state=cast(State | None, state),
+            after=args.after,
+            limit=args.limit,
+            newest_first=args.newest_first,
+        )
+        page = await self._listing.page(asked)
+        known = [found for task in page.tasks if (found := _known(task)) is not None]
+        states = await self._states_of([one.record for one in known])
+        flows = [_view(*one) for one in zip(known, states, strict=True)]
+        return FlowPage(flows=[one for one in flows if args.state in (None, one.state)], after=page.after)
+
+    async def wait(self, args: WaitFlow) -> FlowView:
+        """Return a flow once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
+        until, pause_s = trio.current_time() + args.wait_ms / 1000, LOOK_FIRST_S
+        while True:
+            found = await self._flow(args.id)
+            left_s = until - trio.current_time()
+            if found.task.state in ENDED or left_s <= 0:
+                (states,) = await self._states_of([found.record])
+                view = _view(found, states)
+                if view.state in ENDED or left_s <= 0:
+                    return view
+            await trio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LOOK_MAX_S)
+
+    async def _flow(self, flow_id: TaskId) -> _Known:
+        """Return a flow as its leader has it; raises `NotFound`."""
+        found = _known(await self._reading.get(GetTask(id=flow_id)))
+        if found is None:
+            raise NotFound(f"task {flow_id.hex()} is not a flow", field="id")
+        return found
+
+    async def _states_of(self, records: Sequence[Record]) -> list[list[bytes]]:
+        """Return the states of each run of each record; raises an error if a leader does not answer."""
+        runs = [(one.run.first, one.count) for record in records for one in record.runs]
+        answers: list[Any] = await self._states.ask(StatesOf(runs=runs)) if runs else []
+        if refused := next((one for one in answers if isinstance(one, dict)), None):
+            raise from_map(refused)
+        left = iter(answers)
+        return [[next(left) for _ in record.runs] for record in records]
+
+    async def _lead_states(self, args: StatesOf) -> list[bytes | dict[str, Any]]:
+        """Return the states of the tasks of runs in partitions that are led from here."""
+        await self._node.settled()
+        answers: list[bytes | dict[str, Any]] = []
+        for first, count in args.runs:
+            try:
+                self._node.operations.tokens.leader(partition_of(first))
+                answers.append(self._states_here(first, count))
+            except OnyxqError as error:
+                answers.append(error.to_map())
+            await trio.lowlevel.checkpoint()
+        return answers
+
+    def _states_here(self, first: TaskId, count: int) -> bytes:
+        """Return the state of each task of a run as its place in `STATES`."""
+        store, stretch = self._node.store, stretch_of(first)
+        before = TaskId((int.from_bytes(stretch, "big") - 1).to_bytes(len(stretch), "big"))
+        masks = {"claimed": claimed_bits(pieces_of(self._node.replica, stretch)) & ~store.finished_bits(stretch)}
+        for state in (*ENDED, "waiting", "ready", "scheduled"):
+            found = store.look(
+                partition_of(first), queue=None, state=state, now_ms=self._node.wall_ms(), after=before, limit=1
+            )
+            masks[state] = next((bits for one, bits in found if one == stretch), 0)
+        states, known = bytearray(), store.known_bits(stretch)
+        for place in range(offset_of(first), offset_of(first) + count):
+            bit = 1 << place
+            state = next((name for name, bits in masks.items() if bits & bit), "waiting") if known & bit else "purged"
+            states.append(STATES.index(state))
+        return bytes(states)
+
+    # --- cancelling
+
+    async def cancel(self, args: CancelFlow) -> FlowView:
+        """Cancel a flow and its unfinished tasks.
+
+        The record is cancelled first, with the task of ``on_done``, then the others: a task that runs after a
+        cancelled one is the later one, so the last tasks are cancelled first. Raises `NotFound`, `AlreadyFinished`,
+        and `Conflict` if a claimed task cannot be cancelled now.
+        """
+        found = await self._flow(args.id)
+        (states,) = await self._states_of([found.record])
+        if found.task.state in ("completed", "failed") and not _counts(states).keys() & set(UNFINISHED):
+            raise AlreadyFinished(f"flow {args.id.hex()} is {found.task.state}", field="id")
+        last = [TaskId(bytes.fromhex(found.record.on_done))] if found.record.on_done else []
+        held = await self._cancelled([args.id, *last])
+        ids = [one for run in reversed(found.record.runs) for one in reversed(ids_of(*run.run)) if one not in last]
+        for start in range(0, len(ids), PAGE):
+            held += await self._cancelled(ids[start : start + PAGE])
+        if held:
+            raise Conflict(
+                f"{len(held)} claimed tasks of flow {args.id.hex()} cannot be cancelled now: {held[0].message}",
+                hint="All other tasks are cancelled. Repeat the request once the workers of these have ended.",
+            )
+        found = await self._flow(args.id)
+        (states,) = await self._states_of([found.record])
+        return _view(found, states)
+
+    async def _cancelled(self, ids: Sequence[TaskId]) -> list[OnyxqError]:
+        """Cancel those of the tasks that are not finished; return why others could not be, raise what may pass."""
+        refused = [
+            from_map(one) for one in (await self._cancel_tasks(CancelTasks(ids=[*ids], claimed=True))).results if one
+        ]
+        left = [one for one in refused if not isinstance(one, (AlreadyFinished, NotFound))]
+        for one in left:
+            if not isinstance(one, Conflict):
+                raise one
+        return left
+
+
+def _known(task: TaskView) -> _Known | None:
+    record = record_of(task.id, task.data) if task.queue == FLOWS_QUEUE else None
+    return None if record is None else _Known(task, record)
+
+
+def _counts(states: Iterable[bytes]) -> dict[str, int]:
+    found = Counter(code for codes in states for code in codes)
+    return {name: found[code] for code, name in enumerate(STATES) if found[code]}
+
+
+def _view(found: _Known, states: Iterable[bytes]) -> FlowView:
+    task, record = found
+    counts = _counts(states)
+    state = state_of(task.state, counts)
+    return FlowView(
+        id=task.id,
+        name=record.name,
+        state=state,
+        counts=counts,
+        on_done=TaskId(bytes.fromhex(record.on_done)) if record.on_done else None,
+        created_ms=ms_of(task.id),
+        finished_ms=task.finished_ms if state in ENDED else None,
+    )
+
+
+def state_of(recorded: str, counts: dict[str, int]) -> FlowState:
+    """Return the state of a flow from that of its record and the number of its tasks by state.
+
+    A flow that ended is running again if one of its tasks was requeued.
+    """
+    unfinished = any(counts.get(state) for state in UNFINISHED)
+    if recorded == "cancelled" or (recorded in ENDED and not unfinished):
+        return cast(FlowState, recorded)
+    started = any(count for state, count in counts.items() if state not in ("scheduled", "waiting", "ready"))
+    return "running" if started else "waiting"
