@@ -43,6 +43,7 @@ STANDARD = (
     "a task was given back",
     "a stale token was refused",
     "a task was cancelled that a worker held",
+    "a flow was cancelled",
     "a completion was taken under a lapsed token",
     "a lapsed claim was renewed",
     "a task was claimed before it was due",

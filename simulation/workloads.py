@@ -23,6 +23,7 @@ from simulation.scenes.batches import BATCH_SCENES
 from simulation.scenes.cancelling import CANCELLING_SCENES
 from simulation.scenes.copies import COPY_SCENES
 from simulation.scenes.early_grants import EARLY_SCENES
+from simulation.scenes.flows import FLOW_SCENES
 from simulation.scenes.leases import LEASE_SCENES
 from simulation.scenes.looks import LOOK_SCENES
 from simulation.scenes.lost_disks import LOST_DISK_SCENES
@@ -335,6 +336,7 @@ _SCENES = tuple(
         *LOST_DISK_SCENES.values(),
         *RULE_SCENES.values(),
         *CANCELLING_SCENES.values(),
+        *FLOW_SCENES.values(),
         *WITHDRAWN_SCENES.values(),
         *AHEAD_SCENES.values(),
         *TRANSACTION_SCENES.values(),

@@ -8,10 +8,13 @@ from attrs import define
 
 from onyxq.client.values import Task
 from onyxq.core.ids import TaskId
+from onyxq.core.limits import FLOW_JOINS_QUEUE, FLOWS_QUEUE
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Ledger
 from simulation.world.history import COMPLETE, GIVING_UP, REFUSED
 
+JOINS = (FLOWS_QUEUE, FLOW_JOINS_QUEUE)
+"""Queues of tasks that are not run; `simulation.checkers.flows_end` judges them."""
 ENDED_BADLY = ("failed", "cancelled")
 
 
@@ -25,7 +28,7 @@ class DependenciesFirst(Checker):
     def finish(self) -> None:
         """Judge every task that depends on others."""
         for task in self.ledger.read.values():
-            if task.depends:
+            if task.depends and task.queue not in JOINS:
                 fate = self.ledger.said(task).on_dependency_failed
                 if self.ledger.grants.get(task.id):
                     for one in task.depends:

@@ -11,6 +11,7 @@ from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_disks import DISK_BUGS
 from simulation.planted.bugs_early_grants import EARLY_GRANT_BUGS
 from simulation.planted.bugs_facts import FACT_BUGS
+from simulation.planted.bugs_flows import FLOW_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_leaders import LEADER_BUGS
 from simulation.planted.bugs_leases import LEASE_BUGS
@@ -39,6 +40,7 @@ PLANTED: tuple[Planted, ...] = (
     *DISK_BUGS,
     *LOST_DISK_BUGS,
     *RULE_BUGS,
+    *FLOW_BUGS,
     *CANCEL_BUGS,
     *RETENTION_BUGS,
     *WORKER_BUGS,

@@ -32,6 +32,7 @@ from simulation.checkers.deadlines_kept import DeadlinesKept
 from simulation.checkers.dependencies_first import DependenciesFirst
 from simulation.checkers.done_stays_done import DoneStaysDone
 from simulation.checkers.enough_copies import DiskReads, EnoughCopies
+from simulation.checkers.flows_end import FlowsEnd
 from simulation.checkers.handed_back import HandedBack
 from simulation.checkers.invariants_hold import InvariantsHold, SnapshotsEqual
 from simulation.checkers.keys_in_order import KeysInOrder
@@ -87,6 +88,7 @@ class Audit(Course):
         self.history = history
         self.true_ms = SimulatedClock().wall_ms
         self.ledger = Ledger(history, backend.landed_s.__getitem__, self._header)
+        self.flows_end = FlowsEnd(history, self.ledger)
         self.unique_stands = UniqueStands(history, self.ledger)
         self.pauses_hold = PausesHold(history)
         self.keys_in_order = KeysInOrder(history, self.ledger, self.pauses_hold)
@@ -134,6 +136,7 @@ class Audit(Course):
             self.keys_in_order,
             self.unique_stands,
             DependenciesFirst(self.history, self.ledger),
+            self.flows_end,
             self.pauses_hold,
             self.limits_kept,
             self.deadlines_kept,
