@@ -118,6 +118,11 @@ ACTIONS = (
     Action("periodic-resume", _SET_PERIODIC, lambda _: {"paused": False}, back=lambda _: "/ui/periodic"),
     Action("periodic-remove", _operation(OF_OPERATIONS, "remove_periodic"), back=lambda _: "/ui/periodic"),
     Action("timer-cancel", _operation(timers.ENDPOINTS, "cancel_timer"), back=lambda _: "/ui/timers"),
+    Action(
+        "flow-cancel",
+        _operation(OF_OPERATIONS, "cancel_flow"),
+        back=lambda form: link("/ui/flow", id=one(form, "id")),
+    ),
     Action("seal", _operation(OF_OPERATIONS, "seal_input"), lambda form: {"input": one(form, "input")}, back=_job_page),
     Action("kill", _operation(OF_OPERATIONS, "kill_job"), back=_job_page),
     Action("gc", _operation(OF_OPERATIONS, "gc"), back=lambda _: "/ui/settings"),

@@ -1,0 +1,166 @@
+"""All flows, and one flow as a graph of its tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from attrs import define, field
+from starlette.responses import Response
+
+from onyxq.core.errors import BadRequest
+from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, shows
+from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.http.endpoint import Call
+from onyxq.operations.table.flow import FLOW_TASKS_MAX, FlowId, FlowState
+
+TASKS_SHOWN_MAX = 200
+"""Most tasks in the table of a flow."""
+ALONE_MAX = 8
+"""Most tasks of one queue that follow the same tasks and are drawn apart; more are one node."""
+NODES_MAX = 150
+WIDTH, HEIGHT, GAP_X, GAP_Y = 180, 40, 60, 14
+"""Size of a node and the gaps between nodes, in pixels."""
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "completed": ("var(--good-ground)", "var(--good)"),
+    "purged": ("var(--good-ground)", "var(--good)"),
+    "failed": ("var(--bad-ground)", "var(--bad)"),
+    "claimed": ("var(--accent)", "var(--on-accent)"),
+    "waiting": ("var(--warn-ground)", "var(--warn)"),
+}
+"""Ground and text of a node by state; the others are plain."""
+PLAIN = ("var(--raised)", "var(--text)")
+URGENCY = ("failed", "claimed", "ready", "scheduled", "waiting", "cancelled", "completed", "purged")
+"""The first of these states that a task of a node has is the node's."""
+
+
+@define(eq=False)
+class Node:
+    """Tasks that are drawn together."""
+
+    queue: str
+    depth: int
+    """Number of tasks in the longest row of tasks before it."""
+    ids: list[bytes] = field(factory=list)
+    states: Counter[str] = field(factory=Counter)
+    x: int = 0
+    y: int = 0
+
+    @property
+    def state(self) -> str:
+        """The state of its tasks that matters most."""
+        return next(one for one in URGENCY if self.states[one])
+
+    @property
+    def about(self) -> str:
+        """Its states in words."""
+        if len(self.ids) == 1:
+            return self.state
+        return ", ".join(f"{self.states[one]} {one}" for one in URGENCY if self.states[one])
+
+    @property
+    def ground(self) -> str:
+        """Colour of its box."""
+        return COLOURS.get(self.state, PLAIN)[0]
+
+    @property
+    def text(self) -> str:
+        """Colour of its text."""
+        return COLOURS.get(self.state, PLAIN)[1]
+
+
+@define
+class Graph:
+    """Nodes with their places, and the lines between them."""
+
+    nodes: list[Node]
+    lines: list[tuple[Node, Node]]
+    width: int
+    height: int
+
+
+def graph_of(tasks: Sequence[Mapping[str, Any]], on_done: bytes | None) -> Graph | None:
+    """Return the graph of a flow's tasks; None if it is too large to be read."""
+    alike = Counter((task["queue"], tuple(task["after"])) for task in tasks)
+    nodes: dict[Any, Node] = {}
+    of_task: list[Node] = []
+    lines: dict[tuple[int, int], tuple[Node, Node]] = {}
+    for place, task in enumerate(tasks):
+        key = (task["queue"], tuple(task["after"]))
+        is_last = task["id"] == on_done
+        before = list({id(one): one for one in (of_task[at] for at in task["after"])}.values())
+        if is_last:
+            ended = {id(start) for start, _ in lines.values()}
+            before = [one for one in nodes.values() if id(one) not in ended]
+        depth = 1 + max((one.depth for one in before), default=-1)
+        node = nodes.setdefault(place if is_last or alike[key] <= ALONE_MAX else key, Node(task["queue"], depth))
+        node.ids.append(task["id"])
+        node.states[task["state"]] += 1
+        of_task.append(node)
+        lines |= {(id(one), id(node)): (one, node) for one in before}
+        if len(nodes) > NODES_MAX:
+            return None
+    rows: Counter[int] = Counter()
+    for node in nodes.values():
+        node.x, node.y = node.depth * (WIDTH + GAP_X) + 1, rows[node.depth] * (HEIGHT + GAP_Y) + 1
+        rows[node.depth] += 1
+    width = (max(rows, default=0) + 1) * (WIDTH + GAP_X) - GAP_X + 2
+    return Graph([*nodes.values()], [*lines.values()], width, max(rows.values(), default=1) * (HEIGHT + GAP_Y))
+
+
+class FlowsPage(PageArgs):
+    """Flows of a state, the newest first."""
+
+    state: Filter = ""
+    after: After = None
+
+
+async def get_flows(call: Call) -> Response:
+    """Answer with a page of flows."""
+    args: FlowsPage = call.args
+    state = args.state or None
+    if state is not None and state not in get_args(FlowState):
+        raise BadRequest(f"state must be one of {', '.join(get_args(FlowState))}", field="state")
+    found = await call.ask("flow.list", state=state, after=args.after, limit=ROWS, newest_first=True)
+    return page(
+        call,
+        "flows.html",
+        title="Flows",
+        here="/ui/flows",
+        flows=found["flows"],
+        after=found["after"],
+        is_first=args.after is None,
+        state=state or "",
+        states=get_args(FlowState),
+    )
+
+
+class OneFlow(PageArgs, kw_only=True):
+    """One flow."""
+
+    id: FlowId
+
+
+async def get_flow(call: Call) -> Response:
+    """Answer with one flow."""
+    flow: dict[str, Any] = await call.ask("flow.get", id=call.args.id, limit=FLOW_TASKS_MAX)
+    tasks = flow["tasks"]
+    return page(
+        call,
+        "flow.html",
+        title=f"Flow {flow['name'] or flow['id'].hex()}",
+        here="/ui/flows",
+        flow=flow,
+        has_ended=flow["state"] in ("completed", "failed", "cancelled"),
+        graph=graph_of(tasks, flow["on_done"]),
+        size=(WIDTH, HEIGHT),
+        tasks=tasks[:TASKS_SHOWN_MAX],
+        left=max(0, len(tasks) - TASKS_SHOWN_MAX),
+    )
+
+
+ENDPOINTS = (
+    shows("/ui/flows", "flows_page", get_flows, args=FlowsPage),
+    shows("/ui/flow", "flow_page", get_flow, args=OneFlow),
+)

@@ -1,0 +1,66 @@
+"""The pages of flows against a real node: the list, one flow as a graph, and its cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from onyxq import Client, Step
+from onyxq.interfaces.dashboard.flows import NODES_MAX, graph_of
+from tests.dashboard.test_pages import HTML, found, parsed, texts
+from tests.interfaces.live_world import running
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "<script>alert('flow')</script>"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Client, httpx.Client]]:
+    """A client of one node, and one of its pages."""
+    with running(http=True) as cluster, Client(cluster.addresses[0]) as client:
+        base = f"http://{cluster.http_addresses[0]}"
+        with httpx.Client(base_url=base, timeout=60, trust_env=False, follow_redirects=True) as http:
+            yield client, http
+
+
+def test_a_flow_is_drawn_and_cancelled(served: tuple[Client, httpx.Client]) -> None:
+    """A box for each task and one for many alike, lines between them, and the states as colours."""
+    client, http = served
+    many = client.group(*((HOSTILE, b"%d" % number) for number in range(20)))
+    flow = client.make_flow(client.chain(("first", b"x"), many), name=HOSTILE, on_done=Step("report"))
+    (claim,) = client.claim("first", wait_ms=10_000)
+    client.fail(claim, "no", retry_in_ms=3_600_000)
+    listed = http.get("/ui/flows")
+    assert HOSTILE in texts(parsed(listed.text)) and flow.id.hex() in listed.text
+    tree = parsed(http.get(f"/ui/flow?id={flow.id.hex()}").text)
+    boxes = list(tree.iter(f"{SVG}rect"))
+    assert len(boxes) == 3 and len(list(tree.iter(f"{SVG}path"))) == 2
+    assert boxes[1].get("fill") == "var(--warn-ground)"
+    assert f"{HOSTILE}: 20 waiting" in texts(tree)
+    assert not [one for one in found(tree, "script") if "alert" in (one.text or "")]
+    assert len(found(tree, "h1")) == 1 and len(list(tree.iter(f"{HTML}tr"))) == 23
+    answer = http.post("/ui/do/flow-cancel", data={"id": flow.id.hex()}, headers={"origin": str(http.base_url)})
+    assert "The flow is cancelled." in answer.text and "/ui/do/flow-cancel" not in answer.text
+    assert flow.state() == "cancelled"
+
+
+def test_a_page_of_flows_refuses_what_does_not_exist(served: tuple[Client, httpx.Client]) -> None:
+    """A state that flows do not have, and an unknown flow."""
+    _, http = served
+    assert http.get("/ui/flows?state=ready").status_code == 400
+    assert http.get(f"/ui/flow?id={'00' * 20}").status_code == 404
+    assert http.get("/ui/flows?state=running").status_code == 200
+
+
+def test_a_graph_that_nobody_could_read_is_not_drawn() -> None:
+    """A long chain has too many boxes."""
+    chain: list[dict[str, Any]] = [
+        {"id": bytes([place]) * 20, "queue": "q", "state": "ready", "after": [place - 1] if place else []}
+        for place in range(NODES_MAX + 1)
+    ]
+    assert graph_of(chain, None) is None
+    drawn = graph_of(chain[:NODES_MAX], None)
+    assert drawn is not None and len({node.x for node in drawn.nodes}) == NODES_MAX
