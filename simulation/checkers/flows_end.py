@@ -28,7 +28,7 @@ class MadeFlow:
     cancelled: int | None = None
     """First position of the log that was free when its cancel was answered."""
     told: str = ""
-    """The state with which it had ended, as a client was told."""
+    """The state with which it had ended, as a client read it."""
 
 
 @define(eq=False)

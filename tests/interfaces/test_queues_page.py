@@ -51,7 +51,7 @@ def test_every_option_of_a_task_is_told() -> None:
 def test_the_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The Python code runs on a cluster; only the address differs."""
     programs = re.findall(r"\.\. code-block:: python\n\n((?:    .*\n|\n)+)", PAGE)
-    assert len(programs) == 2
+    assert len(programs) == 3
     with running() as cluster:
         for program in programs:
             code = textwrap.dedent(program).replace(ADDRESS, cluster.addresses[0])
@@ -59,3 +59,4 @@ def test_the_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "5 tasks" in shown
     assert "after [b'two pages']" in shown
+    assert "completed {'completed': 4}" in shown
