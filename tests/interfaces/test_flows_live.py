@@ -11,10 +11,13 @@ from typing import Any
 import anyio
 import pytest
 
+import onyxq
 from onyxq import AsyncClient, Client, Step
 from onyxq.client.flow_calls import FlowHandle
 from onyxq.errors import AlreadyFinished, BadRequest, Conflict, NotFound, TimedOut
 from onyxq.interfaces.cli.main import run
+from onyxq.operations.flow.plan import planned
+from onyxq.operations.table.flow import MAKE_FLOW
 from tests.interfaces.live_world import Live, running
 
 WAIT_MS = 10_000
@@ -87,6 +90,34 @@ def test_a_repeat_makes_nothing_twice_and_another_flow_needs_another_id(client: 
     assert refused.value.field == "id"
     assert sum(client.count(queue)[queue][state] for state in ("ready", "waiting")) == 2
     client.cancel_flow(first.id)
+
+
+def test_a_flow_that_was_stored_in_part_is_completed_by_a_repeat(live: Live, client: Client, queue: str) -> None:
+    """Its first tasks exist, one is even completed, and there is no flow. A repeat adds what is missing."""
+    tasks = [{"queue": queue, "data": b"a"}, {"queue": queue, "data": b"b", "after": [0]}]
+    asked = MAKE_FLOW.decode({"id": client.make_ids(1)[0], "tasks": tasks})
+    plan = planned(asked, asked.id, client.partition_count())
+    assert live.wire.call("enqueue", {"runs": [list(run[:2]) for run in plan.runs[:1]]})["acks"] == [1]
+    assert work(client, queue) == b"a"
+    with pytest.raises(NotFound):
+        client.flow(asked.id)
+    made = client.call("flow.make", {"id": asked.id, "tasks": tasks})
+    assert made["ids"] == plan.ids
+    assert client.flow(asked.id)["counts"] == {"completed": 1, "ready": 1}
+    assert work(client, queue) == b"b"
+    assert client.wait_flow(asked.id, WAIT_MS)["counts"] == {"completed": 2}
+
+
+def test_a_flow_survives_a_restart(tmp_path: Path) -> None:
+    """Its record and its tasks are on disk; it ends after the restart as it would have before."""
+    with onyxq.open(tmp_path / "data") as client:
+        flow = client.make_flow(client.chain(("q", b"a"), ("q", b"b")), name="kept")
+        work(client, "q")
+    with onyxq.open(tmp_path / "data") as client:
+        again = client.flow_handle(flow.id)
+        assert client.flow(flow.id)["name"] == "kept" and again.state() == "running"
+        work(client, "q")
+        assert again.wait(20_000)["counts"] == {"completed": 2}
 
 
 def test_a_failed_step_fails_the_flow_after_all_others_have_ended(client: Client, queue: str) -> None:

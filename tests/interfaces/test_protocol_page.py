@@ -71,6 +71,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "name": "page", "queue": "page", "schedule": "every 90s", "zone": "UTC", "data": b"x", "format": "bytes",
         "priority": 0, "missed": "once", "paused": True,
     },
+    "flow.make": {
+        "tasks": [{"queue": "page"}], "id": fresh_id(), "name": "page", "on_done": {"queue": "page", "data": b"x"},
+    },
+    "flow.get": {"id": ID, "limit": 1},
+    "flow.list": {"state": "running", "after": ID, "limit": 1, "newest_first": True},
+    "flow.wait": {"id": ID, "wait_ms": 0},
+    "flow.cancel": {"id": ID},
     "timer.set": {
         "id": "page", "timeout": 600_000, "data": {"a": 1}, "replace": False, "request": "page",
         "callback": {"transport": "http", "uri": "http://127.0.0.1:9/", "method": "post"},
