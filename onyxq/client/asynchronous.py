@@ -59,6 +59,14 @@ READS_MAX = 16
 """Largest number of tasks that one call reads at the same time."""
 
 
+def with_port(address: str) -> str:
+    """Return the ``HOST:PORT`` that a host alone (with the default port) or a port alone (of this machine) means."""
+    host, port = ADDRESS.split(":")
+    if address.isdecimal():
+        return f"{host}:{address}"
+    return f"{address}:{port}" if address and (":" not in address or address.endswith("]")) else address
+
+
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -95,7 +103,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         network: Network | None = None,
         sources: Sources | None = None,
     ) -> None:
-        self._addresses = [address] if isinstance(address, str) else list(address)
+        self._addresses = [with_port(one) for one in ([address] if isinstance(address, str) else address)]
         for each in self._addresses:
             split_address(each)
         self._hello = Hello(credential=token)

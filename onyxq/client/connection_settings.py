@@ -8,12 +8,9 @@ from typing import Any
 from attrs import frozen
 
 from onyxq.access.certificates import Certificates
-from onyxq.client.asynchronous import AsyncClient
+from onyxq.client.asynchronous import AsyncClient, with_port
 from onyxq.client.blocking import Client
-from onyxq.system.settings import SETTINGS
 from onyxq.wire.network import Network
-
-DEFAULT_PORT = str(SETTINGS["connect"].default).rpartition(":")[2]
 
 
 @frozen
@@ -50,8 +47,3 @@ class ConnectionSettings:
     def _how(self) -> dict[str, Any]:
         limits = {"timeout_ms": self.timeout_ms, "connect_timeout_ms": self.connect_timeout_ms}
         return {"token": self.token, "tls": self.tls, **limits}
-
-
-def with_port(address: str) -> str:
-    """Return an address with the port at which peers listen by default, if it has none."""
-    return address if ":" in address or not address else f"{address}:{DEFAULT_PORT}"

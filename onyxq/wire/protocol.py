@@ -41,6 +41,9 @@ VERSION = 1
 CANCEL = "$cancel"
 PING = "$ping"
 
+CLIENT_PORT = "Clients use the port of --listen, 7400 by default. `onyxq dev` shows it beside `clients`."
+"""Hint for a client that reached a port of HTTP."""
+
 _LENGTH = struct.Struct("<I")
 _REQUEST = msgspec.msgpack.Decoder(tuple[Annotated[int, msgspec.Meta(ge=0)], str, msgspec.Raw])
 _FIELDS = ("cluster", "cluster_id", "credential", "role", "node", "peer")
@@ -97,6 +100,7 @@ def _as_base(value: Any) -> Any:
 
 _BASES: tuple[type[Any], ...] = (str, bytes, int, float)
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_base)
+_HELLO_PREFIX = _ENCODER.encode([NAME, 0, 0])[:-2]
 
 
 def encode(message: list[Any], *, most: int = FRAME_BYTES_MAX) -> bytes:
@@ -111,6 +115,16 @@ def encode(message: list[Any], *, most: int = FRAME_BYTES_MAX) -> bytes:
     if len(body) > most:
         raise TooLarge(f"a message of {len(body)} bytes; at most {most}")
     return _LENGTH.pack(len(body)) + body
+
+
+def starts_hello(data: bytes) -> bool:
+    """Return whether received bytes begin with the hello of a client."""
+    return data[_LENGTH.size :].startswith(_HELLO_PREFIX)
+
+
+def refusal(error: OnyxqError) -> bytes:
+    """Return the frame that answers a hello with an error."""
+    return encode([0, 1, error.to_map()])
 
 
 @frozen
@@ -163,7 +177,11 @@ class Decoder:
                 return
             (size,) = _LENGTH.unpack_from(self._buffer, self._start)
             if size > self.frame_bytes_max:
-                self._error = ProtocolError(f"a frame of {size} bytes; at most {self.frame_bytes_max}")
+                begins = bytes(self._buffer[self._start : start])
+                if begins == b"HTTP":
+                    self._error = ProtocolError("the other side speaks HTTP, not OnyxQ's protocol", hint=CLIENT_PORT)
+                else:
+                    self._error = ProtocolError(f"a frame of {size} bytes; at most {self.frame_bytes_max}")
                 continue
             if start + size > end:
                 return

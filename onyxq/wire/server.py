@@ -33,6 +33,7 @@ from onyxq.wire.protocol import (
     check_cluster,
     encode,
     parse_request,
+    refusal,
 )
 from onyxq.wire.weight import decoded_bytes
 
@@ -211,7 +212,7 @@ class _Exchange:
 
     def refuse(self, error: OnyxqError) -> None:
         """Send the error that ends the connection, as the last frame."""
-        self.outlet.put(encode([0, 1, error.to_map()]))
+        self.outlet.put(refusal(error))
         self.outlet.end()
 
     def withdraw_all(self) -> None:

@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream, TaskStatus
 from anyio.streams.tls import TLSStream
 
-from onyxq.core.errors import BadRequest, Unavailable
+from onyxq.core.errors import BadRequest, Conflict, OnyxqError, Unavailable
 from onyxq.core.texts import whole
 from onyxq.wire.bounds import NEWCOMERS_MAX, NEWCOMERS_PERCENT, Newcomers, share
 
@@ -31,8 +31,9 @@ def split_address(address: str, *, field: str = "address") -> tuple[str, int]:
     """Split ``HOST:PORT`` or ``[IPV6]:PORT`` into host and port; raises `BadRequest` that names ``field``."""
     host, _, digits = address.rpartition(":")
     host, port = host.removeprefix("[").removesuffix("]"), whole(digits)
-    if not host or port is None or port >= 1 << 16:
-        raise BadRequest(f"{field} must be HOST:PORT, not {address!r}", field=field)
+    if not host or "/" in host or port is None or port >= 1 << 16:
+        hint = "Write it like 127.0.0.1:7400 or [::1]:7400."
+        raise BadRequest(f"{field} must be HOST:PORT, not {address!r}", field=field, hint=hint)
     return host, port
 
 
@@ -41,7 +42,14 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-LISTEN_HINT = "Choose another address with --listen or ONYXQ_LISTEN; port 0 is a free one."
+def cannot_listen(address: str, error: OSError, *, setting: str) -> OnyxqError:
+    """Return the error for a listener at ``address``, which ``setting`` names: `Conflict` if the port is in use."""
+    other = f"another address with --{setting} or ONYXQ_{setting.upper()}; port 0 is a free one."
+    if error.errno == errno.EADDRINUSE:
+        hint = f"If it is a peer, such as another `onyxq dev`, use that one. Otherwise choose {other}"
+        return Conflict(f"{address} is in use by another process", field=setting, hint=hint)
+    problem = f"cannot listen on {address}: {error.strerror or error}"
+    return Unavailable(problem, field=setting, hint=f"Choose {other}")
 
 
 class TcpNetwork:
@@ -82,12 +90,12 @@ class TcpNetwork:
         *,
         task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept until cancelled; report the bound ``HOST:PORT``; raises `Unavailable` if it cannot listen."""
+        """Accept until cancelled; report the bound ``HOST:PORT``; raises `Unavailable` or `Conflict` if it cannot."""
         host, port = split_address(address)
         try:
             bound = await anyio.create_tcp_listener(local_host=host, local_port=port, backlog=BACKLOG)
         except OSError as error:
-            raise Unavailable(f"cannot listen on {address}: {error}", hint=LISTEN_HINT) from None
+            raise cannot_listen(address, error, setting="listen") from None
         async with bound:
             task_status.started(join_address(host, bound.extra(SocketAttribute.local_port)))
             async with anyio.create_task_group() as group:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from onyxq import App, Client
+from onyxq import App, AsyncClient, Client
 from onyxq.errors import BadRequest, Unavailable
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.local_cluster import LocalCluster
@@ -40,6 +40,23 @@ def test_each_source_wins_over_the_next(here: Path, monkeypatch: pytest.MonkeyPa
     assert (given.address, given.token) == ("given:1", "given")
     app.address = "set:1"
     assert app.address == "set:1"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("db.example", "db.example:7400"),
+        ("7600", "127.0.0.1:7600"),
+        ("[::1]", "[::1]:7400"),
+        ("db:1", "db:1"),
+        ("[::1]:2", "[::1]:2"),
+    ],
+)
+def test_a_host_or_a_port_alone_is_an_address(given: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line, variables and the program treat it in the same way."""
+    monkeypatch.setenv("ONYXQ_CONNECT", given)
+    assert App().address == meant
+    assert AsyncClient(given)._addresses == [meant]
 
 
 def test_a_wrong_setting_is_named(here: Path) -> None:

@@ -12,7 +12,8 @@ import httpx
 import pytest
 import trio
 
-from onyxq.errors import BadRequest, Unavailable
+from onyxq.client import AsyncClient
+from onyxq.errors import BadRequest, Conflict, Unavailable
 from onyxq.interfaces.http import connection, server
 from onyxq.interfaces.http.server import Places, serve_http
 from onyxq.wire.tcp import split_address
@@ -318,10 +319,31 @@ async def test_a_stream_that_fails_midway_ends_unfinished() -> None:
 
 @on_trio
 async def test_an_address_in_use_is_a_clear_error() -> None:
-    """The message names the address."""
+    """The message names the address, and the hint the option."""
     async with serving(FakeService()) as (address, _):
-        with pytest.raises(Unavailable, match=address):
+        with pytest.raises(Conflict, match=f"http: {address} is in use") as refused:
             await serve_http(app_of(FakeService()), address, shutdown=trio.Event())
+    assert "--http" in refused.value.advice
+
+
+@on_trio
+async def test_a_client_of_the_other_protocol_is_told_of_its_mistake_at_once() -> None:
+    """The port of HTTP instead of the one for clients is a common mistake."""
+    async with serving(FakeService()) as (address, _):
+        with pytest.raises(BadRequest, match=f"{address} is a port of HTTP") as refused, trio.fail_after(1):
+            async with AsyncClient(address) as client:
+                await client.queues()
+        assert "7400" in refused.value.advice
+        async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+            assert (await client.get("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("address", ["http://host:7400", "host/path:7400"])
+def test_an_address_is_not_a_url(address: str) -> None:
+    """The hint shows how one is written."""
+    with pytest.raises(BadRequest) as refused:
+        split_address(address)
+    assert "127.0.0.1:7400" in refused.value.advice
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:x", "host:70000", "host:-1"])

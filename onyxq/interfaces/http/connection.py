@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import h11
 import trio
-from hypercorn.events import Closed, Event
+from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from trio.abc import HalfCloseableStream
+
+from onyxq.core.errors import BadRequest
+from onyxq.wire.protocol import CLIENT_PORT, refusal, starts_hello
+from onyxq.wire.tcp import join_address
 
 SEND_PAUSE_MAX_S = 30.0
 """Time in which a client must read one piece of an answer, in seconds."""
@@ -65,7 +69,12 @@ class Http1(H11Protocol):
     """HTTP/1.1 without an upgrade to HTTP/2, whose connections have other time limits."""
 
     async def handle(self, event: Event) -> None:
-        """Handle an event; a request in another version ends the connection."""
+        """Handle an event; a request in another version, and a client of OnyxQ's own protocol, end the connection."""
+        if isinstance(event, RawData) and starts_hello(event.data):
+            place = f"{join_address(*self.server)} is" if self.server else "this is"
+            await self.send(RawData(refusal(BadRequest(f"{place} a port of HTTP", hint=CLIENT_PORT))))
+            await self.send(Closed())
+            return
         try:
             await super().handle(event)
         except _OtherVersion:

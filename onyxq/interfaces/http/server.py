@@ -21,11 +21,10 @@ from hypercorn.typing import ASGIFramework, ConnectionState
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
-from onyxq.core.errors import Unavailable
 from onyxq.interfaces.http.app import VITAL_ONLY, App
 from onyxq.interfaces.http.connection import BoundedStream, Connection
 from onyxq.wire.bounds import CONNECTIONS_MAX, CONNECTIONS_PERCENT, Newcomers, share
-from onyxq.wire.tcp import split_address
+from onyxq.wire.tcp import cannot_listen, split_address
 
 HEADER_BYTES_MAX = 32 * 1024
 IDLE_TIME_MAX_S = 15.0
@@ -41,27 +40,22 @@ _log = logging.getLogger("onyxq.http")
 
 
 async def listen(address: str) -> trio.SocketListener:
-    """Return a listening socket at ``HOST:PORT`` (port 0: a free one); raises `Unavailable`."""
+    """Return a listening socket at ``HOST:PORT`` (port 0: a free one); raises `Unavailable` or `Conflict`."""
     host, port = split_address(address, field="http")
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, place = found[0]
         bound = trio.socket.socket(family, kind, protocol)
     except OSError as error:
-        raise _cannot(address, error) from None
+        raise cannot_listen(address, error, setting="http") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await bound.bind(place)
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise _cannot(address, error) from None
+        raise cannot_listen(address, error, setting="http") from None
     return trio.SocketListener(bound)
-
-
-def _cannot(address: str, error: OSError) -> Unavailable:
-    reason = error.strerror or str(error)
-    return Unavailable(f"cannot serve HTTP at {address}: {reason}", field="http", hint="Choose another --http address.")
 
 
 def address_of(listener: trio.SocketListener) -> str:
@@ -158,7 +152,7 @@ async def serve_http(
 
     ``tls``: the context of a new connection with TLS.  ``places``: connections shared with other ports.  At the end
     waiting requests are answered, others have 5 s to finish, and all connections are closed.  Cancellation closes
-    them at once.  Raises `Unavailable` if the address is not available.
+    them at once.  Raises `Unavailable` or `Conflict` if the address is not available.
     """
     listener = await listen(address)
     server = HttpServer(app, places or Places(), tls)
