@@ -210,7 +210,11 @@ class Overloaded(OnyxqError):
 class TimedOut(OnyxqError):
     """The time limit of the request has passed."""
 
-    code, status, exit_code, hint = "timed_out", 504, 6, "Allow more time or look at the cluster's health."
+    code, status, exit_code = "timed_out", 504, 6
+    hint = (
+        "Allow more time. A task that stays ready needs a worker: `onyxq worker list`. "
+        "`onyxq doctor` checks the cluster."
+    )
 
 
 class ClusterMismatch(OnyxqError):

@@ -177,7 +177,7 @@ def did_you_mean(word: str, known: Mapping[str, Any] | list[str]) -> str:
     """Return ``; did you mean ...?`` if something known is close to ``word``, else an empty text."""
     import difflib  # only needed for an error message
 
-    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
+    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.65)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

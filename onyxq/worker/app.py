@@ -19,6 +19,7 @@ import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import ModuleType
@@ -313,10 +314,19 @@ def import_module(name: str, *, field: str = "app", rest: str = "") -> ModuleTyp
         sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
+    except BadRequest as error:
+        raise BadRequest(f"{_place(error)}: {error.named()}", field=field, hint=error.advice) from error
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise _no_module(name, field, rest) from None
+
+
+def _place(error: BadRequest) -> str:
+    """Return ``FILE:LINE`` of the line outside of OnyxQ that caused an error."""
+    own = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((own, "<"))]
+    return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
 
 
 def _no_module(name: str, field: str, rest: str) -> BadRequest:

@@ -134,9 +134,9 @@ class AppWorker(Worker):
         try:
             return await self._in_time(call, lambda: self._in_thread(call))
         finally:
-            if self._slots() <= 0:
+            if self._slots() <= 0 and not self._stopping:
                 self._give_up(Overloaded(
-                    f"{self._threads.left} functions still run although their attempts are over, so no slot is left",
+                    "no slot is left: functions still run in all of them although their attempts are over",
                     hint='Check ctx.cancelled in them, or use runs="process": OnyxQ can end a process.',
                 ))  # fmt: skip
 

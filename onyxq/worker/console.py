@@ -66,7 +66,7 @@ class Policy(NamedTuple):
             return "no retry left"
         of = f" of {self.retries}" if isinstance(self.retries, int) else ""
         if isinstance(self.retries, int) and failed > self.retries:
-            return "retried if the task was requeued"  # attempts before a requeue do not use up retries
+            return "no retry left, unless it was requeued"  # attempts before a requeue do not use up retries
         return f"retry {failed}{of}{self._after(failed, pause_ms)}"
 
     def _after(self, failed: int, pause_ms: int | None) -> str:

@@ -235,7 +235,7 @@ DEFAULTS: dict[str, Any] = {name: known.default for name, known in fields_dict(O
 
 
 def _unknown(name: str, place: str, options: list[str]) -> BadRequest:
-    hint = f"The options are {', '.join(options)}."
+    hint = f"The options are {', '.join(options)}. A schedule is a decorator: @app.periodic above @app.task."
     return BadRequest(f"there is no option {name!r} for a {place}{did_you_mean(name, options)}", field=name, hint=hint)
 
 

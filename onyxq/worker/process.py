@@ -62,11 +62,13 @@ async def _stop_on_signals(worker: Worker) -> None:
 
 async def _greet(client: AsyncClient, address: str) -> None:
     """Log the name of the cluster once a peer answers, and until then that none does."""
+    advised = False
     while True:
         try:
             found = await client.call("cluster", {}, timeout_ms=GREETING_TIMEOUT_MS)
         except (Unavailable, Overloaded, TimedOut) as error:
-            log.warning("no answer from %s, trying again: %s", address, error.message)
+            log.warning("%s; trying again%s", error.message, "" if advised else f". {error.advice}")
+            advised = True
         except OnyxqError as error:
             log.debug("the cluster does not say its name: %s", error.message)
             return

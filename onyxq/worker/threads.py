@@ -108,7 +108,7 @@ class Threads:
             if not call.done.is_set():
                 call.left = True
                 self.left += 1
-                log.warning("a function goes on although its attempt is over; its slot is taken until it ends")
+                log.warning("a function still runs although its attempt is over; it keeps its slot until it ends")
             if not call.done.is_set() or isinstance(call.error, TaskCancelled):
                 raise
         return call.outcome()

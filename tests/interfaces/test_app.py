@@ -188,6 +188,28 @@ def test_a_wrong_application_is_a_bad_request(target: str) -> None:
     assert caught.value.field == "app"
 
 
+def test_a_mistake_in_a_module_is_shown_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option that does not exist, its place, and how a schedule is written."""
+    module = "from onyxq import App\n\napp = App()\n\n\n@app.task(cron='0 4 * * *')\ndef report() -> None: ...\n"
+    tmp_path.joinpath("wrong_option.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadRequest, match=r"^wrong_option\.py:6: cron: there is no option 'cron'") as caught:
+        load_app("wrong_option:app")
+    assert "@app.periodic" in caught.value.advice
+
+
+def test_the_only_app_of_a_module_needs_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a file instead of a module is answered with the module."""
+    tmp_path.joinpath("only_app.py").write_text("from onyxq import App\n\nshop = App('127.0.0.1:9')\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_app("only_app").address == "127.0.0.1:9"
+    with pytest.raises(BadRequest, match="did you mean only_app:shop"):
+        load_app("only_app.py:shop")
+    with pytest.raises(BadRequest, match="did you mean shop") as caught:
+        load_app("only_app:shob")
+    assert caught.value.advice == "Write one of only_app:shop."
+
+
 def test_sigterm_lets_a_worker_process_finish_its_task(tmp_path: Path) -> None:
     """The running task completes; then the process ends."""
     tmp_path.joinpath("shop.py").write_text(

@@ -145,8 +145,8 @@ def banner(context: Context, peers: Sequence[PeerAddresses], data: str | None) -
     return [
         *lines,
         "Next, in another terminal:",
-        f"  onyxq worker start MODULE:APP{connect}        run the functions of your application",
+        f"  onyxq worker start MODULE:APP{connect}         run the functions of your application",
         f"  onyxq task call MODULE:FUNCTION ARGS{connect}  enqueue a call",
-        f"  onyxq top{connect}                            watch queues and workers",
+        f"  onyxq top{connect}                             watch queues and workers",
         "Ctrl-C stops the cluster",
     ]
