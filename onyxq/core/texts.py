@@ -1,4 +1,4 @@
-"""Texts from outside: numbers in them, and text that is safe to show.  Pure."""
+"""Texts from outside: numbers in them, and text that is safe to show; and numbers as text.  Pure."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def visible(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
+
+
+def attempt_of(number: int, most: int | None) -> str:
+    """Return the number of an attempt, and of ``most`` attempts if they are limited."""
+    return f"{number} of {most}" if most is not None else str(number)

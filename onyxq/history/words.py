@@ -17,7 +17,7 @@ from onyxq.core.diff import plain
 from onyxq.core.entry import APPLIED
 from onyxq.core.facts import EXPIRED, GRANTED, RELEASED, REOPENED, RETRIED
 from onyxq.core.queue_settings import SETTINGS
-from onyxq.core.texts import visible
+from onyxq.core.texts import attempt_of, visible
 
 Args: TypeAlias = Mapping[str, Any]
 
@@ -85,8 +85,7 @@ def moment(ms: int) -> str:
 
 def attempt(task: Args) -> str:
     """Return the number of a task's last attempt, such as ``2 of 6``; ``0 of 6`` before the first one."""
-    number = task["claims"][-1]["attempt"] if task["claims"] else 0
-    return f"{number} of {task['attempts_max']}" if task["attempts_max"] is not None else str(number)
+    return attempt_of(task["claims"][-1]["attempt"] if task["claims"] else 0, task["attempts_max"])
 
 
 def ending(claim: Args) -> str:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import pytest
 from onyxq import errors
 from onyxq.errors import BadRequest
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
-from onyxq.interfaces.cli.context import moment, task_id
+from onyxq.interfaces.cli.context import clock, moment, task_id
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output, cell
 from onyxq.interfaces.cli.parser import Command, build
@@ -307,6 +308,29 @@ def test_colours_are_for_terminals() -> None:
     """Escape codes appear on a terminal and nowhere else."""
     assert "\x1b[" in _table_on(Terminal(), {})
     assert "\x1b[" not in _table_on(io.StringIO(), {})
+
+
+@pytest.mark.parametrize(
+    ("ago_ms", "text"),
+    [
+        (0, "now"),
+        (1_500, "1 s ago"),
+        (125_000, "2 min ago"),
+        (7_300_000, "2 h ago"),
+        (3 * 86_400_000, "3 d ago"),
+        (-90_500, "in 1 min"),
+    ],
+)
+def test_times_are_relative_on_a_terminal_only(ago_ms: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person wants the age; a program that reads a pipe wants the time."""
+    now_ms = 1_800_000_000_000
+    monkeypatch.setattr("onyxq.interfaces.cli.context.time.time", lambda: now_ms / 1000)
+    for stream in (Terminal(), io.StringIO()):
+        out = Output(as_json=False, environment={"NO_COLOR": "1"}, stdout=stream)
+        out.table(None, [{"at": clock(now_ms - ago_ms)}], ("at",))
+        shown = stream.getvalue().splitlines()[1]
+        assert shown == (text if isinstance(stream, Terminal) else str(clock(now_ms - ago_ms)))
+        assert isinstance(stream, Terminal) or datetime.fromisoformat(shown).timestamp() == (now_ms - ago_ms) // 1000
 
 
 def test_no_color_is_heeded() -> None:

@@ -176,6 +176,22 @@ def test_a_purge_cancels_what_is_not_finished(line: Line, queue: str) -> None:
     assert states == ["cancelled", "cancelled", "claimed", "ready"]
 
 
+def test_lists_show_when_and_how_often(line: Line, queue: str) -> None:
+    """A task that failed for good in its second attempt, among the tasks and among the dead letters."""
+    enqueued(line, queue, "--retries", "1", "--backoff", "10ms")
+    for _ in range(2):
+        [claim] = line.json("task", "claim", queue, "--wait", "20s")["claims"]
+        line.json("task", "fail", claim["task"]["id"], "--token", str(claim["token"]), "--error", "no such host")
+    for listed, columns in (
+        (("task", "list"), "id queue state attempt created at duration data"),
+        (("dead", "list"), "id queue attempt created finished error data"),
+    ):
+        assert line.code(*listed, "--queue", queue) == 0
+        head, row = line.said.out.splitlines()
+        assert head.split() == columns.split()
+        assert "  2 of 2  " in row, row
+
+
 def test_workers_are_listed(line: Line, queue: str) -> None:
     """A worker that holds a claim is shown with it."""
     enqueued(line, queue)

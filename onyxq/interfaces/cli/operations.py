@@ -14,6 +14,7 @@ from msgspec import inspect
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
+from onyxq.history import words
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
 from onyxq.interfaces.cli.context import Context, age, clock, task_id
 from onyxq.interfaces.cli.output import cell
@@ -58,7 +59,7 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
             after, items = page.after, getattr(page, name)
             for one in items:
                 shown = json.loads(json_text(one))
-                row = _row(one, shown)
+                row = _row(one, shown, verb.columns)
                 if left is None:
                     context.out.line(shown, "  ".join(cell(row[column]) for column in verb.columns))
                 else:
@@ -168,7 +169,7 @@ def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> N
         return
     found = json.loads(json_text(result))
     items = _items(result.__class__)
-    rows = [_row(one, shown) for one, shown in zip(getattr(result, items), found[items], strict=True)]
+    rows = [_row(one, shown, verb.columns) for one, shown in zip(getattr(result, items), found[items], strict=True)]
     context.out.table(found, rows, verb.columns, empty=verb.empty)
 
 
@@ -179,8 +180,11 @@ def show(context: Context, result: msgspec.Struct, columns: tuple[str, ...] = ()
     context.out.fields({name: row[name] for name in columns} if columns and not context.out.as_json else row)
 
 
-def _row(value: msgspec.Struct, shown: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a struct for people: times and ages in words, short data, and maps as further fields."""
+def _row(value: msgspec.Struct, shown: dict[str, Any], columns: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the fields of a struct for people: times and ages in words, short data, and maps as further fields.
+
+    ``columns``: also its properties of these names.
+    """
     out: dict[str, Any] = {}
     for name, member in members(type(value)).items():
         item = getattr(value, name)
@@ -192,8 +196,10 @@ def _row(value: msgspec.Struct, shown: dict[str, Any]) -> dict[str, Any]:
             out[name.removesuffix("_ms")] = clock(item)
         elif "age" in member.marks:
             out[name.removesuffix("_ms")] = age(item)
+        elif "duration" in member.marks:
+            out[name.removesuffix("_ms")] = "" if item is None else words.duration(item)
         elif isinstance(item, msgspec.Struct):
             out |= shown[name]
         elif name in shown:
             out[name] = member.marks.get("null", shown[name]) if item is None else shown[name]
-    return out
+    return out | {name: getattr(value, name) for name in columns if name not in out}

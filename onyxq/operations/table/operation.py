@@ -122,7 +122,7 @@ class Verb:
     shows: Operation[Any, Any] | None = None
     """The operation whose answer it prints afterwards."""
     columns: tuple[str, ...] = ()
-    """Columns of a list, or fields of one thing in their order; none: all."""
+    """Columns of a list: members and properties of an item. Or fields of one thing in their order; none: all."""
     empty: str = ""
     """Text for an empty list; empty: the answer is not a list."""
     done: str = ""

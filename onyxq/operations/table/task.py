@@ -10,6 +10,7 @@ from msgspec import Meta
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import DATA, INT_MAX, ITEMS_MAX, MOMENT, Name, TaskIdBytes
+from onyxq.core.texts import attempt_of
 from onyxq.operations.table.access import Access, Need, on_queue
 from onyxq.operations.table.claim import Count
 from onyxq.operations.table.operation import Args, Http, Items, Operation, Place, Result, Verb
@@ -75,7 +76,7 @@ class TaskView(Result):
     ]
     started_ms: Annotated[int | None, Meta(description="When it was claimed first.", extra=MOMENT)]
     finished_ms: Annotated[int | None, Meta(extra=MOMENT)]
-    duration_ms: Annotated[int | None, Meta(description="From the first start to the end.")]
+    duration_ms: Annotated[int | None, Meta(description="From the first start to the end.", extra={"duration": True})]
     attempts: Annotated[int, Meta(description="Number of attempts that failed or whose lease expired.")]
     attempts_max: Annotated[
         int | None, Meta(description="Attempts until it fails for good.", extra={"null": "no limit"})
@@ -85,6 +86,11 @@ class TaskView(Result):
     updates: int
     result: Annotated[bytes | None, Meta(extra={"data": True, "any": True})]
     error: str | None
+
+    @property
+    def attempt(self) -> str:
+        """The number of the last attempt and of all that it may have, such as ``2 of 6``."""
+        return attempt_of(self.claims[-1].attempt if self.claims else 0, self.attempts_max)
 
 
 class TaskPage(Result):
@@ -374,7 +380,7 @@ LIST_TASKS = Operation(
             name="task list",
             about="list tasks, the newest first",
             example="--queue mail --state ready",
-            columns=("id", "queue", "state", "priority", "at", "attempts", "data"),
+            columns=("id", "queue", "state", "attempt", "created", "at", "duration", "data"),
             empty="no tasks",
             pages=True,
         ),
@@ -465,7 +471,7 @@ LIST_DEAD = Operation(
             name="dead list",
             about="list dead letters, the newest first",
             example="--queue mail --where 'no such host'",
-            columns=("id", "queue", "attempts", "at", "error", "data"),
+            columns=("id", "queue", "attempt", "created", "finished", "error", "data"),
             empty="no dead letters",
             pages=True,
         ),
