@@ -273,6 +273,7 @@ class Client:
     set_queue = _blocking(AsyncClient.set_queue)
     pause = _blocking(AsyncClient.pause)
     resume = _blocking(AsyncClient.resume)
+    purge_queue = _blocking(AsyncClient.purge_queue)
     dead = _blocking(AsyncClient.dead)
     requeue_dead = _blocking(AsyncClient.requeue_dead)
     discard_dead = _blocking(AsyncClient.discard_dead)

@@ -37,7 +37,16 @@ from onyxq.operations.table.periodic import (
     SetPeriodic,
 )
 from onyxq.operations.table.queue import GET_QUEUE, LIST_QUEUES, SET_QUEUE, GetQueue, ListQueues
-from onyxq.operations.table.task import COUNT_TASKS, DISCARD_DEAD, LIST_DEAD, REQUEUE_DEAD, CountTasks, DeadResults
+from onyxq.operations.table.task import (
+    COUNT_TASKS,
+    DISCARD_DEAD,
+    LIST_DEAD,
+    PURGE_QUEUE,
+    REQUEUE_DEAD,
+    CountTasks,
+    DeadResults,
+    PurgeQueue,
+)
 from onyxq.operations.table.timer import CANCEL_TIMER, GET_TIMER, LIST_TIMERS, SET_TIMER, CancelTimer, GetTimer
 from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
 
@@ -140,6 +149,17 @@ class Managing:
     async def resume(self, queue: str, *, by: str = "", why: str = "") -> None:
         """Resume a paused queue and wake the claimers that wait for it."""
         await self.set_queue(queue, by=by, why=why, paused=False)
+
+    async def purge_queue(self, queue: str) -> int:
+        """Cancel all tasks of a queue that are not finished and not claimed; return their number. It cannot be undone.
+
+        Pause the queue first if no worker may take one of them meanwhile.
+        """
+        count, more = 0, True
+        while more:
+            answer = await self._do(PURGE_QUEUE, PurgeQueue(queue=queue))
+            count, more = count + answer["count"], answer["more"]
+        return count
 
     # dead letters
     async def dead(

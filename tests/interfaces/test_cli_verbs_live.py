@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from onyxq.client import AsyncClient, Client
 from tests.interfaces.live_world import running
 from tests.interfaces.test_cli_live import Line, started
 
@@ -174,6 +176,26 @@ def test_a_purge_cancels_what_is_not_finished(line: Line, queue: str) -> None:
     assert line.json("queue", "purge", queue, "--yes") == {"queue": queue, "count": 2}
     states = [line.json("task", "get", one)["state"] for one in (ready, later, claimed, other)]
     assert states == ["cancelled", "cancelled", "claimed", "ready"]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_clients_purge_a_queue(kind: type, cluster: str, queue: str) -> None:
+    """All requests that it takes; the claimed task stays."""
+    with Client(cluster) as client:
+        [claimed] = client.enqueue_many(queue, [b"claimed"])
+        client.claim([queue], wait_ms=20_000)
+        ids = client.enqueue_many(queue, [b""] * 10_010)
+        if kind is Client:
+            assert client.purge_queue(queue) == len(ids)
+        else:
+            assert anyio.run(_purged, cluster, queue) == len(ids)
+        assert client.count(queue)[queue]["cancelled"] == len(ids)
+        assert client.get(claimed).state == "claimed"
+
+
+async def _purged(cluster: str, queue: str) -> int:
+    async with AsyncClient(cluster) as client:
+        return await client.purge_queue(queue)
 
 
 def test_lists_show_when_and_how_often(line: Line, queue: str) -> None:

@@ -456,6 +456,8 @@ PURGE_QUEUE = Operation(
             more=((("--yes",), {"action": "store_true", "help": "confirm; without --yes, only count the tasks"}),),
         ),
     ),
+    python="purge_queue",
+    python_left_out=("limit",),
     example={"queue": "mail"},
 )
 LIST_DEAD = Operation(
