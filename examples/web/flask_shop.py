@@ -14,5 +14,5 @@ OnyxQ(app).init_app(web)
 @web.post("/orders")
 def order() -> tuple[dict[str, str], int]:
     """Enqueue the shipment of an order."""
-    task_id = ship.enqueue(int(request.args["number"]))
-    return {"task": task_id.hex()}, 202
+    task = ship.enqueue(int(request.args["number"]))
+    return {"task": task.id}, 202

@@ -43,7 +43,7 @@ def test_commands_parse(typed: list[str]) -> None:
 def test_the_readme_shows_commands_and_programs() -> None:
     """The tests of this module find examples."""
     assert len(commands()) >= 6
-    assert len(programs()) == 2
+    assert len(programs()) == 5
 
 
 @pytest.mark.long
@@ -62,35 +62,87 @@ def test_the_demo_does_what_the_first_screen_says() -> None:
     assert "stopping peer" in ended.stderr
 
 
-def test_the_first_program_prints_what_the_page_says(tmp_path: Path) -> None:
-    """A worker and the program are processes, as on the page; the cluster has free ports."""
-    (tmp_path / "tasks.py").write_text(programs()[0], "utf-8")
+@pytest.fixture
+def first_hour(tmp_path: Path) -> Path:
+    """A directory with the three files of the first hour."""
+    tasks, schedule, test, web, _ = programs()
+    before, main, after = tasks.partition("if __name__")
+    (tmp_path / "tasks.py").write_text(f"{before}{schedule}\n\n{main}{after}", "utf-8")
+    (tmp_path / "test_tasks.py").write_text(test, "utf-8")
+    (tmp_path / "web.py").write_text(web, "utf-8")
+    return tmp_path
+
+
+def ran(here: Path, *command: str, code: int = 0, **variables: str) -> str:
+    """Return what a command of Python prints in a directory."""
+    ended = subprocess.run(
+        [sys.executable, *command],
+        check=False,
+        cwd=here,
+        env=os.environ | {"PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.long
+def test_the_first_hour_shows_what_the_page_says(first_hour: Path) -> None:
+    """The worker and every command are processes, as on the page; the cluster has free ports."""
     (said,) = re.findall(r"prints ``([^`]+)``::", README)
     with running() as cluster:
-        environment = os.environ | {"ONYXQ_CONNECT": cluster.addresses[0], "PYTHONPATH": str(ROOT)}
+        place = {"ONYXQ_CONNECT": cluster.addresses[0]}
         started = [sys.executable, "-m", "onyxq", "worker", "start", "tasks:app"]
-        with subprocess.Popen(started, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as worker:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), **place}
+        with subprocess.Popen(started, cwd=first_hour, env=environment, stdout=subprocess.PIPE) as worker:
             try:
-                ended = subprocess.run(
-                    [sys.executable, "tasks.py"],
-                    check=False,
-                    cwd=tmp_path,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
-                )
+                assert ran(first_hour, "tasks.py", **place).strip() == said
+                failed = ran(first_hour, "-m", "onyxq", "task", "call", "tasks:send", "nobody", **place).strip()
+                ran(first_hour, "-m", "onyxq", "task", "wait", failed, code=1, **place)
+                shown = ran(first_hour, "-m", "onyxq", "task", "get", failed, **place)
+                assert "3 of 3" in shown and 'raise ValueError(f"not an address: {to}")' in shown
+                assert ran(first_hour, "-m", "onyxq", "task", "retry", failed, **place).strip() == "requeued: 1"
+                assert ran(first_hour, "-c", _ORDERED, **place).strip() == said
             finally:
                 worker.terminate()
-            shown, _ = worker.communicate()
-    assert ended.stdout.split() == said.split(), ended.stderr
-    assert shown.decode().startswith("sending to ann@example.org")
+            printed, _ = worker.communicate()
+    assert printed.decode().startswith("sending to ann@example.org")
+
+
+_ORDERED = """
+from fastapi.testclient import TestClient
+from tasks import send
+from web import api
+
+with TestClient(api) as client:
+    answer = client.post("/orders", params={"email": "ann@example.org"})
+    assert answer.status_code == 202
+    task = send.handle(answer.json()["task"])
+    task.result(timeout="30s")
+    print(client.get(f"/tasks/{task.id}").json()["result"])
+"""
+
+
+def test_the_test_of_the_first_hour_passes(first_hour: Path) -> None:
+    """pytest finds the fixture without any configuration."""
+    assert "1 passed" in ran(first_hour, "-m", "pytest", "-q")
+
+
+def test_the_first_hour_is_short() -> None:
+    """At most ten commands and forty lines of Python."""
+    page = README.split("\nThe first hour\n", 1)[1].split("\nSee it work\n", 1)[0]
+    lines = [line for program in programs()[:4] for line in program.splitlines() if line.strip()]
+    typed = re.findall(r"^    (?:onyxq|python|hypercorn|curl) .*|``(?:pip install -e '.*|pytest)``", page, re.MULTILINE)
+    assert len(lines) <= 40
+    assert 8 <= len(typed) <= 10
 
 
 def test_the_client_claims_what_it_enqueued(capsys: pytest.CaptureFixture[str]) -> None:
     """The second program runs on a cluster; only the address differs."""
     with running() as cluster:
-        code = programs()[1].replace(ADDRESS, cluster.addresses[0])
+        code = programs()[-1].replace(ADDRESS, cluster.addresses[0])
         exec(compile(code, "README.rst", "exec"), {"__name__": "readme"})
     shown = capsys.readouterr().out
     assert repr(b"one") in shown
