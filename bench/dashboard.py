@@ -101,7 +101,7 @@ def _paths(http: httpx.Client, sample: str) -> list[str]:
         "/ui/tasks?state=claimed",
         f"/ui/tasks?after={sample}",
         f"/ui/tasks/{sample}",
-        "/ui/dead",
+        "/ui/tasks?state=failed",
         "/ui/dead?queue=queue-00007&where=broke",
         "/ui/workers",
         "/ui/periodic",

@@ -103,12 +103,15 @@ class Managing:
         after: bytes | None = None,
         limit: int = 100,
         newest_first: bool = False,
+        where: str | None = None,
     ) -> Page:
         """Return a page of tasks in id order, of one queue and state if given; ``newest_first``: in reverse order.
 
-        Pass ``after`` of the page to get the next one.
+        ``where``: only tasks with this text in their data, keys, error or traceback. Pass ``after`` of the page to
+        get the next one. A search may return a short page with ``after`` set: it read as many tasks as one may.
         """
         asked = {"queue": queue, "state": state, "after": after, "limit": limit, "newest_first": newest_first}
+        asked["where"] = where
         answer = await self._ask("list", asked)
         return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
 

@@ -8,13 +8,15 @@ page begins.
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import trio
 
-from onyxq.core.ids import TaskId, ids_of, partition_of, runs_of
+from onyxq.core.ids import TaskId, ids_of, make_id, ms_of, partition_of, runs_of
+from onyxq.core.limits import TIME_MS_MAX
 from onyxq.core.replica import claimed_bits, pieces_of
 from onyxq.node.all_leaders import AllLeaders, Asked
 from onyxq.node.node import Node
@@ -30,6 +32,8 @@ LOOKS_MAX = 10_000
 """Largest number of rows that one search reads."""
 VIEW_LOOKS = 40
 """Cost of building the view of a task, as a number of rows read."""
+TEXT_LOOKS = 10
+"""Cost of looking for a text in the rows about a stretch, as a number of rows read."""
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of payloads and results after which a page ends; the last task may exceed them."""
 LOOKS_PER_TURN = 250
@@ -53,7 +57,8 @@ class Listing:
 
     async def page(self, args: ListTasks) -> TaskPage:
         """Return a page of tasks in id order."""
-        tasks, after = await gather(self._listed, msgspec.structs.asdict(args))
+        wanted = msgspec.structs.asdict(args)
+        tasks, after = await gather(self._listed, wanted | {"after": _first_after(wanted)})
         return converted(TaskPage, {"tasks": tasks, "after": after})
 
     async def _look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
@@ -62,9 +67,12 @@ class Listing:
 
         def take(task_id: TaskId) -> dict[str, Any] | None:
             view = self._reading.view_here(task_id)
-            return view if view is not None and wanted["state"] in (None, view["state"]) else None
+            if view is None or wanted["state"] not in (None, view["state"]):
+                return None
+            return view if wanted["where"] is None or _says(view, wanted["where"]) else None
 
-        return await look(merged(self._places, wanted, partitions), take, limit=wanted["limit"])
+        places = _within(merged(self._places, wanted, partitions), wanted)
+        return await look(places, take, limit=wanted["limit"])
 
     async def look_unfinished(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
         """Search ids of tasks that may be in an unfinished state, in partitions led from here."""
@@ -104,6 +112,7 @@ class Listing:
     def _stored(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:
         node, rows, (queue, state) = self._node, ROWS_FIRST, (wanted["queue"], wanted["state"])
         down, ids = wanted["newest_first"], _in_reverse if wanted["newest_first"] else _in
+        texts = _written(wanted["where"]) if wanted.get("where") else ()
         while True:
             found = node.store.look(
                 partition,
@@ -119,6 +128,9 @@ class Listing:
                 if state in UNFINISHED and bits:
                     bits &= ~claimed_bits(pieces_of(node.replica, stretch))
                 looked += 1
+                if bits and texts:
+                    looked += TEXT_LOOKS
+                    bits = bits if node.store.may_say(stretch, texts) else 0
                 if bits:
                     yield from ids(stretch, bits, looked)
                     looked = 0
@@ -162,6 +174,37 @@ async def gather(asked: Asked, wanted: dict[str, Any]) -> tuple[list[Any], TaskI
         if reached is None or trio.current_time() >= until:
             return found, reached
         after = reached
+
+
+def _first_after(wanted: dict[str, Any]) -> bytes | None:
+    """Return the id after which a list begins: that of the request, or the last one before its times."""
+    since_ms, until_ms, down = wanted["since_ms"], wanted["until_ms"], wanted["newest_first"]
+    if wanted["after"] is not None or (until_ms if down else since_ms) is None:
+        found: bytes | None = wanted["after"]
+        return found
+    return make_id(min(until_ms + 1, TIME_MS_MAX), 0, 0, 0) if down else make_id(since_ms, 0, 0, 0)
+
+
+def _within(places: Iterator[Place], wanted: dict[str, Any]) -> Iterator[Place]:
+    """Yield places until the end of the times of a request."""
+    down, since_ms, until_ms = wanted["newest_first"], wanted["since_ms"] or 0, wanted["until_ms"]
+    for place in places:
+        ms = ms_of(place[0])
+        if ms < since_ms if down else until_ms is not None and ms > until_ms:
+            return
+        yield place
+
+
+def _says(view: dict[str, Any], text: str) -> bool:
+    """Return whether a text is in a task's data, keys, error or last traceback."""
+    of_claims = (one[name] for one in view["claims"] for name in ("error", "traceback"))
+    texts = (view["error"], view["ordering_key"], view["unique_key"], *of_claims)
+    return any(one in view["data"] for one in _written(text)) or any(text in one for one in texts if one)
+
+
+def _written(text: str) -> tuple[bytes, ...]:
+    """Return a text as it is stored, and as JSON with escapes has it."""
+    return tuple(dict.fromkeys((text.encode(errors="replace"), json.dumps(text)[1:-1].encode())))
 
 
 def merged(

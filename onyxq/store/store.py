@@ -51,6 +51,8 @@ from onyxq.store.row_checks import Prepared
 from onyxq.store.state_lookup import FindingReads
 from onyxq.store.tables import FORMAT_KEY, LOG_DIGEST, LOG_POSITION, rows_of, within
 
+TELLING = (TASK, DATA, HISTORY, UPDATE, COMPLETION)
+"""Kinds of rows with texts for people: names, data and errors."""
 _COUNT = struct.Struct(">8xI")
 
 
@@ -263,6 +265,11 @@ class Store(FindingReads):
         """Return first ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
         found = rows_of(self._tables.rows, COMPLETION, stretch) if not self.hides(stretch) else ()
         return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in found]
+
+    def may_say(self, stretch: bytes, texts: Sequence[bytes]) -> bool:
+        """Return whether one of the texts is in a row about a task of a stretch, without reading each task."""
+        found = (row for kind in TELLING for row in rows_of(self._tables.rows, kind, stretch))
+        return any(text in body for body in (bytes(value) for _, value in found) for text in texts)
 
     def finished_bits(self, stretch: bytes) -> int:
         """Return the mask of the finished tasks of a stretch."""

@@ -51,7 +51,7 @@ class Filled:
             "claimed task": f"/ui/tasks/{self.claimed}",
             "dead task": f"/ui/tasks/{self.dead}",
             "story": f"/ui/tasks/{self.dead}/story",
-            "dead letters": "/ui/dead",
+            "failed tasks": "/ui/tasks?state=failed&where=ValueError",
             "workers": "/ui/workers",
             "timers": "/ui/timers",
             "periodic": "/ui/periodic",
@@ -78,6 +78,9 @@ def filled(cluster: LocalCluster) -> Filled:
         client.fail(claims[:DEAD], "ValueError: <script>alert('error')</script>\n  File <x>")
         client.complete(claims[DEAD : DEAD + 1], result=b'{"sent": true}')
         client.update(claims[DEAD + 1], MARKUP)
+        client.update(claims[DEAD + 1], b'{"progress": {"done": 3, "total": 4, "note": "<b>page</b> 3"}}')
+        call = b'{"task": "<script>alert(2)</script>", "args": ["<img src=x onerror=alert(3)>"], "kwargs": {"<i>": 1}}'
+        client.enqueue("calls", call, format="json")
         client.pause("paused", by="eve <i>", why="too <many>")
         asked: dict[str, Any] = {"name": "nightly <b>", "queue": "mail", "schedule": "0 3 * * *", "data": b"{}"}
         client.call("periodic.set", asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -63,34 +64,88 @@ async def test_only_changed_settings_are_set() -> None:
 
 
 @on_trio
-async def test_ticked_dead_letters_are_requeued() -> None:
-    """Only the ticked ones are requeued."""
+async def test_ticked_tasks_are_counted_and_retried() -> None:
+    """A page asks first and has the ids; then these are retried, and the next page counts them."""
     service = await with_dead()
-    answer = await do(service, "requeue", {"id": [one.hex() for one in IDS[:2]], "queue": "a&b", "which": "ticked"})
-    assert answer.headers["location"] == "/ui/dead?queue=a%26b&did=requeue&count=2"
-    assert [task.state for task in service.tasks.values()] == ["ready", "ready", "failed"]
+    ticked = [one.hex() for one in IDS[:2]]
     async with client_of(service) as client:
-        assert "2 dead letters are requeued." in (await client.get(answer.headers["location"])).text
+        form = {"action": "requeue", "which": "ticked", "id": ticked, "queue": "a&b", "state": "failed"}
+        answer = await client.post("/ui/chosen", data=form, headers=SITE)
+        assert "Retry 2 tasks?" in answer.text and " ".join(ticked) in answer.text and "no &lt;way&gt;" in answer.text
+        assert service.asked("dead.requeue") == []
+        done = await client.post("/ui/do/requeue", data={"ids": " ".join(ticked), "queue": "a&b"}, headers=SITE)
+        assert done.headers["location"] == "/ui/tasks?queue=a%26b&did=requeue&count=2"
+        assert [task.state for task in service.tasks.values()] == ["ready", "ready", "failed"]
+        assert "Retried 2 tasks." in (await client.get(done.headers["location"])).text
 
 
 @on_trio
-async def test_all_that_a_filter_finds_are_discarded() -> None:
-    """Without a filter, all are discarded."""
+async def test_all_tasks_of_a_search_are_chosen() -> None:
+    """Those that the action cannot change are left out, and said."""
     service = await with_dead()
-    await do(service, "discard", {"which": "all", "queue": "a&b", "where": "way"})
-    assert service.asked("dead.discard") == [{"queue": "a&b", "where": "way"}]
-    assert {task.state for task in service.tasks.values()} == {"cancelled"}
-    await do(service, "discard", {"which": "all", "queue": "", "where": ""})
-    assert service.asked("dead.discard")[1] == {"all": True}
+    service.tasks[IDS[0]].state = "ready"
+    async with client_of(service) as client:
+
+        async def chosen(**form: Any) -> str:
+            return str((await client.post("/ui/chosen", data=form, headers=SITE)).text)
+
+        assert "Discard 2 tasks?" in await chosen(action="discard", which="all", where="way")
+        assert "Cancel 1 task?" in await chosen(action="cancel", which="all")
+        assert "Cancel 0 tasks?" in await chosen(action="cancel", which="all", queue="another")
+        text = await chosen(action="cancel", which="ticked", id=[one.hex() for one in IDS])
+        assert "Cancel 1 task?" in text and "2 tasks of your choice cannot be changed this way" in text
+    assert {method for method, _ in service.calls} <= {"enqueue", "list", "get"}
 
 
 @on_trio
-async def test_no_tick_changes_nothing() -> None:
-    """A form without ticks changes nothing."""
+async def test_a_refused_task_is_counted() -> None:
+    """A task that changed after the page asked stays as it is, and the next page says so."""
     service = await with_dead()
-    answer = await do(service, "discard", {"which": "ticked", "queue": "", "where": ""})
-    assert answer.status_code == 400 and "no dead letter is ticked" in answer.text
+    service.tasks[IDS[0]].state = "completed"
+    answer = await do(service, "discard", {"ids": f"{IDS[0].hex()} {IDS[1].hex()}"})
+    assert answer.headers["location"] == "/ui/tasks?did=discard&count=1&refused=1"
+    async with client_of(service) as client:
+        assert "1 task changed in the meantime" in (await client.get(answer.headers["location"])).text
+
+
+@on_trio
+async def test_bad_choices_change_nothing() -> None:
+    """No tick, an unknown action and an id that is none are errors that name the field."""
+    service = await with_dead()
+    async with client_of(service) as client:
+        for form, field in (
+            ({"action": "discard"}, "id"),
+            ({"action": "explode"}, "action"),
+            ({"action": "discard", "id": ["<b>"]}, "id"),
+            ({"action": "discard", "id": [IDS[0].hex()] * 101}, "id"),
+        ):
+            answer = await client.post("/ui/chosen", data=form, headers=SITE)
+            assert answer.status_code == 400 and f"({field})" in answer.text, form
+        other = await client.post("/ui/chosen", data={"action": "cancel"}, headers={"origin": "http://elsewhere"})
+        assert other.status_code == 403
     assert service.asked("dead.discard") == []
+
+
+@on_trio
+async def test_a_task_is_edited_and_enqueued() -> None:
+    """The new task has the edited data and the settings of the form; the answer leads to it."""
+    service = FakeService()
+    form = {"queue": "a", "format": "json", "data": '{"to":\r\n"ann"}', "priority": "3", "delay_ms": "", "retries": "0"}
+    answer = await do(service, "enqueue", form)
+    (task_id, task), *_ = service.tasks.items()
+    assert answer.headers["location"] == f"/ui/tasks/{task_id.hex()}?did=enqueue"
+    assert json.loads(task.data) == {"to": "ann"} and task.header["priority"] == 3 and task.header["retries"] == 0
+    other = FakeService()
+    assert (await do(other, "enqueue", {"queue": "a", "format": "bytes", "data_base64": "/w=="})).status_code == 303
+    assert [one.data for one in other.tasks.values()] == [b"\xff"]
+    for wrong, field in (
+        ({"data": "{"}, "data"),
+        ({"data": "1", "priority": "high"}, "priority"),
+        ({"data_base64": "?"}, "data_base64"),
+    ):
+        answer = await do(service, "enqueue", {"queue": "a", "format": "json", **wrong})
+        assert answer.status_code == 400 and f"({field})" in answer.text
+    assert len(service.tasks) == 1
 
 
 @on_trio
@@ -102,7 +157,7 @@ async def test_the_other_buttons_do_what_they_say() -> None:
     async with client_of(service) as client:
         await client.post("/v1/jobs", json=JOB)
     for action, form, method, args in (
-        ("cancel", {"id": IDS[0].hex()}, "cancel", {"ids": [IDS[0]], "claimed": True}),
+        ("cancel", {"ids": IDS[0].hex(), "page": "task"}, "cancel", {"ids": [IDS[0]], "claimed": True}),
         ("periodic-pause", {"name": "p/.."}, "periodic.set", {"name": "p/..", "paused": True}),
         ("periodic-resume", {"name": "p/.."}, "periodic.set", {"name": "p/..", "paused": False}),
         ("periodic-remove", {"name": "p/.."}, "periodic.remove", {"name": "p/.."}),
@@ -137,8 +192,8 @@ async def test_what_goes_wrong_is_a_page() -> None:
 async def test_a_link_cannot_put_words_into_a_page() -> None:
     """A link only names an action; the page has the sentence for it."""
     async with client_of(FakeService()) as client:
-        assert "are requeued" in (await client.get("/ui/dead?did=requeue&count=3")).text
-        assert 'role="status"' not in (await client.get("/ui/dead?did=you+are+hacked")).text
+        assert "Retried 3 tasks." in (await client.get("/ui/tasks?did=requeue&count=3")).text
+        assert 'role="status"' not in (await client.get("/ui/tasks?did=you+are+hacked")).text
 
 
 def test_what_was_done_is_written_down(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,7 +59,7 @@ def test_hostile_texts_do_nothing(running: Any, world: Filled) -> None:
     with Tab(running) as tab:
         opened: list[str] = []
         tab.page.on("dialog", lambda dialog: (opened.append(dialog.message), dialog.dismiss()))
-        for path in ("/ui/queues", "/ui/tasks", f"/ui/tasks/{world.claimed}", "/ui/dead", "/ui/log"):
+        for path in ("/ui/queues", "/ui/tasks", f"/ui/tasks/{world.claimed}", "/ui/tasks?state=failed", "/ui/log"):
             page = tab.open(world.base + path)
             page.evaluate("document.querySelectorAll('*').forEach(one => one.dispatchEvent(new Event('mouseover')))")
         assert MARKUP.decode() in tab.open(f"{world.base}/ui/tasks/{world.claimed}").inner_text("main")
@@ -117,31 +117,84 @@ def test_the_keyboard_is_enough(running: Any, world: Filled) -> None:
         assert page.locator("tbody tr").count() == 1
 
 
-def test_dead_letters_are_ticked_and_requeued(running: Any, world: Filled) -> None:
-    """The ticked ones run again; discarding asks first, and can be cancelled."""
-    with Client(world.address) as client:
+TRACEBACK = """Traceback (most recent call last):
+  File "/app/shop.py", line 41, in charge
+    gateway.charge(order)
+gateway.Timeout: the gateway took 30 s
+"""
+
+
+def test_the_day_of_an_operator(running: Any, world: Filled) -> None:
+    """Find the failed tasks of one error, read a traceback, retry them all, and watch them finish."""
+    with Client(world.address) as client, Tab(running) as tab:
+        data = [b'{"task": "shop.charge", "args": [%d], "kwargs": {}}' % number for number in range(60)]
+        client.enqueue_many("shop", data, retries=0, format="json")
+        claims = client.claim("shop", max=60, worker="shop-1:7", wait_ms=30_000)
+        client.give_up(claims[:55], "gateway.Timeout: the gateway took 30 s", traceback=TRACEBACK)
+        client.give_up(claims[55:], "KeyError: 'price'")
+
+        page = tab.open(world.base)
+        page.fill("#q", "gateway.Timeout")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/ui/tasks?where=*")
+        page.click(".tabs a:has-text('failed')")
+        page.wait_for_url("**state=failed**")
+        assert (
+            page.locator("tbody tr").count() == 50 and page.locator("tbody .title").first.inner_text() == "shop.charge"
+        )
+
+        page.locator("tbody .title").first.click()
+        page.wait_for_selector("h1:has-text('shop.charge')")
+        assert "gateway.charge(order)" in page.inner_text(".attempts pre")
+        page.go_back()
+
+        page.check("input[name=which][value=all]")
+        page.click("text=Retry…")
+        page.wait_for_selector("h1:has-text('Retry 55 tasks?')")
+        assert "gateway.Timeout" in page.inner_text("main") and "KeyError" not in page.inner_text("main")
+        page.click("button:has-text('Retry 55 tasks')")
+        page.wait_for_selector("[role=status]:has-text('Retried 55 tasks.')")
+        again = client.claim("shop", max=60, wait_ms=30_000)
+        assert len(again) == 55
+        page.wait_for_selector("tbody .state-claimed")
+        client.complete(again)
+        page.wait_for_selector("tbody:not(:has(.state-claimed)) .state-completed")
+        assert client.count("shop")["shop"]["failed"] == 5 and not tab.complaints
+
+
+def test_ticked_tasks_are_discarded(running: Any, world: Filled) -> None:
+    """The page before counts the ticked ones; a refresh does not untick them."""
+    with Client(world.address) as client, Tab(running) as tab:
         client.enqueue_many("breaks", [b"1"] * 3, retries=0)
         client.fail(client.claim("breaks", max=3, wait_ms=30_000), "no")
-    with Tab(running) as tab:
-        page = tab.open(f"{world.base}/ui/dead?queue=breaks")
+        page = tab.open(f"{world.base}/ui/tasks?state=failed&queue=breaks")
         page.click("[data-tick-all]")
-        assert page.locator("input[name=id]:checked").count() == 3
+        assert page.locator("input[name=id]:checked").count() == 3 and page.inner_text("[data-ticked]") == "(3)"
+        with page.expect_response("**/ui/tasks?*"):
+            pass
         page.locator("input[name=id]").first.uncheck()
-        page.once("dialog", lambda dialog: dialog.dismiss())
-        page.click("text=Discard")
-        assert page.locator("tbody tr").count() == 3
-        page.click("text=Requeue")
-        page.wait_for_selector("[role=status]")
-        assert page.inner_text("[role=status]") == "2 dead letters are requeued."
-        assert page.locator("tbody tr").count() == 1
-        page.once("dialog", lambda dialog: dialog.accept())
-        page.check("input[name=id]")
-        page.click("text=Discard")
-        page.wait_for_url("**did=discard*")
-        assert page.inner_text("[role=status]") == "1 dead letters are discarded."
-    with Client(world.address) as client:
+        page.click("text=Discard…")
+        page.wait_for_selector("h1:has-text('Discard 2 tasks?')")
+        page.click("button:has-text('Discard 2 tasks')")
+        page.wait_for_selector("[role=status]:has-text('Discarded 2 tasks.')")
         counts = client.count("breaks")["breaks"]
-        assert (counts["ready"], counts["cancelled"]) == (2, 1)
+        assert (counts["failed"], counts["cancelled"]) == (1, 2)
+
+
+def test_a_task_runs_again_with_other_data(running: Any, world: Filled) -> None:
+    """The link unfolds the form; the new task has the edited data, and the old one stays."""
+    with Client(world.address) as client, Tab(running) as tab:
+        client.enqueue("edits", b'{"to": "ann"}', format="json")
+        claim = client.claim("edits", wait_ms=30_000)
+        client.complete(claim)
+        page = tab.open(f"{world.base}/ui/tasks/{claim[0].id.hex()}")
+        assert page.locator("text=Discard").count() == page.locator("button:has-text('Cancel')").count() == 0
+        page.click("text=Edit and enqueue >> nth=0")
+        page.fill("textarea", '{"to": "bob"}')
+        page.click("text=Enqueue a new task")
+        page.wait_for_selector("[role=status]:has-text('Enqueued this task.')")
+        assert "bob" in page.inner_text("main") and claim[0].id.hex() not in page.url
+        assert client.count("edits")["edits"]["ready"] == 1 and not tab.complaints
 
 
 def test_the_slider_moves_through_the_log(running: Any, world: Filled) -> None:

@@ -119,14 +119,96 @@ def test_tasks_are_filtered(world: Filled, http: httpx.Client) -> None:
     assert http.get(f"/ui/tasks/{'0' * 40}").status_code == 404
 
 
+def titles(tree: Any) -> list[str]:
+    """Return the titles of the tasks of a list."""
+    return [one.text for one in found(tree, "a") if one.get("class") == "title"]
+
+
+def test_the_newest_tasks_come_first(world: Filled, http: httpx.Client) -> None:
+    """A list begins with what is due last; each task has its function's name, its arguments, age and attempt."""
+    tree = parsed(http.get("/ui/tasks").text)
+    shown = [one.get("value") for one in found(tree, "input") if one.get("name") == "id"]
+    assert shown == sorted(shown, reverse=True) and "in 59 min" in texts(found(tree, "tbody")[0][0])
+    (row,) = found(parsed(http.get("/ui/tasks?queue=calls").text), "tbody")[0]
+    assert titles(row) == ["<script>alert(2)</script>"] and '"<img src=x onerror=alert(3)>", <i>=1' in texts(row)
+    (row, *_) = found(parsed(http.get("/ui/tasks?state=failed").text), "tbody")[0]
+    assert "1 of 1" in texts(row) and "worker <1>" in texts(row) and "ValueError: <script>" in texts(row)
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("where=ValueError", 5),
+        ("where=onerror", 2),
+        ("where=somebody&state=ready", 12),
+        ("where=no+such+text", 0),
+        ("queue=mail&since=2001-01-01T00:00", 20),
+        ("queue=mail&until=2001-01-01T00:00:00", 0),
+        ("where=队列", 1),
+    ],
+)
+def test_tasks_are_searched(query: str, count: int, world: Filled, http: httpx.Client) -> None:
+    """A search finds a function, an error, data and a time, and the page says what it has read."""
+    text = http.get(f"/ui/tasks?{query}").text
+    tree = parsed(text)
+    assert len(titles(tree)) == count
+    assert ("Searched the data, keys, errors and tracebacks of all" in texts(tree)) == ("where" in query)
+
+
+def test_tabs_have_counts(http: httpx.Client) -> None:
+    """Each state has a tab with its number of tasks, and a tab keeps the search."""
+    tree = parsed(http.get("/ui/tasks?queue=mail&where=a").text)
+    tabs = {
+        " ".join(texts(one).split()): one.get("href") for one in found(tree, "a") if "where=a" in one.get("href", "")
+    }
+    assert {"all 20", "failed 5", "claimed 2", "completed 1"} <= tabs.keys()
+    assert tabs["failed 5"] == "/ui/tasks?queue=mail&state=failed&where=a"
+
+
+def test_bad_searches_are_named(http: httpx.Client) -> None:
+    """A time or a state that is none is an error that names the field."""
+    for query, field in (("since=soon", "since"), ("until=99999-01-01", "until"), ("state=lost", "state")):
+        answer = http.get(f"/ui/tasks?{query}")
+        assert answer.status_code == 400 and f"({field})" in answer.text
+
+
+def test_the_search_field_finds_ids_and_queues(world: Filled, http: httpx.Client) -> None:
+    """An id, its beginning, and a queue lead to their pages; another text to a search of tasks."""
+    for text, there in (
+        (world.dead, f"/ui/tasks/{world.dead}"),
+        (world.dead.upper()[:36], f"/ui/tasks/{world.dead}"),
+        ("mail", "/ui/queue?name=mail"),
+        ("ValueError", "/ui/tasks?where=ValueError"),
+        ("0123456789abcdef", "/ui/tasks?where=0123456789abcdef"),
+        ("", "/ui/tasks"),
+    ):
+        answer = http.get("/ui/search", params={"q": text})
+        found_place = answer.headers["location"]
+        same_start = text and there.startswith("/ui/tasks/") and found_place[:46] == there[:46]
+        assert found_place == there or same_start, text
+
+
+def test_a_task_shows_its_progress_and_attempts(world: Filled, http: httpx.Client) -> None:
+    """A claimed task has a bar and can be cancelled; a failed one can be retried and discarded, and shows its error."""
+    tree = parsed(http.get(f"/ui/tasks/{world.claimed}").text)
+    (bar,) = found(tree, "progress")
+    assert bar.get("value") == "75" and "<b>page</b> 3" in texts(tree)
+    actions = {one.get("action") for one in found(tree, "form")}
+    assert "/ui/do/cancel" in actions and not {"/ui/do/requeue", "/ui/do/discard"} & actions
+    tree = parsed(http.get(f"/ui/tasks/{world.dead}").text)
+    actions = {one.get("action") for one in found(tree, "form")}
+    assert {"/ui/do/requeue", "/ui/do/discard"} <= actions and "/ui/do/cancel" not in actions
+    assert "attempt 1: failed" in next(one.get("aria-label") for one in tree.iter() if one.get("class") == "life")
+
+
 def test_a_long_list_has_parts(world: Filled, http: httpx.Client) -> None:
     """The parts together have each task once."""
     path, seen = "/ui/tasks", []
     while path:
         tree = parsed(http.get(path).text)
-        seen += [one.get("href") for one in found(tree, "a") if one.get("class") == "id"]
+        seen += [one.get("href") for one in found(tree, "a") if one.get("class") == "title"]
         path = next((one.get("href") for one in found(tree, "a") if one.get("rel") == "next"), "")
-    assert len(seen) == len(set(seen)) == 2 * len(HOSTILE) + 23
+    assert len(seen) == len(set(seen)) == 2 * len(HOSTILE) + 24
 
 
 def test_the_story_has_every_entry_that_names_the_task(world: Filled, http: httpx.Client) -> None:

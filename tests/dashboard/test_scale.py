@@ -76,7 +76,7 @@ def test_pages_answer_soon(chromium: Any, base: str) -> None:
         f"/ui/queue?name=queue-{QUEUES // 2:05}",
         "/ui/tasks",
         f"/ui/tasks?queue=queue-{QUEUES // 2:05}&state=ready",
-        "/ui/dead",
+        "/ui/tasks?state=failed",
         "/ui/workers",
         "/ui/timers",
         "/ui/periodic",

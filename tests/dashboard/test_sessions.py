@@ -28,7 +28,7 @@ async def browser(tokens: dict[str, str] | None = TOKENS) -> AsyncIterator[tuple
         yield service, client
 
 
-async def enter(client: httpx.AsyncClient, token: str, there: str = "/ui/dead") -> httpx.Response:
+async def enter(client: httpx.AsyncClient, token: str, there: str = "/ui/tasks") -> httpx.Response:
     """Sign in."""
     return await client.post("/ui/login", data={"token": token, "next": there}, headers=SITE)
 
@@ -37,13 +37,13 @@ async def enter(client: httpx.AsyncClient, token: str, there: str = "/ui/dead") 
 async def test_a_page_without_a_session_leads_to_the_login() -> None:
     """After the sign-in, the requested page is shown."""
     async with browser() as (service, client):
-        answer = await client.get("/ui/dead?queue=a%26b")
+        answer = await client.get("/ui/tasks?queue=a%26b")
         assert answer.status_code == 303
-        assert answer.headers["location"] == "/ui/login?next=%2Fui%2Fdead%3Fqueue%3Da%2526b"
+        assert answer.headers["location"] == "/ui/login?next=%2Fui%2Ftasks%3Fqueue%3Da%2526b"
         login = await client.get(answer.headers["location"])
-        assert 'value="/ui/dead?queue=a%26b"' in login.text
+        assert 'value="/ui/tasks?queue=a%26b"' in login.text
         assert service.calls == []
-        assert (await client.get("/ui/dead", headers={"hx-request": "true"})).headers["hx-redirect"].startswith("/ui/")
+        assert (await client.get("/ui/tasks", headers={"hx-request": "true"})).headers["hx-redirect"].startswith("/ui/")
 
 
 @on_trio
@@ -51,13 +51,13 @@ async def test_a_session_shows_pages() -> None:
     """Scripts and other sites cannot read the cookie, and signing out removes it."""
     async with browser() as (_, client):
         answer = await enter(client, "r-token")
-        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/dead")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/tasks")
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Path=/" in cookie and "Secure" not in cookie
-        page = await client.get("/ui/dead")
+        page = await client.get("/ui/tasks")
         assert page.status_code == 200 and "Sign out" in page.text
         await client.post("/ui/logout", headers=SITE)
-        assert (await client.get("/ui/dead")).status_code == 303
+        assert (await client.get("/ui/tasks")).status_code == 303
 
 
 @on_trio
@@ -65,7 +65,7 @@ async def test_a_wrong_token_is_told() -> None:
     """The answer leads back to the login page, which reports it."""
     async with browser() as (_, client):
         await enter(client, "nope ünknown;\"'")
-        back = await client.get("/ui/dead")
+        back = await client.get("/ui/tasks")
         assert (
             back.status_code == 303 and "does not know the token" in (await client.get(back.headers["location"])).text
         )
@@ -130,12 +130,11 @@ async def test_a_token_for_some_queues_shows_these() -> None:
     app = create_app(service, access=access, now_ms=lambda: service.now_ms)
     headers = {"authorization": "Bearer a token for ours", **SITE}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://peer", headers=headers) as client:
-        for path in ("/ui/queue?name=ours.q", "/ui/tasks?queue=ours.q", "/ui/dead?queue=ours.q", "/"):
+        for path in ("/ui/queue?name=ours.q", "/ui/tasks?queue=ours.q", "/"):
             assert (await client.get(path)).status_code == 200, path
         for path in (
             "/ui/queue?name=theirs",
             "/ui/tasks?queue=theirs",
-            "/ui/dead",
             "/ui/tasks",
             "/ui/queues",
             "/ui/log",
@@ -143,7 +142,8 @@ async def test_a_token_for_some_queues_shows_these() -> None:
             assert (await client.get(path)).status_code == 403, path
         service.calls.clear()
         assert (await client.post("/ui/do/pause", data={"queue": "theirs"})).status_code == 403
-        assert (await client.post("/ui/do/discard", data={"which": "all"})).status_code == 403
+        assert service.calls == []
+        assert (await client.post("/ui/chosen", data={"action": "cancel", "which": "all"})).status_code == 403
         assert service.calls == []
         assert (await client.post("/ui/do/pause", data={"queue": "ours.q"})).status_code == 303
         assert service.asked("queue.set")[0]["by"] == "ours"
@@ -192,7 +192,7 @@ async def test_over_tls_the_session_belongs_to_this_host_alone() -> None:
         own = answer.cookies[SECURE_COOKIE]
         client.cookies.clear()
         theirs = f"{COOKIE}=theirs; {SECURE_COOKIE}={own}; {COOKIE}=theirs"
-        assert (await client.get("/ui/dead", headers={"cookie": theirs})).status_code == 200
+        assert (await client.get("/ui/tasks", headers={"cookie": theirs})).status_code == 200
 
 
 @on_trio
@@ -201,10 +201,10 @@ async def test_the_cookie_does_not_hold_the_token() -> None:
     async with browser() as (service, client):
         cookie = (await enter(client, "r-token")).cookies[COOKIE]
         assert "r-token" not in cookie and b"r-token".hex() not in cookie
-        assert (await client.get("/ui/dead")).status_code == 200
+        assert (await client.get("/ui/tasks")).status_code == 200
         assert (await client.get("/v1/queues", headers={"authorization": f"Bearer {cookie}"})).status_code == 401
         service.now_ms += SESSION_MS
-        assert (await client.get("/ui/dead")).headers["location"].startswith("/ui/login")
+        assert (await client.get("/ui/tasks")).headers["location"].startswith("/ui/login")
 
 
 @on_trio
@@ -216,7 +216,7 @@ async def test_nobody_makes_or_changes_a_session_without_the_key() -> None:
         foreign = Access(peer_secret="the secret of another cluster").session("a-token", 1 << 50)
         forged = [[read[0], admin[1], read[2]], [str(1 << 50), *read[1:]], [*read[:2], ""], ["", "", ""], [foreign]]
         for parts in forged:
-            answer = await client.get("/ui/dead", headers={"cookie": f"{COOKIE}={'.'.join(parts)}"})
+            answer = await client.get("/ui/tasks", headers={"cookie": f"{COOKIE}={'.'.join(parts)}"})
             assert answer.status_code == 303, parts
 
 

@@ -171,13 +171,15 @@ class FakeService:
         return {"updates": self._known(args["id"]).updates}
 
     def _list(self, args: dict[str, Any]) -> dict[str, Any]:
-        views = [self._view(task_id, self.tasks[task_id]) for task_id in sorted(self.tasks)]
+        down = args.get("newest_first") or False
+        views = [self._view(task_id, self.tasks[task_id]) for task_id in sorted(self.tasks, reverse=down)]
         wanted = [
             view
             for view in views
             if args.get("queue") in (None, view["queue"])
             and args.get("state") in (None, view["state"])
-            and (args.get("after") is None or view["id"] > args["after"])
+            and (args.get("after") is None or (view["id"] < args["after"] if down else view["id"] > args["after"]))
+            and (args.get("where") is None or args["where"] in f"{view['error']} {view['data'].decode()}")
         ]
         page = wanted[: args.get("limit", 100)]
         return {"tasks": page, "after": page[-1]["id"] if len(wanted) > len(page) else None}

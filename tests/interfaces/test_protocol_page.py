@@ -55,7 +55,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "get": {"id": fresh_id(), "seen_token": 0, "seen_seq": 0},
     "task_log": {"id": ID},
     "task_history": {"id": ID},
-    "list": {"queue": "page", "state": "ready", "after": ID, "limit": 1, "newest_first": True},
+    "list": {
+        "queue": "page", "state": "ready", "after": ID, "limit": 1, "newest_first": True,
+        "where": "text", "since_ms": 1, "until_ms": 2,
+    },
     "count": {"queue": "page"},
     "tasks.bodies": {"runs": [[ID, 1]]},
     "queues.page": {"like": "a", "order": "name", "skip": 0, "limit": 1, "wait_ms": 1},

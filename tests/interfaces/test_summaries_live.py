@@ -93,3 +93,25 @@ def test_what_happened_is_summed_over_the_nodes(client: Client) -> None:
     assert (events["enqueued"], events["claimed"], events["failed"]) == (6, 3, 1)
     assert sum(found["waited"]) == 3
     assert len(found["waited"]) == len(found["ran"]) == len(found["bounds_s"]) + 1
+
+
+def test_tasks_are_found_by_a_text_and_a_time(client: Client) -> None:
+    """A text is found in data, in escaped JSON, in keys and in errors; times limit the ids in both directions."""
+    data = [b'{"to": "ann"}', b'{"to": "\\u00e4nn"}', '{"to": "änn"}'.encode(), b"\xff\xfe"]
+    client.enqueue_many("found", data, retries=0)
+    client.enqueue("found", b"1", ordering_key="key of ann")
+
+    def found(**args: Any) -> list[bytes]:
+        return [one["data"] for one in client.call("list", {"queue": "found", **args})["tasks"]]
+
+    assert sorted(found(where="ann")) == [b"1", data[0]] and sorted(found(where="änn")) == sorted(data[1:3])
+    assert found(where="ann", newest_first=True) == found(where="ann")[::-1]
+    assert found(where="bob") == [] and [one.data for one in client.list(where="key of ann").tasks] == [b"1"]
+    claims = client.claim("found", max=5, wait_ms=30_000)
+    client.fail([one for one in claims if one.data == b"\xff\xfe"], "ValueError: no such host")
+    assert found(where="no such", state="failed") == found(where="no such") == [b"\xff\xfe"]
+    ms = sorted(int.from_bytes(one["id"][:6], "big") for one in client.call("list", {"queue": "found"})["tasks"])
+    for down in (False, True):
+        assert len(found(since_ms=ms[0], until_ms=ms[-1], newest_first=down)) == 5
+        assert found(until_ms=ms[0] - 1, newest_first=down) == found(since_ms=ms[-1] + 1, newest_first=down) == []
+        assert found(until_ms=(1 << 48) - 1, limit=1, newest_first=down) == found(limit=1, newest_first=down)

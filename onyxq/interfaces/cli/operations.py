@@ -16,7 +16,7 @@ from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
 from onyxq.history import words
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
-from onyxq.interfaces.cli.context import Context, age, clock, task_id
+from onyxq.interfaces.cli.context import Context, age, clock, moment, task_id
 from onyxq.interfaces.cli.output import cell
 from onyxq.interfaces.cli.tasks import brief, payload_given
 from onyxq.operations.table.json_form import arguments, from_text, json_text
@@ -148,12 +148,15 @@ def parsed(member: Member, text: str) -> Any:
     if isinstance(node, inspect.FloatType):
         return from_text(member, text.removesuffix("/s"))
     if isinstance(node, inspect.IntType) and "ms" in name.split("_") and whole(text) is None:
-        if not is_duration(text):
-            raise BadRequest(
-                f"{name} must be a whole number of milliseconds or a time like 30s, not {text!r}", field=name
-            )
-        return milliseconds(text, field=name)
+        return moment(text, field=name) if "moment" in member.marks else _milliseconds(name, text)
     return from_text(member, text)
+
+
+def _milliseconds(name: str, text: str) -> int:
+    """Return the milliseconds of a duration such as ``30s``; raises `BadRequest`."""
+    if not is_duration(text):
+        raise BadRequest(f"{name} must be a whole number of milliseconds or a time like 30s, not {text!r}", field=name)
+    return milliseconds(text, field=name)
 
 
 # --- output

@@ -6,21 +6,26 @@ a line with the name of the credential, besides the entry in the cluster's log.
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
 
 import attrs
 from attrs import frozen
 from starlette.responses import RedirectResponse, Response
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import members
 from onyxq.core.queue_settings import SETTINGS
 from onyxq.interfaces.dashboard.rendering import HEADERS, link
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.operations import OF_OPERATIONS, read_arguments
 from onyxq.interfaces.http.routes import tasks, timers
+from onyxq.interfaces.http.routes.enqueue import NewTask
 from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.checks.access import Guarded
 from onyxq.operations.table.json_form import from_text
@@ -57,16 +62,42 @@ def one(form: Form, name: str, default: str | None = None) -> str:
     return values[0]
 
 
-def _chosen(form: Form) -> Members:
-    """Return the chosen dead letters: the ticked ones, or all that a filter finds."""
-    if one(form, "which", "ticked") == "ticked":
-        if not form.get("id"):
-            raise BadRequest(
-                "no dead letter is ticked", field="id", hint="Go back and tick dead letters, or choose all."
-            )
-        return {"ids": form["id"]}
-    wanted = {name: one(form, name, "") for name in ("queue", "where")}
-    return {name: value for name, value in wanted.items() if value} or {"all": True}
+def _ids(form: Form) -> Members:
+    """Return the ids that a page counted, which are words of one field."""
+    return {"ids": one(form, "ids").split()}
+
+
+def _new_task(form: Form) -> Members:
+    """Return a new task from the fields of a form: its data as text, or in base64 as another task has it."""
+    data = one(form, "data", "").replace("\r\n", "\n").encode()  # Browsers send lines with both characters.
+    if encoded := one(form, "data_base64", ""):
+        data = _decoded(encoded)
+    given = {"data": _json(data)} if one(form, "format", "json") == "json" else {"data_base64": _encoded(data)}
+    keys = {name: text for name in ("ordering_key", "unique_key") if (text := one(form, name, ""))}
+    numbers = {
+        name: from_text(members(NewTask)[name], text)
+        for name in ("priority", "delay_ms", "retries")
+        if (text := one(form, name, ""))
+    }
+    return {"tasks": [{"queue": one(form, "queue"), **given, **keys, **numbers}]}
+
+
+def _encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise BadRequest("data_base64 is not base64", field="data_base64") from None
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"data is not JSON: {error}", field="data") from None
 
 
 def _settings(form: Form) -> Members:
@@ -87,8 +118,11 @@ def _queue_page(form: Form) -> str:
     return link("/ui/queue", name=one(form, "queue"))
 
 
-def _dead_page(form: Form) -> str:
-    return link("/ui/dead", queue=one(form, "queue", ""), where=one(form, "where", ""))
+def _tasks_page(form: Form) -> str:
+    """Return the page of the changed tasks: of the only one, or the list in all states, where they can be watched."""
+    if one(form, "page", "") == "task":
+        return link(f"/ui/tasks/{one(form, 'ids')}")
+    return link("/ui/tasks", **{name: one(form, name, "") for name in ("queue", "where", "since", "until")})
 
 
 def _job_page(form: Form) -> str:
@@ -106,14 +140,15 @@ ACTIONS = (
     Action("pause", _SET_QUEUE, lambda form: {"paused": True, **_said(form)}, back=_queue_page),
     Action("resume", _SET_QUEUE, lambda form: {"paused": False, **_said(form)}, back=_queue_page),
     Action("queue", _SET_QUEUE, _settings, back=_queue_page),
-    Action("requeue", _operation(OF_OPERATIONS, "requeue_dead"), _chosen, back=_dead_page),
-    Action("discard", _operation(OF_OPERATIONS, "discard_dead"), _chosen, back=_dead_page),
+    Action("requeue", _operation(OF_OPERATIONS, "requeue_dead"), _ids, back=_tasks_page),
+    Action("discard", _operation(OF_OPERATIONS, "discard_dead"), _ids, back=_tasks_page),
     Action(
         "cancel",
-        _operation(tasks.ENDPOINTS, "cancel_task"),
-        lambda _: {"claimed": True},
-        back=lambda form: f"/ui/tasks/{one(form, 'id')}",
+        _operation(OF_OPERATIONS, "cancel_tasks"),
+        lambda form: {**_ids(form), "claimed": True},
+        back=_tasks_page,
     ),
+    Action("enqueue", _operation(tasks.ENDPOINTS, "enqueue"), _new_task, back=lambda _: "/ui/tasks"),
     Action("periodic-pause", _SET_PERIODIC, lambda _: {"paused": True}, back=lambda _: "/ui/periodic"),
     Action("periodic-resume", _SET_PERIODIC, lambda _: {"paused": False}, back=lambda _: "/ui/periodic"),
     Action("periodic-remove", _operation(OF_OPERATIONS, "remove_periodic"), back=lambda _: "/ui/periodic"),
@@ -155,17 +190,29 @@ def name_of(call: Call) -> str:
 
 
 def _arrived(action: Action, form: Form, answer: Response) -> str:
-    """Return the address of the page after the action, with its effect."""
+    """Return the address of the page after the action, with its effect; of a new task, the page of that task."""
+    said = decode_json(bytes(answer.body)) if answer.body else {}
     path = action.back(form)
-    count = decode_json(bytes(answer.body)).get("count") if answer.body else None
-    return (
-        path + ("&" if "?" in path else "?") + f"did={action.name}" + (f"&count={count}" if count is not None else "")
-    )
+    effect: Members = {"did": action.name}
+    if "ids" in said:
+        path = f"/ui/tasks/{said['ids'][0]}"
+    if "results" in said:
+        refused = sum(_is_refused(one) for one in said["results"])
+        effect |= {"count": len(said["results"]) - refused, "refused": refused or None}
+    elif "count" in said:
+        effect["count"] = said["count"]
+    return link(path.partition("?")[0], **dict(parse_qsl(path.partition("?")[2])), **effect)
+
+
+def _is_refused(result: Mapping[str, Any] | None) -> bool:
+    """Return whether an operation refused one of several tasks."""
+    return result is not None and not result.get("ok", False)
 
 
 def _told(form: Form) -> str:
-    """Return the fields of a form as one short line for the server log."""
-    return repr({name: values if len(values) < 5 else f"{len(values)} values" for name, values in form.items()})[:500]
+    """Return the fields of a form as one short line for the server log, without the data of tasks."""
+    fields = {name: values for name, values in form.items() if name not in ("data", "data_base64")}
+    return repr({name: values if len(values) < 5 else f"{len(values)} values" for name, values in fields.items()})[:500]
 
 
 def _endpoint(action: Action) -> Endpoint:

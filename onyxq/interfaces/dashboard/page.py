@@ -26,6 +26,7 @@ class PageArgs(Args):
 
     did: Annotated[str, Meta(max_length=40, description="The action.")] = ""
     count: Annotated[int, Meta(ge=0, description="Number of things that it changed.")] = 0
+    refused: Annotated[int, Meta(ge=0, description="Number of things that it could not change.")] = 0
 
 
 def shows(

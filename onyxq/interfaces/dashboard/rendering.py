@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
 from onyxq import __version__
+from onyxq.core.ids import ms_of
 from onyxq.core.texts import visible
 from onyxq.history import words
 from onyxq.interfaces.http.endpoint import Call
@@ -36,19 +37,21 @@ BEGINNING_BYTES, BEGINNING_CHARS = 400, 90
 """Most bytes and characters of data in a list."""
 
 MENU = (
-    ("/", "Overview"),
-    ("/ui/queues", "Queues"),
-    ("/ui/tasks", "Tasks"),
-    ("/ui/dead", "Dead letters"),
-    ("/ui/workers", "Workers"),
-    ("/ui/timers", "Timers"),
-    ("/ui/periodic", "Periodic"),
-    ("/ui/flows", "Flows"),
-    ("/ui/jobs", "Jobs"),
-    ("/ui/cluster", "Cluster"),
-    ("/ui/log", "Log"),
-    ("/ui/settings", "Settings"),
+    (
+        "Work",
+        (
+            ("/", "Overview"),
+            ("/ui/tasks", "Tasks"),
+            ("/ui/tasks?state=failed", "Failed"),
+            ("/ui/queues", "Queues"),
+            ("/ui/workers", "Workers"),
+        ),
+    ),
+    ("Schedules", (("/ui/periodic", "Periodic"), ("/ui/timers", "Timers"))),
+    ("Pipelines", (("/ui/flows", "Flows"), ("/ui/jobs", "Jobs"))),
+    ("System", (("/ui/cluster", "Cluster"), ("/ui/log", "Log"), ("/ui/settings", "Settings"))),
 )
+"""Groups of pages: their name, and the address and name of each page."""
 
 
 def page(call: Call, template: str, *, title: str, here: str, status: int = 200, **values: Any) -> Response:
@@ -73,17 +76,26 @@ def rendered(template: str, *, status: int = 200, **values: Any) -> Response:
 
 def done(args: Any) -> str:
     """Return the effect of the last action, in words from here: a link can only choose one of them."""
-    said = DONE.get(getattr(args, "did", ""), "")
-    return said.format(count=getattr(args, "count", 0))
+    count, refused = getattr(args, "count", 0), getattr(args, "refused", 0)
+    said = DONE.get(getattr(args, "did", ""), "").format(tasks=counted(count, "task"))
+    if said and refused:
+        said += f" {counted(refused, 'task')} changed in the meantime and stayed as it is."
+    return said
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 task``, ``12 tasks``."""
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 DONE = {
     "pause": "The queue is paused.",
     "resume": "The queue is resumed.",
     "queue": "The settings of the queue are changed.",
-    "requeue": "{count} dead letters are requeued.",
-    "discard": "{count} dead letters are discarded.",
-    "cancel": "The task is cancelled.",
+    "requeue": "Retried {tasks}.",
+    "discard": "Discarded {tasks}.",
+    "cancel": "Cancelled {tasks}.",
+    "enqueue": "Enqueued this task.",
     "periodic-pause": "The periodic task is paused.",
     "periodic-resume": "The periodic task is resumed.",
     "periodic-remove": "The periodic task is removed. The tasks that it enqueued stay.",
@@ -117,6 +129,30 @@ def moment(ms: int | None) -> str:
 def age(ms: int | None) -> str:
     """Return a duration; a dash for None."""
     return "–" if ms is None else words.duration(ms)
+
+
+def iso(ms: int) -> str:
+    """Return a time as pages hold it for programs."""
+    return words.moment(ms).replace(" ", "T")
+
+
+def ago(ms: int, now_ms: int) -> str:
+    """Return how long ago a time was, or how soon it is, in its largest whole unit."""
+    past_ms = now_ms - ms
+    if abs(past_ms) < 1_000:
+        return "now"
+    return f"{span(past_ms)} ago" if past_ms > 0 else f"in {span(-past_ms)}"
+
+
+def span(ms: int | None) -> str:
+    """Return a span of time in its largest whole unit: ``250 ms``, ``3 min``, ``2 d``; a dash for None."""
+    if ms is None:
+        return "–"
+    return next((f"{ms // size} {unit}" for size, unit in UNITS if ms >= size), f"{ms} ms")
+
+
+UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+"""Units of time in milliseconds, and their names."""
 
 
 def text_of(data: bytes | None) -> str:
@@ -177,6 +213,11 @@ def _environment() -> Environment:
         "brief": words.brief,
         "beginning": beginning,
         "cut": cut,
+        "ago": ago,
+        "iso": iso,
+        "id_moment": lambda task_id: moment(ms_of(task_id)),
+        "span": span,
+        "counted": counted,
         "plain": plain,
         "visible": visible,
         "words": words.title,

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import TaskId
-from onyxq.core.limits import DATA, INT_MAX, ITEMS_MAX, MOMENT, Name, TaskIdBytes
+from onyxq.core.limits import DATA, INT_MAX, ITEMS_MAX, MOMENT, Name, TaskIdBytes, TimeMs
 from onyxq.core.texts import attempt_of
 from onyxq.operations.table.access import Access, Need, on_queue
 from onyxq.operations.table.claim import Count
@@ -25,6 +25,16 @@ Where: TypeAlias = Annotated[
 OfQueue: TypeAlias = Annotated[Name | None, Meta(description="Only of this queue.")]
 After: TypeAlias = Annotated[TaskIdBytes | None, Meta(description="Continue after this id.")]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1_000, description="Most tasks of a page.")]
+Text: TypeAlias = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=1_000,
+        description="Only with this text in the data, with the function's name, a key, the error or a traceback.",
+    ),
+]
+Since: TypeAlias = Annotated[TimeMs | None, Meta(description="Only of this time or later.", extra=MOMENT)]
+Until: TypeAlias = Annotated[TimeMs | None, Meta(description="Only of this time or earlier.", extra=MOMENT)]
 NewestFirst: TypeAlias = Annotated[bool, Meta(description="In the reverse order: the newest first.")]
 
 
@@ -212,6 +222,9 @@ class ListTasks(Args):
     after: After = None
     limit: Limit = 100
     newest_first: NewestFirst = False
+    where: Text | None = None
+    since_ms: Since = None
+    until_ms: Until = None
 
 
 class CountTasks(Args):
@@ -379,13 +392,14 @@ LIST_TASKS = Operation(
         Verb(
             name="task list",
             about="list tasks, the newest first",
-            example="--queue mail --state ready",
+            example="--queue mail --state failed --since 2026-10-25T14:00:00Z --where 'no such host'",
             columns=("id", "queue", "state", "attempt", "created", "at", "duration", "data"),
             empty="no tasks",
             pages=True,
         ),
     ),
     python="list",
+    python_left_out=("since_ms", "until_ms"),
     example={"queue": "mail", "state": "ready"},
 )
 COUNT_TASKS = Operation(
@@ -434,6 +448,7 @@ CANCEL_TASKS = Operation(
     items=Items(argument="ids"),
     bounded=True,
     large=True,
+    http=Http(verb="POST", path="/v1/tasks/cancel", id="cancel_tasks", tag="tasks"),
     python="cancel",
     python_names={"ids": "id"},
     example={"ids": [_SOME["id"]]},

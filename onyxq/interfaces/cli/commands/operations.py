@@ -56,7 +56,8 @@ def _options(member: Member, verb: Verb) -> list[Option]:
     number = {"type": int} if isinstance(member.node, inspect.IntType) and "ms" not in member.name.split("_") else {}
     if is_positional(member, verb):
         return [option(member.name, metavar=member.name.upper(), help=about or None, **number)]
-    flag = f"--{member.name.replace('_', '-')}"
+    name = member.name.removesuffix("_ms") if "moment" in member.marks else member.name
+    flag = f"--{name.replace('_', '-')}"
     if isinstance(member.node, inspect.BoolType):
         return [option(flag, action="store_true", default=None, help=about)]
     if "caller" in member.marks:
@@ -65,7 +66,7 @@ def _options(member: Member, verb: Verb) -> list[Option]:
         about += f" (default {member.default})"
     if isinstance(member.node, inspect.LiteralType):
         return [option(flag, choices=member.node.values, help=about)]
-    return [option(flag, metavar=member.name.upper(), help=about, **number)]
+    return [option(flag, dest=member.name, metavar=name.upper(), help=about, **number)]
 
 
 OPERATION_COMMANDS: tuple[Command, ...] = tuple(command_of(one, verb) for one in OPERATIONS for verb in one.verbs)

@@ -8,14 +8,36 @@
     if (asked && !window.confirm(asked)) event.preventDefault();
   });
 
-  document.querySelectorAll("[data-tick-all]").forEach(function (button) {
-    button.hidden = false;
-    button.addEventListener("click", function () {
-      var boxes = Array.from(button.form.querySelectorAll("input[name=id]"));
-      var every = boxes.every(function (box) { return box.checked; });
-      boxes.forEach(function (box) { box.checked = !every; });
-    });
+  // A refreshed list has a new button.
+  function show() { document.querySelectorAll("[data-tick-all]").forEach(function (button) { button.hidden = false; }); }
+  show();
+  document.addEventListener("htmx:afterSwap", show);
+  document.addEventListener("click", function (event) {
+    if (!event.target.matches("[data-tick-all]")) return;
+    var boxes = Array.from(event.target.form.querySelectorAll("input[name=id]"));
+    var every = boxes.every(function (box) { return box.checked; });
+    boxes.forEach(function (box) { box.checked = !every; });
+    tell(event.target.form);
   });
+
+  // A link to a folded part unfolds it.
+  function unfold() {
+    var part = location.hash && document.getElementById(location.hash.slice(1));
+    if (part && part.tagName === "DETAILS") { part.open = true; part.scrollIntoView(); }
+  }
+  unfold();
+  window.addEventListener("hashchange", unfold);
+
+  // Show how many tasks are ticked, and choose "ticked" once one is.
+  document.addEventListener("change", function (event) {
+    if (event.target.name !== "id" || !event.target.form) return;
+    tell(event.target.form);
+  });
+
+  function tell(form) {
+    var said = form.querySelector("[data-ticked]");
+    if (said) said.textContent = "(" + form.querySelectorAll("input[name=id]:checked").length + ")";
+  }
 
   // If the menu is wider than the window, scroll it to the current page.
   var current = document.querySelector("nav [aria-current]");
@@ -29,10 +51,10 @@
     slide.addEventListener("input", function () { document.getElementById("slide-now").textContent = slide.value; });
   }
 
-  // Do not refresh a part of the page while one of its fields has the focus.
+  // Do not refresh a part of the page while one of its fields has the focus, tasks are ticked, or a detail is unfolded.
   document.addEventListener("htmx:beforeSwap", function (event) {
     var part = event.detail.target;
-    if (part.id === "live" && part.contains(document.activeElement)) event.detail.shouldSwap = false;
+    if (part.id === "live" && (part.contains(document.activeElement) || part.querySelector("input[name=id]:checked, details[open]"))) event.detail.shouldSwap = false;
   });
 
   // --- curves -----------------------------------------------------------------------
