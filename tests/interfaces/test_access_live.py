@@ -142,6 +142,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "set_periodic": {"queue": THEIRS, "schedule": "@daily"},
     "requeue_dead": {"queue": THEIRS},
     "discard_dead": {"ids": [TASK.hex()]},
+    "cancel_tasks": {"ids": [TASK.hex()]},
     "seal_input": {"input": "in"},
     "submit_job": JOB,
     "taskstore_update": {"clientid": 1, "adds": [{"group": THEIRS, "data": "x"}]},
@@ -430,7 +431,7 @@ def visited(cluster: LocalCluster, endpoint: Endpoint, token: str | None) -> htt
     path = endpoint.path.replace("{id}", TASK.hex()).replace("{file}", "no-such")
     host = cluster.http_addresses[0]
     headers = {"origin": f"http://{host}"}
-    form = {"queue": THEIRS, "id": TASK.hex(), "name": "theirs"}
+    form = {"queue": THEIRS, "id": TASK.hex(), "ids": TASK.hex(), "name": "theirs", "action": "cancel", "data": "1"}
     in_query = [name for name in endpoint.args.__struct_fields__ if f"{{{name}}}" not in endpoint.path]
     asked = {name: form[name] for name in form if name in in_query}
     with httpx.Client(timeout=ANSWER_S_MAX, trust_env=False, verify=False) as client:  # there is no TLS to check

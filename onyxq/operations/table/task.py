@@ -448,7 +448,7 @@ CANCEL_TASKS = Operation(
     items=Items(argument="ids"),
     bounded=True,
     large=True,
-    http=Http(verb="POST", path="/v1/tasks/cancel", id="cancel_tasks", tag="tasks"),
+    http=Http(verb="POST", path="/v1/cancel", id="cancel_tasks", tag="tasks"),
     python="cancel",
     python_names={"ids": "id"},
     example={"ids": [_SOME["id"]]},
