@@ -89,7 +89,7 @@ READS = frozenset(
     cohort.covering cohort.hours cohort.keys cohort.leaves cohort.log cohort.pending cohort.position cohort.rows
     job.told
     lead.bodies lead.counts lead.dead lead.depended lead.flow.states lead.head lead.list lead.outcomes lead.rates
-    lead.rows lead.timer.find lead.told lead.view lead.waiting
+    lead.rates.history lead.rows lead.timer.find lead.told lead.view lead.waiting
     """.split()
 )
 """Methods that change nothing, besides those of the table of operations."""
@@ -215,6 +215,7 @@ class Service:
             "lead.bodies": self._bulk.lead_read,
             "lead.rows": self._backing_up.lead_rows,
             "lead.rates": self._summaries.lead_rates,
+            "lead.rates.history": self._summaries.lead_rate_history,
             "lead.waiting": self._summaries.lead_waiting,
             "lead.told": _sync(lambda _: self.node.told_here()),
             "job.told": self._jobs.told_here,
@@ -242,7 +243,7 @@ class Service:
         """Run the background work until cancelled."""
         claiming = self.node.procedures.start(self.claiming.run())
         try:
-            await trio.sleep_forever()
+            await self._summaries.run()
         finally:
             claiming.withdraw()
 

@@ -15,9 +15,22 @@ from attrs import field, frozen
 from onyxq.core.errors import OnyxqError
 from onyxq.core.replica import Replica
 from onyxq.node.node import Node
+from onyxq.operations import rate_history
 from onyxq.operations.claims import Claiming
 from onyxq.operations.handlers import Handler, merged, served
-from onyxq.operations.table.cluster import GET_RATES, GET_WORKERS, GetRates, GetWorkers, Rates, Workers, WorkerView
+from onyxq.operations.table.cluster import (
+    GET_RATE_HISTORY,
+    GET_RATES,
+    GET_WORKERS,
+    GetRateHistory,
+    GetRates,
+    GetWorkers,
+    RateHistory,
+    Rates,
+    Workers,
+    WorkerView,
+)
+from onyxq.operations.table.operation import converted
 from onyxq.operations.table.queue import PAGE_QUEUES, PageQueues, QueuePage, QueueRow
 from onyxq.operations.task_reads import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
 from onyxq.system.metrics import TASK_EVENTS
@@ -33,6 +46,8 @@ WORKERS_MAX = 1_000
 PIECES_PER_TURN = 2_000
 TOLD_TIMEOUT_S = 1.0
 """Longest wait for the part of another node, in seconds."""
+RECORD_S = 5.0
+"""Pause between two looks whether a minute is over, in seconds."""
 QUEUES_MAX = 20
 """Most queues shown for one worker."""
 
@@ -111,7 +126,7 @@ async def held_by(replica: Replica) -> dict[str, Held]:
 
 
 class Summaries:
-    """Serves ``queues.page``, ``workers`` and ``rates`` of one node."""
+    """Serves ``queues.page``, ``workers``, ``rates`` and ``rates.history`` of one node."""
 
     def __init__(self, node: Node, reading: Reading, claiming: Claiming) -> None:
         self._node = node
@@ -120,11 +135,21 @@ class Summaries:
         self._count: Count | None = None
         self._error: OnyxqError | None = None
         self._counting: trio.Event | None = None
+        self._history = rate_history.RateHistory(node.metrics, node.wall_ms())
+
+    async def run(self) -> None:
+        """Record the minutes until cancelled."""
+        while True:
+            await trio.sleep(RECORD_S)
+            self._history.record(self._node.wall_ms())
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
         return merged(
-            served(PAGE_QUEUES, self.queues), served(GET_WORKERS, self.workers), served(GET_RATES, self.rates)
+            served(PAGE_QUEUES, self.queues),
+            served(GET_WORKERS, self.workers),
+            served(GET_RATES, self.rates),
+            served(GET_RATE_HISTORY, self.rate_history),
         )
 
     # --- queues
@@ -262,6 +287,19 @@ class Summaries:
     async def lead_rates(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the sums of this node alone."""
         return self._here()
+
+    async def rate_history(self, args: GetRateHistory) -> RateHistory:
+        """Return the last minutes of all nodes that answer, added."""
+        answers, silent = await self._everywhere("lead.rates.history", await self.lead_rate_history({}))
+        points = rate_history.added(one["points"] for one in answers)
+        bounds = self._node.metrics.task_wait_seconds.bounds
+        minutes = [rate_history.shown(minute, counts, bounds) for minute, counts in points]
+        return converted(RateHistory, {"minutes": minutes, "silent": silent})
+
+    async def lead_rate_history(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the last minutes of this node alone."""
+        self._history.record(self._node.wall_ms())
+        return {"points": self._history.points()}
 
     def _here(self) -> dict[str, Any]:
         metrics = self._node.metrics

@@ -309,3 +309,21 @@ def test_rates_only_grow(http: httpx.Client) -> None:
     assert first["events"]["enqueued"] >= 38 and first["silent"] == [] and len(first["nodes"]) == 1
     assert len(first["waited"]) == len(first["bounds_s"]) + 1
     assert http.get("/ui/rates").json()["events"]["enqueued"] >= first["events"]["enqueued"]
+
+
+def test_tiles_lead_to_what_they_count(http: httpx.Client) -> None:
+    """Failed tasks stand out; each tile leads to a list with as many tasks."""
+    tree = parsed(http.get("/").text)
+    tiles = {" ".join(texts(one).split()): one for one in found(tree, "li") if "tile" in str(one.get("class"))}
+    (failed,) = [one for name, one in tiles.items() if name.startswith("failed ")]
+    assert failed.get("class") == "tile tile-bad"
+    for name in ("failed 5", "running 2", "completed 1"):
+        listed = parsed(http.get(found(tiles[name], "a")[0].get("href")).text)
+        assert len(titles(listed)) == int(name.split()[1])
+    assert "ValueError: <script>alert('error')</script>" in texts(tree)
+
+
+def test_the_minutes_are_data_for_the_curves(http: httpx.Client) -> None:
+    """The minutes of the peer have the tasks that were enqueued."""
+    found_minutes = http.get("/ui/rates/history").json()["minutes"]
+    assert sum(one["events"]["enqueued"] for one in found_minutes) >= 38

@@ -284,6 +284,9 @@ class FakeService:
     def _rates(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"events": {}, "waited": [], "ran": [], "bounds_s": [], "nodes": ["n1"], "silent": []}
 
+    def _rates_history(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"minutes": [], "silent": []}
+
     def _queue_get(self, args: dict[str, Any]) -> dict[str, Any]:
         found = self._queue(args["queue"])
         if args.get("known") and not found["depth"]["total"] and args["queue"] not in self.settings:

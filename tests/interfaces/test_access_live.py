@@ -96,6 +96,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "queues": (LOOKS, {}),
     "queues.page": (LOOKS, {}),
     "rates": (LOOKS, {}),
+    "rates.history": (LOOKS, {}),
     "release": ("consume", {"items": [[HELD, 1, 1]]}),
     "renew": ("consume", {"items": [[HELD, 1, 1, 30_000]]}),
     "replica": (LOOKS, {}),

@@ -115,3 +115,13 @@ def test_tasks_are_found_by_a_text_and_a_time(client: Client) -> None:
         assert len(found(since_ms=ms[0], until_ms=ms[-1], newest_first=down)) == 5
         assert found(until_ms=ms[0] - 1, newest_first=down) == found(since_ms=ms[-1] + 1, newest_first=down) == []
         assert found(until_ms=(1 << 48) - 1, limit=1, newest_first=down) == found(limit=1, newest_first=down)
+
+
+def test_the_last_minutes_are_kept(client: Client) -> None:
+    """The minutes of both nodes together have every task that was enqueued since they started."""
+    client.enqueue_many("minutes", [b"1"] * 30)
+    found = client.call("rates.history", {})
+    enqueued = sum(one["events"]["enqueued"] for one in found["minutes"])
+    assert enqueued == client.call("rates", {})["events"]["enqueued"] and found["silent"] == []
+    times = [one["at_ms"] for one in found["minutes"]]
+    assert times == sorted(set(times)) and all(ms % 60_000 == 0 for ms in times)

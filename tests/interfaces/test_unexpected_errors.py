@@ -274,6 +274,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "queues.page": args(wait_ms=0),
     "workers": args(),
     "rates": args(),
+    "rates.history": args(),
     "task_history": task(lambda first: {"id": first}),
     "log": args(),
     "log.raw": args(),
@@ -345,7 +346,7 @@ ELSEWHERE = frozenset(
     cohort.rows
     cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
     lead.head lead.list lead.offer lead.prepare lead.queue.purge
-    lead.rates lead.rows lead.timer.cancel lead.timer.find lead.timer.set
+    lead.rates lead.rates.history lead.rows lead.timer.cancel lead.timer.find lead.timer.set
     lead.told
     lead.waiting leave partition.force peer.leave submit
     """.split()

@@ -211,6 +211,22 @@ class Rates(Result):
     silent: Annotated[list[str], Meta(description="Nodes that did not answer.")]
 
 
+class Minute(Result):
+    """What happened to tasks in one minute."""
+
+    at_ms: Annotated[int, Meta(description="Begin of the minute.", extra=MOMENT)]
+    events: Annotated[dict[str, int], Meta(description="Number of tasks by event.")]
+    wait_p95_s: Annotated[float | None, Meta(description="95 % of the claimed tasks waited at most so long.")]
+    run_p95_s: Annotated[float | None, Meta(description="95 % of the finished attempts took at most so long.")]
+
+
+class RateHistory(Result):
+    """The last 24 hours by the minute, as far as the nodes that answered have run."""
+
+    minutes: Annotated[list[Minute], Meta(description="Oldest first. The last minute is not over.")]
+    silent: Annotated[list[str], Meta(description="Nodes that did not answer.")]
+
+
 class MetricsText(Result):
     """Metrics in Prometheus' text format."""
 
@@ -257,6 +273,10 @@ class GetWorkers(Args):
 
 class GetRates(Args):
     """Return what happened to tasks at all nodes, as sums that grow until a node restarts."""
+
+
+class GetRateHistory(Args):
+    """Return what happened to tasks at all nodes in each minute of the last 24 hours."""
 
 
 class Leave(Args):
@@ -367,6 +387,14 @@ GET_WORKERS = Operation(
 GET_RATES = Operation(
     name="rates", args=GetRates, result=Rates, access=everywhere("read"), place=Place.ALL_LEADERS, reads=True
 )
+GET_RATE_HISTORY = Operation(
+    name="rates.history",
+    args=GetRateHistory,
+    result=RateHistory,
+    access=everywhere("read"),
+    place=Place.ALL_LEADERS,
+    reads=True,
+)
 LEAVE = Operation(
     name="leave",
     args=Leave,
@@ -422,6 +450,7 @@ CLUSTER = (
     GET_METRICS,
     GET_WORKERS,
     GET_RATES,
+    GET_RATE_HISTORY,
     LEAVE,
     FORCE_PARTITION,
 )

@@ -59,36 +59,64 @@
 
   // --- curves -----------------------------------------------------------------------
 
-  var EVERY_MS = 2000, POINTS = 300, EVENTS = ["enqueued", "claimed", "completed", "failed"];
+  var EVERY_MS = 2000, HISTORY_MS = 15000, EVENTS = ["enqueued", "claimed", "completed", "failed"];
   var charts = document.getElementById("charts");
   if (!charts || !window.uPlot) return;
-  var last = null, plots = [], now_s = Date.now() / 1000;
-  // Start with an empty minute, so that the first value does not fill the chart.
-  var rates = blank(5), latency = blank(3);
-
-  function blank(rows) {
-    return Array.from({ length: rows }, function (_, index) { return index ? [null, null] : [now_s - 60, now_s]; });
-  }
+  var last = null, plots = [], minutes = [];
+  var range = document.getElementById("range");
+  range.hidden = false;
+  range.addEventListener("change", draw);
 
   function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
+  function clock(at) { return new Date(at * 1000).toISOString().slice(11, 16); }
+
+  function short(value) { return value >= 1e6 ? value / 1e6 + " M" : value >= 1e4 ? value / 1e3 + " k" : String(Number(value.toPrecision(3))); }
+
   function plot(place, names, data) {
     var axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
-    var series = [{ label: "time" }].concat(names.map(function (name, index) {
-      return { label: name, stroke: colour("--series-" + (index + 1)), width: 2, dash: [[], [8, 3], [3, 3], [10, 3, 2, 3]][index], points: { show: false } };
+    var time = Object.assign({ values: function (plot, splits) { return splits.map(clock); } }, axis);
+    var series = [{ label: "time (UTC)", value: function (plot, at) { return at === null ? "–" : clock(at); } }].concat(names.map(function (name, index) {
+      return { label: name, stroke: colour("--series-" + (index + 1)), width: 2, dash: [[], [8, 3], [3, 3], [10, 3, 2, 3]][index], points: { size: 4 } };
     }));
-    var options = { width: place.clientWidth || 300, height: 220, series: series, axes: [axis, Object.assign({ size: 58 }, axis)],
+    var options = { width: place.clientWidth || 300, height: 220, series: series, axes: [time, Object.assign({ size: 58, values: function (plot, splits) { return splits.map(short); } }, axis)],
       tzDate: function (at) { return window.uPlot.tzDate(new Date(at * 1000), "Etc/UTC"); },
-      scales: { y: { range: function (plot, low, high) { return [0, (high || 1) * 1.1]; } } }, cursor: { drag: { x: false, y: false } } };
+      scales: { x: { range: function (plot, low, high) { return [high - hours() * 3600, high]; } },
+        y: { range: function (plot, low, high) { return [0, (high || 1) * 1.1]; } } }, cursor: { drag: { x: false, y: false } } };
     place.textContent = "";
     return new window.uPlot(options, data, place);
   }
 
+  function hours() { return Number(range.querySelector("input:checked").value); }
+
+  // Every minute of the range has a place, so that a gap is drawn as one.
+  function column(of) {
+    var known = {}, end = minutes.length ? minutes[minutes.length - 1].at_ms : Math.floor(Date.now() / 60000) * 60000;
+    minutes.forEach(function (minute) { known[minute.at_ms] = of(minute); });
+    return Array.from({ length: hours() * 60 + 1 }, function (_, index) {
+      var value = known[end - (hours() * 60 - index) * 60000];
+      return value === undefined ? null : value;
+    });
+  }
+
   function draw() {
+    var times = Array.from({ length: hours() * 60 + 1 }, function (_, index) {
+      var end = minutes.length ? minutes[minutes.length - 1].at_ms : Math.floor(Date.now() / 60000) * 60000;
+      return end / 1000 - (hours() * 60 - index) * 60;
+    });
+    plots.forEach(function (one) { one.destroy(); });
     plots = [
-      plot(document.getElementById("chart-rates"), EVENTS, rates),
-      plot(document.getElementById("chart-latency"), ["waited", "ran"], latency),
+      plot(document.getElementById("chart-rates"), EVENTS, [times].concat(EVENTS.map(function (name) { return column(function (minute) { return minute.events[name]; }); }))),
+      plot(document.getElementById("chart-latency"), ["waited", "ran"], [times, column(function (minute) { return minute.wait_p95_s; }), column(function (minute) { return minute.run_p95_s; })]),
     ];
+  }
+
+  function remember() {
+    if (document.hidden) return;
+    fetch(charts.getAttribute("data-history"), { headers: { accept: "application/json" } })
+      .then(function (answer) { if (!answer.ok) throw new Error(String(answer.status)); return answer.json(); })
+      .then(function (found) { minutes = found.minutes; draw(); })
+      .catch(function () { /* The rates below say what is wrong. */ });
   }
 
   // The 95th percentile of the values that were added between two samples. Values are spread evenly in a bucket.
@@ -104,13 +132,6 @@
       left -= grown[index];
     }
     return bounds[bounds.length - 1];
-  }
-
-  function keep(data, row) {
-    row.forEach(function (value, index) {
-      data[index].push(value);
-      if (data[index].length > POINTS) data[index].shift();
-    });
   }
 
   function say(selector, text) {
@@ -130,14 +151,10 @@
     if (same && apart > 0) {
       var row = EVENTS.map(function (name) { return (now.events[name] - last.events[name]) / apart; });
       var waited = p95(now.waited, last.waited, now.bounds_s), ran = p95(now.ran, last.ran, now.bounds_s);
-      keep(rates, [now.at_ms / 1000].concat(row));
-      keep(latency, [now.at_ms / 1000, waited, ran]);
       EVENTS.forEach(function (name, index) { say("[data-rate=" + name + "]", row[index].toFixed(row[index] < 10 ? 1 : 0)); });
       say("[data-latency=waited]", seconds(waited));
       say("[data-latency=ran]", seconds(ran));
-      say("#rates-note", "Sum of all nodes, since you opened this page." + (now.silent.length ? " Nodes that do not answer are left out: " + now.silent.join(", ") + "." : ""));
-      plots[0].setData(rates);
-      plots[1].setData(latency);
+      say("#rates-note", "Sum of all nodes. The peers keep the charts for 24 hours, until they restart." + (now.silent.length ? " Nodes that do not answer are left out: " + now.silent.join(", ") + "." : ""));
     }
     last = now;
   }
@@ -154,7 +171,9 @@
   }
 
   draw();
+  remember();
   ask();
+  window.setInterval(remember, HISTORY_MS);
   window.setInterval(ask, EVERY_MS);
   document.addEventListener("onyxq-theme", draw);
   var wide = charts.clientWidth;
