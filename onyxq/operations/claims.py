@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 from attrs import define, field
@@ -60,6 +60,16 @@ ANSWER_BYTES_MAX = 18 * 1024 * 1024
 """Most bytes of task rows in one answer, unless one row is larger; the rest is given back."""
 ASKS_MAX = 2
 """Largest number of questions in flight to one node. Further claimers wait and share the next question."""
+
+
+class Waiting(NamedTuple):
+    """The waiting claims of a worker."""
+
+    claims: int
+    tasks: int
+    """Number of tasks that they ask for."""
+    queues: list[str]
+    """Queues of one of them."""
 
 
 @define(eq=False)
@@ -209,14 +219,14 @@ class Claiming:
         while any(self._asks.values()) and await self._answered.wait(until - trio.current_time()):
             pass
 
-    def waiting(self, most: int) -> dict[str, tuple[int, list[str]]]:
-        """Return up to ``most`` workers that wait here: the number of claims, and the queues of one claim."""
-        out: dict[str, tuple[int, list[str]]] = {}
+    def waiting(self, most: int) -> dict[str, Waiting]:
+        """Return what up to ``most`` workers wait for here."""
+        out: dict[str, Waiting] = {}
         for one in self._claimers:
             if one.gone or (one.worker not in out and len(out) == most):
                 continue
-            count, queues = out.get(one.worker, (0, sorted(one.queues)))
-            out[one.worker] = count + 1, queues
+            known = out.get(one.worker) or Waiting(0, 0, sorted(one.queues))
+            out[one.worker] = Waiting(known.claims + 1, known.tasks + one.maximum, known.queues)
         return out
 
     @property

@@ -16,7 +16,7 @@ from onyxq.core.errors import OnyxqError
 from onyxq.core.replica import Replica
 from onyxq.node.node import Node
 from onyxq.operations import rate_history
-from onyxq.operations.claims import Claiming
+from onyxq.operations.claims import Claiming, Waiting
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.cluster import (
     GET_RATE_HISTORY,
@@ -103,6 +103,7 @@ class Held:
 
 
 NOTHING = Held()
+NO_WAITING = Waiting(0, 0, [])
 
 
 async def held_by(replica: Replica) -> dict[str, Held]:
@@ -224,10 +225,12 @@ class Summaries:
         replica = self._node.replica
         held = await held_by(replica)
         told, silent = await self._everywhere("lead.waiting", self._waiting_here())
-        waits: dict[str, tuple[int, list[str]]] = {}
+        waits: dict[str, Waiting] = {}
         for one in told:
-            for worker, (count, queues) in one["workers"].items():
-                waits[worker] = waits.get(worker, (0, queues))[0] + count, list(queues)
+            for worker, found in one["workers"].items():
+                here = Waiting(*found)
+                known = waits.get(worker, NO_WAITING)
+                waits[worker] = Waiting(known.claims + here.claims, known.tasks + here.tasks, list(here.queues))
         most = sorted(held.keys() | waits.keys(), key=lambda worker: (-held.get(worker, NOTHING).claimed, worker))
         return Workers(
             position=replica.position,
@@ -239,8 +242,9 @@ class Summaries:
                     claimed=(mine := held.get(worker, NOTHING)).claimed,
                     newest_token=mine.token if mine.claimed else None,
                     next_deadline_in_ms=max(0, mine.deadline_ms - replica.log_time_ms) if mine.claimed else None,
-                    waits=waits.get(worker, (0, []))[0],
-                    waits_for=waits.get(worker, (0, []))[1][:QUEUES_MAX],
+                    waits=(waiting := waits.get(worker, NO_WAITING)).claims,
+                    waits_for=waiting.queues[:QUEUES_MAX],
+                    free=waiting.tasks,
                 )
                 for worker in most[:WORKERS_MAX]
             ],
@@ -252,7 +256,7 @@ class Summaries:
 
     def _waiting_here(self) -> dict[str, Any]:
         found = self._claiming.waiting(WORKERS_MAX)
-        return {"workers": {worker: [count, queues[:QUEUES_MAX]] for worker, (count, queues) in found.items()}}
+        return {"workers": {worker: (one.claims, one.tasks, one.queues[:QUEUES_MAX]) for worker, one in found.items()}}
 
     async def _everywhere(self, method: str, here: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
         """Return the answers of this node and of all others that answer soon, and the names of silent nodes."""

@@ -80,6 +80,7 @@ def test_who_waits_is_told_wherever_he_asks(client: Client) -> None:
             wire.call("$ping", {})
         idle = [one for one in client.call("workers", {})["workers"] if one["worker"] == "idle"]
         assert [(one["claimed"], one["waits"], one["waits_for"]) for one in idle] == [(0, 2, ["comes", "nothing"])]
+        assert idle[0]["free"] == 2 * claim_of("nothing")["max"]
     finally:
         for wire in wires:
             wire.__exit__(None, None, None)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Annotated, Any
 
+from attrs import frozen
 from msgspec import Meta
 from starlette.responses import Response
 
 from onyxq.core.limits import Name, members
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS
+from onyxq.history import words
 from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, ROWS, Filter, PageArgs, shows
-from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.dashboard.rendering import counted, page
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.json_form import parameter
 from onyxq.operations.table.queue import GET_QUEUE, PAGE_QUEUES, GetQueue, QueueSettings
 
+LATEST = 50
+"""Latest completed tasks whose times are shown."""
+SHARE = 0.95
+MINUTE_MS = 60_000
 STATES = ("ready", "scheduled", "waiting", "claimed", "completed", "failed", "cancelled")
 ORDERS = {"name": "name", "unfinished": "most unfinished", "failed": "most failed", "oldest": "longest wait"}
 
@@ -57,6 +65,7 @@ async def get_queue(call: Call) -> Response:
     """Answer with one queue."""
     name = call.args.name
     found = await call.do(GET_QUEUE, GetQueue(queue=name))
+    done = await call.ask("list", queue=name, state="completed", limit=LATEST, newest_first=True)
     settings = [
         {
             "name": one,
@@ -77,7 +86,60 @@ async def get_queue(call: Call) -> Response:
         queue=found,
         settings=settings,
         states=STATES,
+        pace=pace_of(done["tasks"], call.kit.now_ms()),
+        limits=limits_of(found.settings),
     )
+
+
+@frozen
+class Pace:
+    """How fast the latest tasks of a queue were completed."""
+
+    tasks: int
+    """Number of tasks that were looked at."""
+    last_minute: int
+    """Number of these that were completed in the last minute."""
+    wait_p95_ms: int
+    run_p95_ms: int
+
+
+def pace_of(tasks: Sequence[Mapping[str, Any]], now_ms: int) -> Pace | None:
+    """Return the pace of completed tasks; None without one that has its times."""
+    known = [one for one in tasks if None not in (one["started_ms"], one["finished_ms"])]
+    if not known:
+        return None
+    return Pace(
+        len(known),
+        sum(one["finished_ms"] > now_ms - MINUTE_MS for one in known),
+        _p95([max(0, one["started_ms"] - one["created_ms"]) for one in known]),
+        _p95([one["duration_ms"] for one in known]),
+    )
+
+
+def _p95(values: Sequence[int]) -> int:
+    return sorted(values)[ceil(SHARE * len(values)) - 1]
+
+
+def limits_of(settings: Any) -> list[str]:
+    """Return what the settings of a queue mean, as sentences."""
+    at_most = [
+        (settings.rate, f"at most {settings.rate:g} tasks start per second"),
+        (settings.concurrency, f"at most {counted(settings.concurrency, 'task')} run at a time"),
+        (settings.key_rate, f"at most {settings.key_rate:g} tasks of one ordering key start per second"),
+    ]
+    limits = [text for value, text in at_most if value] or ["no limit of rate or of tasks that run at a time"]
+    retries = "until an attempt succeeds" if settings.retries is None else f"{settings.retries} times"
+    first = (
+        f", first after {words.duration(settings.backoff_ms)}, then after twice the pause"
+        if settings.retries != 0
+        else ""
+    )
+    return [
+        f"In the whole cluster: {', '.join(limits)}.",
+        f"A failed task is retried {retries}{first}." if settings.retries != 0 else "A failed task is not retried.",
+        f"A worker holds a task for {words.duration(settings.lease_ms)} and renews it while the task runs.",
+        f"Finished tasks are kept for {words.duration(settings.retention_ms)}.",
+    ]
 
 
 def _in_form(value: Any) -> str:

@@ -189,6 +189,7 @@ class WorkerView(Result):
     next_deadline_in_ms: Annotated[int | None, Meta(description="Time until the first of its leases ends.")]
     waits: Annotated[int, Meta(description="Number of its claims that wait for a task.")]
     waits_for: Annotated[list[str], Meta(description="Queues from which it waits for tasks.")]
+    free: Annotated[int, Meta(description="Number of further tasks that its waiting claims ask for: its free slots.")]
 
 
 class Workers(Result):
