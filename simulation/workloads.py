@@ -20,6 +20,7 @@ from simulation.scenes.ahead import AHEAD_SCENES
 from simulation.scenes.backup import BACKUP_SCENES
 from simulation.scenes.base import SCENES
 from simulation.scenes.batches import BATCH_SCENES
+from simulation.scenes.callbacks import CALLBACK_SCENES
 from simulation.scenes.cancelling import CANCELLING_SCENES
 from simulation.scenes.copies import COPY_SCENES
 from simulation.scenes.early_grants import EARLY_SCENES
@@ -348,6 +349,7 @@ _SCENES = tuple(
         *RECOVERY_SCENES.values(),
         *LOOK_SCENES.values(),
         *TIMER_SCENES.values(),
+        *CALLBACK_SCENES.values(),
         *TOKEN_SCENES.values(),
         *SHARE_SCENES.values(),
         *LEASE_SCENES.values(),

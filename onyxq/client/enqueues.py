@@ -71,7 +71,7 @@ class Enqueuer:
         """Store one task together with others that arrive while a request is in progress; return its id."""
         policy.check()
         check_payloads([payload])
-        if when is not NOW or id is not None or policy.key is not None:
+        if when is not NOW or id is not None or policy.is_single:
             await self._pool.loaded_routes(until)
             return await self._singles.add(self._single(policy, payload, id, when), policy.w, until=until)
         if len(payload) > RUN_BYTES_MAX // 4:
@@ -346,7 +346,7 @@ class Enqueuing:
         with enqueuing(queue, len(payloads)) as trace:
             policy, when = Policy.of(queue, {**options, "w": w, "trace": trace})
             until = self._until(timeout_ms)
-            if ordering_key is not None or unique_key is not None:
+            if ordering_key is not None or unique_key is not None or policy.is_single:
                 policies = with_keys(policy, len(payloads), ordering_key, unique_key)
                 return await self._enqueuer.keyed(policies, payloads, until=until, when=when, ids=ids)
             if len(payloads) == 1:

@@ -55,7 +55,7 @@ class Step:
 
     def alike(self, other: Step) -> bool:
         """Return whether both steps could be tasks of one run."""
-        if self._policy.ordering_key is not None:
+        if self._policy.is_single:
             return False
         return (self._policy, self.when) == (other._policy, other.when)
 

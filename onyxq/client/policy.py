@@ -29,6 +29,7 @@ class OfQueue(Enum):
 
 OF_QUEUE: Final = OfQueue.OF_QUEUE
 Retries = int | None | OfQueue
+Callback = str | Mapping[str, str]
 
 
 class TaskOptions(TypedDict, total=False):
@@ -42,6 +43,7 @@ class TaskOptions(TypedDict, total=False):
     backoff_ms: Milliseconds | None
     depends: Iterable[bytes | str]
     on_dependency_failed: str
+    callback: Callback | None
 
 
 class EnqueueOptions(TaskOptions, total=False):
@@ -57,6 +59,8 @@ class EnqueueOptions(TaskOptions, total=False):
       queue's setting.
     - ``depends``: ids of tasks that must finish before this one can start.
     - ``on_dependency_failed``: what happens if one of them fails or is cancelled: ``fail``, ``cancel`` or ``run``.
+    - ``callback``: where the end of the task is reported, once: an address of HTTP, to which it is posted, or a map
+      with ``transport``, ``uri`` and ``method``.
     - ``format``: the kind of the payload, ``bytes`` or ``json``.
     """
 
@@ -90,6 +94,8 @@ class Policy(NamedTuple):
     depends: Sequence[bytes | str] = ()
     on_dependency_failed: str = "fail"
     expires_ms: int | None = None
+    callback: tuple[tuple[str, str], ...] | None = None
+    """The members of the callback and their values."""
     trace: str | None = None
     """W3C ``traceparent`` of the span that enqueues the tasks."""
 
@@ -100,6 +106,8 @@ class Policy(NamedTuple):
             said["depends"] = [as_id(one) for one in self.depends]
             if not self.depends:
                 del said["depends"]
+        if self.callback is not None:
+            said["callback"] = dict(self.callback)
         said["queue"] = self.queue
         return dict(sorted(said.items()))
 
@@ -109,14 +117,21 @@ class Policy(NamedTuple):
         said = dict(options)
         if "depends" in said:
             said["depends"] = tuple_of(said["depends"])
+        if said.get("callback") is not None:
+            said["callback"] = _callback(said["callback"])
         if "backoff_ms" in said:
             said["backoff_ms"] = as_milliseconds(said["backoff_ms"], "backoff_ms")
         when = When.of(said.pop("delay_ms", 0), said.pop("at_ms", None))
         return Policy(queue, **said), when
 
     @property
+    def is_single(self) -> bool:
+        """Whether each task is a run of its own."""
+        return self.key is not None or self.callback is not None
+
+    @property
     def key(self) -> str | None:
-        """The key that decides the partition; None for none. Each task with a key is a run of its own."""
+        """The key that decides the partition; None for none."""
         return self.unique_key if self.ordering_key is None else self.ordering_key
 
     def check(self) -> None:
@@ -153,6 +168,15 @@ class Policy(NamedTuple):
 DEFAULTS: dict[str, Any] = {name: value for name, value in Policy._field_defaults.items() if name != "w"}
 _HEADER = tuple(sorted(DEFAULTS.items()))
 _NONE = list(Policy("")[6:])
+
+
+def _callback(callback: Callback) -> tuple[tuple[str, str], ...]:
+    """Return the members of a callback; raise `BadRequest` unless they are an address, or a map of texts."""
+    if isinstance(callback, str):
+        callback = {"transport": "http", "uri": callback, "method": "POST"}
+    if not isinstance(callback, Mapping) or not all(isinstance(one, str) for one in (*callback, *callback.values())):
+        raise BadRequest("callback is an address, or a map with transport, uri and method", field="callback")
+    return tuple(sorted(callback.items()))
 
 
 def tuple_of(depends: Iterable[bytes | str]) -> tuple[bytes | str, ...]:

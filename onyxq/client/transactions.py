@@ -192,7 +192,7 @@ class Gathered:
                 ids = enqueuer.make_ids(len(payloads), when=when, partition=partition)
                 partition = partition_of(ids[0]) if partition is None else partition
             made += ids
-            cuts = _singly(len(payloads)) if policy.key is not None else cut_with_ids(payloads, ids)
+            cuts = _singly(len(payloads)) if policy.is_single else cut_with_ids(payloads, ids)
             for start, end in cuts:
                 at_ms = named_by_caller(ids[start], when, policy)
                 run = [ids[start], pack_task(header, payloads[start:end])]

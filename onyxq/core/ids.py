@@ -23,6 +23,8 @@ STRETCH_TASKS = 1024
 RUN_TASKS_MAX = STRETCH_TASKS
 PARTITIONS_MAX = 1 << 16
 COUNTER_MAX = (1 << 32) - 1
+CALLBACK_BIT = 1 << 31
+"""Bit of the counter in which a task and its callback differ. Makers of ids leave it 0."""
 
 _COUNTER = struct.Struct(">I")
 _PREFIX = struct.Struct(">QQ")
@@ -67,6 +69,16 @@ def counter_of(task_id: bytes) -> int:
 def with_counter(task_id: bytes, counter: int) -> TaskId:
     """Return the id of the same maker and time with another counter."""
     return TaskId(task_id[:16] + _COUNTER.pack(counter))
+
+
+def callback_of(task_id: bytes) -> TaskId:
+    """Return the id of the callback of a task, and of a callback's id that of its task."""
+    return with_counter(task_id, counter_of(task_id) ^ CALLBACK_BIT)
+
+
+def is_callback(task_id: bytes) -> bool:
+    """Return whether an id has the form of a callback's."""
+    return bool(counter_of(task_id) & CALLBACK_BIT)
 
 
 def offset_of(task_id: bytes) -> int:
@@ -148,7 +160,7 @@ class IdMaker:
         room = STRETCH_TASKS - (self._counter & (STRETCH_TASKS - 1))
         if count > room:
             self._counter += room
-        if self._counter + count > COUNTER_MAX:
+        if self._counter + count >= CALLBACK_BIT:
             self._maker = self._random_64()
             self._counter = 0
         now_ms = self._now_ms() if now_ms is None else now_ms

@@ -9,9 +9,10 @@ from onyxq.core.queues import settings_of
 from onyxq.core.replica import Replica
 
 ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS = "ordering_key", "unique_key", "depends", "expires_ms"
+CALLBACK = "callback"
 JOINS = "joins"
 """Field of a task that no worker runs: it ends once all tasks that it depends on have ended. Only nodes set it."""
-SPECIAL = frozenset({ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS})
+SPECIAL = frozenset({ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS, CALLBACK})
 """Fields of tasks that require more than storing and granting."""
 
 UNSTORED: dict[str, Any] = {"retries": None}

@@ -60,10 +60,11 @@ def checked(timer: Any, *, timeout: Any, data: Any, callback: Any, longest_ms: i
         raise BadRequest("data must be null, a string or an object", field="data")
     if not isinstance(request, str) or len(request) > NAME_CHARACTERS_MAX or not _printable(request):
         raise BadRequest(f"request must be a string of at most {NAME_CHARACTERS_MAX} characters", field="request")
-    return Timer(timer_id(timer), timeout, data, _callback(callback), request)
+    return Timer(timer_id(timer), timeout, data, checked_callback(callback), request)
 
 
-def _callback(value: Any) -> Callback:
+def checked_callback(value: Any) -> Callback:
+    """Return the callback that a map describes; raises `BadRequest` naming the field, which begins with `callback`."""
     if not isinstance(value, Mapping):
         raise BadRequest(f"callback must be an object with {', '.join(CALLBACK)}", field="callback")
     for name in value:

@@ -15,14 +15,32 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from log_entries import reopen_tasks
+from log_entries.reopen_tasks import Reopened
 from onyxq.core import facts
-from onyxq.core.errors import BadRequest, NotLeader, OnyxqError
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, Unavailable
 from onyxq.core.facts import Resolution, Row
-from onyxq.core.ids import Run, TaskId, id_at, ids_of, mask_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.core.ids import (
+    Run,
+    TaskId,
+    callback_of,
+    id_at,
+    ids_of,
+    is_callback,
+    mask_of,
+    ms_of,
+    offset_of,
+    partition_of,
+    runs_of,
+    stretch_of,
+)
+from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.core.replica import leader_node
 from onyxq.core.task_headers import DEPENDS, JOINS, failure_of
 from onyxq.leader.completion_rows import Finish, token_now
 from onyxq.leader.completions import Completions
+from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.outcomes import ASKED_IDS_MAX, ENDS, UNSERVED, Outcomes
@@ -52,6 +70,7 @@ class Dependencies:
         self._host = host
         self._completions = completions
         self.outcomes = outcomes.outcomes
+        self._watch = outcomes.watch
         self._waiting = waiting
 
     # --- what tasks that wait here depend on
@@ -129,6 +148,37 @@ class Dependencies:
     def _resolution(self, leader: PartitionLeader, first: TaskId, count: int) -> Row:
         return facts.resolution_row(first, Resolution(count, self._host.wall_ms(), leader.mark()))
 
+    # --- callbacks
+
+    def callback_row(self, task_id: TaskId) -> Row:
+        """Return the row of a task's callback: a task of the timers' queue that waits for the end of the task.
+
+        It is stored in the same step as the task. Its id follows from the task's, so a repeat is the same row.
+        """
+        first = callback_of(task_id)
+        row = self._host.store.task_row(first)
+        if row is None:
+            self._host.count_event(TIMERS_QUEUE, "enqueued", 1)
+            row = first, facts.pack_task(_callback_header(task_id), [b"null"])
+        return facts.task_row(*row)
+
+    def follow(self, task_id: TaskId) -> None:
+        """Have a task's callback checked once the task is finished."""
+        self._waiting.note(callback_of(task_id), _callback_header(task_id))
+        self._watch(task_id, self._host.node_id)
+        if self._host.store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1):
+            self._waiting.look([callback_of(task_id)])
+
+    async def _begin_early(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
+        """Make callbacks due now whose tasks ended before they were due: a callback has its task's due time."""
+        now_ms = self._host.wall_ms()
+        early = [Reopened(run, 0) for run in runs if is_callback(run.first) and ms_of(run.first) > now_ms]
+        for group in fitting(early, lambda one: size_of((one.run,))):
+            entry = reopen_tasks.Args(leader.partition, leader.epoch, now_ms, tuple(group))
+            _, (verdict,) = await self._host.verdicts([entry])
+            if verdict != APPLIED:
+                raise Unavailable(f"the log refused to make callbacks due: {verdict}")
+
     # --- looking again
 
     async def heard(self, ids: Sequence[TaskId]) -> None:
@@ -197,6 +247,7 @@ class Dependencies:
         if leader is None or leader.deposed or not leader.ready:
             return  # the next leader checks it
         try:
+            await self._begin_early(leader, runs)
             await leader.write([self._resolution(leader, *run) for run in runs])
         except OnyxqError as error:
             log.info("partition %d: resolved tasks cannot be written yet: %s", partition, error.message)
@@ -243,6 +294,10 @@ class Dependencies:
 
         runs = list(runs)
         self._host.start_soon(later)
+
+
+def _callback_header(task_id: TaskId) -> dict[str, Any]:
+    return {"depends": [task_id], "format": "json", "on_dependency_failed": "run", "queue": TIMERS_QUEUE}
 
 
 def _before(first: TaskId) -> bytes:

@@ -15,7 +15,7 @@ from onyxq.core.errors import BadRequest, OnyxqError, Unknown
 from onyxq.core.facts import Row
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.queues import settings_of
-from onyxq.core.task_headers import SPECIAL, UNIQUE_KEY
+from onyxq.core.task_headers import CALLBACK, SPECIAL, UNIQUE_KEY
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.dependencies import Dependencies
 from onyxq.leader.grants.keyed_rows import KeyedRows
@@ -203,12 +203,21 @@ class Enqueues:
                 f"at_ms is {late_ms} ms in the past; the queue allows at most {grace_ms} ms", field="at_ms"
             )
 
+    def _calls_back(self, one: _RunRequest) -> bool:
+        """Return whether a task has a callback; if it is stored already, its row decides."""
+        if CALLBACK not in one.header:
+            return False
+        row = self._host.store.task_row(one.first)
+        return row is None or CALLBACK in facts.task_header(row[1])[0]
+
     async def _start(
         self, leader: PartitionLeader, one: _RunRequest, found: dict[TaskId, str | OnyxqError | None]
     ) -> Started:
         body, extra = one.body, list[Row]()
+        if self._calls_back(one):
+            extra.append(self._dependencies.callback_row(one.first))
         if "depends" in one.header and not self._is_known(one):
-            extra = self._dependencies.check(leader, one.first, one.count, one.header, found)
+            extra += self._dependencies.check(leader, one.first, one.count, one.header, found)
         if self._keys.concerns(one.header):
             body = self._keys.ordered(leader, one.first, one.header, body, one.at_ms)
         if UNIQUE_KEY in one.header:
@@ -222,6 +231,8 @@ class Enqueues:
             else:
                 vote = leader.replicate(rows, early=self._early(one))
             started = Started(leader, vote)
+            if self._calls_back(one):
+                self._dependencies.follow(one.first)
         except OnyxqError:
             self._keys.failed(one.header)
             raise

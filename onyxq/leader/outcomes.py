@@ -52,7 +52,7 @@ class Outcomes:
         found = [UNFINISHED if task_id in overtaken else self._outcome(task_id) for task_id in ids]
         for task_id, said in zip(ids, found, strict=True):
             if said == UNFINISHED:
-                self._watch(task_id, watcher)
+                self.watch(task_id, watcher)
         for partition in sorted({partition_of(one) for one, said in zip(ids, found, strict=True) if said is None}):
             leader = self._host.leaders.get(partition)
             if leader is None:
@@ -106,7 +106,8 @@ class Outcomes:
         done = completions_of(store, Run(task_id, 1))
         return bool(done) and done[0][1].token < claim[2]
 
-    def _watch(self, task_id: TaskId, watcher: str) -> None:
+    def watch(self, task_id: TaskId, watcher: str) -> None:
+        """Give a node a hint once a task is finished."""
         if len(self._watchers) >= WATCHED_MAX:
             self._watchers.clear()
         watchers = self._watchers.setdefault(stretch_of(task_id), {})

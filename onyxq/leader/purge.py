@@ -27,7 +27,7 @@ from attrs import define, field, frozen
 from log_entries import purge, renew_claims
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Incomplete, OnyxqError, Unavailable
-from onyxq.core.ids import TaskId, ms_of, partition_of
+from onyxq.core.ids import TaskId, callback_of, ms_of, partition_of
 from onyxq.core.periodic import task_id
 from onyxq.core.purged import KEPT_MAX, NOTHING, Watermark, watermark_of
 from onyxq.core.queue_settings import DEFAULTS
@@ -267,6 +267,9 @@ class Purger:
         ended = host.store.ended(stretch)
         if ended is None:
             return None
+        other = callback_of(stretch)
+        if host.store.known_bits(other) and host.store.ended(other) is None:
+            return None  # a task and its callback are purged once both are finished
         now_ms, settled_ms = host.wall_ms(), host.purging.settled_ms
         for queue, at_ms in ended.queues.items():
             if at_ms + max(settled_ms, settings_of(host.replica, queue).retention_ms) > now_ms:

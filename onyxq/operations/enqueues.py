@@ -16,7 +16,7 @@ from onyxq.core.task_headers import DEPENDS, may_say
 from onyxq.node.node import Node
 from onyxq.node.routing import Router
 from onyxq.operations import guarantees
-from onyxq.operations.checks.runs import check_new_runs, write_level
+from onyxq.operations.checks.runs import CallbackCheck, check_new_runs, write_level
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.enqueue import ENQUEUE, Enqueue, Enqueued, NewRun
 from onyxq.operations.table.task import MAKE_IDS, Ids, MakeIds
@@ -29,9 +29,17 @@ class Enqueueing:
     """Serves ``enqueue`` and ``ids`` of one node; the first ids are of the partition after ``partition``."""
 
     def __init__(
-        self, node: Node, router: Router, partitions: Callable[[], int], maker: IdMaker, partition: int
+        self,
+        node: Node,
+        router: Router,
+        partitions: Callable[[], int],
+        check_callbacks: CallbackCheck,
+        *,
+        maker: IdMaker,
+        partition: int,
     ) -> None:
         self._node = node
+        self._check_callbacks = check_callbacks
         self._stored = router.led(ENQUEUE, node.operations.enqueues.enqueue)
         self._partitions = partitions
         self._maker = maker
@@ -48,6 +56,7 @@ class Enqueueing:
         runs, replica = args.runs, self._node.replica
         wanted = write_level(args.w, replica.settings.replicas)
         check_new_runs(runs, self._partitions())
+        await self._check_callbacks(runs, "runs")
         acks = await self.in_waves(args)
         answer, replica = Enqueued(acks=acks, now_ms=self._node.wall_ms()), self._node.replica
         if (wanted is not None or replica.queues) and (lacking := guarantees.of_enqueue(replica, runs, acks)):

@@ -120,17 +120,18 @@ class Service:
         self._router, self._leaders = Router(node), AllLeaders(node)
         self._reading = Reading(node, self._leaders)
         self._listing = Listing(node, self._reading, self._leaders)
-        self._enqueueing = Enqueueing(node, self._router, self._partitions, ids, random_64() % 64)
+        self.timers = Timers(node, self._router, self._reading, listing=self._listing, ids=ids)
+        check, first = self.timers.check_callbacks, random_64() % 64
+        self._enqueueing = Enqueueing(node, self._router, self._partitions, check, maker=ids, partition=first)
         self._held_tasks = HeldTasks(node, self._router, self._leaders, self._listing)
         self._flows = Flows(
             node, self._router, self._reading, self._listing, self._held_tasks.cancel, enqueueing=self._enqueueing
         )
         self._dead = DeadLetters(node, self._router, self._reading, self._leaders)
-        self.transactions = Transactions(node)
+        self.transactions = Transactions(node, check)
         self._batches, self._bulk = JobBatches(node, self.transactions), BulkReading(node)
         self._extending, self._settings, self._jobs = Extending(node), Settings(node, self._reading), Jobs(node, driver)
         self._backing_up, self._taskstore = BackingUp(node), TaskStore(node, random_64)
-        self.timers = Timers(node, self._router, self._reading, listing=self._listing, ids=ids)
         node.enqueue, node.ask = self._enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from attrs import define, field
 
 from onyxq.core import facts, timer_model
 from onyxq.core.errors import Conflict, NotFound, OnyxqError, Unavailable, from_map
 from onyxq.core.ids import IdMaker, TaskId, make_id, partition_of
 from onyxq.core.limits import TIME_MS_MAX
 from onyxq.core.limits import TIMERS_QUEUE as QUEUE
+from onyxq.core.task_headers import CALLBACK, may_say
 from onyxq.leader import timers as leading
 from onyxq.node.node import Node
 from onyxq.node.routing import Router
 from onyxq.operations.checks.peers import Ids, TimerNames, TimerRuns
 from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.table.enqueue import NewRun
 from onyxq.operations.table.operation import Items, plain
 from onyxq.operations.table.task import LIST_TASKS
 from onyxq.operations.table.timer import (
@@ -32,11 +37,32 @@ from onyxq.operations.table.timer import (
 )
 from onyxq.operations.task_lists import Listing
 from onyxq.operations.task_reads import Reading
+from onyxq.system.procedures import Wait
 
 CANCEL_TRIES = 8
 """Number of times that a timer may be replaced while it is cancelled."""
 STATES = {"completed": "fired"}
 """State of a task -> name of the state of its timer, if it is another one."""
+
+
+@define(eq=False)
+class _Check:
+    """The check of a callback of the run at ``place``."""
+
+    callback: timer_model.Callback
+    place: int
+    error: OnyxqError | None = None
+    over: Wait = field(factory=Wait)
+
+
+@contextmanager
+def _within(place: str) -> Iterator[None]:
+    """Let the field of an error begin with the place of its run."""
+    try:
+        yield
+    except OnyxqError as error:
+        error.field = f"{place}.{error.field or CALLBACK}"
+        raise
 
 
 class Timers:
@@ -113,6 +139,36 @@ class Timers:
         page = await self._listing.page(asked)
         timers = [shown(plain(task)) for task in page.tasks if task.unique_key is not None]
         return TimerPage(timers=timers, after=page.after)
+
+    # --- callbacks of tasks
+
+    async def check_callbacks(self, runs: Sequence[NewRun], name: str) -> None:
+        """Raise `BadRequest` if this node cannot make the callback of a new run; runs are the argument ``name``.
+
+        A procedure may call it. The checks, which may resolve host names, are tasks.
+        """
+        places: dict[timer_model.Callback, int] = {}
+        for place, run in enumerate(runs):
+            if may_say(run.body, CALLBACK) and CALLBACK in (header := facts.task_header(run.body)[0]):
+                with _within(f"{name}[{place}]"):
+                    places.setdefault(timer_model.checked_callback(header[CALLBACK]), place)
+        checks = [_Check(callback, place) for callback, place in places.items()]
+        for one in checks:
+            self._node.start_soon(self._check, one)
+        for one in checks:
+            await one.over.wait()
+            if one.error is not None:
+                with _within(f"{name}[{one.place}]"):
+                    raise one.error
+
+    async def _check(self, one: _Check) -> None:
+        try:
+            if self.check_callback is not None:
+                await self.check_callback(one.callback)
+        except OnyxqError as error:
+            one.error = error
+        finally:
+            one.over.end()
 
     # --- at the leader
 

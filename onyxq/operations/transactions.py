@@ -41,6 +41,7 @@ from onyxq.leader.outcomes import UNSERVED
 from onyxq.leader.transaction_parts import REPEAT, HeldClaim, PartRequest, stale_token
 from onyxq.node.node import Node
 from onyxq.node.routing import CALL_TIMEOUT_S, insist, is_passing, leader_of
+from onyxq.operations.checks.runs import CallbackCheck
 from onyxq.operations.checks.transactions import Contents, transaction
 from onyxq.operations.table.transaction import DIGEST_BYTES, CommittedTransaction, Transact
 from onyxq.system.failures import serving
@@ -123,8 +124,9 @@ def _size(asked: PartRequest) -> int:
 class Transactions:
     """Coordinates the transactions of one node's clients."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, check_callbacks: CallbackCheck) -> None:
         self._node = node
+        self._check_callbacks = check_callbacks
         self._leaders: dict[str, ToLeader] = {}
         self._under_way = 0
 
@@ -214,6 +216,7 @@ class Transactions:
 
     async def _check_new(self, wanted: Contents) -> None:
         """Raise `BadRequest` for tasks that no leader would take, because leaders must take committed ones."""
+        await self._check_callbacks(wanted.enqueue, "enqueue")
         others: dict[TaskId, int] = {}
         mine: dict[TaskId, int] = {}
         for place, (first, body, at_ms) in enumerate(wanted.enqueue):

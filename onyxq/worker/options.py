@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from attrs import evolve, field, fields_dict, frozen
 
-from onyxq.client.policy import OF_QUEUE, Policy, Retries, TaskOptions, tuple_of
+from onyxq.client.policy import OF_QUEUE, Callback, Policy, Retries, TaskOptions, tuple_of
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
 from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
@@ -121,6 +121,7 @@ class Options:
     """Time after the due time by which the task must have started, in milliseconds."""
     depends: Iterable[bytes | str] = field(default=(), converter=tuple_of)
     on_dependency_failed: str = "fail"
+    callback: Callback | None = None
     w: int | None = None
     timeout_s: float | None = None
     """Seconds after which an attempt is cancelled and counts as failed."""
@@ -204,6 +205,8 @@ class Options:
         }
         if self.depends:
             said |= {"depends": self.depends, "on_dependency_failed": self.on_dependency_failed}
+        if self.callback is not None:
+            said["callback"] = self.callback
         if self.w is not None:
             said["w"] = self.w
         expires_ms = self.expires_ms

@@ -13,7 +13,7 @@ from attrs import define, field
 from log_entries import reopen_tasks
 from onyxq.client.values import Task
 from onyxq.core.entry import APPLIED
-from onyxq.core.ids import TaskId, ids_of
+from onyxq.core.ids import TaskId, ids_of, is_callback
 from onyxq.core.replica import Replica
 from onyxq.core.step import Step
 from simulation.checkers import Checker, granted_in
@@ -71,7 +71,10 @@ class Ledger(Checker):
     def said(self, task: Task) -> Said:
         """What a task was sent with, acknowledged or not."""
         sent = self.history.sent.get(task.data)
-        return sent.said if sent is not None else Said(task.ordering_key, task.unique_key, task.depends)
+        if sent is not None:
+            return sent.said
+        fate = "run" if is_callback(task.id) else "fail"
+        return Said(task.ordering_key, task.unique_key, task.depends, fate)
 
     def seen_s(self, task: Task) -> float:
         """When a task's enqueue was acknowledged; infinite if it never was."""

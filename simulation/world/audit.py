@@ -23,6 +23,7 @@ from simulation.checkers import Checker, Course, LogChecker
 from simulation.checkers.all_or_nothing import AllOrNothing
 from simulation.checkers.attempts_counted import AttemptsCounted
 from simulation.checkers.batches_once import BatchesOnce
+from simulation.checkers.callbacks_once import CallbacksOnce
 from simulation.checkers.checkpoints_found import CheckpointsFound
 from simulation.checkers.code_runs_alone import CodeRunsAlone
 from simulation.checkers.copies_equal import CopiesEqual
@@ -90,6 +91,7 @@ class Audit(Course):
         self.ledger = Ledger(history, backend.landed_s.__getitem__, self._header)
         self.flows_end = FlowsEnd(history, self.ledger)
         self.unique_stands = UniqueStands(history, self.ledger)
+        self.callbacks_once = CallbacksOnce(history, self.ledger)
         self.pauses_hold = PausesHold(history)
         self.keys_in_order = KeysInOrder(history, self.ledger, self.pauses_hold)
         self.limits_kept = LimitsKept(history, claims=self.one_claim)
@@ -135,6 +137,7 @@ class Audit(Course):
             self.batches_once,
             self.keys_in_order,
             self.unique_stands,
+            self.callbacks_once,
             DependenciesFirst(self.history, self.ledger),
             self.flows_end,
             self.pauses_hold,

@@ -79,7 +79,8 @@ class RecordingClient:
         options = {"retries": 25, "backoff_ms": 1_000, **options}
         policy, _ = Policy.of(queue, options)
         depends = tuple(map(TaskId, map(as_id, policy.depends)))
-        said = Said(ordering_key, unique_key, depends, policy.on_dependency_failed, policy.expires_ms)
+        fate, calls_back = policy.on_dependency_failed, policy.callback is not None
+        said = Said(ordering_key, unique_key, depends, fate, policy.expires_ms, calls_back)
         sent = [self._send(queue, data, said) for data in payloads]
         ids = await self._noting(
             self.client.enqueue_many(

@@ -20,6 +20,7 @@ class Said:
     depends: tuple[TaskId, ...] = ()
     on_dependency_failed: str = "fail"
     expires_ms: int | None = None
+    callback: bool = False
 
 
 PLAIN = Said()

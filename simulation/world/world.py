@@ -169,12 +169,12 @@ class World:
         )
         self.probes = Probes(OF_WORLDS)
         self.nodes: list[SimulatedNode] = []
+        self.receiver = SimulatedReceiver()
         self.begin_log()
         self.ended_s = 0.0
         """Simulated seconds that the run took."""
         self.episodes: list[tuple[float, str]] = []
         """When which fault began; for the eye."""
-        self.receiver = SimulatedReceiver()
         self.nursery = nursery
         self._clients = 0
         for _ in range(options.nodes):
@@ -196,6 +196,7 @@ class World:
             self.options.entries,
             lambda: (node.clock.wall_ms() for node in self.nodes),
         )
+        self.audit.callbacks_once.made = self.receiver.callbacks
         for node in self.nodes:
             node.log.backend = self.backend
 

@@ -87,7 +87,9 @@ BAD_TASKS: list[tuple[Any, str | None]] = [
     (task(on_dependency_failed="panic"), "tasks[0].on_dependency_failed"),
     (task(expires_ms=0), "tasks[0].expires_ms"),
     (task(expires_ms="soon"), "tasks[0].expires_ms"),
-    (task(callback={"url": "http://x"}), "tasks[0].callback"),
+    (task(callback={"url": "http://x"}), "tasks[0].callback.url"),
+    (task(callback={"transport": "http", "uri": "http://x"}), "tasks[0].callback.method"),
+    (task(callback="http://x"), "tasks[0].callback"),
 ]
 BAD_CLAIMS = [
     ({}, "queues"),

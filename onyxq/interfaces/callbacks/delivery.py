@@ -20,13 +20,14 @@ import trio
 from attrs import define, field
 
 from onyxq.core import facts
-from onyxq.core.errors import BadRequest, OnyxqError, StaleToken, from_map
+from onyxq.core.errors import OnyxqError, StaleToken, from_map
 from onyxq.core.facts import unpack_task
-from onyxq.core.ids import TaskId, ids_of, mask_of, ms_of, partition_of, stretch_of
+from onyxq.core.ids import TaskId, ids_of, is_callback, mask_of, ms_of, partition_of, stretch_of
 from onyxq.core.limits import LEASE_MS_MIN
 from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from onyxq.core.timer_model import Delivery, Timer, as_json, unpack
 from onyxq.interfaces.callbacks.addresses import Failed
+from onyxq.interfaces.callbacks.ended_tasks import callback_timer
 from onyxq.interfaces.callbacks.reports import Reporting
 from onyxq.interfaces.callbacks.targets import targets
 from onyxq.interfaces.callbacks.transports import Deliver, Transports
@@ -75,6 +76,7 @@ class _Attempt:
     attempts: int
     """Counted attempts before this one."""
     timer: Timer
+    due_ms: int
     until: float
     """Time until which its lease is certainly valid."""
 
@@ -204,13 +206,16 @@ class Delivering:
             return found
         for task_id, payload in zip(ids_of(granted.first, run.count), payloads, strict=True):
             try:
-                timer = unpack(payload)
-            except BadRequest as error:
+                if is_callback(task_id):
+                    timer, due_ms = callback_timer(self._node.store, task_id)
+                else:
+                    timer, due_ms = unpack(payload), ms_of(task_id)
+            except OnyxqError as error:
                 self._held += 1
                 item = [task_id, 1, granted.token, error.message, None]
                 self._reporting.add("fail", item, self._free)
                 continue
-            found.append(_Attempt(task_id, granted.token, granted.attempts, timer, until))
+            found.append(_Attempt(task_id, granted.token, granted.attempts, timer, due_ms, until))
         return found
 
     async def _renew(self) -> None:
@@ -324,7 +329,7 @@ class Delivering:
             return
         metrics = self._node.metrics
         if not attempt.attempts:
-            metrics.timer_late_seconds.observe((self._node.wall_ms() - ms_of(attempt.task)) / 1000)
+            metrics.timer_late_seconds.observe((self._node.wall_ms() - attempt.due_ms) / 1000)
         error, status = await self._call(attempt)
         metrics.timer_deliveries.add(attempt.timer.callback.transport, "failed" if error else "delivered")
         metrics.timer_delivery_seconds.observe(trio.current_time() - began)
@@ -342,6 +347,8 @@ class Delivering:
         """Return whether the timer was neither replaced nor cancelled after the claim."""
         store, partition = self._node.store, partition_of(attempt.task)
         cancelled = store.finished_bits(stretch_of(attempt.task)) & mask_of(attempt.task, 1)
+        if is_callback(attempt.task):
+            return not cancelled
         return not cancelled and store.unique(partition, QUEUE, attempt.timer.id) in (None, attempt.task)
 
     def _repeats(self, attempt: _Attempt) -> str:

@@ -5,17 +5,19 @@ Only the peer that a client's request reaches makes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, Corrupt, TooLarge
-from onyxq.core.ids import STRETCH_TASKS, TaskId, mask_of, offset_of, partition_of, stretch_of
+from onyxq.core.ids import STRETCH_TASKS, TaskId, is_callback, mask_of, offset_of, partition_of, stretch_of
 from onyxq.operations.table.claim import Completion
 from onyxq.operations.table.enqueue import NewRun, TaskHeader, header_of
 
+CallbackCheck: TypeAlias = Callable[[Sequence[NewRun], str], Awaitable[None]]
+"""Raises `BadRequest` if a callback of new runs, which are the named argument, cannot be made."""
 RESULT_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -95,6 +97,8 @@ def _new_run(run: NewRun, field: str, partitions: int) -> int:
         _check_dependencies(first, count, header.depends, field, partitions)
     if header.ordering_key is not UNSET or header.unique_key is not UNSET:
         _check_key(first, count, header, field, partitions)
+    if header.callback is not UNSET:
+        _check_callback(first, count, f"{field}.callback")
     return count
 
 
@@ -105,6 +109,16 @@ def _check_dependencies(first: TaskId, count: int, depends: Sequence[TaskId], fi
         check_id(one, partitions, f"{field}.depends")
         if stretch_of(one) == stretch_of(first) and mask_of(one, 1) & mask_of(first, count):
             raise BadRequest("a task cannot depend on itself", field=f"{field}.depends")
+
+
+def _check_callback(first: TaskId, count: int, field: str) -> None:
+    """Raise `BadRequest` unless a run with a callback has one task, whose callback's id is free."""
+    if count != 1:
+        raise BadRequest("a run of tasks with a callback holds one task", field=field)
+    if is_callback(first):
+        raise BadRequest(
+            f"the id {first.hex()} is reserved for callbacks", field=field, hint="Use an id from `GET /v1/ids`."
+        )
 
 
 def _check_key(first: TaskId, count: int, header: TaskHeader, field: str, partitions: int) -> None:

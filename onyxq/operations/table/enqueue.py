@@ -11,6 +11,8 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.limits import (
     DEPENDS_MAX,
     ITEMS_MAX,
+    TIMER_URI_CHARS_MAX,
+    TIMERS_QUEUE,
     BackoffMs,
     ExpiresMs,
     Fate,
@@ -36,11 +38,27 @@ Copies: TypeAlias = Annotated[
 ]
 
 
+class TimerCallback(Args):
+    """Where a callback goes."""
+
+    transport: Annotated[Name, Meta(description="http, tcp, or one that the peers have installed.")]
+    uri: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=TIMER_URI_CHARS_MAX,
+            description="An address of HTTP or HTTPS; for tcp tcp://HOST:PORT.",
+        ),
+    ]
+    method: Annotated[Name, Meta(description="Method of HTTP; for tcp `plain` sends the data alone.")]
+
+
 class TaskHeader(msgspec.Struct, forbid_unknown_fields=True):
     """Options of the tasks of a run, as its body has them."""
 
     queue: Name
     backoff_ms: BackoffMs | UnsetType = UNSET
+    callback: TimerCallback | UnsetType = UNSET
     depends: Annotated[list[TaskIdBytes], Meta(min_length=1, max_length=DEPENDS_MAX)] | UnsetType = UNSET
     expires_ms: ExpiresMs | UnsetType = UNSET
     format: Format | UnsetType = UNSET
@@ -102,13 +120,15 @@ def _unpacked(packed: bytes, where: str) -> Any:
         raise BadRequest(f"{where}: the header is malformed: {error}", field=where) from None
 
 
-def _queue_of(run: NewRun, where: str) -> str:
-    return header_of(run.body[8 : 8 + int.from_bytes(run.body[:4], "little")], where).queue
+def _queues_of(run: NewRun, where: str) -> tuple[str, ...]:
+    header = header_of(run.body[8 : 8 + int.from_bytes(run.body[:4], "little")], where)
+    return (header.queue,) if header.callback is UNSET else (header.queue, TIMERS_QUEUE)
 
 
 def on_new(name: str, runs: list[NewRun]) -> Need:
-    """Return the need of a call that stores runs under the argument ``name``."""
-    return Need(("produce",), queues=tuple(_queue_of(run, f"{name}[{place}]") for place, run in enumerate(runs)))
+    """Return the need of a call that stores runs under the argument ``name``; a callback is a timer."""
+    queues = (queue for place, run in enumerate(runs) for queue in _queues_of(run, f"{name}[{place}]"))
+    return Need(("produce",), queues=tuple(queues))
 
 
 SOME_BODY = b"\x0c\0\0\0\x01\0\0\0\x81\xa5queue\xa4mail\x01\0\0\0\x83\x16\xdc\x8cx"

@@ -10,32 +10,17 @@ from onyxq.core.limits import (
     MOMENT,
     NAME_CHARACTERS_MAX,
     TIME_MS_MAX,
-    TIMER_URI_CHARS_MAX,
     TIMERS_QUEUE,
     Name,
     TaskIdBytes,
 )
 from onyxq.operations.table.access import Access, Need
+from onyxq.operations.table.enqueue import TimerCallback
 from onyxq.operations.table.operation import Args, Operation, Place, Result, Verb
 from onyxq.operations.table.task import After, Limit
 
 TimerState: TypeAlias = Literal["scheduled", "ready", "claimed", "fired", "failed", "cancelled"]
 TimerId: TypeAlias = Annotated[Name, Meta(description="Id of the timer.")]
-
-
-class TimerCallback(Args):
-    """Where a timer's callback goes."""
-
-    transport: Annotated[Name, Meta(description="http, tcp, or one that the peers have installed.")]
-    uri: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=TIMER_URI_CHARS_MAX,
-            description="An address of HTTP or HTTPS; for tcp tcp://HOST:PORT.",
-        ),
-    ]
-    method: Annotated[Name, Meta(description="Method of HTTP; for tcp `plain` sends the data alone.")]
 
 
 class TimerView(Result):

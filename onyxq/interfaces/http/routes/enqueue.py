@@ -34,8 +34,9 @@ from onyxq.core.limits import (
     Trace,
 )
 from onyxq.core.queue_settings import DEFAULTS
-from onyxq.operations.table.enqueue import Copies, NewRun
-from onyxq.operations.table.operation import Args
+from onyxq.core.task_headers import CALLBACK
+from onyxq.operations.table.enqueue import Copies, NewRun, TimerCallback
+from onyxq.operations.table.operation import Args, plain
 
 TASKS_MAX = 100_000
 HEADER_CHARACTERS_MAX = 255
@@ -102,6 +103,10 @@ class NewTask(Args):
     on_dependency_failed: Annotated[
         Fate, Meta(description="What happens to the task if one that it depends on fails or is cancelled.")
     ] = "fail"
+    callback: Annotated[
+        TimerCallback | None,
+        Meta(description="Where the end of the task is reported, once: its id, queue, state and result or error."),
+    ] = None
     trace: Annotated[
         Trace | None, Meta(description="W3C traceparent of the span that enqueues it; attempts follow it.")
     ] = None
@@ -150,7 +155,13 @@ class Group:
     def takes(self, header: dict[str, Any], due_ms: int, task_id: TaskId | None, size: int) -> bool:
         """Whether one more task fits in."""
         count = len(self.payloads)
-        if self.key is not None or header != self.header or count >= RUN_TASKS_MAX or self.size + size > RUN_BYTES_MAX:
+        if (
+            self.key is not None
+            or CALLBACK in header
+            or header != self.header
+            or count >= RUN_TASKS_MAX
+            or self.size + size > RUN_BYTES_MAX
+        ):
             return False
         if self.first is None or task_id is None:
             return self.first is None and task_id is None and due_ms == self.due_ms
@@ -255,6 +266,8 @@ def _header(task: NewTask) -> dict[str, Any]:
         header["on_dependency_failed"] = task.on_dependency_failed
     if task.format != "bytes":
         header["format"] = task.format
+    if task.callback is not None:
+        header[CALLBACK] = plain(task.callback)
     return dict(sorted(header.items()))
 
 

@@ -1,0 +1,212 @@
+"""Callbacks of tasks at a real node: what a receiver on loopback gets, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from onyxq.access.grants import Access, Token
+from onyxq.client import Client
+from onyxq.core.limits import TIMERS_QUEUE
+from onyxq.errors import BadRequest, Forbidden
+from tests.interfaces.live_world import Live, running
+
+WAIT_S = 20.0
+PRODUCER, BOTH = "a token for one queue", "a token for one queue and timers"
+ACCESS = Access(
+    (
+        Token.of(PRODUCER, "producer", ["produce:mail"]),
+        Token.of(BOTH, "both", ["produce:mail", f"produce:{TIMERS_QUEUE}"]),
+    ),
+    "what the peers share",
+)
+
+
+class Receiver:
+    """An HTTP server that keeps the bodies and keys of what it gets."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.refuse = 0
+        """Number of further requests that are answered with 503."""
+        self.came: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
+
+    def next(self) -> dict[str, Any]:
+        """Return the body of the next callback."""
+        return self.came.get(timeout=WAIT_S)[1]
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """Run a receiver on a free port of loopback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            refused = receiver.refuse > 0
+            receiver.refuse -= refused
+            self.send_response(503 if refused else 200)
+            self.end_headers()
+            if not refused:
+                receiver.came.put((self.headers["idempotency-key"], body))
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        receiver = Receiver(f"http://127.0.0.1:{server.server_address[1]}/ended")
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """A node that requires no credential, so callbacks may go to loopback."""
+    with running(http=True) as cluster:
+        found = Live(cluster)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[Client]:
+    """A client of the node."""
+    with Client(live.address) as found:
+        yield found
+
+
+def post(live: Live, receiver: Receiver, name: str, **task: Any) -> str:
+    """Store a task with a callback over HTTP; return its id."""
+    callback = {"transport": "http", "uri": receiver.uri, "method": "post"}
+    answer = live.http.post("/v1/tasks", json={"tasks": [{"queue": name, "callback": callback, **task}]})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["ids"][0])
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (b'{"sum": 3}', {"result": {"sum": 3}}),
+        (b"\xff", {"result_base64": "/w=="}),
+        (None, {"result": None}),
+        (b"9" * 2_000_000, {"result": None, "result_bytes": 2_000_000}),
+    ],
+)
+def test_the_result_of_a_completed_task_is_posted(
+    live: Live, client: Client, result: bytes | None, shown: dict[str, Any]
+) -> None:
+    """It is sent as JSON if it is JSON, and of a long one only the number of bytes."""
+    with receiving() as receiver:
+        task_id = post(live, receiver, "sums", data=3)
+        (claim,) = client.claim("sums", wait_ms=10_000)
+        assert receiver.came.empty()
+        client.complete(claim, result)
+        said = receiver.next()
+        assert said.pop("finished_ms") == client.get(task_id).finished_ms
+        assert said == {"id": task_id, "queue": "sums", "state": "completed", "error": None, **shown}
+
+
+def test_every_other_end_is_posted(live: Live, client: Client) -> None:
+    """A task failed for good, expired, or was cancelled, even long before it was due."""
+    with receiving() as receiver:
+        failed = post(live, receiver, "ends", retries=0)
+        (claim,) = client.claim("ends", wait_ms=10_000)
+        client.fail(claim, "the printer is on fire")
+        cancelled = post(live, receiver, "ends", delay_ms=86_400_000)
+        client.cancel(cancelled)
+        expired = post(live, receiver, "ends", expires_ms=client.now_ms() + 100)
+        said = {one["id"]: (one["state"], one["error"]) for one in (receiver.next(), receiver.next(), receiver.next())}
+        assert said[failed] == ("failed", "the printer is on fire")
+        assert said[cancelled] == ("cancelled", None)
+        assert said[expired][0] == "failed" and said[expired][1].startswith("expired: ")
+
+
+def test_a_callback_that_fails_is_made_again_under_its_key(live: Live, client: Client) -> None:
+    """It is a task of the timers' queue, with the retries of that queue."""
+    with receiving() as receiver:
+        receiver.refuse = 1
+        task_id = post(live, receiver, "again")
+        client.complete(client.claim("again", wait_ms=10_000))
+        key, said = receiver.came.get(timeout=WAIT_S)
+        assert said["id"] == task_id
+        callback = client.get(key)
+        assert (callback.queue, next(one.error for one in callback.claims)) == (TIMERS_QUEUE, "the answer was 503")
+
+
+def test_a_repeated_request_makes_one_callback(live: Live, client: Client) -> None:
+    """Its task is the same, and so is the callback."""
+    with receiving() as receiver:
+        (task_id,) = client.make_ids(1)
+        for _ in range(3):
+            client.enqueue("repeats", b"x", id=task_id, callback=receiver.uri)
+        client.complete(client.claim("repeats", wait_ms=10_000))
+        client.enqueue("repeats", b"x", id=task_id, callback=receiver.uri)
+        key, said = receiver.came.get(timeout=WAIT_S)
+        assert said["id"] == task_id.hex()
+        # A second callback would be of a later task, which is claimed after the first.
+        post(live, receiver, "last")
+        client.complete(client.claim("last", wait_ms=10_000))
+        assert receiver.next()["queue"] == "last"
+        assert client.get(key).id != task_id
+
+
+def test_tasks_of_one_call_and_of_a_transaction_have_a_callback_each(live: Live, client: Client) -> None:
+    """Tasks with a callback are runs of their own, which clients make."""
+    with receiving() as receiver:
+        ids = client.enqueue_many("many", [b"1", b"2", b"3"], callback=receiver.uri)
+        with client.transaction() as transaction:
+            transaction.enqueue_many("many", [b"4", b"5"], callback=receiver.uri)
+        ids += transaction.committed.ids if transaction.committed else []
+        claims = [claim for _ in ids for claim in client.claim("many", max=1, wait_ms=10_000)]
+        client.complete(claims)
+        assert sorted(receiver.next()["id"] for _ in ids) == sorted(one.hex() for one in ids)
+
+
+@pytest.mark.parametrize(
+    ("callback", "field"),
+    [
+        ({"transport": "pigeon", "uri": "http://a.example/", "method": "post"}, "callback.transport"),
+        ({"transport": "http", "uri": "http://10.0.0.1/", "method": "post"}, "callback.uri"),
+        ({"transport": "http", "uri": "ftp://a.example/", "method": "post"}, "callback.uri"),
+        ({"transport": "http", "uri": "http://127.0.0.1/", "method": "brew"}, "callback.method"),
+        ({"transport": "http", "uri": "http://127.0.0.1/"}, "callback.method"),
+    ],
+)
+def test_a_callback_that_cannot_be_made_is_refused_by_field(
+    live: Live, client: Client, callback: dict[str, str], field: str
+) -> None:
+    """This is checked as for timers, by every way to enqueue; nothing is stored."""
+    before = live.total()
+    tasks = [{"queue": "bad"}, {"queue": "bad", "callback": callback}]
+    answer = live.http.post("/v1/tasks", json={"tasks": tasks})
+    assert (answer.status_code, answer.json()["field"]) == (400, f"tasks[1].{field}")
+    with pytest.raises(BadRequest) as refused:
+        client.enqueue("bad", b"", callback=callback)
+    assert refused.value.field == field
+    with pytest.raises(BadRequest) as refused, client.transaction() as transaction:
+        transaction.enqueue_many("bad", [b""], callback=callback)
+    assert refused.value.field == f"enqueue[0].{field}"
+    assert live.total() == before
+
+
+def test_a_callback_needs_the_role_that_a_timer_needs() -> None:
+    """A token that may only enqueue must not make peers open connections."""
+    with running(access=ACCESS, timers={"timer_targets": "loopback"}) as cluster:
+        with Client(cluster.addresses[0], token=PRODUCER) as client:
+            client.enqueue("mail", b"x")
+            with pytest.raises(Forbidden):
+                client.enqueue("mail", b"x", callback="http://127.0.0.1:9/")
+        with Client(cluster.addresses[0], token=BOTH) as client:
+            client.enqueue("mail", b"x", callback="http://127.0.0.1:9/")
