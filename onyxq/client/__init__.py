@@ -5,6 +5,7 @@ from __future__ import annotations
 from onyxq.client.asynchronous import AsyncClient
 from onyxq.client.blocking import Client
 from onyxq.client.claims import Claim, ClaimBatch
+from onyxq.client.flow_calls import AsyncFlowHandle, FlowHandle
 from onyxq.client.flows import Enqueued, Flow, Step
 from onyxq.client.jobs import JobOutcome
 from onyxq.client.policy import OF_QUEUE
@@ -14,6 +15,7 @@ from onyxq.client.values import ClaimRecord, Page, Submitted, Task, TaskUpdate
 
 __all__ = [
     "AsyncClient",
+    "AsyncFlowHandle",
     "AsyncTaskStore",
     "AsyncTransaction",
     "BlockingTransaction",
@@ -24,6 +26,7 @@ __all__ = [
     "Committed",
     "Enqueued",
     "Flow",
+    "FlowHandle",
     "JobOutcome",
     "OF_QUEUE",
     "Page",

@@ -13,7 +13,7 @@ import pytest
 
 import onyxq
 from onyxq import AsyncClient, Client, Step
-from onyxq.client.flow_calls import FlowHandle
+from onyxq.client import FlowHandle
 from onyxq.errors import AlreadyFinished, BadRequest, Conflict, NotFound, TimedOut
 from onyxq.interfaces.cli.main import run
 from onyxq.operations.flow.plan import planned
