@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple, cast
 
 import trio
@@ -52,6 +54,8 @@ from onyxq.operations.task_reads import Reading, partitions_of
 
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled", "purged")
 """States of a flow's tasks; their places are the bytes of an answer."""
+_CODES = [(STATES.index(one), one) for one in ("purged", "claimed", *STATES[4:7], "waiting", "ready", "scheduled")]
+"""Places and states; a task has the first of these states whose mask has it."""
 UNFINISHED = STATES[:4]
 ENDED = ("completed", "failed", "cancelled")
 LOOK_FIRST_S, LOOK_MAX_S = 0.05, 0.5
@@ -220,31 +224,32 @@ class Flows:
         """Return the states of the tasks of runs in partitions that are led from here."""
         await self._node.settled()
         answers: list[bytes | dict[str, Any]] = []
+        seen: dict[TaskId, dict[str, int]] = {}
         for first, count in args.runs:
             try:
                 self._node.operations.tokens.leader(partition_of(first))
-                answers.append(self._states_here(first, count))
+                if stretch_of(first) not in seen:
+                    await trio.lowlevel.checkpoint()
+                    seen[stretch_of(first)] = self._states_here(stretch_of(first))
+                masks = seen[stretch_of(first)]
+                bits = (1 << place for place in range(offset_of(first), offset_of(first) + count))
+                answers.append(bytes(next(code for code, state in _CODES if masks[state] & bit) for bit in bits))
             except OnyxqError as error:
                 answers.append(error.to_map())
-            await trio.lowlevel.checkpoint()
         return answers
 
-    def _states_here(self, first: TaskId, count: int) -> bytes:
-        """Return the state of each task of a run as its place in `STATES`."""
-        store, stretch = self._node.store, stretch_of(first)
+    def _states_here(self, stretch: TaskId) -> dict[str, int]:
+        """Return the tasks of a stretch by state, as masks; each task is in one of them at least."""
+        store, partition = self._node.store, partition_of(stretch)
         before = TaskId((int.from_bytes(stretch, "big") - 1).to_bytes(len(stretch), "big"))
-        masks = {"claimed": claimed_bits(pieces_of(self._node.replica, stretch)) & ~store.finished_bits(stretch)}
+        known, finished = store.known_bits(stretch), store.finished_bits(stretch)
+        masks = {"claimed": claimed_bits(pieces_of(self._node.replica, stretch)) & ~finished, "purged": ~known}
         for state in (*ENDED, "waiting", "ready", "scheduled"):
-            found = store.look(
-                partition_of(first), queue=None, state=state, now_ms=self._node.wall_ms(), after=before, limit=1
-            )
+            now_ms = self._node.wall_ms()
+            found = store.look(partition, queue=None, state=state, now_ms=now_ms, after=before, limit=1)
             masks[state] = next((bits for one, bits in found if one == stretch), 0)
-        states, known = bytearray(), store.known_bits(stretch)
-        for place in range(offset_of(first), offset_of(first) + count):
-            bit = 1 << place
-            state = next((name for name, bits in masks.items() if bits & bit), "waiting") if known & bit else "purged"
-            states.append(STATES.index(state))
-        return bytes(states)
+        masks["waiting"] |= known & ~reduce(or_, masks.values())
+        return masks
 
     # --- cancelling
 

@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from onyxq.core.errors import BadRequest, TooLarge
 from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
-from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, Run, TaskId, ids_of, make_id, ms_of, offset_of
+from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, Run, TaskId, ids_of, make_id, ms_of, offset_of
 from onyxq.core.limits import DEPENDS_MAX, FLOW_JOINS_QUEUE, FLOWS_QUEUE, RUN_BYTES_MAX
 from onyxq.core.task_headers import JOINS
 from onyxq.operations.table.enqueue import NewRun
@@ -175,9 +175,9 @@ class _Maker:
         return first
 
     def _next_id(self, due_ms: int, count: int, partition: int | None) -> TaskId:
-        """Return the next id; runs are spread over the partitions."""
+        """Return the next id. Tasks of one stretch share a partition: they are then read and cancelled together."""
         if partition is None:
-            partition = (self._maker + len(self.runs)) % self._partitions
+            partition = (self._maker + self._counter // STRETCH_TASKS) % self._partitions
         first = make_id(due_ms, partition, self._maker, self._counter)
         self._counter += count
         return first
