@@ -60,6 +60,7 @@ class Filled:
             "cluster": "/ui/cluster",
             "log": "/ui/log",
             "settings": "/ui/settings",
+            "interface": "/docs",
             "login": "/ui/login",
             "error": "/ui/tasks?state=nope",
         }

@@ -197,6 +197,28 @@ def test_a_task_runs_again_with_other_data(running: Any, world: Filled) -> None:
         assert client.count("edits")["edits"]["ready"] == 1 and not tab.complaints
 
 
+def test_requests_are_tried_on_the_page_of_the_interface(running: Any, world: Filled) -> None:
+    """A form sends its request and shows the answer as text; what may change something asks first."""
+    with Tab(running) as tab:
+        page = tab.open(f"{world.base}/docs#list_tasks")
+        form = page.locator("#list_tasks form")
+        form.locator("input[name=queue]").fill("calls")
+        form.locator("button").click()
+        form.locator("pre:not([hidden])").wait_for()
+        assert ": 200 in" in form.locator("[role=status]").inner_text()
+        assert "<script>alert(2)</script>" in form.locator("pre").inner_text()
+        page.evaluate("location.hash = 'enqueue'")
+        form = page.locator("#enqueue form")
+        form.locator("textarea").fill('{"tasks": [{"queue": "tried", "data": 1}]}')
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        form.locator("button").click()
+        assert form.locator("[role=status]").inner_text() == ""
+        page.once("dialog", lambda dialog: dialog.accept())
+        form.locator("button").click()
+        form.locator("pre:not([hidden])").wait_for()
+        assert ": 201 in" in form.locator("[role=status]").inner_text() and not tab.complaints
+
+
 def test_the_slider_moves_through_the_log(running: Any, world: Filled) -> None:
     """A key moves it, and the replica of that position is loaded without the rest of the page."""
     with Tab(running) as tab:

@@ -1,8 +1,12 @@
-"""Pages for people, without scripts and without content from other hosts."""
+"""The page of the HTTP interface, with forms to try its requests. It needs no content from other hosts.
+
+Without scripts it is a page to read. It has the style of the dashboard.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -10,28 +14,34 @@ from typing import Any
 from onyxq.core.errors import BY_CODE, OnyxqError
 from onyxq.interfaces.http.problems import title_of
 
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-body.wide { max-width: 92rem; font-size: 14px; }
-code, pre { font: 13px/1.45 ui-monospace, monospace; }
-pre { overflow-x: auto; padding: .6rem .8rem; border: 1px solid #8884; border-radius: 4px; }
-table { border-collapse: collapse; margin: .5rem 0 1rem; }
-th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid #8883; }
-td { white-space: nowrap; } td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
-.number { text-align: right; font-variant-numeric: tabular-nums; } summary { cursor: pointer; }
-.scrolls { overflow-x: auto; }
-h2 { margin-top: 2.2rem; } h3 { margin: 1.8rem 0 .3rem; }
-.method { font-weight: 700; } .dim { opacity: .7; }
+_FILES = "/ui/static"
+_HEAD = f"""<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="{_FILES}/mark.svg" type="image/svg+xml">
+<link rel="stylesheet" href="{_FILES}/dashboard.css">
+<script src="{_FILES}/theme.js"></script>
+<script src="{_FILES}/docs.js" defer></script>
 """
+_HEADER = f"""<a class="skip" href="#main">Skip to the content</a>
+<header>
+<a class="brand" href="/"><img src="{_FILES}/mark.svg" alt="" width="22" height="22">OnyxQ</a>
+<span>HTTP interface</span>
+<div class="tools">
+<button type="button" id="theme" class="quiet" hidden>Theme: <span id="theme-name">system</span></button>
+</div>
+</header>
+"""
+EXAMPLE_DEPTH = 4
+"""Deepest nesting of the example of a body."""
 
 
-def page(title: str, body: str, *, kind: str = "") -> str:
-    """Return a whole HTML page; ``body`` is HTML, ``kind`` a class of the style."""
+def page(title: str, body: str, *, links: Sequence[tuple[str, str]]) -> str:
+    """Return a whole HTML page; ``body`` is HTML, ``links``: its parts, by anchor and name."""
+    items = "".join(f'<li><a href="#{escape(anchor)}">{escape(name)}</a></li>' for anchor, name in links)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<style>{_STYLE}</style></head><body class="{kind}">{body}</body></html>\n'
+        f'{_HEAD}</head><body>{_HEADER}<div class="frame"><nav aria-label="Pages"><ul>{items}</ul></nav>'
+        f'<main id="main" tabindex="-1" class="docs">{body}</main></div></body></html>\n'
     )
 
 
@@ -44,16 +54,20 @@ class Html(str):
     """A cell of a table that is already HTML."""
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], label: str) -> str:
     """Return an HTML table of plain values, with numbers to the right and long texts wrapped."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(heads)
     numbers = [_is_numeric(column) for column in columns]
     head = "".join(
-        f"<th{_class(NUMBER * number)}>{escape(text)}</th>" for text, number in zip(heads, numbers, strict=True)
+        f'<th scope="col"{_class(NUMBER * number)}>{escape(text)}</th>'
+        for text, number in zip(heads, numbers, strict=True)
     )
     lines = ("".join(map(_cell, row, numbers)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<div class=scrolls><table><tr>{head}</tr>{body}</table></div>"
+    return (
+        f'<div class="scrolls" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _is_numeric(column: Sequence[Any]) -> bool:
@@ -68,7 +82,7 @@ def _cell(cell: Any, number: bool) -> str:
 
 
 def _class(kind: str) -> str:
-    return f" class={kind}" if kind else ""
+    return f' class="{kind}"' if kind else ""
 
 
 def _shown(cell: Any) -> str:
@@ -88,44 +102,102 @@ def _shown(cell: Any) -> str:
 
 def docs_page(document: Mapping[str, Any]) -> str:
     """Return an OpenAPI document as a page."""
-    info = document["info"]
+    info, schemas = document["info"], document["components"]["schemas"]
     parts = [
-        f"<h1>{escape(info['title'])} <span class=dim>{escape(info['version'])}</span></h1>",
-        f"<p>{escape(info['description'])}</p>",
-        '<p><a href="openapi.json">openapi.json</a> · <a href="#schemas">schemas</a> · '
-        '<a href="#problems">problems</a></p>',
+        f'<h1>{escape(info["title"])} <span class="dim">{escape(info["version"])}</span></h1>',
+        f'<p>{_prose(info["description"])}</p><p><a href="/openapi.json">openapi.json</a></p>',
+        '<p class="filter" id="credential" hidden><label>Token for the requests that you try '
+        '<input id="token" type="password" autocomplete="off" size="40"></label></p>',
     ]
     for tag in document["tags"]:
-        parts.append(f"<h2>{escape(title_of(tag['name']))}</h2><p>{escape(tag['description'])}</p>")
+        name = title_of(tag["name"])
+        parts.append(f'<h2 id="{_anchor(tag["name"])}">{escape(name)}</h2><p>{_prose(tag["description"])}</p>')
         for path, methods in document["paths"].items():
-            parts += [_operation(path, method, op) for method, op in methods.items() if tag["name"] in op["tags"]]
+            parts += [
+                _operation(path, method, op, schemas) for method, op in methods.items() if tag["name"] in op["tags"]
+            ]
     parts.append('<h2 id="schemas">Schemas</h2>')
-    for name, schema in sorted(document["components"]["schemas"].items()):
-        parts.append(f'<h3 id="schema-{escape(name)}">{escape(name)}</h3>{_schema(schema)}')
+    for name, schema in sorted(schemas.items()):
+        parts.append(
+            f'<details id="schema-{escape(name)}"><summary>{escape(name)}</summary>{_schema(name, schema)}</details>'
+        )
     parts.append(_problems())
-    return page(f"{info['title']} HTTP interface", "".join(parts))
+    links = [(_anchor(tag["name"]), title_of(tag["name"])) for tag in document["tags"]]
+    links += [("schemas", "Schemas"), ("problems", "Problems")]
+    return page(f"{info['title']} HTTP interface", "".join(parts), links=links)
 
 
-def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
-    title = f"<span class=method>{method.upper()}</span> <code>{escape(path)}</code>"
+def _anchor(tag: str) -> str:
+    return "tag-" + escape(tag).replace(" ", "-")
+
+
+def _prose(text: str) -> str:
+    """Return a text as HTML, with code between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _operation(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    name, summary = operation["operationId"], escape(operation["summary"])
     parts = [
-        f'<h3 id="{escape(operation["operationId"])}">{title}</h3><p>{escape(operation["summary"])}.',
-        f" {escape(operation.get('description', ''))}</p>",
+        f'<details id="{escape(name)}"><summary><strong class="method">{method.upper()}</strong> '
+        f'<code>{escape(path)}</code> <span class="dim">{summary}</span></summary>',
+        f"<p>{summary}. {_prose(operation.get('description', ''))}</p>",
     ]
-    if operation.get("parameters"):
+    parameters, bodies = operation.get("parameters", []), operation.get("requestBody", {}).get("content", {})
+    if parameters:
         rows = [
             (item["name"], item["in"], _type(item["schema"]), _yes(item["required"]), item.get("description"))
-            for item in operation["parameters"]
+            for item in parameters
         ]
-        parts.append(table(("parameter", "in", "type", "required", ""), rows))
-    for media, content in operation.get("requestBody", {}).get("content", {}).items():
+        parts.append(table(("parameter", "in", "type", "required", "meaning"), rows, f"Parameters of {name}"))
+    for media, content in bodies.items():
         parts.append(f"<p>Body (<code>{escape(media)}</code>): {_link(content['schema'])}</p>")
     answers = []
     for status, answer in operation["responses"].items():
-        schemas = [_link(content["schema"]) for content in answer.get("content", {}).values()]
-        answers.append(f"{escape(status)}{' ' + schemas[0] if schemas else ''}")
-    parts.append(f"<p>Answers: {', '.join(answers)}</p>")
+        found = [_link(content["schema"]) for content in answer.get("content", {}).values()]
+        answers.append(f"{escape(status)}{' ' + found[0] if found else ''}")
+    parts.append(f"<p>Answers: {', '.join(answers)}</p>{_form(path, method, operation, schemas)}</details>")
     return "".join(parts)
+
+
+def _form(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """Return the form that sends a request; a script shows it."""
+    name = escape(operation["operationId"])
+    fields = [
+        f'<label>{escape(item["name"])} <input name="{escape(item["name"])}" data-in="{escape(item["in"])}"'
+        f"{' required' * bool(item['required'])}></label>"
+        for item in operation.get("parameters", [])
+    ]
+    body = ""
+    for media, content in operation.get("requestBody", {}).get("content", {}).items():
+        example = json.dumps(_example(content["schema"], schemas, EXAMPLE_DEPTH), indent=2)
+        body = (
+            f'<label class="wide">Body, {escape(media)} <textarea name="body" data-media="{escape(media)}" rows="6" '
+            f'spellcheck="false">{escape(example if "json" in media else "")}</textarea></label>'
+        )
+    return (
+        f'<form class="try" data-method="{method.upper()}" data-path="{escape(path)}" aria-label="Try {name}" hidden>'
+        f'<div class="filter">{"".join(fields)}{body}<button>Send</button></div>'
+        f'<p role="status"></p><pre tabindex="0" aria-label="Answer of {name}" hidden></pre></form>'
+    )
+
+
+def _example(schema: Mapping[str, Any], schemas: Mapping[str, Any], depth: int) -> Any:
+    """Return a value with the members that a schema requires."""
+    if "$ref" in schema:
+        schema = schemas[str(schema["$ref"]).rpartition("/")[2]]
+    if "default" in schema or "enum" in schema:
+        return schema.get("default", schema.get("enum", [None])[0])
+    kinds = schema.get("type", "any")
+    kind = kinds if isinstance(kinds, str) else kinds[0]
+    if kind == "object" and depth:
+        known, required = schema.get("properties", {}), schema.get("required", ())
+        return {name: _example(known[name], schemas, depth - 1) for name in required if name in known}
+    if kind == "array":
+        items = schema.get("items")
+        return [_example(items, schemas, depth - 1)] if isinstance(items, Mapping) and items and depth else []
+    plain: Mapping[str, Any] = {"string": "", "integer": schema.get("minimum", 0), "number": 0, "boolean": False}
+    return {} if kind == "object" else plain.get(kind)
 
 
 def _yes(flag: bool) -> str:
@@ -150,25 +222,28 @@ def _type(schema: Mapping[str, Any]) -> str:
     return text + (f": {', '.join(map(str, schema['enum']))}" if "enum" in schema else "")
 
 
-def _schema(schema: Mapping[str, Any]) -> str:
+def _schema(schema_name: str, schema: Mapping[str, Any]) -> str:
     if not schema.get("properties"):
-        return f"<pre>{escape(json.dumps(schema, indent=2))}</pre>"
+        return f'<pre tabindex="0">{escape(json.dumps(schema, indent=2))}</pre>'
     required = schema.get("required", ())
     rows = [
         (name, _type(member), _yes(name in required), member.get("description"))
         for name, member in schema["properties"].items()
     ]
-    return table(("member", "type", "required", ""), rows)
+    return table(("member", "type", "required", "meaning"), rows, f"Members of {schema_name}")
 
 
 def _problems() -> str:
     rows = "".join(
         f'<tr id="problem-{escape(code)}"><td><code>{escape(code)}</code></td><td>{cls.status}</td>'
-        f"<td>{escape((cls.__doc__ or '').strip())}</td><td>{escape(cls.hint)}</td></tr>"
+        f'<td class="long">{escape((cls.__doc__ or "").strip())}</td><td class="long">{escape(cls.hint)}</td></tr>'
         for code, cls in sorted({**BY_CODE, **_later(OnyxqError)}.items())
     )
-    heads = "<tr><th>code</th><th>status</th><th>meaning</th><th>hint</th></tr>"
-    return f'<h2 id="problems">Problems</h2><table>{heads}{rows}</table>'
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("code", "status", "meaning", "hint"))
+    return (
+        '<h2 id="problems">Problems</h2><div class="scrolls" tabindex="0" role="region" aria-label="Problems">'
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
 
 
 def _later(cls: type[OnyxqError]) -> dict[str, type[OnyxqError]]:

@@ -27,8 +27,11 @@ class Live(Result):
 
 _PAGE_HEADERS = {
     "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
 }
 
 
