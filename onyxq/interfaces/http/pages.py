@@ -175,6 +175,7 @@ def _form(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping
             f'<label class="wide">Body, {escape(media)} <textarea name="body" data-media="{escape(media)}" rows="6" '
             f'spellcheck="false">{escape(example if "json" in media else "")}</textarea></label>'
         )
+        break
     return (
         f'<form class="try" data-method="{method.upper()}" data-path="{escape(path)}" aria-label="Try {name}" hidden>'
         f'<div class="filter">{"".join(fields)}{body}<button>Send</button></div>'

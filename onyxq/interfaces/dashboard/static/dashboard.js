@@ -8,6 +8,8 @@
     if (asked && !window.confirm(asked)) event.preventDefault();
   });
 
+  var unfolded = {};
+
   // A refreshed list has a new button.
   function show() { document.querySelectorAll("[data-tick-all]").forEach(function (button) { button.hidden = false; }); }
   show();
@@ -51,10 +53,22 @@
     slide.addEventListener("input", function () { document.getElementById("slide-now").textContent = slide.value; });
   }
 
-  // Do not refresh a part of the page while one of its fields has the focus, tasks are ticked, or a detail is unfolded.
+  // Do not refresh a part of the page while one of its fields has the focus, tasks are ticked, or text is selected.
   document.addEventListener("htmx:beforeSwap", function (event) {
-    var part = event.detail.target;
-    if (part.id === "live" && (part.contains(document.activeElement) || part.querySelector("input[name=id]:checked, details[open]"))) event.detail.shouldSwap = false;
+    var part = event.detail.target, chosen = window.getSelection();
+    if (part.id.indexOf("live") !== 0) return;
+    var used = part.contains(document.activeElement) || part.querySelector("input[name=id]:checked") || (String(chosen) && part.contains(chosen.anchorNode));
+    if (used) event.detail.shouldSwap = false;
+    part.querySelectorAll("details[id]").forEach(function (one) { unfolded[one.id] = one.open; });
+  });
+
+  // What was folded or unfolded stays so after a refresh.
+  document.addEventListener("htmx:afterSwap", function () {
+    Object.keys(unfolded).forEach(function (id) {
+      var part = document.getElementById(id);
+      if (part) part.open = unfolded[id];
+    });
+    unfolded = {};
   });
 
   // --- curves -----------------------------------------------------------------------
