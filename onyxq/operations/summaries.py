@@ -15,7 +15,6 @@ from attrs import field, frozen
 from onyxq.core.errors import OnyxqError
 from onyxq.core.replica import Replica
 from onyxq.node.node import Node
-from onyxq.operations import rate_history
 from onyxq.operations.claims import Claiming, Waiting
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.cluster import (
@@ -33,6 +32,7 @@ from onyxq.operations.table.cluster import (
 from onyxq.operations.table.operation import converted
 from onyxq.operations.table.queue import PAGE_QUEUES, PageQueues, QueuePage, QueueRow
 from onyxq.operations.task_reads import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
+from onyxq.system import rate_history
 from onyxq.system.metrics import TASK_EVENTS
 
 PATIENCE_S = 0.05

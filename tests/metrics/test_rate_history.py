@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onyxq.operations.rate_history import MINUTE_MS, POINTS_MAX, RateHistory, added, quantile, shown
 from onyxq.system.metrics import Metrics
+from onyxq.system.rate_history import MINUTE_MS, POINTS_MAX, RateHistory, added, quantile, shown
 
 
 def counted(history: RateHistory, metrics: Metrics) -> list[tuple[int, int, float | None]]:
