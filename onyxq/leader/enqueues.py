@@ -12,19 +12,21 @@ from typing import Any, NamedTuple
 
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, OnyxqError, Unknown
-from onyxq.core.facts import Row
+from onyxq.core.facts import Completion, Row
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.queues import settings_of
 from onyxq.core.task_headers import CALLBACK, SPECIAL, UNIQUE_KEY
 from onyxq.leader.cohort.replication import Vote
+from onyxq.leader.completion_rows import token_now
 from onyxq.leader.dependencies import Dependencies
 from onyxq.leader.grants.keyed_rows import KeyedRows
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.state.completion_plan import stored_rows
 from onyxq.leader.task_keys import Started, TaskKeys
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.enqueue import Enqueue
-from onyxq.system.procedures import CANCELLED, beside, procedure
+from onyxq.system.procedures import CANCELLED, beside, procedure, shielded
 
 Ack = int | list[Any] | dict[str, Any]
 """The number of nodes that have a run, or an error map.
@@ -81,6 +83,42 @@ class Enqueues:
         return [
             await self._ack(one, vote, leader, args.w) for one, vote, leader in zip(asked, votes, leaders, strict=True)
         ]
+
+    @procedure
+    async def record(self, first: TaskId, body: bytes) -> bytes:
+        """Store a task that is finished, unless its unique key has a task; return the data of the key's task.
+
+        Without data, nothing is stored, and without a task of the key the answer is empty.
+        """
+        header, data = facts.task_header(body)[0], facts.unpack_task(body).payload(0)
+        leader = self._tokens.leader(partition_of(first))
+        unlock = await self._keys.lock(header)
+        try:
+            leader.check()
+            store = self._host.store
+            current = store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+            row = None if current is None else store.task_row(current)
+            if row is None:
+                if not data:
+                    await leader.write([])  # a deposed leader may not know the newest tasks
+                    return b""
+                leader.check_new(first)
+                self._host.count_event(header["queue"], "enqueued", 1)
+                row = first, self._keys.ordered(leader, first, header, body, None)
+            # An existing row may be stored only here, so it is written again before it is returned.
+            rows = [facts.task_row(*row), *self._ended_rows(leader, row[0])]
+            with shielded():  # the next request with this key must know the outcome
+                await leader.decide(leader.replicate(rows))
+            return facts.unpack_task(row[1]).payload(0)
+        finally:
+            unlock()
+
+    def _ended_rows(self, leader: PartitionLeader, task_id: TaskId) -> list[Row]:
+        """Return the completion of a task, a new one if it has none."""
+        store, mark = self._host.store, leader.mark()
+        token = token_now(store, task_id, self._host.replica.position)
+        new = Completion(token, 1, facts.COMPLETED, self._host.wall_ms(), [], mark)
+        return stored_rows(store, Run(task_id, 1), mark) or [facts.completion_row(task_id, new)]
 
     def _write(self, leader: PartitionLeader, one: _RunRequest) -> Vote:
         """Write a plain run. If a claimer waits for its tasks, offer them meanwhile.

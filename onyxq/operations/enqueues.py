@@ -9,16 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, from_map
 from onyxq.core.ids import IdMaker, TaskId, ids_of, mask_of, stretch_of
+from onyxq.core.limits import REQUESTS_QUEUE
 from onyxq.core.task_headers import DEPENDS, may_say
 from onyxq.node.node import Node
 from onyxq.node.routing import Router
 from onyxq.operations import guarantees
+from onyxq.operations.checks.peers import Records
 from onyxq.operations.checks.runs import CallbackCheck, check_new_runs, write_level
 from onyxq.operations.handlers import Handler, merged, served
-from onyxq.operations.table.enqueue import ENQUEUE, Enqueue, Enqueued, NewRun
+from onyxq.operations.table.enqueue import (
+    ENQUEUE,
+    REMEMBER_REQUEST,
+    Enqueue,
+    Enqueued,
+    FirstRequest,
+    NewRun,
+    RememberedRequest,
+    RememberRequest,
+)
+from onyxq.operations.table.operation import Items
 from onyxq.operations.table.task import MAKE_IDS, Ids, MakeIds
 from onyxq.system.procedures import procedure
 
@@ -41,6 +55,7 @@ class Enqueueing:
         self._node = node
         self._check_callbacks = check_callbacks
         self._stored = router.led(ENQUEUE, node.operations.enqueues.enqueue)
+        self._recorded = router.asked("request.record", Records, Items(argument="runs"), self._record_here)
         self._partitions = partitions
         self._maker = maker
         self._partition = partition
@@ -48,7 +63,9 @@ class Enqueueing:
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
-        return merged(served(ENQUEUE, self.enqueue), served(MAKE_IDS, self.ids))
+        return merged(
+            served(ENQUEUE, self.enqueue), served(MAKE_IDS, self.ids), served(REMEMBER_REQUEST, self.remember)
+        )
 
     @procedure
     async def enqueue(self, args: Enqueue) -> Enqueued:
@@ -75,6 +92,20 @@ class Enqueueing:
             ids += ids_of(*run)
             count -= part
         return Ids(ids=ids)
+
+    async def remember(self, args: RememberRequest) -> RememberedRequest:
+        """Remember a request under its key, or return the earlier one under this key; raises `Unavailable`."""
+        key, partitions = args.key.hex(), self._partitions()
+        first = self._maker.run(facts.partition_of_keys(REQUESTS_QUEUE, key, partitions), 1).first
+        data = b"" if args.request is None else msgspec.msgpack.encode(args.request)
+        body = facts.pack_task({"queue": REQUESTS_QUEUE, "unique_key": key}, [data])
+        (found,) = await self._recorded.ask(Records(runs=[(first, body)]))
+        if isinstance(found, dict):
+            raise from_map(found)
+        return RememberedRequest(first=msgspec.msgpack.decode(found, type=FirstRequest) if found else None)
+
+    async def _record_here(self, args: Records) -> list[bytes]:
+        return [await self._node.operations.enqueues.record(*run) for run in args.runs]
 
     async def in_waves(self, args: Enqueue) -> list[Any]:
         """Store checked runs, each after the runs that it depends on; return the leaders' answers."""

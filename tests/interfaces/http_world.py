@@ -88,6 +88,7 @@ class FakeService:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.timers: dict[str, dict[str, Any]] = {}
         self.flows: dict[bytes, dict[str, Any]] = {}
+        self.requests: dict[bytes, dict[str, Any]] = {}
         self.led = list(range(PARTITIONS))
         self.metrics = Metrics(version="test")
         self.claiming = anyio.Event()
@@ -132,6 +133,11 @@ class FakeService:
         self._arrived.set()
         self._arrived = anyio.Event()
         return {"acks": acks}
+
+    def _request_remember(self, args: dict[str, Any]) -> dict[str, Any]:
+        if args.get("request") is not None:
+            self.requests.setdefault(args["key"], args["request"])
+        return {"first": self.requests.get(args["key"])}
 
     def _view(self, task_id: bytes, task: FakeTask) -> dict[str, Any]:
         state = "scheduled" if task.state == "ready" and ms_of(task_id) > self.now_ms else task.state

@@ -103,6 +103,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "replica.part": (LOOKS, {}),
     "ring": (ANY, {}),
     "routes": (ANY, {}),
+    "request.remember": ("produce", {"key": bytes(16)}),
     "submit": ("produce", {"entry": "no-such", "args": {}}),
     "task_history": (LOOKS, {"id": TASK}),
     "task_log": ("read consume operate", {"id": TASK}),
@@ -123,7 +124,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 KEPT = ("cancel", "enqueue", "claim", "periodic.remove", "queue.purge")
 """What would take from the walk what it needs later."""
-TELL_NO_QUEUE = {"cluster", "health", "ids", "partition", "partitions", "peers", "ring", "routes"}
+TELL_NO_QUEUE = {"cluster", "health", "ids", "partition", "partitions", "peers", "request.remember", "ring", "routes"}
 """What a token for some queues may do too: it is about none."""
 
 OPEN_ROUTES = {"livez", "readyz", "ping", "openapi", "docs"}

@@ -14,7 +14,6 @@ from onyxq.core.ids import make_id, ms_of, offset_of, partition_of, with_counter
 from onyxq.core.limits import RUN_BYTES_MAX
 from onyxq.errors import Overloaded, Unavailable, Unknown
 from onyxq.interfaces.http.app import create_app
-from onyxq.interfaces.http.keys import KEY_AGE_MAX_MS, KEYS_MAX, Keys
 from onyxq.operations.admission import Admission
 from tests.interfaces.http_world import NOW_MS, FakeService, check_problem, client_of, on_trio, world
 
@@ -338,29 +337,14 @@ async def test_an_unusable_key_is_refused() -> None:
             check_problem(answer, 400, code="bad_request", field="Idempotency-Key")
 
 
-def test_keys_are_bounded_in_number_and_age() -> None:
-    """The oldest are dropped first; after a day a key is new again."""
-    keys = Keys(keys_max=3)
-    for number in range(5):
-        keys.store(keys.find(f"k{number}", owner="", body=b"", now_ms=NOW_MS + number))
-    assert len(keys) == 3
-    assert keys.find("k4", owner="", body=b"", now_ms=NOW_MS + 9).at_ms == NOW_MS + 4
-    assert keys.find("k4", owner="other", body=b"", now_ms=NOW_MS + 9).at_ms == NOW_MS + 9
-    late = NOW_MS + 4 + KEY_AGE_MAX_MS
-    assert keys.find("k4", owner="", body=b"other", now_ms=late).at_ms == late
-    assert KEYS_MAX == 65_536
-
-
-def test_the_keys_of_one_credential_push_out_no_other_s() -> None:
-    """A client with many keys loses only its own."""
-    keys = Keys(keys_max=10)
-    keys.store(keys.find("k", owner="quiet", body=b"", now_ms=NOW_MS))
-    for number in range(100):
-        keys.store(keys.find(f"k{number}", owner="busy", body=b"", now_ms=NOW_MS + 1))
-    assert len(keys) == 10
-    assert keys.find("k", owner="quiet", body=b"", now_ms=NOW_MS + 2).at_ms == NOW_MS
-    assert keys.find("k99", owner="busy", body=b"", now_ms=NOW_MS + 2).at_ms == NOW_MS + 1
-    assert keys.find("k0", owner="busy", body=b"", now_ms=NOW_MS + 2).at_ms == NOW_MS + 2
+@on_trio
+async def test_a_repeat_of_tasks_whose_time_has_passed_is_the_same_tasks() -> None:
+    """A request is judged by the time of its first arrival."""
+    async with world() as (service, client):
+        body, headers = {"tasks": [{"queue": "a", "at_ms": NOW_MS - 1}]}, {"idempotency-key": "k"}
+        first = (await client.post("/v1/tasks", json=body, headers=headers)).json()
+        service.now_ms += 3_600_000
+        assert (await client.post("/v1/tasks", json=body, headers=headers)).json() == first
 
 
 # --- reading ------------------------------------------------------------------

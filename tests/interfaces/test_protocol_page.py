@@ -53,6 +53,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "digest": bytes(16), "made_ms": 1, "keep_ms": 60_000,
     },
     "get": {"id": fresh_id(), "seen_token": 0, "seen_seq": 0},
+    "request.remember": {"key": bytes(16), "request": {"body": bytes(16), "at_ms": 1, "partitions": [0]}},
     "task_log": {"id": ID},
     "task_history": {"id": ID},
     "list": {

@@ -265,6 +265,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "dead.requeue": dead(lambda first: {"ids": [first]}),
     "dead.discard": dead(lambda first: {"ids": [first]}),
     "ids": args(count=2),
+    "request.remember": args(key=bytes(16), request={"body": bytes(16), "at_ms": 1, "partitions": [0]}),
     "routes": args(),
     "get": task(lambda first: {"id": first}),
     "task_log": task(lambda first: {"id": first}),
@@ -346,7 +347,7 @@ ELSEWHERE = frozenset(
     cohort.rows
     cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
     lead.head lead.list lead.offer lead.prepare lead.queue.purge
-    lead.rates lead.rates.history lead.rows lead.timer.cancel lead.timer.find lead.timer.set
+    lead.rates lead.rates.history lead.request.record lead.rows lead.timer.cancel lead.timer.find lead.timer.set
     lead.told
     lead.waiting leave partition.force peer.leave submit
     """.split()

@@ -41,7 +41,6 @@ from onyxq.interfaces.http.bodies import (
     query_pairs,
 )
 from onyxq.interfaces.http.endpoint import Api, Call, Endpoint, Failure, Kit
-from onyxq.interfaces.http.keys import Keys
 from onyxq.interfaces.http.openapi import openapi
 from onyxq.interfaces.http.operations import OF_OPERATIONS, is_streamed, read_arguments
 from onyxq.interfaces.http.problems import MethodNotAllowed, problem
@@ -208,7 +207,7 @@ class App:
         self._hosts = hosts
         self._endpoints = tuple(endpoints)
         self._document: dict[str, Any] | None = None
-        self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), Keys(), self.document, access)
+        self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), self.document, access)
         self._budget, self._decoded = Budget(BODIES_BYTES_MAX), Budget(BODIES_DECODED_BYTES_MAX)
         self._gate, self._waiting = Gate(REQUESTS_MAX), Gate(WAITING_MAX)
 

@@ -17,7 +17,6 @@ from starlette.types import Receive
 from onyxq.access.grants import Access
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import IdMaker
-from onyxq.interfaces.http.keys import Keys
 from onyxq.interfaces.http.past import Past
 from onyxq.interfaces.http.problems import problem
 from onyxq.operations.table.json_form import Schema
@@ -46,7 +45,6 @@ class Kit:
     api: Api
     now_ms: Callable[[], int]
     maker: IdMaker
-    keys: Keys
     document: Callable[[], dict[str, Any]]
     """The OpenAPI document."""
     access: Access

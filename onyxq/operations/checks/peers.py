@@ -59,6 +59,12 @@ class TimerRuns(msgspec.Struct):
     replace: bool
 
 
+class Records(msgspec.Struct):
+    """New tasks that are finished when they are stored: id and body of each."""
+
+    runs: list[tuple[TaskIdBytes, bytes]]
+
+
 class TimerNames(msgspec.Struct):
     """Timers that are looked for, each after an id of its partition."""
 

@@ -8,9 +8,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.ids import PARTITIONS_MAX
 from onyxq.core.limits import (
     DEPENDS_MAX,
     ITEMS_MAX,
+    MOMENT,
     TIMER_URI_CHARS_MAX,
     TIMERS_QUEUE,
     BackoffMs,
@@ -24,7 +26,7 @@ from onyxq.core.limits import (
     TimeMs,
     Trace,
 )
-from onyxq.operations.table.access import Access, Need
+from onyxq.operations.table.access import Access, Need, anywhere
 from onyxq.operations.table.operation import Args, Items, Operation, Place, Result, converted
 
 W_MAX = 9
@@ -105,6 +107,34 @@ class Enqueued(Result):
     guarantee: Annotated[str | UnsetType, Meta(description="What is not promised of the stored tasks.")] = UNSET
 
 
+class FirstRequest(Result):
+    """What is remembered of the first request under a key."""
+
+    body: Annotated[bytes, Meta(min_length=16, max_length=16, description="Digest of its body.")]
+    at_ms: Annotated[TimeMs, Meta(description="When it arrived.", extra=MOMENT)]
+    partitions: Annotated[
+        list[Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)]],
+        Meta(max_length=PARTITIONS_MAX, description="Partitions that its new tasks use in turn."),
+    ]
+
+
+class RememberRequest(Args):
+    """Remember a request under a key, unless another one is remembered under it.
+
+    HTTP does this for ``Idempotency-Key``. A request is remembered as long as ``retention_ms`` of the queue
+    ``onyxq.requests`` says.
+    """
+
+    key: Annotated[bytes, Meta(min_length=16, max_length=16, description="Digest of the key and of its owner.")]
+    request: Annotated[FirstRequest | None, Meta(description="Null: only look.")] = None
+
+
+class RememberedRequest(Result):
+    """The request that is remembered under the key; null: there is none."""
+
+    first: FirstRequest | None
+
+
 def header_of(packed: bytes, where: str) -> TaskHeader:
     """Return the options in a packed header; raises `BadRequest` naming the field, which is within ``where``."""
     try:
@@ -131,6 +161,15 @@ def on_new(name: str, runs: list[NewRun]) -> Need:
     return Need(("produce",), queues=tuple(queues))
 
 
+REMEMBER_REQUEST = Operation(
+    name="request.remember",
+    args=RememberRequest,
+    result=RememberedRequest,
+    access=anywhere("produce"),
+    place=Place.LEADER,
+    bounded=True,
+    example={"key": b"sixteen of bytes"},
+)
 SOME_BODY = b"\x0c\0\0\0\x01\0\0\0\x81\xa5queue\xa4mail\x01\0\0\0\x83\x16\xdc\x8cx"
 """Body of a run of one task in the queue ``mail`` with the data ``x``."""
 _SOME_ID = bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000")

@@ -33,7 +33,7 @@ GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
             periodic.SET_PERIODIC,
             periodic.REMOVE_PERIODIC,
         ),
-        "Tasks": (enqueue.ENQUEUE, *task.TASKS),
+        "Tasks": (enqueue.ENQUEUE, enqueue.REMEMBER_REQUEST, *task.TASKS),
         "Flows": flow.FLOWS,
         "Claims": claim.CLAIMS,
         "Transactions": transaction.TRANSACTIONS,

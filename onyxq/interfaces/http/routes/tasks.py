@@ -13,6 +13,7 @@ from onyxq.core.facts import partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, ids_of
 from onyxq.core.limits import Name, TaskIdBytes
 from onyxq.core.queue_settings import DEFAULTS
+from onyxq.interfaces.http import keys
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.keys import Keyed
 from onyxq.interfaces.http.problems import problem, renamed
@@ -25,7 +26,6 @@ from onyxq.interfaces.http.routes.enqueue import (
     HeaderText,
     NewTask,
     NewTasks,
-    check_header,
     due_ms_of,
     group_tasks,
     ids_of_runs,
@@ -42,6 +42,7 @@ from onyxq.operations.table.queue import GET_QUEUE, GetQueue
 from onyxq.operations.table.task import CANCEL_TASKS, MAKE_IDS, CancelTasks, Ids, MakeIds
 from onyxq.system import tracing
 
+_KEY_NAME = keys.HEADER.lower()
 MAY_BE_STORED = (Unknown, TimedOut)
 """Errors after which a task may be stored."""
 RUNS_AT_ONCE = 5_000
@@ -83,7 +84,10 @@ class EnqueuedTasks(Result):
 
 _KEY = Annotated[
     HeaderText,
-    Meta(description="A repeat with the same key and body makes the same tasks: for 24 hours, at this peer."),
+    Meta(
+        description="A repeat with the same key and body makes the same tasks, at any peer, as long as retention_ms "
+        "of the queue onyxq.requests says: 7 days unless it is set."
+    ),
 ]
 
 
@@ -129,14 +133,8 @@ def _turn(call: Call, partitions: list[int]) -> int:
 
 async def post_tasks(call: Call) -> Response:
     """Store tasks; answer 201 once enough copies of each are durable."""
-    keyed = _keyed(call)
-    groups = await _grouped(call, keyed)
-    open_partitions = await _open_partitions(call)
-    faster = _keyed(call)
-    if faster is not None and faster is not keyed and faster.partitions:
-        # The same request came twice at the same time, and the other one chose its ids first.
-        keyed, groups = faster, await _grouped(call, faster)
-    runs = _runs(call, groups, keyed=keyed, open_partitions=open_partitions)
+    groups, keyed = await _first_grouped(call)
+    runs = await _runs(call, groups, keyed)
     acks, guarantee = await _enqueue(call, groups, runs)
     if any(isinstance(ack, Mapping) for ack in acks):
         return _partly(call, groups=groups, runs=runs, acks=acks)
@@ -178,16 +176,28 @@ def _renamed_ack(ack: Any, starts: list[int]) -> Any:
     return {**ack, "field": renamed(ack.get("field"), starts, "tasks")}
 
 
-def _keyed(call: Call) -> Keyed | None:
-    key = call.headers.get("idempotency-key")
-    if key is None:
-        return None
-    check_header("Idempotency-Key", key)
-    return call.kit.keys.find(key, owner=call.owner, body=call.raw, now_ms=call.kit.now_ms())
+async def _first_grouped(call: Call) -> tuple[list[Group], Keyed | None]:
+    """Return the groups of a request as of its first arrival, and what is stored of that; raises `BadRequest`."""
+    now_ms = call.kit.now_ms()
+    try:
+        groups = await _grouped(call, now_ms)
+    except BadRequest:
+        keyed = await keys.found(call)  # a time that has passed since is no error of a repeat
+        if keyed is None:
+            raise
+        return await _grouped(call, keyed.first.at_ms), keyed
+    if _KEY_NAME not in call.headers:
+        return groups, None
+    turns = await _open_partitions(call)
+    partitions = [_turn(call, turns) for _ in turns[: len(groups)]]
+    keyed = await keys.stored(call, at_ms=now_ms, partitions=partitions)
+    if keyed is None or keyed.first.at_ms == now_ms:
+        return groups, keyed
+    return await _grouped(call, keyed.first.at_ms), keyed
 
 
-async def _grouped(call: Call, keyed: Keyed | None) -> list[Group]:
-    tasks, now_ms = _traced(call), keyed.at_ms if keyed else call.kit.now_ms()
+async def _grouped(call: Call, now_ms: int) -> list[Group]:
+    tasks = _traced(call)
     graces = {queue: await grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
     return await group_tasks(tasks, partitions=await call.partitions(), now_ms=now_ms, graces=graces)
 
@@ -209,18 +219,16 @@ async def grace_ms(call: Call, queue: str) -> int:
         return DEFAULTS.grace_ms
 
 
-def _runs(call: Call, groups: list[Group], *, keyed: Keyed | None, open_partitions: list[int]) -> list[Run]:
+async def _runs(call: Call, groups: list[Group], keyed: Keyed | None) -> list[Run]:
     """Return the run of each group, with ids that follow from the key if there is one."""
-    chosen = keyed.partitions if keyed else ()
-    if not chosen:
-        homes = (group.partition(call.kit.partitions) for group in groups if group.first is None)
-        chosen = tuple(_turn(call, open_partitions) if home is None else home for home in homes)
-    if keyed is None:
-        maker = call.kit.maker
-        return runs_of_groups(groups, lambda index, count, due_ms: maker.run(chosen[index], count, due_ms=due_ms))
-    keyed.partitions = chosen
-    call.kit.keys.store(keyed)
-    return runs_of_groups(groups, lambda index, count, due_ms: keyed.run(index, count, due_ms=due_ms))
+    homes = [group.partition(call.kit.partitions) for group in groups if group.first is None]
+    if keyed is not None:
+        return runs_of_groups(
+            groups, lambda index, count, due_ms: keyed.run(index, count, home=homes[index], due_ms=due_ms)
+        )
+    turns, maker = await _open_partitions(call), call.kit.maker
+    chosen = [_turn(call, turns) if home is None else home for home in homes]
+    return runs_of_groups(groups, lambda index, count, due_ms: maker.run(chosen[index], count, due_ms=due_ms))
 
 
 def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]) -> Response:
