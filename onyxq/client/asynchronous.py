@@ -53,7 +53,9 @@ Results = list[bytes | None]
 
 FINISHED = ("completed", "failed", "cancelled")
 LOOK_FIRST_S, LOOK_MAX_S = 0.02, 1.0
-"""Shortest and longest pause between two reads of a task during `AsyncClient.wait`, in seconds."""
+"""Shortest and longest pause between two reads of a task during `AsyncClient.next_updates`, in seconds."""
+WAIT_MS = 10_000
+"""Longest wait of a peer for the end of a task, in milliseconds; then the client asks again."""
 
 READS_MAX = 16
 """Largest number of tasks that one call reads at the same time."""
@@ -169,12 +171,12 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
 
         Raises `NotFound`, or `TimedOut` if it is not finished within ``wait_ms``; None for no limit.
         """
-        looks = _Looks(wait_ms)
+        looks, args = _Looks(wait_ms), {"id": as_id(id)}
         while True:
-            task = await self.get(id)
+            task = Task.of(await self._ask("get", {**args, "wait_ms": looks.left_ms}))
             if task.state in FINISHED:
                 return task
-            await looks.wait(task)
+            looks.check(task)
 
     async def now_ms(self) -> int:
         """Return the cluster's time in milliseconds since the epoch. It decides when tasks are due or expire."""
@@ -417,12 +419,20 @@ class _Looks:
         self._until = anyio.current_time() + limit_ms / 1000
         self._pause_s = LOOK_FIRST_S
 
+    @property
+    def left_ms(self) -> int:
+        """Milliseconds until the limit, at most the longest wait of a peer."""
+        return int(max(0.0, min(1000 * (self._until - anyio.current_time()), WAIT_MS)))
+
+    def check(self, task: Task) -> None:
+        """Raise `TimedOut` if no time is left."""
+        if anyio.current_time() >= self._until:
+            raise TimedOut(f"task {task.id.hex()} is {task.state} after {self._limit_ms} ms", field="wait_ms")
+
     async def wait(self, task: Task) -> None:
         """Wait before the next read; raise `TimedOut` if no time is left."""
-        left_s = self._until - anyio.current_time()
-        if left_s <= 0:
-            raise TimedOut(f"task {task.id.hex()} is {task.state} after {self._limit_ms} ms", field="wait_ms")
-        await anyio.sleep(min(self._pause_s, left_s))
+        self.check(task)
+        await anyio.sleep(min(self._pause_s, self._until - anyio.current_time()))
         self._pause_s = min(2 * self._pause_s, LOOK_MAX_S)
 
 

@@ -34,7 +34,7 @@ class Operations:
     def __init__(self, host: PurgingHost) -> None:
         self.tokens = TokenCheck(host)
         self.task_updates = TaskUpdates(host, self.tokens)
-        waiting = WaitingRuns()
+        waiting = self.waiting = WaitingRuns()
         outcomes = Outcomes(host, waiting.hint)
         self.completions = Completions(host, self.tokens, outcomes=outcomes, waiting=waiting)
         self.dependencies = Dependencies(host, self.completions, outcomes=outcomes, waiting=waiting)

@@ -6,7 +6,7 @@ dependencies may be finished, and those that became the first of their ordering 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from onyxq.core.ids import TaskId
@@ -27,6 +27,8 @@ class WaitingRuns:
         """Waiting runs to check."""
         self._look_everywhere: set[int] = set()
         """Partitions whose waiting runs must all be checked."""
+        self.listeners: list[Callable[[Sequence[TaskId]], None]] = []
+        """Called with the ids of each hint."""
         self._wake = Wait()
 
     def note(self, first: TaskId, header: dict[str, Any]) -> None:
@@ -38,7 +40,10 @@ class WaitingRuns:
 
     def hint(self, ids: Iterable[TaskId]) -> None:
         """Take a hint that tasks are finished for which local tasks may wait."""
+        ids = list(ids)
         self.look(first for one in ids for first in self._dependents.pop(one, ()))
+        for listener in self.listeners:
+            listener(ids)
 
     def look(self, firsts: Iterable[TaskId]) -> None:
         """Have some runs checked."""

@@ -22,6 +22,7 @@ from onyxq.leader.missing_tasks import missing
 from onyxq.node.all_leaders import READ_TIMEOUT_S, AllLeaders
 from onyxq.node.node import Node
 from onyxq.node.routing import is_passing, leader_of
+from onyxq.node.task_ends import TaskEnds
 from onyxq.operations import cluster_views
 from onyxq.operations.checks.runs import check_id
 from onyxq.operations.handlers import Handler, merged, served
@@ -58,6 +59,7 @@ class Reading:
     def __init__(self, node: Node, leaders: AllLeaders) -> None:
         self._node = node
         self._counts = leaders.question("counts", self._look)
+        self._ends = TaskEnds(node)
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
@@ -75,7 +77,11 @@ class Reading:
     async def get(self, args: GetTask) -> TaskView:
         """Return one task, never older than what was seen before; raises `NotFound`, `Unavailable`."""
         task_id, seen, seen_seq = self._task_id(args.id), args.seen_token, args.seen_seq
+        until = trio.current_time() + args.wait_ms / 1000
         found = await self._read(task_id)
+        while found["completion"] is None and found["view"] is not None and trio.current_time() < until:
+            await self._ends.wait(task_id, until - trio.current_time())
+            found = await self._read(task_id)
         if seen is not None or seen_seq is not None:
             found = await self._caught_up(task_id, found, seen, seen_seq)
         return converted(TaskView, self._there(task_id, found))

@@ -52,7 +52,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "name": "page", "complete": [], "update": [], "enqueue": [[fresh_id(), RUN[1]]], "require": [],
         "digest": bytes(16), "made_ms": 1, "keep_ms": 60_000,
     },
-    "get": {"id": fresh_id(), "seen_token": 0, "seen_seq": 0},
+    "get": {"id": fresh_id(), "seen_token": 0, "seen_seq": 0, "wait_ms": 0},
     "request.remember": {"key": bytes(16), "request": {"body": bytes(16), "at_ms": 1, "partitions": [0]}},
     "task_log": {"id": ID},
     "task_history": {"id": ID},

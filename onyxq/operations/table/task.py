@@ -200,6 +200,9 @@ class GetTask(Args):
         Annotated[int, Meta(ge=0, le=1 << 31)] | None,
         Meta(description="The answer is not older than this update of seen_token."),
     ] = None
+    wait_ms: Annotated[
+        int, Meta(ge=0, le=60_000, description="Answer once the task has ended, or after this time as it is then.")
+    ] = 0
 
 
 class GetTaskLog(Args):

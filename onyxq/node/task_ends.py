@@ -1,0 +1,79 @@
+"""Waits for the ends of tasks, which their leaders report (design: dependencies).
+
+A node that waits for tasks of other leaders asks these for outcomes, as the leader of a dependent task does, and gets a
+hint at the end of each task.  Hints may be lost, and leaders change, so it asks again every `ASK_EVERY_S`.  Any number
+of requests may wait for one task: the node asks once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onyxq.core.errors import OnyxqError
+from onyxq.core.ids import TaskId
+from onyxq.leader.outcomes import UNFINISHED, UNSERVED
+from onyxq.node.node import Node
+from onyxq.system.procedures import Wait, now
+from onyxq.system.signal import Signal
+
+ASK_EVERY_S = 1.0
+NO_END = (UNFINISHED, UNSERVED)
+"""Outcomes of a task that may end later."""
+
+
+class TaskEnds:
+    """Wakes requests of one node once tasks have ended."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._ends: dict[TaskId, Signal] = {}
+        """Tasks that requests wait for."""
+        self._new: dict[TaskId, None] = {}
+        """Those of them whose leaders must be asked now."""
+        self._wake = Wait()
+        self._runs = False
+        node.operations.waiting.listeners.append(self._hint)
+
+    async def wait(self, task_id: TaskId, timeout_s: float) -> None:
+        """Wait until a task may have ended, up to ``timeout_s``: read it then."""
+        signal = self._ends.get(task_id)
+        if signal is None:
+            signal = self._ends[task_id] = Signal()
+        self._new[task_id] = None
+        self._wake.end()
+        if not self._runs:
+            self._runs = True
+            self._node.start_soon(self._run)
+        try:
+            await signal.wait(timeout_s)
+        finally:
+            if not signal.awaited and self._ends.get(task_id) is signal:
+                del self._ends[task_id]
+
+    def _hint(self, ids: Iterable[TaskId]) -> None:
+        """Take a leader's hint that tasks have ended."""
+        if self._ends:
+            for task_id in ids:
+                if (signal := self._ends.pop(task_id, None)) is not None:
+                    signal.fire()
+
+    async def _run(self) -> None:
+        """Ask for outcomes while requests wait."""
+        again_s = now() + ASK_EVERY_S
+        try:
+            while self._ends:
+                ids = {one for one in self._new if one in self._ends}
+                self._new.clear()
+                if now() >= again_s:
+                    ids, again_s = set(self._ends), now() + ASK_EVERY_S
+                await self._ask(ids)
+                await self._wake.wait(max(0.0, again_s - now()))
+                self._wake = Wait()
+        finally:
+            self._runs = False
+
+    async def _ask(self, ids: set[TaskId]) -> None:
+        if not ids:
+            return
+        found = await self._node.operations.dependencies.outcomes_for(ids)
+        self._hint(one for one, said in found.items() if not isinstance(said, OnyxqError) and said not in NO_END)
