@@ -99,7 +99,7 @@ class Services:
         return stopped
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """End every process that still runs."""
         for name in list(self._running):
             self.kill(name)
 
@@ -123,7 +123,7 @@ def services(tmp_path: Path, zookeeper: ZookeeperServer) -> Iterator[Services]:
 
 
 def test_the_page_is_walked(services: Services) -> None:
-    """Every ``docker compose`` of the page in its order, and what becomes of the three tasks."""
+    """Every ``docker compose`` of the page in its order, and the outcome of the three tasks."""
     tasks: list[str] = []
 
     def task(number: int) -> dict[str, Any]:
