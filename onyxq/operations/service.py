@@ -137,7 +137,20 @@ class Service:
         self.claiming = Claiming(node, self._give_back)
         self._summaries = Summaries(node, self._reading, self.claiming)
         self._health = Health(node, self._reading, self._leaders, self.admission, driver)
-        self._methods = merged(
+        self._methods = self._client_methods()
+        self.peer_methods = merged(
+            {one.name: one.handler for one in self._router.routed},
+            {one.name: one.serve for one in self._leaders.questions},
+            self._lead_methods(),
+            self._lead_view_methods(),
+            self._cohort_methods(),
+        )
+        """Methods that only peers may call."""
+
+    # --- the methods, by family
+
+    def _client_methods(self) -> dict[str, Handler]:
+        return merged(
             self._enqueueing.handlers(),
             self._held_tasks.handlers(),
             self._flows.handlers(),
@@ -156,16 +169,6 @@ class Service:
             self._log_methods(),
             self._cluster_methods(),
         )
-        self.peer_methods = merged(
-            {one.name: one.handler for one in self._router.routed},
-            {one.name: one.serve for one in self._leaders.questions},
-            self._lead_methods(),
-            self._lead_view_methods(),
-            self._cohort_methods(),
-        )
-        """Methods that only peers may call."""
-
-    # --- the methods, by family
 
     def _transaction_methods(self) -> dict[str, Handler]:
         return merged(
