@@ -23,7 +23,7 @@ EXIT_PIPE_CLOSED = 141
 
 def run(arguments: Sequence[str], *, private: bool = False) -> int:
     """Run one command and return its exit code; ``private``: keep its files unreadable for other users."""
-    args, unknown = build(COMMANDS, NOUNS).parse_known_args(arguments)
+    args, unknown = build(COMMANDS, NOUNS, words=arguments).parse_known_args(arguments)
     if unknown:
         args.parser.unknown(unknown)
     out = Output(as_json=args.json, environment=os.environ)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
@@ -127,8 +127,11 @@ class _Version(argparse.Action):
         sys.exit(0)
 
 
-def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
-    """Return the parser of all commands. It puts the parsed command into ``args.command``."""
+def build(commands: Iterable[Command], nouns: Mapping[str, str], *, words: Collection[str] | None = None) -> Parser:
+    """Return the parser of all commands. It puts the parsed command into ``args.command``.
+
+    ``words``: what is to be parsed. Then only commands that these words may name get their options, which is quicker.
+    """
     top = Parser(
         prog="onyxq",
         description="A distributed task queue on a replicated log.",
@@ -144,14 +147,15 @@ def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
                 noun, help=nouns[noun], description=_sentence(nouns[noun]), epilog=f"example: {command.example}"
             )
             groups[noun] = group.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-        _add(groups[noun] if noun else verbs, verb, command)
+        parser = (groups[noun] if noun else verbs).add_parser(
+            verb, help=command.about, description=_sentence(command.about), epilog=f"example: {command.example}"
+        )
+        if words is None or all(word in words for word in command.name.split()):
+            _add_options(parser, command)
     return top
 
 
-def _add(verbs: Any, verb: str, command: Command) -> None:
-    parser = verbs.add_parser(
-        verb, help=command.about, description=_sentence(command.about), epilog=f"example: {command.example}"
-    )
+def _add_options(parser: Parser, command: Command) -> None:
     for flags, details in command.options:
         parser.add_argument(*flags, **details)
     common = parser.add_argument_group("common options")
