@@ -62,7 +62,7 @@ READS_MAX = 16
 
 
 def with_port(address: str) -> str:
-    """Return the ``HOST:PORT`` that a host alone (with the default port) or a port alone (of this machine) means."""
+    """Complete an address to ``HOST:PORT``: a host gets the default port, a port alone is one of this machine."""
     host, port = ADDRESS.split(":")
     if address.isdecimal():
         return f"{host}:{address}"

@@ -1,4 +1,4 @@
-"""Calls of a client that are about flows with an id: make, read, list, wait, cancel."""
+"""Calls of a client for flows with an id: make, read, list, wait, cancel."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class FlowHandle:
 
 
 class FlowCalls:
-    """The part of `AsyncClient` that is about flows with an id."""
+    """The calls of `AsyncClient` for flows with an id."""
 
     async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
         raise NotImplementedError
@@ -96,8 +96,8 @@ class FlowCalls:
         """Store the tasks of a flow under one id, and return its handle.
 
         ``on_done``: a step that starts once all others have ended, whatever their outcome. ``name``: shown in lists.
-        ``id``: an id from `make_ids`. Without one the flow keeps the id of its first call. So you may call it again
-        after an error: it makes nothing twice. Raises `Conflict` if the id belongs to another flow.
+        ``id``: an id from `make_ids`; by default the first call makes one, and the ``flow`` keeps it. So you may repeat
+        the call after an error: no task is made twice. Raises `Conflict` if the id belongs to another flow.
         """
         flow.id = flow.id if id is None else as_id(id)
         if flow.id is None:
@@ -123,7 +123,7 @@ class FlowCalls:
         limit: int = 100,
         newest_first: bool = False,
     ) -> dict[str, Any]:
-        """Return a page of flows: ``flows``, and ``after``, which gets the next page (None: this is the last one)."""
+        """Return a page: ``flows``, and the ``after`` with which to ask for the next page, None at the last one."""
         asked = {"state": state, "after": after, "limit": limit, "newest_first": newest_first}
         return await self._do(LIST_FLOWS, LIST_FLOWS.decode(asked))
 
@@ -148,7 +148,7 @@ class FlowCalls:
                 raise TimedOut(f"flow {as_id(id).hex()} is {found['state']} after {limit_ms} ms", field="wait_ms")
 
     async def cancel_flow(self, id: bytes | str) -> dict[str, Any]:
-        """Cancel a flow and its unfinished tasks, the claimed ones too, and return it.
+        """Cancel a flow and its unfinished tasks, also the claimed ones, and return it.
 
         After the answer none of its tasks starts. If it raises an error, call it again. Raises `NotFound`,
         `AlreadyFinished`, or `Conflict` if a claimed task cannot be cancelled before its worker ends it.

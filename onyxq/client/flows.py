@@ -6,8 +6,8 @@
         Step("publish", b"7", priority=5),
     ).enqueue()
 
-Each step is a task that depends on the tasks it follows. ``enqueue`` stores the tasks alone. With
-``client.make_flow(flow)`` the cluster knows the flow too: it has an id and a state, and can be cancelled as a whole.
+Each step is a task that depends on the tasks it follows. ``enqueue`` stores only the tasks.
+``client.make_flow(flow)`` stores the flow too: it has an id and a state, and can be cancelled as a whole.
 A worker finds the ids in ``claim.depends`` and the results with ``client.results(claim.depends)``.
 """
 

@@ -108,7 +108,7 @@ class Managing:
         """Return a page of tasks in id order, of one queue and state if given; ``newest_first``: in reverse order.
 
         ``where``: only tasks with this text in their data, keys, error or traceback. Pass ``after`` of the page to
-        get the next one. A search may return a short page with ``after`` set: it read as many tasks as one may.
+        get the next one. If a page is short although ``after`` is set, the search stopped at its limit: continue there.
         """
         asked = {"queue": queue, "state": state, "after": after, "limit": limit, "newest_first": newest_first}
         asked["where"] = where
@@ -156,7 +156,7 @@ class Managing:
     async def purge_queue(self, queue: str) -> int:
         """Cancel all tasks of a queue that are not finished and not claimed; return their number. It cannot be undone.
 
-        Pause the queue first if no worker may take one of them meanwhile.
+        Pause the queue first, so that no worker takes one of them meanwhile.
         """
         count, more = 0, True
         while more:

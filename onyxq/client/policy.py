@@ -59,8 +59,8 @@ class EnqueueOptions(TaskOptions, total=False):
       queue's setting.
     - ``depends``: ids of tasks that must finish before this one can start.
     - ``on_dependency_failed``: what happens if one of them fails or is cancelled: ``fail``, ``cancel`` or ``run``.
-    - ``callback``: where the end of the task is reported, once: an address of HTTP, to which it is posted, or a map
-      with ``transport``, ``uri`` and ``method``.
+    - ``callback``: where the end of the task is reported, once: a URL, to which it is posted, or a map with
+      ``transport``, ``uri`` and ``method``.
     - ``format``: the kind of the payload, ``bytes`` or ``json``.
     """
 
@@ -171,11 +171,11 @@ _NONE = list(Policy("")[6:])
 
 
 def _callback(callback: Callback) -> tuple[tuple[str, str], ...]:
-    """Return the members of a callback; raise `BadRequest` unless they are an address, or a map of texts."""
+    """Return the members of a callback; raise `BadRequest` unless it is a URL or a map of texts."""
     if isinstance(callback, str):
         callback = {"transport": "http", "uri": callback, "method": "POST"}
     if not isinstance(callback, Mapping) or not all(isinstance(one, str) for one in (*callback, *callback.values())):
-        raise BadRequest("callback is an address, or a map with transport, uri and method", field="callback")
+        raise BadRequest("callback is a URL, or a map with transport, uri and method", field="callback")
     return tuple(sorted(callback.items()))
 
 

@@ -72,7 +72,7 @@ def with_counter(task_id: bytes, counter: int) -> TaskId:
 
 
 def callback_of(task_id: bytes) -> TaskId:
-    """Return the id of the callback of a task, and of a callback's id that of its task."""
+    """Return the id of a task's callback. For the id of a callback, return the id of its task."""
     return with_counter(task_id, counter_of(task_id) ^ CALLBACK_BIT)
 
 

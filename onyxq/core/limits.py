@@ -77,7 +77,7 @@ RUN_BYTES_MAX = 256 * 1024
 TIMERS_QUEUE = "onyxq.timers"
 """The queue of all timers. Its settings apply to them: retries, back-off, retention, pauses."""
 REQUESTS_QUEUE = "onyxq.requests"
-"""The queue of remembered requests. Its retention says how long a request is remembered."""
+"""The queue of remembered requests. A request is remembered for the retention of this queue."""
 TIMER_URI_CHARS_MAX = 8_000
 FLOWS_QUEUE = "onyxq.flows"
 """The queue of the records of all flows. Its settings apply to them, such as the retention."""

@@ -36,5 +36,5 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 def attempt_of(number: int, most: int | None) -> str:
-    """Return the number of an attempt, and of ``most`` attempts if they are limited."""
+    """Return ``2 of 6`` for the second of at most six attempts; ``most`` None: no limit, and only ``2``."""
     return f"{number} of {most}" if most is not None else str(number)

@@ -4,7 +4,7 @@ The leader of a partition reports the outcomes of its tasks (`outcomes`). The le
 tasks asks for them when the tasks are enqueued, when it takes over, and every ten seconds. Between
 these times, the asked leaders send hints. The decision is stored as a fact: a resolution if the
 tasks may run, otherwise the completion that the task's policy requires. A join is not run: once all
-its dependencies have ended, it is completed, or ends as the worst of them did.
+its dependencies have ended, it ends as failed, cancelled or completed, the first of these that one of them has.
 
 A task can depend only on tasks that exist, so there are no cycles.
 """
@@ -170,7 +170,7 @@ class Dependencies:
             self._waiting.look([callback_of(task_id)])
 
     async def _begin_early(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
-        """Make callbacks due now whose tasks ended before they were due: a callback has its task's due time."""
+        """Make callbacks due now whose tasks ended early. By default a callback is due when its task is."""
         now_ms = self._host.wall_ms()
         early = [Reopened(run, 0) for run in runs if is_callback(run.first) and ms_of(run.first) > now_ms]
         for group in fitting(early, lambda one: size_of((one.run,))):

@@ -47,7 +47,7 @@ PIECES_PER_TURN = 2_000
 TOLD_TIMEOUT_S = 1.0
 """Longest wait for the part of another node, in seconds."""
 RECORD_S = 5.0
-"""Pause between two looks whether a minute is over, in seconds."""
+"""Pause between two checks whether a minute is over, in seconds."""
 QUEUES_MAX = 20
 """Most queues shown for one worker."""
 

@@ -196,14 +196,14 @@ def _within(places: Iterator[Place], wanted: dict[str, Any]) -> Iterator[Place]:
 
 
 def _says(view: dict[str, Any], text: str) -> bool:
-    """Return whether a text is in a task's data, keys, error or last traceback."""
+    """Return whether a text is in a task's data, keys, errors or kept tracebacks."""
     of_claims = (one[name] for one in view["claims"] for name in ("error", "traceback"))
     texts = (view["error"], view["ordering_key"], view["unique_key"], *of_claims)
     return any(one in view["data"] for one in _written(text)) or any(text in one for one in texts if one)
 
 
 def _written(text: str) -> tuple[bytes, ...]:
-    """Return a text as it is stored, and as JSON with escapes has it."""
+    """Return a text as it may be stored: plain, and as JSON with escapes."""
     return tuple(dict.fromkeys((text.encode(errors="replace"), json.dumps(text)[1:-1].encode())))
 
 

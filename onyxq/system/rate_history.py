@@ -19,7 +19,7 @@ POINTS_MAX = 24 * 60
 COUNT_MAX = (1 << 32) - 1
 """Largest count of a point; a greater one is shown as this."""
 SHARE = 0.95
-"""The part of the tasks whose times are at most the answered ones."""
+"""Share of the tasks whose time is at most the quantile."""
 
 Counts: TypeAlias = Sequence[int]
 """Tasks by event, then by time that they waited, then by time that they ran."""
@@ -66,7 +66,7 @@ def added(histories: Iterable[Iterable[tuple[int, Counts]]]) -> list[tuple[int, 
 
 
 def shown(minute: int, counts: Counts, bounds: Sequence[float]) -> Mapping[str, Any]:
-    """Return a point as answers have it: rates per second, and times in seconds."""
+    """Return a point as answers have it: counts by event, and times in seconds."""
     buckets = len(bounds) + 1
     events, times = counts[: -2 * buckets], counts[-2 * buckets :]
     return {
@@ -80,7 +80,7 @@ def shown(minute: int, counts: Counts, bounds: Sequence[float]) -> Mapping[str, 
 def quantile(counts: Counts, bounds: Sequence[float]) -> float | None:
     """Return the time within which 95 % of the tasks were; None without tasks.
 
-    The values of a bucket are taken as spread evenly.
+    Times within a bucket are assumed to be spread evenly.
     """
     left = SHARE * sum(counts)
     if not left:

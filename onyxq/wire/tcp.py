@@ -44,7 +44,7 @@ def join_address(host: str, port: int) -> str:
 
 def cannot_listen(address: str, error: OSError, *, setting: str) -> OnyxqError:
     """Return the error for a listener at ``address``, which ``setting`` names: `Conflict` if the port is in use."""
-    other = f"another address with --{setting} or ONYXQ_{setting.upper()}; port 0 is a free one."
+    other = f"another address with --{setting} or ONYXQ_{setting.upper()}; port 0 takes a free one."
     if error.errno == errno.EADDRINUSE:
         hint = f"If it is a peer, such as another `onyxq dev`, use that one. Otherwise choose {other}"
         return Conflict(f"{address} is in use by another process", field=setting, hint=hint)

@@ -93,7 +93,7 @@ async def test_all_tasks_of_a_search_are_chosen() -> None:
         assert "Cancel 1 task?" in await chosen(action="cancel", which="all")
         assert "Cancel 0 tasks?" in await chosen(action="cancel", which="all", queue="another")
         text = await chosen(action="cancel", which="ticked", id=[one.hex() for one in IDS])
-        assert "Cancel 1 task?" in text and "2 tasks of your choice cannot be changed this way" in text
+        assert "Cancel 1 task?" in text and "2 tasks cannot be changed this way" in text
     assert {method for method, _ in service.calls} <= {"enqueue", "list", "get"}
 
 

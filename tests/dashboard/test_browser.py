@@ -192,7 +192,7 @@ def test_a_task_runs_again_with_other_data(running: Any, world: Filled) -> None:
         page.click("text=Edit and enqueue >> nth=0")
         page.fill("textarea", '{"to": "bob"}')
         page.click("text=Enqueue a new task")
-        page.wait_for_selector("[role=status]:has-text('Enqueued this task.')")
+        page.wait_for_selector("[role=status]:has-text('This task is enqueued.')")
         assert "bob" in page.inner_text("main") and claim[0].id.hex() not in page.url
         assert client.count("edits")["edits"]["ready"] == 1 and not tab.complaints
 

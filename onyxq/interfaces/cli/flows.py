@@ -1,4 +1,4 @@
-"""``onyxq flow make`` and ``onyxq flow wait``: the commands of flows that are more than one call."""
+"""``onyxq flow make`` and ``onyxq flow wait``: the commands of flows that make several calls."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def _read(place: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadRequest(f"{place}: {getattr(error, 'strerror', None) or error}", field="file") from None
     if not isinstance(found, dict):
-        raise BadRequest(f'{place} holds no JSON object; expected {{"tasks": [...]}}', field="file")
+        raise BadRequest(f'{place} is not a JSON object; expected {{"tasks": [...]}}', field="file")
     return found

@@ -63,7 +63,7 @@ def one(form: Form, name: str, default: str | None = None) -> str:
 
 
 def _ids(form: Form) -> Members:
-    """Return the ids that a page counted, which are words of one field."""
+    """Return the ids that a page counted; they are separated by spaces in one field."""
     return {"ids": one(form, "ids").split()}
 
 

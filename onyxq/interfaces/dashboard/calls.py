@@ -1,6 +1,6 @@
 """Tasks as calls of functions: a worker's task has the function's name and its arguments in its data.
 
-The data of other tasks is anything, so a title may be all that it is shown with.
+The data of other tasks may be anything. Their title is the beginning of the data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TITLE_CHARS, ARGUMENTS_CHARS = 80, 160
 
 @frozen
 class Title:
-    """What a task is called on a page."""
+    """The title of a task on a page."""
 
     function: str | None
     """The name of the function; None: the data is not a call."""

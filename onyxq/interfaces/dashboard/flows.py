@@ -18,7 +18,7 @@ from onyxq.operations.table.flow import FLOW_TASKS_MAX, FlowId, FlowState
 TASKS_SHOWN_MAX = 200
 """Most tasks in the table of a flow."""
 ALONE_MAX = 8
-"""Most tasks of one queue that follow the same tasks and are drawn apart; more are one node."""
+"""Most tasks of one queue and with the same tasks before them that have a node each; more share one."""
 NODES_MAX = 150
 WIDTH, HEIGHT, GAP_X, GAP_Y = 180, 40, 60, 14
 """Size of a node and the gaps between nodes, in pixels."""
@@ -32,7 +32,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
 """Ground and text of a node by state; the others are plain."""
 PLAIN = ("var(--raised)", "var(--text)")
 URGENCY = ("failed", "claimed", "ready", "scheduled", "waiting", "cancelled", "completed", "purged")
-"""The first of these states that a task of a node has is the node's."""
+"""A node has the first of these states that one of its tasks has."""
 
 
 @define(eq=False)

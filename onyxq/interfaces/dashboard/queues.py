@@ -96,7 +96,7 @@ class Pace:
     """How fast the latest tasks of a queue were completed."""
 
     tasks: int
-    """Number of tasks that were looked at."""
+    """Number of tasks that were read."""
     last_minute: int
     """Number of these that were completed in the last minute."""
     wait_p95_ms: int
@@ -104,7 +104,7 @@ class Pace:
 
 
 def pace_of(tasks: Sequence[Mapping[str, Any]], now_ms: int) -> Pace | None:
-    """Return the pace of completed tasks; None without one that has its times."""
+    """Return the pace of completed tasks; None if no task has its times."""
     known = [one for one in tasks if None not in (one["started_ms"], one["finished_ms"])]
     if not known:
         return None
@@ -127,10 +127,10 @@ def limits_of(settings: Any) -> list[str]:
         (settings.concurrency, f"at most {counted(settings.concurrency, 'task')} run at a time"),
         (settings.key_rate, f"at most {settings.key_rate:g} tasks of one ordering key start per second"),
     ]
-    limits = [text for value, text in at_most if value] or ["no limit of rate or of tasks that run at a time"]
+    limits = [text for value, text in at_most if value] or ["no limit on the rate or on running tasks"]
     retries = "until an attempt succeeds" if settings.retries is None else f"{settings.retries} times"
     first = (
-        f", first after {words.duration(settings.backoff_ms)}, then after twice the pause"
+        f", first after {words.duration(settings.backoff_ms)}; each further pause is twice as long"
         if settings.retries != 0
         else ""
     )

@@ -75,7 +75,7 @@ def rendered(template: str, *, status: int = 200, **values: Any) -> Response:
 
 
 def done(args: Any) -> str:
-    """Return the effect of the last action, in words from here: a link can only choose one of them."""
+    """Return the effect of the last action in words. A link can only choose one of the known effects."""
     count, refused = getattr(args, "count", 0), getattr(args, "refused", 0)
     said = DONE.get(getattr(args, "did", ""), "").format(tasks=counted(count, "task"))
     if said and refused:
@@ -95,7 +95,7 @@ DONE = {
     "requeue": "Retried {tasks}.",
     "discard": "Discarded {tasks}.",
     "cancel": "Cancelled {tasks}.",
-    "enqueue": "Enqueued this task.",
+    "enqueue": "This task is enqueued.",
     "periodic-pause": "The periodic task is paused.",
     "periodic-resume": "The periodic task is resumed.",
     "periodic-remove": "The periodic task is removed. The tasks that it enqueued stay.",

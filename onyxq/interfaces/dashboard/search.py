@@ -13,7 +13,7 @@ from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.queue import PAGE_QUEUES, PageQueues
 
 BEGINNING = re.compile(rf"[0-9a-fA-F]{{12,{2 * ID_BYTES}}}")
-"""The id of a task, or its beginning with the whole time: shorter ones are alike."""
+"""The id of a task, or its first digits with the whole time. Shorter beginnings have many matches."""
 QUEUES_READ = 50
 
 
@@ -24,7 +24,7 @@ class SearchPage(PageArgs):
 
 
 async def get_search(call: Call) -> Response:
-    """Answer with the way to the task, the queue or the list of tasks that a text means."""
+    """Redirect to the task, the queue or the list of tasks that a text means."""
     return RedirectResponse(await _place(call, call.args.q.strip()), status_code=303, headers=dict(HEADERS))
 
 

@@ -52,7 +52,7 @@ class Progress:
 
 
 def progress_of(updates: Sequence[Mapping[str, Any]]) -> Progress | None:
-    """Return the latest progress among the updates of a task; None if none is one."""
+    """Return the latest progress among the updates of a task; None if it reported none."""
     for update in reversed(updates):
         try:
             said = json.loads(update["data"])["progress"]

@@ -34,7 +34,7 @@ CHOSEN_PAGE = 1_000
 CHOOSE_S = 3.0
 """Longest search for all tasks of an action, in seconds."""
 KINDS_MAX = 5
-"""Most functions and errors that are counted before an action."""
+"""Most queues, functions and errors that are shown before an action."""
 SEARCH_FIELDS = ("queue", "state", "where", "since", "until")
 
 
@@ -164,7 +164,7 @@ class Act:
 
 ACTS: Mapping[str, Act] = {
     "requeue": Act("Retry", ("failed",), "They are due at once, with all their retries."),
-    "cancel": Act("Cancel", UNFINISHED, "They will not run. Workers that run one of them now learn it.", True),
+    "cancel": Act("Cancel", UNFINISHED, "They will not run. A worker that runs one of them is notified.", True),
     "discard": Act(
         "Discard", ("failed",), "They are cancelled for good, and an ordering key that they stopped continues.", True
     ),

@@ -39,7 +39,7 @@ class Keyed:
 
 
 async def found(call: Call) -> Keyed | None:
-    """Return the earlier request with the key of this one; None if there is none, or no key. Raises `Conflict`."""
+    """Return the earlier request with the key of this one; None without one, or without a key. Raises `Conflict`."""
     return await _keyed(call, None)
 
 

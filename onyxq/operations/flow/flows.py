@@ -1,4 +1,4 @@
-"""Flows: making, reading, listing, waiting for and cancelling them as a whole.
+"""Flows as a whole: make, read, list, wait for and cancel them.
 
 A flow's state is that of its record, which its leader ends after all tasks (`onyxq.operations.flow.plan`). Until then
 the states of the tasks show whether it is running.
@@ -256,9 +256,9 @@ class Flows:
     async def cancel(self, args: CancelFlow) -> FlowView:
         """Cancel a flow and its unfinished tasks.
 
-        The record is cancelled first, with the task of ``on_done``, then the others: a task that runs after a
-        cancelled one is the later one, so the last tasks are cancelled first. Raises `NotFound`, `AlreadyFinished`,
-        and `Conflict` if a claimed task cannot be cancelled now.
+        The record is cancelled first, with the task of ``on_done``. The others follow, the last one first: with
+        ``on_dependency_failed="run"`` a task may start after an earlier one is cancelled. Raises `NotFound`,
+        `AlreadyFinished`, and `Conflict` if a claimed task cannot be cancelled now.
         """
         found = await self._flow(args.id)
         (states,) = await self._states_of([found.record])
@@ -272,14 +272,14 @@ class Flows:
         if held:
             raise Conflict(
                 f"{len(held)} claimed tasks of flow {args.id.hex()} cannot be cancelled now: {held[0].message}",
-                hint="All other tasks are cancelled. Repeat the request once the workers of these have ended.",
+                hint="All other tasks are cancelled. Repeat the request after the workers have finished these tasks.",
             )
         found = await self._flow(args.id)
         (states,) = await self._states_of([found.record])
         return _view(found, states)
 
     async def _cancelled(self, ids: Sequence[TaskId]) -> list[OnyxqError]:
-        """Cancel those of the tasks that are not finished; return why others could not be, raise what may pass."""
+        """Cancel unfinished tasks; return the conflicts, and raise any other error."""
         refused = [
             from_map(one) for one in (await self._cancel_tasks(CancelTasks(ids=[*ids], claimed=True))).results if one
         ]

@@ -215,14 +215,14 @@ class Rates(Result):
 class Minute(Result):
     """What happened to tasks in one minute."""
 
-    at_ms: Annotated[int, Meta(description="Begin of the minute.", extra=MOMENT)]
+    at_ms: Annotated[int, Meta(description="Start of the minute.", extra=MOMENT)]
     events: Annotated[dict[str, int], Meta(description="Number of tasks by event.")]
-    wait_p95_s: Annotated[float | None, Meta(description="95 % of the claimed tasks waited at most so long.")]
-    run_p95_s: Annotated[float | None, Meta(description="95 % of the finished attempts took at most so long.")]
+    wait_p95_s: Annotated[float | None, Meta(description="95 % of the claimed tasks waited at most this time.")]
+    run_p95_s: Annotated[float | None, Meta(description="95 % of the finished attempts took at most this time.")]
 
 
 class RateHistory(Result):
-    """The last 24 hours by the minute, as far as the nodes that answered have run."""
+    """Each minute of the last 24 hours, since the nodes that answered have started."""
 
     minutes: Annotated[list[Minute], Meta(description="Oldest first. The last minute is not over.")]
     silent: Annotated[list[str], Meta(description="Nodes that did not answer.")]

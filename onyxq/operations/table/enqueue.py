@@ -49,10 +49,10 @@ class TimerCallback(Args):
         Meta(
             min_length=1,
             max_length=TIMER_URI_CHARS_MAX,
-            description="An address of HTTP or HTTPS; for tcp tcp://HOST:PORT.",
+            description="A URL of http or https; for tcp, tcp://HOST:PORT.",
         ),
     ]
-    method: Annotated[Name, Meta(description="Method of HTTP; for tcp `plain` sends the data alone.")]
+    method: Annotated[Name, Meta(description="HTTP method; for tcp, `plain` sends the data alone.")]
 
 
 class TaskHeader(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,8 +121,8 @@ class FirstRequest(Result):
 class RememberRequest(Args):
     """Remember a request under a key, unless another one is remembered under it.
 
-    HTTP does this for ``Idempotency-Key``. A request is remembered as long as ``retention_ms`` of the queue
-    ``onyxq.requests`` says.
+    HTTP does this for ``Idempotency-Key``. A request is remembered for the ``retention_ms`` of the queue
+    ``onyxq.requests``.
     """
 
     key: Annotated[bytes, Meta(min_length=16, max_length=16, description="Digest of the key and of its owner.")]

@@ -43,10 +43,11 @@ class FlowTask(Args):
     format: Format = "json"
     after: Annotated[
         list[TaskPlace],
-        Meta(max_length=DEPENDS_MAX, description="Places of earlier tasks of the flow that must end before, from 0."),
+        Meta(max_length=DEPENDS_MAX, description="Places, from 0, of the earlier tasks that this one follows."),
     ] = msgspec.field(default_factory=list)
     depends: Annotated[
-        list[TaskIdBytes], Meta(max_length=DEPENDS_MAX, description="Ids of tasks outside of the flow.")
+        list[TaskIdBytes],
+        Meta(max_length=DEPENDS_MAX, description="Ids of tasks outside the flow; this one follows them."),
     ] = msgspec.field(default_factory=list)
     on_dependency_failed: Annotated[
         Fate, Meta(description="What happens if a task before it fails or is cancelled: fail, cancel or run.")
@@ -57,7 +58,7 @@ class FlowTask(Args):
         Meta(description="Milliseconds from the time in the flow's id until the task is due."),
     ] = None
     at_ms: Annotated[TimeMs | None, Meta(description="When the task is due.")] = None
-    expires_ms: Annotated[ExpiresMs | None, Meta(description="A task that has not started by then fails.")] = None
+    expires_ms: Annotated[ExpiresMs | None, Meta(description="The task fails if it has not started by then.")] = None
     retries: Annotated[
         RetryCount | UnsetType | None,
         Meta(description="Failed attempts allowed beyond the first; null: no limit. Default: as the queue says."),
@@ -144,14 +145,14 @@ class ListFlows(Args):
 
 
 class WaitFlow(Args):
-    """Wait until a flow has ended, and return it in any case."""
+    """Return a flow once it has ended, or as it is after the longest wait."""
 
     id: FlowId
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX, description="Longest wait, in milliseconds.")] = 0
 
 
 class CancelFlow(Args):
-    """Cancel a flow and all its unfinished tasks, the claimed ones too.
+    """Cancel a flow and all its unfinished tasks, also the claimed ones.
 
     After the answer none of its tasks starts. If the request fails midway, repeat it.
     """
@@ -185,7 +186,7 @@ MAKE_FLOW = Operation(
     verbs=(
         Verb(
             name="flow make",
-            about="store the tasks of a flow, which a JSON file has in the form of POST /v1/flows",
+            about="make a flow from a JSON file in the form of POST /v1/flows",
             example="nightly.json --name nightly",
             fields=("id", "name"),
             run=f"{_RUN}:flow_make",
@@ -267,7 +268,7 @@ CANCEL_FLOW = Operation(
     verbs=(
         Verb(
             name="flow cancel",
-            about="cancel a flow and all its unfinished tasks",
+            about="cancel a flow and all its unfinished tasks, also the claimed ones",
             example=_SOME["id"].hex(),
             columns=_COLUMNS,
         ),

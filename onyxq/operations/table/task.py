@@ -30,7 +30,7 @@ Text: TypeAlias = Annotated[
     Meta(
         min_length=1,
         max_length=1_000,
-        description="Only with this text in the data, with the function's name, a key, the error or a traceback.",
+        description="Only with this text in the data (with the function's name), a key, an error or a traceback.",
     ),
 ]
 Since: TypeAlias = Annotated[TimeMs | None, Meta(description="Only of this time or later.", extra=MOMENT)]
@@ -201,7 +201,7 @@ class GetTask(Args):
         Meta(description="The answer is not older than this update of seen_token."),
     ] = None
     wait_ms: Annotated[
-        int, Meta(ge=0, le=60_000, description="Answer once the task has ended, or after this time as it is then.")
+        int, Meta(ge=0, le=60_000, description="Longest wait for the end of the task, in milliseconds.")
     ] = 0
 
 

@@ -85,8 +85,8 @@ class EnqueuedTasks(Result):
 _KEY = Annotated[
     HeaderText,
     Meta(
-        description="A repeat with the same key and body makes the same tasks, at any peer, as long as retention_ms "
-        "of the queue onyxq.requests says: 7 days unless it is set."
+        description="A repeat with the same key and body returns the same ids and stores no task twice, at any peer. "
+        "A key is kept for the retention_ms of the queue onyxq.requests, 7 days by default."
     ),
 ]
 
@@ -177,12 +177,12 @@ def _renamed_ack(ack: Any, starts: list[int]) -> Any:
 
 
 async def _first_grouped(call: Call) -> tuple[list[Group], Keyed | None]:
-    """Return the groups of a request as of its first arrival, and what is stored of that; raises `BadRequest`."""
+    """Return the groups of a request as they were at its first arrival, and its key; raises `BadRequest`."""
     now_ms = call.kit.now_ms()
     try:
         groups = await _grouped(call, now_ms)
     except BadRequest:
-        keyed = await keys.found(call)  # a time that has passed since is no error of a repeat
+        keyed = await keys.found(call)  # a repeat may name a time that was valid at the first arrival
         if keyed is None:
             raise
         return await _grouped(call, keyed.first.at_ms), keyed
@@ -283,12 +283,11 @@ ENDPOINTS = (
         name="enqueue",
         tag="tasks",
         summary="Enqueue tasks",
-        doc="Tasks with a `unique_key` may be there already: then `ids` has the one that stands, and `unique` says "
-        "`new`, `replaced` (its data) or `exists`, in request order. `guarantee` tells what is not promised of what "
-        "is stored: with a small `w`, or in an opportunistic queue. If a part could not be stored, the problem's "
-        "members `ids` and `stored` (null: it may be) name every task: repeat the request under these ids, or with the "
-        "same Idempotency-Key. Keys are remembered in memory by the peer that got them: 65,536 of them, for 24 hours, "
-        "not across its restart. To be safe beyond that, send ids from GET /v1/ids.",
+        doc="If the queue already has a task with the `unique_key`, `ids` has the id of that task. `unique` is `new`, "
+        "`replaced` (its data) or `exists` for each task, in the order of the request. `guarantee` names what is not "
+        "promised of the stored tasks: with a small `w`, or in an opportunistic queue. If only a part could be stored, "
+        "the members `ids` and `stored` of the problem name every task (null: it may be stored). Then repeat the "
+        "request under these ids, or with the same Idempotency-Key.",
         handle=post_tasks,
         role="produce",
         args=NewTasks,
