@@ -128,7 +128,7 @@ async def test_bad_choices_change_nothing() -> None:
 
 @on_trio
 async def test_a_task_is_edited_and_enqueued() -> None:
-    """The new task has the edited data and the settings of the form; the answer leads to it."""
+    """The new task has the edited data and the settings of the form, and no unique key; the answer leads to it."""
     service = FakeService()
     form = {"queue": "a", "format": "json", "data": '{"to":\r\n"ann"}', "priority": "3", "delay_ms": "", "retries": "0"}
     answer = await do(service, "enqueue", form)
@@ -136,8 +136,10 @@ async def test_a_task_is_edited_and_enqueued() -> None:
     assert answer.headers["location"] == f"/ui/tasks/{task_id.hex()}?did=enqueue"
     assert json.loads(task.data) == {"to": "ann"} and task.header["priority"] == 3 and task.header["retries"] == 0
     other = FakeService()
-    assert (await do(other, "enqueue", {"queue": "a", "format": "bytes", "data_base64": "/w=="})).status_code == 303
-    assert [one.data for one in other.tasks.values()] == [b"\xff"]
+    copied = {"queue": "a", "format": "bytes", "data_base64": "/w==", "ordering_key": "o", "unique_key": "u"}
+    assert (await do(other, "enqueue", copied)).status_code == 303
+    (copy,) = other.tasks.values()
+    assert copy.data == b"\xff" and copy.header["ordering_key"] == "o" and "unique_key" not in copy.header
     for wrong, field in (
         ({"data": "{"}, "data"),
         ({"data": "1", "priority": "high"}, "priority"),

@@ -68,12 +68,12 @@ def _ids(form: Form) -> Members:
 
 
 def _new_task(form: Form) -> Members:
-    """Return a new task from the fields of a form: its data as text, or in base64 as another task has it."""
+    """Return a new task from the fields of a form. Its data is text, or base64 if it is copied from another task."""
     data = one(form, "data", "").replace("\r\n", "\n").encode()  # Browsers send lines with both characters.
     if encoded := one(form, "data_base64", ""):
         data = _decoded(encoded)
     given = {"data": _json(data)} if one(form, "format", "json") == "json" else {"data_base64": _encoded(data)}
-    keys = {name: text for name in ("ordering_key", "unique_key") if (text := one(form, name, ""))}
+    keys = {"ordering_key": text} if (text := one(form, "ordering_key", "")) else {}
     numbers = {
         name: from_text(members(NewTask)[name], text)
         for name in ("priority", "delay_ms", "retries")
@@ -119,7 +119,7 @@ def _queue_page(form: Form) -> str:
 
 
 def _tasks_page(form: Form) -> str:
-    """Return the page of the changed tasks: of the only one, or the list in all states, where they can be watched."""
+    """Return the page to show after a change: that of the task, or the list of tasks in all states."""
     if one(form, "page", "") == "task":
         return link(f"/ui/tasks/{one(form, 'ids')}")
     return link("/ui/tasks", **{name: one(form, name, "") for name in ("queue", "where", "since", "until")})
@@ -190,7 +190,7 @@ def name_of(call: Call) -> str:
 
 
 def _arrived(action: Action, form: Form, answer: Response) -> str:
-    """Return the address of the page after the action, with its effect; of a new task, the page of that task."""
+    """Return the address of the next page, with the effect of the action; for a new task, its own page."""
     said = decode_json(bytes(answer.body)) if answer.body else {}
     path = action.back(form)
     effect: Members = {"did": action.name}
