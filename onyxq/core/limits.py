@@ -82,7 +82,7 @@ TIMER_URI_CHARS_MAX = 8_000
 FLOWS_QUEUE = "onyxq.flows"
 """The queue of the records of all flows. Its settings apply to them, such as the retention."""
 FLOW_JOINS_QUEUE = "onyxq.flows.joins"
-"""The queue of the joins of large flows: a record depends on them instead of more tasks than it may depend on."""
+"""The queue of the joins of large flows: a record may depend on few tasks, so it depends on joins of them."""
 PERIODIC_DATA_BYTES_MAX = 64 << 10
 JOB_KEEP_MS_MAX = 10 * 366 * 86_400_000
 """How long the outcome of a job may be kept."""

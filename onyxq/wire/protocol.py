@@ -42,7 +42,7 @@ CANCEL = "$cancel"
 PING = "$ping"
 
 CLIENT_PORT = "Clients use the port of --listen, 7400 by default. `onyxq dev` shows it beside `clients`."
-"""Hint for a client that reached a port of HTTP."""
+"""Hint for a client that reached an HTTP port."""
 
 _LENGTH = struct.Struct("<I")
 _REQUEST = msgspec.msgpack.Decoder(tuple[Annotated[int, msgspec.Meta(ge=0)], str, msgspec.Raw])

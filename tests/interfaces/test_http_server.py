@@ -330,7 +330,7 @@ async def test_an_address_in_use_is_a_clear_error() -> None:
 async def test_a_client_of_the_other_protocol_is_told_of_its_mistake_at_once() -> None:
     """The port of HTTP instead of the one for clients is a common mistake."""
     async with serving(FakeService()) as (address, _):
-        with pytest.raises(BadRequest, match=f"{address} is a port of HTTP") as refused, trio.fail_after(1):
+        with pytest.raises(BadRequest, match=f"{address} is an HTTP port") as refused, trio.fail_after(1):
             async with AsyncClient(address) as client:
                 await client.queues()
         assert "7400" in refused.value.advice

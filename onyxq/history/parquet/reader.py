@@ -85,7 +85,7 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
         with open_regular(file) as stream, pa.parquet.ParquetFile(stream, pre_buffer=False) as opened:
             queue = queue_in(opened.schema_arrow.metadata, table=table, path=str(file))
             _check_types(opened.schema_arrow, table, str(file))
-            # In this thread alone: one of pyarrow that still holds the stream ends the process by a signal at its exit.
+            # No threads of pyarrow: if one still holds the stream at exit, a signal ends the process.
             groups = opened.read_row_groups(_groups(opened.metadata, hexed), use_threads=False)
             rows = groups.filter(pa.compute.equal(groups["id"], hexed))
             yield from ({**row, "queue": queue} for row in _plain(rows).to_pylist())
@@ -100,7 +100,7 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
 
 
 def _groups(metadata: Any, hexed: str) -> list[int]:
-    """Return the numbers of the row groups that may hold an id, as their statistics say."""
+    """Return the numbers of the row groups that may hold an id, by their statistics."""
     paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     ids = paths.index("id") if "id" in paths else None
     if ids is None:

@@ -1,8 +1,7 @@
 """The callback of an ended task, as the timer that is delivered.
 
-The callback's own task has no data. What it sends is read from the task when it is delivered: both are in
-one partition, so the leader that claimed the callback has the task too.  It is sent to the place that the
-task names, whatever task of the timers' queue asks for it.
+A callback is a task without data. Its target, and the outcome that it sends, are read from the reported task at
+delivery. Both tasks are in one partition, so the leader that claimed the callback has the reported task too.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def callback_timer(store: Index, callback: TaskId) -> tuple[Timer, int]:
 
 
 def _outcome(done: Completion) -> dict[str, Any]:
-    """Return the members that tell how a task ended: its result or its error, and the time."""
+    """Return the members about the end of a task: its result or error, and the time."""
     found = (done.results[0] if done.results else None) or b""
     if done.outcome == facts.COMPLETED:
         return {"finished_ms": done.at_ms, **(_result(found) if found else {"result": None}), "error": None}
@@ -50,7 +49,7 @@ def _outcome(done: Completion) -> dict[str, Any]:
 
 
 def _result(found: bytes) -> dict[str, Any]:
-    """Return a result as it is if it is JSON, else as base64; of a long one only the number of bytes."""
+    """Return a JSON result as it is, another one in base64, and of a long one only the number of bytes."""
     if len(found) > DATA_BYTES_MAX:
         return {"result": None, "result_bytes": len(found)}
     try:

@@ -59,7 +59,7 @@ class DeadPage(PageArgs):
 
 @frozen
 class Search:
-    """What a list of tasks is limited to; empty: not limited."""
+    """Limits of a list of tasks; empty: no limit."""
 
     queue: str
     state: str
@@ -129,7 +129,7 @@ def rows(tasks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def get_dead(call: Call) -> Response:
-    """Answer with the way to the failed tasks."""
+    """Redirect to the failed tasks."""
     there = link("/ui/tasks", state="failed", queue=call.args.queue, where=call.args.where)
     return RedirectResponse(there, status_code=303, headers=dict(HEADERS))
 

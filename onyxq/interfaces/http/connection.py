@@ -69,10 +69,10 @@ class Http1(H11Protocol):
     """HTTP/1.1 without an upgrade to HTTP/2, whose connections have other time limits."""
 
     async def handle(self, event: Event) -> None:
-        """Handle an event; a request in another version, and a client of OnyxQ's own protocol, end the connection."""
+        """Handle an event. A request in another version or in OnyxQ's own protocol ends the connection."""
         if isinstance(event, RawData) and starts_hello(event.data):
             place = f"{join_address(*self.server)} is" if self.server else "this is"
-            await self.send(RawData(refusal(BadRequest(f"{place} a port of HTTP", hint=CLIENT_PORT))))
+            await self.send(RawData(refusal(BadRequest(f"{place} an HTTP port", hint=CLIENT_PORT))))
             await self.send(Closed())
             return
         try:

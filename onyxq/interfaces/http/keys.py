@@ -1,9 +1,8 @@
 """Idempotency keys: a repeated request makes the same ids, hence the same tasks, at every peer and after restarts.
 
 The ids of a keyed request follow from the key (maker field), from the time of its first arrival and from the
-partitions chosen then.  The last two, and a digest of the body, are stored in the cluster: a finished task of the queue
-`REQUESTS_QUEUE`, whose unique key is the idempotency key.  The first request with a key stores it.  It is purged like
-any finished task, and then the key is new again.
+partitions chosen then.  That time, these partitions and a digest of the body are stored as a finished task of the queue
+`REQUESTS_QUEUE`.  Its unique key is a digest of the idempotency key.  After it is purged, the key is new again.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class KeyedRows:
 
     @contextmanager
     def storing(self, rows: Iterable[Row]) -> Iterator[None]:
-        """While rows that another node has are stored: those that a majority may lack are written again after it."""
+        """Surround the storing of another node's rows; afterwards, write the new ones again for a majority."""
         new: list[TaskId] = []
         for row in rows:
             if row.key[2:3] != facts.TASK or not may_say(row.value, ORDERING_KEY, UNIQUE_KEY):

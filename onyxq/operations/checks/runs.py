@@ -17,7 +17,7 @@ from onyxq.operations.table.claim import Completion
 from onyxq.operations.table.enqueue import NewRun, TaskHeader, header_of
 
 CallbackCheck: TypeAlias = Callable[[Sequence[NewRun], str], Awaitable[None]]
-"""Raises `BadRequest` if a callback of new runs, which are the named argument, cannot be made."""
+"""Checks the callbacks of new runs, the argument of that name; raises `BadRequest` if one cannot be made."""
 RESULT_BYTES_MAX = 16 * 1024 * 1024
 
 

@@ -67,7 +67,7 @@ class FlowPlan(NamedTuple):
 
 
 def digest_of(asked: MakeFlow) -> str:
-    """Return what names the contents of a request in its record, as 32 hex digits."""
+    """Return the digest of a request, 32 hex digits, which the record keeps."""
     return blake2b(msgspec.msgpack.encode(msgspec.structs.replace(asked, id=None)), digest_size=16).hexdigest()
 
 
@@ -82,15 +82,15 @@ def check(asked: MakeFlow) -> None:
         _check_task(task, place, f"tasks[{place}]")
     if asked.on_done is not None:
         if asked.on_done.after or asked.on_done.depends:
-            raise BadRequest("on_done follows all tasks: it names none", field="on_done.after")
+            raise BadRequest("on_done follows all tasks: leave out after and depends", field="on_done.after")
         _check_task(asked.on_done, len(asked.tasks), "on_done")
 
 
 def _check_task(task: FlowTask, place: int, where: str) -> None:
     if len(set(task.after)) != len(task.after) or any(one >= place for one in task.after):
-        raise BadRequest(f"{where}.after names different tasks before this one", field=f"{where}.after")
+        raise BadRequest(f"{where}.after must be the places of different tasks before this one", field=f"{where}.after")
     if len(task.after) + len(set(task.depends)) > DEPENDS_MAX or len(set(task.depends)) != len(task.depends):
-        raise BadRequest(f"{where} depends on up to {DEPENDS_MAX} different tasks", field=f"{where}.depends")
+        raise BadRequest(f"{where} may name at most {DEPENDS_MAX} different tasks", field=f"{where}.depends")
     if task.delay_ms is not None and task.at_ms is not None:
         raise BadRequest(f"{where}.delay_ms and at_ms exclude each other", field=f"{where}.delay_ms")
     if len(task.data) > TASK_BYTES_MAX:
@@ -162,7 +162,7 @@ class _Maker:
         there = None if key is None else partition_of_keys(tasks[0].queue, key, self._partitions)
         first = self._next_id(due_ms, len(tasks), there)
         body = pack_task(header, [one.data for one in tasks])
-        # The due time that the user named orders tasks of a key. Of other tasks the id tells it.
+        # Tasks of a key are ordered by the due time that the user named. For other tasks the id has it.
         self.runs.append(NewRun(first, body, at_ms if key is not None else None))
         self.recorded.append(RecordedRun(first.hex(), len(tasks), tasks[0].queue, after))
         return ids_of(first, len(tasks))
@@ -201,7 +201,7 @@ def _header_of(task: FlowTask, depends: Sequence[TaskId]) -> dict[str, Any]:
 
 
 def _end_of_run(tasks: Sequence[FlowTask], start: int, room: int) -> int:
-    """Return the end of the run that starts at a task: those after it that differ only in their data."""
+    """Return the end of the run that starts at a task: the tasks after it that differ only in their data."""
     if tasks[start].ordering_key is not None:
         return start + 1
     end, size, alike = start + 1, len(tasks[start].data), msgspec.structs.replace(tasks[start], data=b"")
