@@ -1,6 +1,6 @@
-"""A flow's state says what its tasks' states say, its last task runs once after all others, and a cancel holds.
+"""A flow's state follows from its tasks, and its last task runs once, after all others.
 
-A cancelled flow starts nothing after its cancel was answered.
+After the cancel of a flow was answered, no task of the flow starts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MadeFlow:
     last: TaskId | None
     """The task that starts once all others have ended."""
     cancelled: int | None = None
-    """First position of the log that was free when its cancel was answered."""
+    """First free position of the log at the time at which its cancel was answered."""
     told: str = ""
     """The state with which it had ended, as a client read it."""
 

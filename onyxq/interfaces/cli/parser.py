@@ -130,7 +130,7 @@ class _Version(argparse.Action):
 def build(commands: Iterable[Command], nouns: Mapping[str, str], *, words: Collection[str] | None = None) -> Parser:
     """Return the parser of all commands. It puts the parsed command into ``args.command``.
 
-    ``words``: what is to be parsed. Then only commands that these words may name get their options, which is quicker.
+    ``words``: the command line. If given, only the commands that it may name get options, which is quicker.
     """
     top = Parser(
         prog="onyxq",
