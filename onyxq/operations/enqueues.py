@@ -7,13 +7,14 @@ graph: a run is sent once all runs that it depends on are stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, from_map
-from onyxq.core.ids import IdMaker, TaskId, ids_of, mask_of, stretch_of
+from onyxq.core.ids import IdMaker, TaskId, ids_of, mask_of, runs_of, stretch_of
 from onyxq.core.limits import REQUESTS_QUEUE
 from onyxq.core.task_headers import DEPENDS, may_say
 from onyxq.node.node import Node
@@ -144,17 +145,22 @@ def _spoilt(error: dict[str, Any]) -> dict[str, Any]:
 
 
 def needed(runs: Asked) -> list[list[int]]:
-    """Return for each run the places of the runs of the request on which it depends."""
-    owners: dict[bytes, list[tuple[int, int]]] = {}
-    depends: list[list[bytes]] = []
-    for place, (first, body, _) in enumerate(runs):
-        header, count = facts.task_header(body)
-        owners.setdefault(stretch_of(first), []).append((mask_of(first, count), place))
-        depends.append(header.get(DEPENDS, []))
-    return [
-        sorted({at for one in ids for mask, at in owners.get(stretch_of(one), ()) if mask & mask_of(one, 1)})
-        for ids in depends
-    ]
+    """Return for each run the places of the runs of the request on which it depends.
+
+    If an id is in several runs, the first of them counts: the task is stored with it.
+    """
+    heads = [facts.task_header(body) for _, body, _ in runs]
+    depends: list[Sequence[TaskId]] = [header.get(DEPENDS, ()) for header, _ in heads]
+    wanted: dict[TaskId, int] = {}
+    for one in set(chain.from_iterable(depends)):
+        wanted[stretch_of(one)] = wanted.get(stretch_of(one), 0) | mask_of(one, 1)
+    owners: dict[TaskId, int] = {}
+    for place, ((first, _, _), (_, count)) in enumerate(zip(runs, heads, strict=True)):
+        stretch = stretch_of(first)
+        if bits := wanted.get(stretch, 0) & mask_of(first, count):
+            wanted[stretch] ^= bits
+            owners |= {one: place for run in runs_of(stretch, bits) for one in ids_of(*run)}
+    return [sorted({owners[one] for one in ids if one in owners}) for ids in depends]
 
 
 def waves(needs: list[list[int]]) -> list[list[int]]:
