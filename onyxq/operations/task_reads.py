@@ -80,6 +80,7 @@ class Reading:
         until = trio.current_time() + args.wait_ms / 1000
         found = await self._read(task_id)
         while found["completion"] is None and found["view"] is not None and trio.current_time() < until:
+            del found  # A task may be large, and many requests may wait for it.
             await self._ends.wait(task_id, until - trio.current_time())
             found = await self._read(task_id)
         if seen is not None or seen_seq is not None:

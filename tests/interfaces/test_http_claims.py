@@ -8,10 +8,12 @@ from typing import Any
 
 import anyio
 import httpx
+import pytest
 
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import make_id
 from onyxq.errors import Unavailable
+from onyxq.interfaces.http import app as http_app
 from onyxq.interfaces.http.app import create_app
 from tests.interfaces.http_world import NOW_MS, FakeService, access_of, app_of, check_problem, on_trio, world
 
@@ -224,14 +226,14 @@ class Wire:
         self.sent.append(message)
 
 
-def scope_of(path: str) -> dict[str, Any]:
-    """Return the scope of a POST."""
+def scope_of(path: str, *, method: str = "POST", query: bytes = b"") -> dict[str, Any]:
+    """Return the scope of a request."""
     return {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query,
         "headers": [(b"content-length", b"30")],
     }
 
@@ -281,6 +283,59 @@ async def test_a_server_that_stops_lets_waiting_clients_go() -> None:
         app.close()
     assert wire.sent[0]["status"] == 200
     assert wire.sent[1]["body"] == b'{"claims":[]}'
+
+
+class Waiting(FakeService):
+    """A service at which no task and no flow ever ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = anyio.Event()
+
+    async def _get(self, args: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        self.waits.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    _flow_wait = _get  # type: ignore[assignment]
+
+
+WAITING = scope_of(f"/v1/tasks/{'00' * 20}", method="GET", query=b"wait_ms=60000")
+WAITING_FOR_FLOW = scope_of(f"/v1/flows/{'00' * 20}/outcome", method="GET", query=b"wait_ms=60000")
+
+
+@pytest.mark.parametrize("scope", [WAITING, WAITING_FOR_FLOW])
+def test_a_client_that_goes_away_no_longer_waits_for_an_end(scope: dict[str, Any]) -> None:
+    """Else each connection could fill many places, one after the other."""
+
+    async def main() -> None:
+        service, wire = Waiting(), Wire(b"")
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                group.start_soon(app_of(service), scope, wire.receive, wire.send)
+                await service.waits.wait()
+                wire.gone.set()
+        assert wire.sent == []
+
+    anyio.run(main, backend="trio")
+
+
+@on_trio
+async def test_requests_that_wait_for_ends_leave_all_others_their_places() -> None:
+    """Any credential that may read could else keep all requests of a peer from being served."""
+    service, wire = Waiting(), Wire(b"")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(http_app, "REQUESTS_MAX", 1)
+        served = app_of(service)
+    async with anyio.create_task_group() as group:
+        group.start_soon(served, WAITING, wire.receive, wire.send)
+        await service.waits.wait()
+        other = Wire(b"")
+        await served(scope_of("/v1/ids", method="GET"), other.receive, other.send)
+        assert other.sent[0]["status"] == 200
+        served.close()
+    assert wire.sent[0]["status"] == 503
+    assert b'"stopping"' in wire.sent[1]["body"]
 
 
 @on_trio

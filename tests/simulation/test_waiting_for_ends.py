@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 import trio
 
@@ -44,6 +46,29 @@ def test_a_waiter_hears_of_an_end_at_once() -> None:
             assert max(heard_s) - began_s < SOON_S
 
     simulate(workload, seed=1, options=STEADY)
+
+
+def test_waiters_hold_no_copy_of_their_task() -> None:
+    """A large task that many requests wait for is in memory once, not once for each."""
+    size = 200_000
+
+    async def workload(world: World) -> None:
+        heard_s: list[float] = []
+        async with world.client() as client, trio.open_nursery() as nursery:
+            (task_id,) = await client.enqueue("q", [bytes(size)])
+            tracemalloc.start()
+            try:
+                for _ in range(WAITERS):
+                    nursery.start_soon(wait_for, world, task_id, heard_s)
+                await trio.sleep(5)
+                held, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert held < WAITERS * size / 2
+            (claim,) = await client.claim("q")
+            await client.client.complete(claim, b"done")
+
+    simulate(workload, seed=2, options=STEADY)
 
 
 def test_many_waiters_of_a_task_cost_a_node_one_question() -> None:

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import anyio
 from attrs import define, field, frozen
@@ -21,6 +21,8 @@ from onyxq.interfaces.http.past import Past
 from onyxq.interfaces.http.problems import problem
 from onyxq.operations.table.json_form import Schema
 from onyxq.operations.table.operation import A, Args, Operation, R, Result
+
+T = TypeVar("T")
 
 ENDPOINT_ROLES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce")}
 """Name -> roles, one of them enough."""
@@ -97,6 +99,40 @@ class Call:
     async def do(self, operation: Operation[A, R], args: A) -> R:
         """Return the result of an operation; raises `OnyxqError`."""
         return await self.api.do(operation, args)
+
+    async def while_connected(self, work: Callable[[], Awaitable[T]]) -> tuple[T | None, bool]:
+        """Return the result of ``work``, None if it was cancelled, and whether the client is gone.
+
+        The work is cancelled when the client goes away or the server stops.
+        """
+        result: T | None = None
+        gone = False
+        failure: OnyxqError | None = None
+        async with anyio.create_task_group() as group:
+            scope = anyio.CancelScope()
+
+            async def watch_client() -> None:
+                nonlocal gone
+                while (await self.receive())["type"] != "http.disconnect":
+                    await anyio.lowlevel.checkpoint()
+                gone = True
+                scope.cancel()
+
+            async def watch_server() -> None:
+                await self.closing.wait()
+                scope.cancel()
+
+            group.start_soon(watch_client)
+            group.start_soon(watch_server)
+            with scope:
+                try:
+                    result = await work()
+                except OnyxqError as error:
+                    failure = error
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return result, gone
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Response]]

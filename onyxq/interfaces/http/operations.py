@@ -11,7 +11,9 @@ from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import members
+from onyxq.interfaces.http.bodies import Disconnected
 from onyxq.interfaces.http.endpoint import Call, Endpoint, Handler
+from onyxq.interfaces.http.problems import Stopping
 from onyxq.interfaces.http.streaming import NDJSON, LinesResponse, Page
 from onyxq.interfaces.http.values import answer_text
 from onyxq.operations.table.everything import OPERATIONS
@@ -54,12 +56,23 @@ def _handler(operation: Operation[Any, Any], http: Http) -> Handler:
         return _pages_handler(operation, http.pages)
 
     async def handle(call: Call) -> Response:
-        result = await call.do(operation, call.args)
+        waits = http.waits and call.args.wait_ms
+        result = await (_waited(call, operation) if waits else call.do(operation, call.args))
         if http.shows is not None:
             result = await call.do(http.shows, shown_arguments(operation, http.shows, call.args))
         return Response(status_code=204) if http.status == 204 else answer_text(json_text(result), status=http.status)
 
     return handle
+
+
+async def _waited(call: Call, operation: Operation[Any, Any]) -> Any:
+    """Return the result of an operation that may wait; raises `Disconnected` if the client is gone, `Stopping`."""
+    result, gone = await call.while_connected(lambda: call.do(operation, call.args))
+    if gone:
+        raise Disconnected
+    if result is None:
+        raise Stopping("this peer is about to stop, or reads its tokens again", hint="Repeat the request.")
+    return result
 
 
 def _pages_handler(operation: Operation[Any, Any], name: str) -> Handler:

@@ -58,8 +58,8 @@ _CODES = [(STATES.index(one), one) for one in ("purged", "claimed", *STATES[4:7]
 """Places and states; a task has the first of these states whose mask has it."""
 UNFINISHED = STATES[:4]
 ENDED = ("completed", "failed", "cancelled")
-LOOK_FIRST_S, LOOK_MAX_S = 0.05, 0.5
-"""Shortest and longest pause between two reads of a flow that is waited for, in seconds."""
+LOOK_S = 0.5
+"""Pause between two reads of a flow that is waited for and runs again although it ended, in seconds."""
 
 
 class StatesOf(Args):
@@ -192,21 +192,20 @@ class Flows:
 
     async def wait(self, args: WaitFlow) -> FlowView:
         """Return a flow once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
-        until, pause_s = trio.current_time() + args.wait_ms / 1000, LOOK_FIRST_S
+        until = trio.current_time() + args.wait_ms / 1000
         while True:
-            found = await self._flow(args.id)
+            left_s = max(0.0, until - trio.current_time())
+            found = await self._flow(args.id, wait_ms=int(1000 * left_s))
+            (states,) = await self._states_of([found.record])
+            view = _view(found, states)
             left_s = until - trio.current_time()
-            if found.task.state in ENDED or left_s <= 0:
-                (states,) = await self._states_of([found.record])
-                view = _view(found, states)
-                if view.state in ENDED or left_s <= 0:
-                    return view
-            await trio.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, LOOK_MAX_S)
+            if view.state in ENDED or left_s <= 0:
+                return view
+            await trio.sleep(min(LOOK_S, left_s))
 
-    async def _flow(self, flow_id: TaskId) -> _Known:
-        """Return a flow as its leader has it; raises `NotFound`."""
-        found = _known(await self._reading.get(GetTask(id=flow_id)))
+    async def _flow(self, flow_id: TaskId, *, wait_ms: int = 0) -> _Known:
+        """Return a flow as its leader has it, once its record has ended or after ``wait_ms``; raises `NotFound`."""
+        found = _known(await self._reading.get(GetTask(id=flow_id, wait_ms=wait_ms)))
         if found is None:
             raise NotFound(f"task {flow_id.hex()} is not a flow", field="id")
         return found

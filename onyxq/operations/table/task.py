@@ -358,7 +358,7 @@ GET_TASK = Operation(
     access=_on_task("read", "consume"),
     place=Place.LEADER,
     reads=True,
-    http=Http(verb="GET", path="/v1/tasks/{id}", id="get_task", tag="tasks", errors=(404,)),
+    http=Http(verb="GET", path="/v1/tasks/{id}", id="get_task", tag="tasks", errors=(404,), waits=True),
     python="get",
     example=_SOME,
 )

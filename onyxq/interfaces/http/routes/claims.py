@@ -214,41 +214,6 @@ class UpdateResult(Result):
 NamedClaims: TypeAlias = Sequence[ClaimNamed]
 
 
-async def while_connected(call: Call, work: Callable[[], Awaitable[Any]]) -> tuple[Any, bool]:
-    """Return the result of ``work``, None if it was cancelled, and whether the client is gone.
-
-    The work is cancelled when the client goes away or the server stops.
-    """
-    result: Any = None
-    gone = False
-    failure: OnyxqError | None = None
-    async with anyio.create_task_group() as group:
-        scope = anyio.CancelScope()
-
-        async def watch_client() -> None:
-            nonlocal gone
-            while (await call.receive())["type"] != "http.disconnect":
-                await anyio.lowlevel.checkpoint()
-            gone = True
-            scope.cancel()
-
-        async def watch_server() -> None:
-            await call.closing.wait()
-            scope.cancel()
-
-        group.start_soon(watch_client)
-        group.start_soon(watch_server)
-        with scope:
-            try:
-                result = await work()
-            except OnyxqError as error:
-                failure = error
-        group.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return result, gone
-
-
 async def post_claims(call: Call) -> Response:
     """Claim tasks, waiting for them if asked to."""
     if call.kit.closing.is_set():
@@ -256,7 +221,7 @@ async def post_claims(call: Call) -> Response:
     asked: ClaimTasks = call.args
     if asked.worker is None:
         asked = structs.replace(asked, worker="http")
-    result, gone = await while_connected(call, lambda: call.do(CLAIM, asked))
+    result, gone = await call.while_connected(lambda: call.do(CLAIM, asked))
     claims = result.claims if result else []
     if not gone:
         return answer_text(json_text(Claims(claims=_granted(claims))))
