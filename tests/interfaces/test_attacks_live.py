@@ -18,12 +18,14 @@ from onyxq.operations import claims
 from tests.interfaces.live_world import PATIENCE_MS, Live, Wire, claim_of, fresh_id, running
 
 ADMIN, TIMERS, OURS = "a token of everything", "a token for timers alone", "a token for ours only"
+FLOWS = "a token for flows of ours"
 SECRET = "what the peers share"
 ACCESS = Access(
     (
         Token.of(ADMIN, "all", ["admin"]),
         Token.of(TIMERS, "timers", ["produce:onyxq.timers"]),
         Token.of(OURS, "ours", ["admin:ours."]),
+        Token.of(FLOWS, "flows", ["produce:ours.", "produce:onyxq.flows"]),
     ),
     SECRET,
 )
@@ -281,6 +283,21 @@ def test_one_credential_does_not_take_the_room_of_all_claims(guarded: Live, monk
             task = [fresh_id(), pack_task({"queue": "theirs"}, [b"x"])]
             other.call("enqueue", {"runs": [task]})
             assert len(other.call("claim", claim_of("theirs", wait_ms=PATIENCE_MS))["claims"]) == 1
+
+
+@pytest.mark.parametrize("member", ["tasks", "on_done"])
+def test_a_flow_gives_no_hold_on_tasks_of_other_queues(guarded: Live, member: str) -> None:
+    """Who may cancel flows cancels those whose tasks are all in its queues."""
+    theirs: dict[str, Any] = {"tasks": [{"queue": "ours.q"}]}
+    theirs |= (
+        {"tasks": [{"queue": "ours.q"}, {"queue": "theirs"}]} if member == "tasks" else {member: {"queue": "theirs"}}
+    )
+    for asked, status, state in (({"tasks": [{"queue": "ours.q"}]}, 200, "cancelled"), (theirs, 403, "waiting")):
+        made = guarded.http.post("/v1/flows", json=asked, headers={"authorization": f"Bearer {ADMIN}"})
+        path = f"/v1/flows/{made.json()['id']}"
+        ours = {"authorization": f"Bearer {FLOWS}"}
+        assert guarded.http.delete(path, headers=ours).status_code == status
+        assert guarded.http.get(path, headers=ours).json()["state"] == state
 
 
 # --- names and ids that somebody else has

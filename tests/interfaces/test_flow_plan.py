@@ -14,7 +14,7 @@ from onyxq.core.ids import STRETCH_TASKS, TaskId, ids_of, make_id, ms_of, offset
 from onyxq.core.limits import DEPENDS_MAX, RUN_BYTES_MAX
 from onyxq.operations.checks.runs import check_run
 from onyxq.operations.flow.flows import state_of
-from onyxq.operations.flow.plan import FlowPlan, Record, check, planned, record_of
+from onyxq.operations.flow.plan import FlowPlan, Record, RecordedRun, check, planned, record_of
 from onyxq.operations.table.flow import MAKE_FLOW, MakeFlow
 
 FLOW = make_id(1_000_000, 3, 77, 5)
@@ -129,6 +129,16 @@ def test_a_forged_record_is_none(changed: dict[str, Any]) -> None:
     assert record_of(FLOW, msgspec.json.encode(record)) == record
     assert record_of(FLOW, msgspec.json.encode(msgspec.to_builtins(record) | changed)) is None
     assert record_of(make_id(1, 1, 1, 1), msgspec.json.encode(record)) is None
+
+
+def test_a_record_that_no_request_can_make_is_none() -> None:
+    """Its tasks follow earlier ones only, and it has as many as a flow may have: reading it costs no more."""
+    record = plan_of(asked(*[{"queue": "q"}] * 3, {"queue": "q", "after": [0, 2]})).record
+    tasks, last = record.runs
+    runs = [RecordedRun(tasks.first, 1_000, "q", [])] * 10
+    for forged in ([tasks, RecordedRun(last.first, 1, "q", [3])], [last, tasks], [*runs, tasks]):
+        assert record_of(FLOW, msgspec.json.encode(msgspec.structs.replace(record, runs=forged))) is None
+    assert record_of(FLOW, msgspec.json.encode(msgspec.structs.replace(record, runs=[*runs, last]))) is not None
 
 
 @pytest.mark.parametrize(

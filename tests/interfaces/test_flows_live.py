@@ -92,6 +92,15 @@ def test_a_repeat_makes_nothing_twice_and_another_flow_needs_another_id(client: 
     client.cancel_flow(first.id)
 
 
+def test_the_id_of_a_task_is_refused_for_a_flow(client: Client, queue: str) -> None:
+    """Nothing is stored: a flow without its record could neither be read nor cancelled."""
+    task = client.enqueue(queue, b"x")
+    with pytest.raises(Conflict) as caught:
+        client.make_flow(client.chain((queue, b"y")), id=task)
+    assert caught.value.field == "id"
+    assert client.count(queue)[queue]["total"] == 1
+
+
 def test_a_flow_that_was_stored_in_part_is_completed_by_a_repeat(live: Live, client: Client, queue: str) -> None:
     """Its first tasks exist, one is even completed, and there is no flow. A repeat adds what is missing."""
     tasks = [{"queue": queue, "data": b"a"}, {"queue": queue, "data": b"b", "after": [0]}]

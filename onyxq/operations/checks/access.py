@@ -16,6 +16,7 @@ from onyxq.core.errors import Forbidden, NotFound, TooLarge
 from onyxq.core.facts import task_header
 from onyxq.operations.table.access import Access, Need, Run, everywhere
 from onyxq.operations.table.everything import BY_NAME, decoded
+from onyxq.operations.table.flow import FLOW_TASKS_MAX
 from onyxq.operations.table.operation import A, Operation, R
 
 ARGUMENTS_BYTES_MAX = 256 * 1024
@@ -109,7 +110,7 @@ def _settled(grants: Grants, need: Need) -> bool:
     if need.every:
         raise Forbidden(f"this needs the role {roles[0]} on every queue", field="token")
     _check_queues(grants, roles, need.queues)
-    return not need.tasks and not need.stored and need.periodic is None
+    return not need.tasks and not need.stored and need.flow is None and need.periodic is None
 
 
 def _forbidden(roles: Sequence[str]) -> Forbidden:
@@ -132,13 +133,15 @@ def _check_found(grants: Grants, roles: Sequence[str], queues: Sequence[str]) ->
 
 
 async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
-    """Check the queues of tasks and of periodic tasks; raises `Forbidden`, and `NotFound` for what does not exist.
+    """Check the queues of tasks, flows and periodic tasks; raises `Forbidden`, and `NotFound` for what does not exist.
 
     The errors do not name the queues that were found: the caller may not know them.
     """
     for need in needs:
         if need.tasks:
             await _check_tasks(grants, need.roles, need.tasks, ask)
+        if need.flow is not None:
+            await _check_flow(grants, need.roles, need.flow, ask)
         if need.stored:
             found = await ask("taskstore.tasks", {"ids": list(need.stored)})
             for number, task in zip(need.stored, found["tasks"], strict=True):
@@ -152,6 +155,14 @@ async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
                 _check_found(grants, need.roles, [queue])
             elif not need.queues:
                 raise NotFound(f"there is no periodic task {need.periodic[:200]!r}", field="name")
+
+
+async def _check_flow(grants: Grants, roles: Sequence[str], flow: bytes, ask: Ask) -> None:
+    found = await ask("flow.get", {"id": flow, "limit": FLOW_TASKS_MAX})
+    _check_found(grants, roles, sorted({task["queue"] for task in found["tasks"]}))
+    last = found["on_done"]
+    if last is not None and last != found["tasks"][-1]["id"]:  # it is not listed after the most tasks
+        await _check_tasks(grants, roles, [(last, 1)], ask)
 
 
 async def _periodic(name: str, ask: Ask) -> str | None:

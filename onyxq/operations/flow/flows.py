@@ -127,12 +127,13 @@ class Flows:
     async def _is_made(self, args: MakeFlow, flow_id: TaskId) -> bool:
         """Return whether the flow of a request is stored already; raises `Conflict` if the id is another's."""
         try:
-            found = await self._flow(flow_id)
+            task = await self._reading.get(GetTask(id=flow_id))
         except NotFound:
             return False
-        if found.record.digest != digest_of(args):
+        found = _known(task)
+        if found is None or found.record.digest != digest_of(args):
             raise Conflict(
-                f"{flow_id.hex()} is the id of a flow with other tasks",
+                f"{flow_id.hex()} is the id of another task, or of a flow with other tasks",
                 field="id",
                 hint="Use a fresh id for another flow, or repeat the request unchanged.",
             )

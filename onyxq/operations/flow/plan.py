@@ -24,7 +24,7 @@ from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, Run, TaskId, 
 from onyxq.core.limits import DEPENDS_MAX, FLOW_JOINS_QUEUE, FLOWS_QUEUE, RUN_BYTES_MAX
 from onyxq.core.task_headers import JOINS
 from onyxq.operations.table.enqueue import NewRun
-from onyxq.operations.table.flow import FlowTask, MakeFlow
+from onyxq.operations.table.flow import FLOW_TASKS_MAX, FlowTask, MakeFlow
 
 JOINED_MAX = DEPENDS_MAX - 1
 """Most tasks or joins on which a record depends: it also depends on the task of ``on_done``."""
@@ -129,7 +129,17 @@ def record_of(flow_id: TaskId, data: bytes) -> Record | None:
         last = record.on_done is None or record.on_done == record.runs[-1].first
     except (ValueError, IndexError):
         return None
-    return record if ours and last and record.runs else None
+    return record if ours and last and record.runs and _is_in_order(record.runs) else None
+
+
+def _is_in_order(runs: Sequence[RecordedRun]) -> bool:
+    """Return whether runs follow earlier ones only, and have no more tasks than a flow may have."""
+    count = 0
+    for one in runs:
+        if not all(0 <= place < count for place in one.after):
+            return False
+        count += one.count
+    return count <= FLOW_TASKS_MAX + 1
 
 
 def _is_of(run: Run, maker: bytes) -> bool:

@@ -28,6 +28,8 @@ class Need:
     periodic: str | None = None
     stored: tuple[int, ...] = ()
     """Ids of the task store's tasks, whose groups count as queues."""
+    flow: bytes | None = None
+    """Id of a flow, whose tasks' queues count too."""
     every: bool = False
     """Whether the role is needed on every queue."""
 

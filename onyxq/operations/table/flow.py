@@ -154,7 +154,8 @@ class WaitFlow(Args):
 class CancelFlow(Args):
     """Cancel a flow and all its unfinished tasks, also the claimed ones.
 
-    After the answer none of its tasks starts. If the request fails midway, repeat it.
+    After the answer none of its tasks starts. If the request fails midway, repeat it. The role is needed on the
+    queues of all its tasks too.
     """
 
     id: FlowId
@@ -172,6 +173,7 @@ def _on_made(args: MakeFlow) -> Sequence[Need]:
 
 _TAG, _PATH, _RUN = "flows", "/v1/flows/{id}", "onyxq.interfaces.cli.flows"
 _SOME: dict[str, Any] = {"id": bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000")}
+_CHANGES = ("produce", "operate")
 _COLUMNS = ("id", "name", "state", "counts", "created", "finished")
 
 MAKE_FLOW = Operation(
@@ -261,7 +263,7 @@ CANCEL_FLOW = Operation(
     name="flow.cancel",
     args=CancelFlow,
     result=FlowView,
-    access=_on_flows("produce", "operate"),
+    access=Access(_CHANGES, lambda args: (Need(_CHANGES, queues=(FLOWS_QUEUE,), flow=args.id),)),
     place=Place.LEADER,
     bounded=True,
     http=Http(verb="DELETE", path=_PATH, id="cancel_flow", tag=_TAG, errors=(404, 409)),

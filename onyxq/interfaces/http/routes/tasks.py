@@ -287,7 +287,8 @@ ENDPOINTS = (
         "`replaced` (its data) or `exists` for each task, in the order of the request. `guarantee` names what is not "
         "promised of the stored tasks: with a small `w`, or in an opportunistic queue. If only a part could be stored, "
         "the members `ids` and `stored` of the problem name every task (null: it may be stored). Then repeat the "
-        "request under these ids, or with the same Idempotency-Key.",
+        "request under these ids, or with the same Idempotency-Key. All peers know a key as long as `retention_ms` of "
+        "the queue `onyxq.requests` says. To be safe beyond that, send ids from GET /v1/ids.",
         handle=post_tasks,
         role="produce",
         args=NewTasks,
