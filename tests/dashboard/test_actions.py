@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -95,6 +96,24 @@ async def test_all_tasks_of_a_search_are_chosen() -> None:
         text = await chosen(action="cancel", which="ticked", id=[one.hex() for one in IDS])
         assert "Cancel 1 task?" in text and "2 tasks cannot be changed this way" in text
     assert {method for method, _ in service.calls} <= {"enqueue", "list", "get"}
+
+
+@on_trio
+async def test_the_page_before_an_action_holds_no_data_of_tasks() -> None:
+    """Thousands of tasks may be chosen, of 16 MiB each."""
+    service = await with_dead()
+    get, size, count = service._get, 500_000, 100
+    service._get = lambda args: get({"id": IDS[0]}) | {"data": bytes(size)}  # type: ignore[method-assign]
+    form = {"action": "discard", "which": "ticked", "id": [IDS[0].hex()] * count}
+    async with client_of(service) as client:
+        tracemalloc.start()
+        try:
+            answer = await client.post("/ui/chosen", data=form, headers=SITE)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert f"Discard {count} tasks?" in answer.text
+    assert most < size * count / 4
 
 
 @on_trio

@@ -227,7 +227,8 @@ NEUTRAL = set(
     duration_ms error expires_ms for_ms format from input job keep_ms key lease_ms like limit made_ms max missed
     newest_first offsets
     order owned part paused permanent priority progress request replace seen seen_seq seen_token schedule
-    skip state task_bytes_max timeout version w wait_ms where why worker zone position partition peer entry known
+    since_ms skip state task_bytes_max timeout until_ms version w wait_ms where why
+    worker zone position partition peer entry known
     """.split()
 ) | set(SETTINGS)
 """Arguments that name nothing that belongs to a queue, in any method."""
@@ -262,6 +263,8 @@ def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, l
         "changes": {"": [[[stored, "x", 0]]]},
         "deletes": {"": [[stored]]},
         "depends": {"": [[stored]]},
+        "tasks": {"flow.make": [[{"queue": THEIRS}]]},
+        "on_done": {"flow.make": [{"queue": THEIRS}]},
         "prepared": {"": [[]]},
         "body": {"": [b""]},
     }
@@ -315,6 +318,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "transact": {"name": "t", "enqueue": []},
     "periodic.set": {"name": "ours", "queue": OURS, "schedule": "0 0 1 1 *"},
     "queue.set": {"retries": 3},
+    "flow.make": {"tasks": [{"queue": OURS}]},
     "taskstore.update": {"client": 2, "adds": [[OURS, "x", 0]]},
     "taskstore.claim": {"client": 2, "group": OURS},
     "backup.hold": {"for_ms": -1},

@@ -33,6 +33,8 @@ CHOSEN_MAX = 5_000
 CHOSEN_PAGE = 1_000
 CHOOSE_S = 3.0
 """Longest search for all tasks of an action, in seconds."""
+ERROR_CHARS = 160
+"""Most characters of an error that is counted before an action."""
 KINDS_MAX = 5
 """Most queues, functions and errors that are shown before an action."""
 SEARCH_FIELDS = ("queue", "state", "where", "since", "until")
@@ -171,6 +173,23 @@ ACTS: Mapping[str, Act] = {
 }
 
 
+@frozen
+class Chosen:
+    """What the page shows of a task. It holds no data: thousands of tasks may be chosen."""
+
+    id: bytes
+    state: str
+    queue: str
+    function: str
+    error: str
+
+    @classmethod
+    def of(cls, task: Mapping[str, Any]) -> Chosen:
+        """Return what is shown of a task."""
+        error = words.brief(task["error"], ERROR_CHARS) if task["error"] else ""
+        return cls(task["id"], task["state"], task["queue"], title(task).function or "no function", error)
+
+
 async def post_chosen(call: Call) -> Response:
     """Answer with the tasks that an action will change, and ask."""
     form: Form = call.body
@@ -182,7 +201,7 @@ async def post_chosen(call: Call) -> Response:
         chosen, has_more = await _ticked(call, form), False
     else:
         chosen, has_more = await _matching(call, search, act)
-    tasks = [task for task in chosen if task["state"] in act.states][:CHOSEN_MAX]
+    tasks = [task for task in chosen if task.state in act.states][:CHOSEN_MAX]
     return page(
         call,
         "chosen.html",
@@ -190,7 +209,7 @@ async def post_chosen(call: Call) -> Response:
         here="/ui/tasks",
         name=name,
         act=act,
-        ids=" ".join(task["id"].hex() for task in tasks),
+        ids=" ".join(task.id.hex() for task in tasks),
         count=len(tasks),
         unfit=len(chosen) - len(tasks),
         has_more=has_more,
@@ -199,41 +218,41 @@ async def post_chosen(call: Call) -> Response:
     )
 
 
-async def _ticked(call: Call, form: Form) -> list[dict[str, Any]]:
+async def _ticked(call: Call, form: Form) -> list[Chosen]:
     ids = form.get("id", [])
     if not ids:
         raise BadRequest("no task is ticked", field="id", hint="Go back and tick tasks, or choose all.")
     if len(ids) > 2 * ROWS or any(not _is_id(one_id) for one_id in ids):
         raise BadRequest(f"id must be the ids of at most {2 * ROWS} tasks", field="id")
-    return [await call.ask("get", id=bytes.fromhex(one_id)) for one_id in ids]
+    return [Chosen.of(await call.ask("get", id=bytes.fromhex(one_id))) for one_id in ids]
 
 
 def _is_id(text: str) -> bool:
     return len(text) == 2 * ID_BYTES and all(sign in "0123456789abcdef" for sign in text)
 
 
-async def _matching(call: Call, search: Search, act: Act) -> tuple[list[dict[str, Any]], bool]:
+async def _matching(call: Call, search: Search, act: Act) -> tuple[list[Chosen], bool]:
     """Return the tasks of a search that an action can change, and whether there may be more."""
     asked = search.asked()
     if asked["state"] is None and len(act.states) == 1:
         asked["state"] = act.states[0]
-    found: list[dict[str, Any]] = []
+    found: list[Chosen] = []
     after, until = None, anyio.current_time() + CHOOSE_S
     while len(found) < CHOSEN_MAX and anyio.current_time() < until:
         listed = await call.ask("list", **asked, after=after, limit=CHOSEN_PAGE)
-        found += [task for task in listed["tasks"] if task["state"] in act.states]
+        found += [Chosen.of(task) for task in listed["tasks"] if task["state"] in act.states]
         after = listed["after"]
         if after is None:
             return found, False
     return found, True
 
 
-def _kinds(tasks: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, int]]]]:
+def _kinds(tasks: Sequence[Chosen]) -> list[tuple[str, list[tuple[str, int]]]]:
     """Return the most frequent queues, functions and errors of tasks, with their numbers."""
     values = {
-        "queue": Counter(task["queue"] for task in tasks),
-        "function": Counter(title(task).function or "no function" for task in tasks),
-        "error": Counter(words.brief(task["error"], 160) for task in tasks if task["error"]),
+        "queue": Counter(task.queue for task in tasks),
+        "function": Counter(task.function for task in tasks),
+        "error": Counter(task.error for task in tasks if task.error),
     }
     return [(name, counts.most_common(KINDS_MAX)) for name, counts in values.items() if counts]
 

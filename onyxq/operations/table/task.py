@@ -360,6 +360,7 @@ GET_TASK = Operation(
     reads=True,
     http=Http(verb="GET", path="/v1/tasks/{id}", id="get_task", tag="tasks", errors=(404,), waits=True),
     python="get",
+    python_left_out=("wait_ms",),
     example=_SOME,
 )
 GET_TASK_LOG = Operation(
