@@ -149,7 +149,7 @@ class Claim:
 
     @property
     def unique_key(self) -> str | None:
-        """The unique key; a queue holds at most one task of a key. None for none."""
+        """The unique key, which one task of a queue holds at a time. None for none."""
         return self.run.header.get("unique_key")
 
     @property

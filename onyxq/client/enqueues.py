@@ -310,8 +310,8 @@ class Enqueuing:
     ) -> TaskId:
         """Store one task and return its id. Concurrent calls share requests.
 
-        See `enqueue_many`. ``unique_key``: if the queue holds an unfinished or remembered task of that key, the id of
-        that task is returned. Until it is first claimed, that task gets the new payload.
+        See `enqueue_many`. ``unique_key``: if another task of the queue holds that key, the id of that task is
+        returned, and ``on_conflict`` says whether it changes.
         """
         refuse_unknown(options, "AsyncClient.enqueue", ENQUEUE_DEFAULTS)
         with enqueuing(queue, 1) as trace:
@@ -334,7 +334,7 @@ class Enqueuing:
     ) -> list[TaskId]:
         """Store tasks that differ only in payload and keys; return their ids in the same order.
 
-        ``ordering_key``, ``unique_key``: one key for all tasks, or one each. A unique key allows one task only.
+        ``ordering_key``, ``unique_key``: one key for all tasks, or one each. One task at a time holds a unique key.
         ``ids``: ids from `make_ids`, so that a repeated call stores no second tasks. ``w``: number of nodes that must
         have stored the tasks; None for a majority.
 

@@ -11,11 +11,23 @@ from typing import Any, Final, NamedTuple, TypedDict, cast, get_args
 
 from onyxq.client.values import as_id
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import DEPENDS_MAX, NAME_CHARACTERS_MAX, PRIORITY_MAX, PRIORITY_MIN, TIME_MS_MAX, Fate
-from onyxq.system.durations import Milliseconds, as_milliseconds
+from onyxq.core.limits import (
+    DEPENDS_MAX,
+    NAME_CHARACTERS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    TIME_MS_MAX,
+    UNIQUE_PERIOD_MS_MAX,
+    Fate,
+    OnConflict,
+    UniqueUntil,
+)
+from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
 from onyxq.system.tracing import check_traceparent
 
 FATES = get_args(Fate)
+UNIQUE_OPTIONS = ("unique_until", "unique_period", "on_conflict")
+_FIELDS = {"unique_period": "unique_period_ms"}
 
 
 class OfQueue(Enum):
@@ -46,7 +58,15 @@ class TaskOptions(TypedDict, total=False):
     callback: Callback | None
 
 
-class EnqueueOptions(TaskOptions, total=False):
+class UniqueOptions(TypedDict, total=False):
+    """Options of a task's unique key; `EnqueueOptions` explains them."""
+
+    unique_until: UniqueUntil | None
+    unique_period: Seconds | None
+    on_conflict: OnConflict | None
+
+
+class EnqueueOptions(TaskOptions, UniqueOptions, total=False):
     """Options of a task with a payload from the caller.
 
     - ``priority``: higher ones are claimed first.
@@ -62,19 +82,26 @@ class EnqueueOptions(TaskOptions, total=False):
     - ``callback``: where the end of the task is reported, once: a URL, to which it is posted, or a map with
       ``transport``, ``uri`` and ``method``.
     - ``format``: the kind of the payload, ``bytes`` or ``json``.
+    - ``unique_until``: when the unique key is free again: ``started`` (an attempt of its task began), ``finished``
+      (the task ended) or ``purged``. Default: ``finished``, with ``unique_period`` ``purged``.
+    - ``unique_period``: one task per unique key and period of this length in seconds, counted from the epoch.
+    - ``on_conflict``: what happens if another task holds the unique key. ``keep``: nothing. ``replace``: that task
+      gets the new payload, priority and due time. ``extend``: it gets the new due time. A task that has started
+      stays as it is. ``refuse``: raise `KeyTaken`. Default: ``replace``.
     """
 
     format: str
 
 
-class StepOptions(EnqueueOptions, total=False):
+class StepOptions(TaskOptions, total=False):
     """Options of a task that is not sent yet."""
 
+    format: str
     ordering_key: str | None
     trace: str | None
 
 
-class GatheredOptions(StepOptions, total=False):
+class GatheredOptions(StepOptions, UniqueOptions, total=False):
     """Options of a task that a transaction enqueues."""
 
     unique_key: str | None
@@ -98,6 +125,9 @@ class Policy(NamedTuple):
     """The members of the callback and their values."""
     trace: str | None = None
     """W3C ``traceparent`` of the span that enqueues the tasks."""
+    unique_until: UniqueUntil | None = None
+    unique_period_ms: int | None = None
+    on_conflict: OnConflict | None = None
 
     def header(self) -> dict[str, Any]:
         """Return the header of the tasks' runs: the options that differ from the defaults, sorted by name."""
@@ -121,6 +151,8 @@ class Policy(NamedTuple):
             said["callback"] = _callback(said["callback"])
         if "backoff_ms" in said:
             said["backoff_ms"] = as_milliseconds(said["backoff_ms"], "backoff_ms")
+        if (period := said.pop("unique_period", None)) is not None:
+            said["unique_period_ms"] = _period_ms(period)
         when = When.of(said.pop("delay_ms", 0), said.pop("at_ms", None))
         return Policy(queue, **said), when
 
@@ -153,6 +185,7 @@ class Policy(NamedTuple):
         for name in ("ordering_key", "unique_key"):
             if getattr(self, name) is not None:
                 _check_name(getattr(self, name), name, name)
+        self._check_unique()
         if isinstance(self.depends, (str, bytes)):
             raise BadRequest("depends is a list of ids", field="depends")
         if len(set(map(_dependency, self.depends))) != len(self.depends) or len(self.depends) > DEPENDS_MAX:
@@ -163,6 +196,15 @@ class Policy(NamedTuple):
             raise BadRequest("expires_ms is a time in milliseconds since the epoch", field="expires_ms")
         if self.trace is not None:
             check_traceparent(self.trace)
+
+    def _check_unique(self) -> None:
+        """Raise `BadRequest` for bad options of the unique key, and for such options without a key."""
+        for name, values in (("unique_until", get_args(UniqueUntil)), ("on_conflict", get_args(OnConflict))):
+            if getattr(self, name) not in (None, *values):
+                raise BadRequest(f"{name} is one of {', '.join(values)}", field=name)
+        for name in UNIQUE_OPTIONS:
+            if self.unique_key is None and getattr(self, _FIELDS.get(name, name)) is not None:
+                raise BadRequest(f"{name} needs a unique_key", field=name)
 
 
 DEFAULTS: dict[str, Any] = {name: value for name, value in Policy._field_defaults.items() if name != "w"}
@@ -177,6 +219,16 @@ def _callback(callback: Callback) -> tuple[tuple[str, str], ...]:
     if not isinstance(callback, Mapping) or not all(isinstance(one, str) for one in (*callback, *callback.values())):
         raise BadRequest("callback is a URL, or a map with transport, uri and method", field="callback")
     return tuple(sorted(callback.items()))
+
+
+def _period_ms(period: Seconds) -> int:
+    """Return a period in milliseconds; raise `BadRequest` for a bad one."""
+    seconds = as_seconds(period, "unique_period")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise BadRequest("unique_period is a number of seconds, a timedelta or text such as 10m", field="unique_period")
+    if not 1 <= seconds * 1000 <= UNIQUE_PERIOD_MS_MAX:
+        raise BadRequest("unique_period is 1 ms to 366 days", field="unique_period")
+    return round(seconds * 1000)
 
 
 def tuple_of(depends: Iterable[bytes | str]) -> tuple[bytes | str, ...]:
@@ -251,5 +303,5 @@ class When(NamedTuple):
 
 
 NOW = When()
-_ALL = {**DEFAULTS, **When._field_defaults}
+_ALL = {**DEFAULTS, **When._field_defaults, "unique_period": None}
 ENQUEUE_DEFAULTS = cast(EnqueueOptions, {name: _ALL[name] for name in EnqueueOptions.__annotations__})

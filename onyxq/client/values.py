@@ -82,6 +82,10 @@ class Task:
     """Number of claims that ``claims`` lacks: it has the first 10 and the last 40 at most."""
     result: bytes | None = None
     error: str | None = None
+    unique_until: str | None = None
+    """When its unique key is free again: ``started``, ``finished`` or ``purged``; None if it has no such key."""
+    unique_period_ms: int | None = None
+    on_conflict: str | None = None
 
     @staticmethod
     def of(answer: dict[str, Any]) -> Task:

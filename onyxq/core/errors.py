@@ -100,6 +100,17 @@ class JobConflict(Conflict):
     code, hint = "job_conflict", "Give the job an id of its own, or submit exactly what was submitted before."
 
 
+class KeyTaken(Conflict):
+    """Another task of the queue holds the unique key, and the enqueue asked to be refused then."""
+
+    code, hint = "key_taken", "Use the task that the message names, or choose another on_conflict."
+
+    @property
+    def existing(self) -> bytes | None:
+        """The id of the task that holds the key."""
+        return bytes.fromhex(self.details[0][0]) if self.details else None
+
+
 class StaleToken(Conflict):
     """The claim is not valid: a newer one was granted, or it belongs to another token."""
 

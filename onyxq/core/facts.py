@@ -7,7 +7,8 @@ partition and kind are in id order.  The value ends with a CRC-32 of key and bod
 A leader may lack rows that an earlier leader wrote without a majority.  It may then write
 another value under the same key.  Where the two values meet, the one with the higher `rank`
 stays, so copies become equal in any order of arrival.  The `Mark` in a value ensures that an
-acknowledged value is never the lower one (see ``docs/decisions.rst``).
+acknowledged value is never the lower one (see ``docs/decisions.rst``).  A task with a unique key
+may change before its first attempt: its leader writes its row again with a higher mark.
 
 Kinds:
 
@@ -15,8 +16,7 @@ Kinds:
 * ``C`` completion of a run,
 * ``U`` update,
 * ``H`` history: an entry's effect on a claim,
-* ``R`` resolution: all dependencies of a run are done,
-* ``D`` data that replaced a unique task's data before it was first granted.
+* ``R`` resolution: all dependencies of a run are done.
 
 The body of a task row is ``header length (4) | count (4) | header (msgpack map) |
 count x payload length (4) | count x payload CRC-32 (4) | payloads``.  The same bytes
@@ -36,11 +36,11 @@ from typing import Any, NamedTuple
 import msgpack
 
 from onyxq.core.errors import BadRequest, Corrupt, TooLarge
-from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, TaskId
+from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, TaskId, ms_of
 from onyxq.core.limits import RUN_BYTES_MAX
 
-TASK, COMPLETION, UPDATE, HISTORY, RESOLUTION, DATA = b"T", b"C", b"U", b"H", b"R", b"D"
-KINDS = (COMPLETION, DATA, HISTORY, RESOLUTION, TASK, UPDATE)
+TASK, COMPLETION, UPDATE, HISTORY, RESOLUTION = b"T", b"C", b"U", b"H", b"R"
+KINDS = (COMPLETION, HISTORY, RESOLUTION, TASK, UPDATE)
 KEY_BYTES = (23, 35)
 """Length of a task row's key, and of any other row's key, in bytes."""
 
@@ -162,14 +162,6 @@ class Resolution(NamedTuple):
 
     count: int  # type: ignore[assignment]  # shadows the tuple's method
     at_ms: int
-    mark: Mark = UNMARKED
-
-
-class Data(NamedTuple):
-    """A decoded data row: the payload that replaced a unique task's payload."""
-
-    at_ms: int
-    payload: bytes
     mark: Mark = UNMARKED
 
 
@@ -354,22 +346,10 @@ def resolution_row(first: bytes, resolution: Resolution) -> Row:
     return Row(key, seal(key, msgpack.packb(fields)))
 
 
-def data_row(task_id: bytes, data: Data) -> Row:
-    """Return the row of the data that replaces a unique task's data."""
-    key = key_of(DATA, task_id, _ALONE)
-    return Row(key, seal(key, msgpack.packb((*data.mark, data.at_ms, data.payload))))
-
-
 def unpack_resolution(body: bytes) -> Resolution:
     """Decode the body of a resolution row."""
     count, epoch, number, at_ms = msgpack.unpackb(body)
     return Resolution(count, at_ms, Mark(epoch, number))
-
-
-def unpack_data(body: bytes) -> Data:
-    """Decode the body of a data row."""
-    epoch, number, at_ms, payload = msgpack.unpackb(body)
-    return Data(at_ms, payload, Mark(epoch, number))
 
 
 def unpack_completion(body: bytes) -> Completion:
@@ -411,6 +391,12 @@ def unpack_history(body: bytes) -> History:
     return History(*msgpack.unpackb(body))
 
 
+def task_mark(header: dict[str, Any]) -> Mark:
+    """Return the mark of a task row: that of its last change or, if it was never changed, that of its order."""
+    changed = header.get("mark")
+    return Mark(*(changed or (header.get("order") or (0, *UNMARKED))[1:]))
+
+
 def rank(key: bytes, value: bytes) -> tuple[int, int, int, bytes]:
     """Return the rank of a sound value; of two values under one key, the one with the greater rank stays.
 
@@ -419,8 +405,7 @@ def rank(key: bytes, value: bytes) -> tuple[int, int, int, bytes]:
     kind, body = key[2:3], value[:-4]
     if kind == TASK:
         header, count = task_header(body)
-        _, epoch, number = header.get("order") or (0, 0, 0)
-        return (epoch, number, count, value)
+        return (*task_mark(header), count, value)
     mark = UNMARKED
     if kind == COMPLETION:
         mark = completion_head(body)[3]
@@ -428,14 +413,28 @@ def rank(key: bytes, value: bytes) -> tuple[int, int, int, bytes]:
         mark = unpack_update(body).mark
     elif kind == RESOLUTION:
         mark = unpack_resolution(body).mark
-    elif kind == DATA:
-        mark = unpack_data(body).mark
     return (*mark, 0, value)
 
 
 def key_digest(queue: str, key: str) -> bytes:
     """Return the 16 bytes that name an ordering or unique key of a queue in indexes."""
     return blake2b(f"{queue}\0{key}".encode(), digest_size=16).digest()
+
+
+def period_digest(digest: bytes, period_ms: int | None, due_ms: int) -> bytes:
+    """Return the 16 bytes that name a unique key within its period, from `key_digest`; without a period, the digest.
+
+    Periods are counted from the epoch. The one of a task is that of the due time in its id.
+    """
+    if not period_ms:
+        return digest
+    return blake2b(digest + struct.pack("<QQ", period_ms, due_ms // period_ms), digest_size=16).digest()
+
+
+def unique_digest(header: dict[str, Any], first: bytes) -> bytes:
+    """Return the 16 bytes that name the unique key of a task, within its period, in indexes."""
+    digest = key_digest(header["queue"], header["unique_key"])
+    return period_digest(digest, header.get("unique_period_ms"), ms_of(first))
 
 
 def partition_of_keys(queue: str, key: str, partitions: int) -> int:

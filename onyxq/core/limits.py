@@ -60,6 +60,12 @@ RetryCount: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
 BackoffMs: TypeAlias = Annotated[int, Meta(ge=0, le=86_400_000)]
 Fate: TypeAlias = Literal["fail", "cancel", "run"]
 """What happens to a task when a task that it depends on fails or is cancelled."""
+UniqueUntil: TypeAlias = Literal["started", "finished", "purged"]
+"""When a task's unique key is free again: once an attempt began, once the task ended, or once it is purged."""
+UNIQUE_PERIOD_MS_MAX = 366 * 86_400_000
+UniquePeriodMs: TypeAlias = Annotated[int, Meta(ge=1, le=UNIQUE_PERIOD_MS_MAX)]
+OnConflict: TypeAlias = Literal["keep", "replace", "extend", "refuse"]
+"""What an enqueue does to the task that holds its unique key."""
 TRACEPARENT = "00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 """Pattern of version, trace, span, flags (source: W3C Trace Context, level 1)."""
 TRACEPARENT_CHARACTERS = 55

@@ -89,7 +89,7 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
             ms_of(task_id),
             ID,
             f"made for queue {task['queue']} with priority {task['priority']}, in partition "
-            f"{partition_of(task_id)}, due from this time on",
+            f"{partition_of(task_id)}, due from this time on{_unique(task)}",
         )
     ]
     out += [_from_history(row) for row in known["history"]]
@@ -103,6 +103,15 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
         error = f": {words.brief(done['error'])}" if done.get("error") else ""
         out.append(_plain_told(done["at_ms"], STORE, f"{done['outcome']}{under}{error}", token=done["token"]))
     return out
+
+
+def _unique(task: Mapping[str, Any]) -> str:
+    """Return what the task's unique key means, in words; nothing without a key."""
+    if task.get("unique_key") is None:
+        return ""
+    until = {"started": "an attempt begins", "finished": "the task ends"}.get(task["unique_until"], "it is purged")
+    period = f", once per {words.duration(task['unique_period_ms'])}" if task.get("unique_period_ms") else ""
+    return f"; holds the unique key {words.brief(task['unique_key'])}{period} until {until}"
 
 
 def _voided(known: Mapping[str, Any]) -> list[Told]:

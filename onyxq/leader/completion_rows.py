@@ -8,6 +8,7 @@ from typing import NamedTuple
 from onyxq.core import facts
 from onyxq.core.facts import Completion, History, Row
 from onyxq.core.ids import Run, TaskId, ids_of, mask_of, offset_of, runs_of, stretch_of
+from onyxq.core.replica import ClaimPiece
 from onyxq.leader.state.view import Index
 
 
@@ -108,6 +109,14 @@ def not_ended_by(store: Index, run: Run, token: int, event: int | None) -> list[
         if not ended and not dead:
             bits |= mask_of(task_id, 1)
     return list(runs_of(stretch_of(run.first), bits))
+
+
+def is_overtaken(store: Index, task_id: TaskId, claim: ClaimPiece | None) -> bool:
+    """Return whether a worker holds a claim that is newer than the task's completion."""
+    if claim is None or not store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1):
+        return False
+    done = completions_of(store, Run(task_id, 1))
+    return bool(done) and done[0][1].token < claim[2]
 
 
 def overtaken_bits(store: Index, run: Run, token: int, bits: int) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from onyxq.core import facts
-from onyxq.core.errors import BadRequest, OnyxqError, Unknown
+from onyxq.core.errors import BadRequest, KeyTaken, OnyxqError, Unknown
 from onyxq.core.facts import Completion, Row
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.queues import settings_of
@@ -23,7 +23,7 @@ from onyxq.leader.grants.keyed_rows import KeyedRows
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.state.completion_plan import stored_rows
-from onyxq.leader.task_keys import Started, TaskKeys
+from onyxq.leader.task_keys import REFUSED, RunRequest, Started, TaskKeys
 from onyxq.leader.token_check import TokenCheck
 from onyxq.operations.table.enqueue import Enqueue
 from onyxq.system.procedures import CANCELLED, beside, procedure, shielded
@@ -31,19 +31,8 @@ from onyxq.system.procedures import CANCELLED, beside, procedure, shielded
 Ack = int | list[Any] | dict[str, Any]
 """The number of nodes that have a run, or an error map.
 
-For a task with a unique key it is ``[number, current task of the key, what happened]``.
+For a task with a unique key it is ``[number, task that holds the key, what happened]``.
 """
-
-
-class _RunRequest(NamedTuple):
-    """A run to enqueue, with the contents of its row."""
-
-    first: TaskId
-    body: bytes
-    at_ms: int | None
-    """The due time that the user named."""
-    header: dict[str, Any]
-    count: int  # type: ignore[assignment]  # shadows the tuple's method
 
 
 class Enqueues:
@@ -67,7 +56,7 @@ class Enqueues:
     @procedure
     async def enqueue(self, args: Enqueue) -> list[Ack]:
         """Store task runs; see `Ack` for the answers."""
-        asked = [_RunRequest(*run, *facts.task_header(run.body)) for run in args.runs]
+        asked = [RunRequest(*run, *facts.task_header(run.body)) for run in args.runs]
         if any(one.at_ms is not None or not SPECIAL.isdisjoint(one.header) for one in asked):
             return await self._enqueue_special(asked, args.w)
         votes: list[Vote | OnyxqError] = []
@@ -96,7 +85,7 @@ class Enqueues:
         try:
             leader.check()
             store = self._host.store
-            current = store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+            current = store.unique(leader.partition, facts.unique_digest(header, first))
             row = None if current is None else store.task_row(current)
             if row is None:
                 if not data:
@@ -120,7 +109,7 @@ class Enqueues:
         new = Completion(token, 1, facts.COMPLETED, self._host.wall_ms(), [], mark)
         return stored_rows(store, Run(task_id, 1), mark) or [facts.completion_row(task_id, new)]
 
-    def _write(self, leader: PartitionLeader, one: _RunRequest) -> Vote:
+    def _write(self, leader: PartitionLeader, one: RunRequest) -> Vote:
         """Write a plain run. If a claimer waits for its tasks, offer them meanwhile.
 
         Rows that count from memory are not offered: they count before they can be read. Neither are tasks that had
@@ -132,14 +121,14 @@ class Enqueues:
             stored = self._host.granter.offer_early(leader, Run(one.first, one.count), one.header, one.body)
         return leader.replicate(rows, early=early, stored=stored)
 
-    def _early(self, one: _RunRequest) -> bool:
+    def _early(self, one: RunRequest) -> bool:
         """Return whether the run, which has no key, may be acknowledged before it is on disk: its queue says so."""
         replica = self._host.replica
         if not replica.queues:
             return False
         return settings_of(replica, one.header["queue"]).durability == "opportunistic"
 
-    def _rows(self, leader: PartitionLeader, one: _RunRequest, body: bytes) -> list[Row]:
+    def _rows(self, leader: PartitionLeader, one: RunRequest, body: bytes) -> list[Row]:
         """Return the rows to write for a run; for tasks that exist already, their existing rows."""
         first, stretch = one.first, stretch_of(one.first)
         known = self._host.store.known_bits(stretch) & mask_of(first, one.count)
@@ -172,7 +161,7 @@ class Enqueues:
         return list(rows.values())
 
     async def _ack(
-        self, one: _RunRequest, vote: Vote | OnyxqError, leader: PartitionLeader | None, wanted: int | None
+        self, one: RunRequest, vote: Vote | OnyxqError, leader: PartitionLeader | None, wanted: int | None
     ) -> int | dict[str, Any]:
         """Return the number of nodes that have the run; a task with a key always needs a majority."""
         if isinstance(vote, OnyxqError):
@@ -191,7 +180,7 @@ class Enqueues:
 
     # --- runs with keys, dependencies or a time of their own
 
-    async def _enqueue_special(self, asked: Sequence[_RunRequest], wanted: int | None) -> list[Ack]:
+    async def _enqueue_special(self, asked: Sequence[RunRequest], wanted: int | None) -> list[Ack]:
         new = [one for one in asked if "depends" in one.header and not self._is_known(one)]
         found = await self._dependencies.outcomes_for({one for row in new for one in row.header["depends"]})
         acks: list[Ack] = [0] * len(asked)
@@ -200,7 +189,7 @@ class Enqueues:
             over = started.over
             try:
                 count = await self._ack(asked[place], started.vote, started.leader, wanted)
-                acks[place] = [count, *started.current] if started.current and isinstance(count, int) else count
+                acks[place] = _told(count, started.current)
             except CANCELLED:
                 # The client no longer waits, but the next request with the key waits for the decision.
                 over = partial(self._host.start_soon, self._decide_abandoned, asked[place], started)
@@ -220,17 +209,17 @@ class Enqueues:
                     start(settle(place, started))
         return acks
 
-    async def _decide_abandoned(self, one: _RunRequest, started: Started) -> None:
+    async def _decide_abandoned(self, one: RunRequest, started: Started) -> None:
         try:
             await self._ack(one, started.vote, started.leader, None)
         finally:
             started.over()
 
-    def _is_known(self, one: _RunRequest) -> bool:
+    def _is_known(self, one: RunRequest) -> bool:
         mask = mask_of(one.first, one.count)
         return self._host.store.known_bits(stretch_of(one.first)) & mask == mask
 
-    def _check_time(self, one: _RunRequest) -> None:
+    def _check_time(self, one: RunRequest) -> None:
         """Raise `BadRequest` if the named due time is further in the past than the queue's grace."""
         if one.at_ms is None or self._is_known(one):
             return
@@ -241,7 +230,7 @@ class Enqueues:
                 f"at_ms is {late_ms} ms in the past; the queue allows at most {grace_ms} ms", field="at_ms"
             )
 
-    def _calls_back(self, one: _RunRequest) -> bool:
+    def _calls_back(self, one: RunRequest) -> bool:
         """Return whether a task has a callback; if it is stored already, its row decides."""
         if CALLBACK not in one.header:
             return False
@@ -249,31 +238,42 @@ class Enqueues:
         return row is None or CALLBACK in facts.task_header(row[1])[0]
 
     async def _start(
-        self, leader: PartitionLeader, one: _RunRequest, found: dict[TaskId, str | OnyxqError | None]
+        self, leader: PartitionLeader, one: RunRequest, found: dict[TaskId, str | OnyxqError | None]
     ) -> Started:
-        body, extra = one.body, list[Row]()
-        if self._calls_back(one):
-            extra.append(self._dependencies.callback_row(one.first))
+        body, extra, calls_back = one.body, list[Row](), self._calls_back(one)
         if "depends" in one.header and not self._is_known(one):
-            extra += self._dependencies.check(leader, one.first, one.count, one.header, found)
+            extra = self._dependencies.check(leader, one.first, one.count, one.header, found)
         if self._keys.concerns(one.header):
             body = self._keys.ordered(leader, one.first, one.header, body, one.at_ms)
         if UNIQUE_KEY in one.header:
-            unique = await self._keys.unique(leader, one.first, one.header, body)
+            unique = await self._keys.unique(leader, one)
             if unique is not None:
                 return unique
         try:
             rows = [*self._rows(leader, one, body), *extra]
+            if calls_back:
+                rows.append(self._dependencies.callback_row(one.first))
             if self._keys.concerns(one.header):
                 vote = self._keyed_rows.write(leader, one.first, rows)
             else:
                 vote = leader.replicate(rows, early=self._early(one))
             started = Started(leader, vote)
-            if self._calls_back(one):
+            if calls_back:
                 self._dependencies.follow(one.first)
         except OnyxqError:
-            self._keys.failed(one.header)
+            self._keys.failed(one)
             raise
         if UNIQUE_KEY in one.header:
-            return self._keys.as_new(started, one.first, one.header)
+            return self._keys.as_new(started, one)
         return started
+
+
+def _told(count: int | dict[str, Any], current: tuple[TaskId, str] | None) -> Ack:
+    """Return the answer for a run, from what `Enqueues._ack` returned and the task that holds its unique key."""
+    if current is None or not isinstance(count, int):
+        return count
+    holder, outcome = current
+    if outcome != REFUSED:
+        return [count, holder, outcome]
+    taken = f"unique_key: task {holder.hex()} of the queue holds this key"
+    return KeyTaken(taken, field=UNIQUE_KEY, details=[[holder.hex()]]).to_map()

@@ -45,7 +45,7 @@ class Operations:
         self.claim_updates = ClaimUpdates(host, self.tokens, self.completions)
         self.cancellations = Cancellations(host, self.tokens, self.completions)
         self.keyed_rows = KeyedRows(host)
-        keys = TaskKeys(host, self.keyed_rows)
+        keys = TaskKeys(host, self.keyed_rows, completions=self.completions, dependencies=self.dependencies)
         self.enqueues = Enqueues(
             host, self.tokens, dependencies=self.dependencies, keys=keys, keyed_rows=self.keyed_rows
         )

@@ -13,8 +13,7 @@ from onyxq.core import facts
 from onyxq.core.errors import NotLeader, OnyxqError
 from onyxq.core.ids import Run, TaskId, ids_of, mask_of, partition_of, runs_of, stretch_of
 from onyxq.core.replica import claim_of
-from onyxq.core.task_headers import UNIQUE_KEY, may_say
-from onyxq.leader.completion_rows import completions_of
+from onyxq.leader.completion_rows import completions_of, is_overtaken
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
 from onyxq.system.procedures import now
@@ -89,22 +88,11 @@ class Outcomes:
         return outcome
 
     def _current_task(self, task_id: TaskId) -> TaskId:
-        """Return the current task of the task's unique key, or the task itself."""
-        row = self._host.store.task_row(task_id)
-        if row is None or not may_say(row[1], UNIQUE_KEY):
-            return task_id
-        header, _ = facts.task_header(row[1])
-        if UNIQUE_KEY not in header:
-            return task_id
-        return self._host.store.unique(partition_of(task_id), header["queue"], header[UNIQUE_KEY]) or task_id
+        """Return the task that holds the task's unique key in its place, or the task itself."""
+        return self._host.store.superseded_by(task_id) or task_id
 
     def _is_overtaken(self, task_id: TaskId) -> bool:
-        """Return whether a worker holds a claim that is newer than the task's completion."""
-        store, claim = self._host.store, claim_of(self._host.replica, task_id)
-        if claim is None or not store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1):
-            return False
-        done = completions_of(store, Run(task_id, 1))
-        return bool(done) and done[0][1].token < claim[2]
+        return is_overtaken(self._host.store, task_id, claim_of(self._host.replica, task_id))
 
     def watch(self, task_id: TaskId, watcher: str) -> None:
         """Give a node a hint once a task is finished."""

@@ -7,23 +7,30 @@ enqueues never goes back within a key.
 
 If a task depends on tasks of its own key, it comes after them, however late they are. Before them
 it would wait for tasks that wait for it.
+
+A unique key is held by one task, until the task starts, ends or is purged, as its row says. Requests
+about one key are serialised. A request waits until it is known whether the task that holds the key
+was granted and whether it ended: another task gets the key only after a decision that every next
+leader knows. Until its first attempt, the task can be changed: its row is written again.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from attrs import frozen
 
 from onyxq.core import facts
-from onyxq.core.facts import Data, Row
+from onyxq.core.errors import Unavailable
 from onyxq.core.ids import Run, TaskId, mask_of, ms_of, partition_of, stretch_of
 from onyxq.core.replica import claim_of
-from onyxq.core.task_headers import DEPENDS, ORDERING_KEY, UNIQUE_KEY
+from onyxq.core.task_headers import CALLBACK, DEPENDS, DUE_MS, MARK, ON_CONFLICT, ORDERING_KEY, REPLACE, UNIQUE_KEY
 from onyxq.leader.cohort.replication import Vote
-from onyxq.leader.completion_rows import history_of
+from onyxq.leader.completion_rows import history_of, is_overtaken
+from onyxq.leader.completions import Completions
+from onyxq.leader.dependencies import Dependencies
 from onyxq.leader.grants.keyed_rows import KeyedRows
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
@@ -35,11 +42,28 @@ CLOCKS_APART_MS = 1_000
 """How far an id's time may be ahead of the leader's clock if the user named no later time."""
 GRANT_PATIENCE_S = 4.0
 """Longest wait of a repeated unique key for the log to decide a grant of its task, in seconds."""
-NEW, REPLACED, EXISTS = "new", "replaced", "exists"
+NEW, REPLACED, EXTENDED, EXISTS, REFUSED = "new", "replaced", "extended", "exists", "refused"
+"""Outcomes of an enqueue with a unique key. The last one is answered as an error."""
+MOVED_FIELDS = ("expires_ms",)
+"""Fields that a waiting task gets together with a new due time."""
+REPLACED_FIELDS = ("backoff_ms", "expires_ms", "format", "priority", "retries", "trace")
+"""Fields that a waiting task gets together with new data."""
+_PLACE_FIELDS = ("order", "scheduled", DUE_MS, MARK)
 
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+class RunRequest(NamedTuple):
+    """A run to enqueue, with the contents of its row."""
+
+    first: TaskId
+    body: bytes
+    at_ms: int | None
+    """The due time that the user named."""
+    header: dict[str, Any]
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
 
 
 @frozen
@@ -49,7 +73,7 @@ class Started:
     leader: PartitionLeader
     vote: Vote
     current: tuple[TaskId, str] | None = None
-    """For a unique key: its current task, and whether the task is new, has new data or existed."""
+    """For a unique key: the task that holds it, and the outcome."""
     over: Callable[[], None] = _nothing
     """Called once the write is decided."""
 
@@ -57,9 +81,13 @@ class Started:
 class TaskKeys:
     """Prepares rows of tasks with keys for the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, keyed_rows: KeyedRows) -> None:
+    def __init__(
+        self, host: OperationsHost, keyed_rows: KeyedRows, *, completions: Completions, dependencies: Dependencies
+    ) -> None:
         self._host = host
         self._keyed_rows = keyed_rows
+        self._completions = completions
+        self._dependencies = dependencies
         self._clocks: dict[tuple[int, int], int] = {}
         """(partition, epoch) -> the latest time given to a row."""
         self._locks: dict[bytes, deque[Wait]] = {}
@@ -112,46 +140,121 @@ class TaskKeys:
 
     # --- unique keys
 
-    async def unique(
-        self, leader: PartitionLeader, first: TaskId, header: dict[str, Any], body: bytes
-    ) -> Started | None:
-        """Return the write for a unique key that has a current task; None if the new task may be stored.
+    async def unique(self, leader: PartitionLeader, one: RunRequest) -> Started | None:
+        """Return the write for a unique key that another task holds; None if the new task may be stored.
 
         Enqueues of one key are serialised. The next one waits for `Started.over` of this write, or of the write
         that is returned for the new task.
         """
-        digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
+        digest = facts.unique_digest(one.header, one.first)
         await self._lock(digest)
         try:
             leader.check()
-            current = self._other_task(leader, first, header)
-            if current is None:
+            holder = await self._other_holder(leader, one.first, digest)
+            if holder is None:
                 return None
-            return await self._repeat(leader, current, body, self._unlocking(digest))
+            return await self._conflict(leader, holder, one, self._unlocking(digest))
         except BaseException:
             self._unlock(digest)
             raise
 
-    def _other_task(self, leader: PartitionLeader, first: TaskId, header: dict[str, Any]) -> TaskId | None:
-        """Return the current task of a unique key if it is another one than ``first``."""
-        current = self._host.store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
-        return current if current != first else None
+    async def _other_holder(self, leader: PartitionLeader, first: TaskId, digest: bytes) -> TaskId | None:
+        """Return the task that holds a unique key in place of a new task; None if that one is new or is stored."""
+        store = self._host.store
+        if store.known_bits(stretch_of(first)) & mask_of(first, 1) and store.superseded_by(first) is None:
+            return None
+        holder = await self._holder(leader, digest)
+        return holder if holder != first else None
+
+    async def _holder(self, leader: PartitionLeader, digest: bytes) -> TaskId | None:
+        """Return the task that holds a unique key, once it is decided whether the task started and whether it ended.
+
+        Raises `Unavailable` while only this node may know of the end.
+        """
+        host, until = self._host, now() + GRANT_PATIENCE_S
+        while True:
+            await host.settled()
+            leader.check()
+            latest = host.store.latest(leader.partition, digest)
+            if latest is None:
+                return None
+            run, left_s = Run(latest.task, 1), until - now()
+            if left_s > 0 and host.leader_state.any_in(State.FINISHING, [run]):
+                await self._completions.until_decided([run])
+            elif left_s > 0 and host.leader_state.blocked(run) and claim_of(host.replica, latest.task) is None:
+                await host.moved(left_s)  # the log decides soon whether it is granted
+            else:
+                return latest.task if not latest.released or self._may_go_on(leader, latest.task) else None
+
+    def _may_go_on(self, leader: PartitionLeader, task_id: TaskId) -> bool:
+        """Return whether a worker may hold a task that has released its key, because its completion is void.
+
+        Raises `Unavailable` while it is unknown whether a next leader would know of the end.
+        """
+        store, stretch, bit = self._host.store, stretch_of(task_id), mask_of(task_id, 1)
+        if not store.finished_bits(stretch) & bit:
+            return False  # the log says that it started, or was reopened
+        if not leader.backed or self._host.leader_state.unsure(stretch) & bit:
+            raise Unavailable(
+                f"unique_key: a majority may not know yet that task {task_id.hex()} of this key has ended",
+                field=UNIQUE_KEY,
+            )
+        return is_overtaken(store, task_id, claim_of(self._host.replica, task_id))
+
+    async def _conflict(
+        self, leader: PartitionLeader, holder: TaskId, one: RunRequest, over: Callable[[], None]
+    ) -> Started:
+        row = self._host.store.task_row(holder)
+        if row is None:
+            raise missing(self._host.store, holder, "unique_key")
+        choice = one.header.get(ON_CONFLICT, REPLACE)
+        outcome = {"replace": REPLACED, "extend": EXTENDED, "refuse": REFUSED}.get(choice, EXISTS)
+        changes = outcome in (REPLACED, EXTENDED)
+        if changes and await self._has_started(holder):
+            changes, outcome = False, EXISTS
+        # The existing rows may be stored only here, so they are written again before they are acknowledged.
+        body = self._changed(leader, holder, row[1], one) if changes else row[1]
+        rows = [facts.task_row(holder, body)]
+        if calls_back := CALLBACK in facts.task_header(body)[0]:
+            rows.append(self._dependencies.callback_row(holder))
+        vote = self._keyed_rows.write(leader, holder, rows, changed=changes)
+        if calls_back:
+            self._dependencies.follow(holder)
+        return Started(leader, vote, (holder, outcome), over)
+
+    def _changed(self, leader: PartitionLeader, holder: TaskId, body: bytes, one: RunRequest) -> bytes:
+        """Return the row of a waiting task after a request that replaces its data or moves its due time."""
+        old, moves = facts.unpack_task(body), one.header.get(ON_CONFLICT) == "extend"
+        fields = MOVED_FIELDS if moves else REPLACED_FIELDS
+        gone = {*fields, *_PLACE_FIELDS}
+        header = {name: value for name, value in old.header.items() if name not in gone}
+        taken = fields if moves else (*fields, CALLBACK)  # without a new callback the old one stays
+        header |= {name: one.header[name] for name in taken if name in one.header}
+        payload = (old if moves else facts.unpack_task(one.body)).payload(0)
+        changed = self.ordered(leader, one.first, header, facts.pack_task(header, [payload]), one.at_ms)
+        placed, _ = facts.task_header(changed)
+        if "scheduled" in placed or "scheduled" in old.header:
+            placed[DUE_MS] = ms_of(one.first)
+        else:  # it is ready, and keeps its place
+            placed |= {"order": old.header["order"], MARK: list(leader.mark())}
+            placed |= {DUE_MS: old.header[DUE_MS]} if DUE_MS in old.header else {}
+        return facts.pack_task(dict(sorted(placed.items())), [payload])
 
     async def lock(self, header: dict[str, Any]) -> Callable[[], None]:
         """Wait for all other requests about the unique key of a task; return what lets the next one proceed."""
-        digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
+        digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])  # timers have no period
         await self._lock(digest)
         return self._unlocking(digest)
 
-    def as_new(self, started: Started, first: TaskId, header: dict[str, Any]) -> Started:
+    def as_new(self, started: Started, one: RunRequest) -> Started:
         """Return the same write as that of a new unique key, after `unique` allowed it."""
-        digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
-        return Started(started.leader, started.vote, (first, NEW), self._unlocking(digest))
+        unlock = self._unlocking(facts.unique_digest(one.header, one.first))
+        return Started(started.leader, started.vote, (one.first, NEW), unlock)
 
-    def failed(self, header: dict[str, Any]) -> None:
+    def failed(self, one: RunRequest) -> None:
         """Unlock the key after a write that `unique` allowed could not be started."""
-        if UNIQUE_KEY in header:
-            self._unlock(facts.key_digest(header["queue"], header[UNIQUE_KEY]))
+        if UNIQUE_KEY in one.header:
+            self._unlock(facts.unique_digest(one.header, one.first))
 
     def _unlocking(self, digest: bytes) -> Callable[[], None]:
         return lambda: self._unlock(digest)
@@ -178,42 +281,15 @@ class TaskKeys:
         else:
             del self._locks[digest]
 
-    async def _repeat(self, leader: PartitionLeader, current: TaskId, body: bytes, over: Callable[[], None]) -> Started:
-        row = self._host.store.task_row(current)
-        if row is None:
-            raise missing(self._host.store, current, "unique_key")
-        # The existing row may be stored only here, so it is written again before it is acknowledged.
-        rows: list[Row] = [facts.task_row(*row)]
-        if await self._was_granted(current):
-            return Started(leader, self._keyed_rows.write(leader, current, rows), (current, EXISTS), over)
-        run = Run(current, 1)
-        self._host.leader_state.begin(State.CHANGING, [run])
-        data = Data(self._host.wall_ms(), facts.unpack_task(body).payload(0), leader.mark())
-        vote = self._keyed_rows.write(leader, current, [*rows, facts.data_row(current, data)])
-
-        def written() -> None:
-            self._host.granter.offer(self._host.leader_state.end(State.CHANGING, [run]))
-            over()
-
-        return Started(leader, vote, (current, REPLACED), written)
-
-    async def _was_granted(self, task_id: TaskId) -> bool:
-        """Return whether a task was ever granted, is finished or is being finished."""
+    async def _has_started(self, task_id: TaskId) -> bool:
+        """Return whether a task was ever granted, is finished or is being finished, or cannot be changed now."""
         host, run = self._host, Run(task_id, 1)
-        await host.settled()
-        until = now() + GRANT_PATIENCE_S
-        # A grant may be on its way, which the log decides soon.
-        while host.leader_state.blocked(run) and claim_of(host.replica, task_id) is None:
-            left_s = until - now()
-            if left_s <= 0:
-                break
-            await host.moved(left_s)
         await host.settled()
         stretch = stretch_of(task_id)
         finished = host.store.finished_bits(stretch) | host.leader_state.unsure(stretch)
-        granted = (one.event == facts.GRANTED for one in history_of(host.store, task_id))
         return (
             bool(finished & mask_of(task_id, 1))
             or bool(host.leader_state.blocked(run))
-            or (claim_of(host.replica, task_id) is not None or any(granted))
+            or claim_of(host.replica, task_id) is not None
+            or bool(history_of(host.store, task_id))
         )

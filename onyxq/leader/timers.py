@@ -52,7 +52,7 @@ class Timers:
     def current_task(self, partition: int, queue: str, timer: str) -> TaskId | None:
         """Return the current task of a timer's id, finished or not; raises `NotLeader`."""
         self._tokens.leader(partition)
-        return self._host.store.unique(partition, queue, timer)
+        return self._host.store.unique(partition, facts.key_digest(queue, timer))
 
     @procedure
     async def set(self, first: TaskId, body: bytes, *, replace: bool) -> int:
@@ -79,7 +79,7 @@ class Timers:
         if store.known_bits(stretch_of(first)) & mask_of(first, 1) and (known := store.task_row(first)) is not None:
             # a repeat: the row may be stored only here, so it is written again before it is acknowledged
             return facts.task_row(*known)
-        current = store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+        current = store.unique(leader.partition, facts.unique_digest(header, first))
         if current is not None and (row := store.task_row(current)) is not None and _alike(row[1], body):
             return facts.task_row(*row)
         lives = current is not None and await self._lives(current)
@@ -113,8 +113,7 @@ class Timers:
             raise NotFound("there is no such timer", field="id")
         unlock = await self._keys.lock(header)
         try:
-            current = self._host.store.unique(partition_of(task_id), header["queue"], header[UNIQUE_KEY])
-            if current != task_id:
+            if self._host.store.superseded_by(task_id) is not None:
                 return REPLACED
             with shielded():
                 (refused,) = await self._cancellations.cancel(CancelTasks(ids=[task_id], claimed=True))

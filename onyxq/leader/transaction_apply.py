@@ -17,6 +17,7 @@ from onyxq.core.errors import Corrupt, NotLeader, OnyxqError, Unavailable, from_
 from onyxq.core.facts import Row, Update
 from onyxq.core.ids import Run, TaskId
 from onyxq.core.replica import Transaction
+from onyxq.core.task_headers import UNIQUE_KEY, may_say
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.cohort.pending_facts import key_in
 from onyxq.leader.completion_rows import Finish
@@ -189,9 +190,12 @@ class TransactionApplier:
         ]
         updates = self._update_rows(leader, items)
         vote = leader.replicate(updates) if updates else None
-        work = [self._complete_all(leader, finishes)] if finishes else []
-        work += [self._enqueue_all(runs)] if runs else []
         try:
+            if finishes and any(may_say(body, UNIQUE_KEY) for _, body, _ in runs):
+                await self._complete_all(leader, finishes)  # a task that ends here may hold the key of a new one
+                finishes = []
+            work = [self._complete_all(leader, finishes)] if finishes else []
+            work += [self._enqueue_all(runs)] if runs else []
             await gather(work)
         finally:
             if vote is not None:

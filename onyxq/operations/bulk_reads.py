@@ -1,7 +1,7 @@
 """Reading the bodies of many tasks by their runs, in any state (design: facts, runs).
 
 Any node answers; the leader of the partitions does so without another node.  Bodies are those of task
-rows, cut to the runs of the request, with the data that replaced a unique task's.  An answer holds
+rows, cut to the runs of the request.  An answer holds
 about `ANSWER_BYTES`, and at least one body.  The caller asks for the rest again.
 """
 
@@ -14,9 +14,8 @@ import trio
 from msgspec import Meta
 
 from onyxq.core.errors import Corrupt, NotLeader, OnyxqError
-from onyxq.core.facts import pack_task, slice_task, task_header
+from onyxq.core.facts import slice_task, task_header
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
-from onyxq.core.task_headers import UNIQUE_KEY
 from onyxq.node.node import Node
 from onyxq.node.routing import CALL_TIMEOUT_S, RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, ROUTE_TIMEOUT_S, is_passing, leader_of
 from onyxq.operations.checks.runs import check_runs
@@ -125,11 +124,7 @@ class BulkReading:
             if row is None:
                 raise Corrupt(f"the task row at {task_id.hex()} is missing")
             start, body = offset_of(row[0]), row[1]
-            header, count = task_header(body)
+            _, count = task_header(body)
             size = min(end, start + count) - place
-            replaced = store.data(task_id) if UNIQUE_KEY in header else None
-            if replaced is not None:
-                yield [task_id, pack_task(header, [replaced])]
-            else:
-                yield [task_id, slice_task(body, place - start, size)]
+            yield [task_id, slice_task(body, place - start, size)]
             place += size

@@ -99,7 +99,9 @@ class Enqueueing:
         key, partitions = args.key.hex(), self._partitions()
         first = self._maker.run(facts.partition_of_keys(REQUESTS_QUEUE, key, partitions), 1).first
         data = b"" if args.request is None else msgspec.msgpack.encode(args.request)
-        body = facts.pack_task({"queue": REQUESTS_QUEUE, "unique_key": key}, [data])
+        # The record is stored finished, so its key must be held until it is purged.
+        header = {"queue": REQUESTS_QUEUE, "unique_key": key, "unique_until": "purged"}
+        body = facts.pack_task(header, [data])
         (found,) = await self._recorded.ask(Records(runs=[(first, body)]))
         if isinstance(found, dict):
             raise from_map(found)

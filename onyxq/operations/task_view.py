@@ -9,7 +9,7 @@ from onyxq.core import facts
 from onyxq.core.facts import Completion, History, Update
 from onyxq.core.ids import TaskId, ms_of, offset_of, partition_of
 from onyxq.core.replica import ClaimPiece, Replica
-from onyxq.core.task_headers import policy_of
+from onyxq.core.task_headers import UNIQUE_KEY, due_of, policy_of, unique_options
 from onyxq.history.attempts import Ended, attempts_max, attempts_of, reports_of, shown
 from onyxq.store.store import Store
 
@@ -55,13 +55,13 @@ def task_view(
     found = [(first, body) for kind, first, body in rows if kind == facts.TASK]
     if not found:
         return None
-    first, body = max(found, key=lambda one: (facts.task_header(one[1])[0].get("order") or [0, 0, 0])[1:])
+    first, body = max(found, key=lambda one: facts.task_mark(facts.task_header(one[1])[0]))
     run = facts.unpack_task(facts.slice_task(body, offset_of(task_id) - offset_of(first), 1))
     header = run.header
     history = sorted({facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY})
     done = completion_of(rows, task_id)
     returned = [one for one in history if one.event in (facts.RETRIED, facts.EXPIRED, facts.REOPENED)]
-    due_ms = _due_ms(task_id, returned)
+    due_ms = _due_ms(due_of(header, task_id), returned)
     waits = "depends" in header and not any(kind == facts.RESOLUTION for kind, _, _ in rows)
     retries = policy_of(replica, header).retries
     reports = reports_of(facts.unpack_update(body) for kind, _, body in rows if kind == facts.UPDATE)
@@ -70,11 +70,12 @@ def task_view(
     return {
         "id": task_id,
         "queue": header["queue"],
-        "data": run.payload(0) if (data := _data(rows)) is None else data,
+        "data": run.payload(0),
         "format": header.get("format", "bytes"),
         "priority": header.get("priority", 0),
         "ordering_key": header.get("ordering_key"),
-        "unique_key": header.get("unique_key"),
+        "unique_key": header.get(UNIQUE_KEY),
+        **unique_options(header),
         "state": _state(done, claim, waits=waits, late=due_ms <= now_ms),
         "at_ms": due_ms,
         "expires_ms": header.get("expires_ms"),
@@ -104,10 +105,8 @@ def placed_by_keys(view: dict[str, Any], store: Store) -> dict[str, Any] | None:
     its producer got the id of the other one.
     """
     task_id, queue = view["id"], view["queue"]
-    if view["unique_key"] is not None:
-        standing = store.unique(partition_of(task_id), queue, view["unique_key"])
-        if standing not in (None, task_id):
-            return None
+    if view["unique_key"] is not None and store.superseded_by(task_id) is not None:
+        return None
     if view["ordering_key"] is not None and view["state"] == "ready":
         head = store.key_head(partition_of(task_id), facts.key_digest(queue, view["ordering_key"]))
         if head not in (None, task_id):
@@ -115,16 +114,10 @@ def placed_by_keys(view: dict[str, Any], store: Store) -> dict[str, Any] | None:
     return view
 
 
-def _due_ms(task_id: TaskId, returned: Sequence[History]) -> int:
-    """Return when a task is due: from its last retry or reopening, else from its id."""
+def _due_ms(due_ms: int, returned: Sequence[History]) -> int:
+    """Return when a task is due: from its last retry or reopening, else ``due_ms``."""
     said = [one.retry_ms for one in returned if one.event in (facts.RETRIED, facts.REOPENED)]
-    return said[-1] if said else ms_of(task_id)
-
-
-def _data(rows: Rows) -> bytes | None:
-    """Return the data that replaced the task's data."""
-    found = [facts.unpack_data(body) for kind, _, body in rows if kind == facts.DATA]
-    return max(found, key=lambda one: one.mark).payload if found else None
+    return said[-1] if said else due_ms
 
 
 def history_of(task_id: TaskId, rows: Rows) -> dict[str, Any]:

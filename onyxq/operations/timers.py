@@ -108,7 +108,9 @@ class Timers:
         if self.check_callback is not None:
             await self.check_callback(timer.callback)
         first = self._ids.run(self._partition(timer.id), 1, due_ms=self._node.wall_ms() + timer.timeout).first
-        body = facts.pack_task({"format": "json", "queue": QUEUE, "unique_key": timer.id}, [payload])
+        body = facts.pack_task(
+            {"format": "json", "queue": QUEUE, "unique_key": timer.id, "unique_until": "purged"}, [payload]
+        )
         (found,) = await self._stored.ask(TimerRuns(runs=[(first, body)], replace=args.replace))
         if isinstance(found, dict):
             raise from_map(found)

@@ -27,7 +27,7 @@ COLUMNS = ("task_id", "queue", "data", "options")
 """The columns that a writer fills."""
 
 _NAME = re.compile(r"([a-z_][a-z0-9_]*\.)?[a-z_][a-z0-9_]*")
-_OPTIONS = frozenset(DEFAULTS) - {"unique_key"} | {"at_ms"}
+_OPTIONS = frozenset(DEFAULTS) - {"unique_key", "unique_until", "unique_period_ms", "on_conflict"} | {"at_ms"}
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

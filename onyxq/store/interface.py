@@ -22,7 +22,7 @@ as they are; it does not rebuild them.
 * ``keys``: tasks with an ordering key that are unfinished or stopped it, in the key's
   order.  Only the first task of a key, its head, can be ready or due (or wait for its
   dependencies).  A stopped head is neither, and blocks the key.
-* ``unique``: rows with a unique key.  The row of the highest mark holds the key; the others
+* ``unique``: rows with a unique key.  The row of the highest mark holds the key until it releases it; the others
   are *superseded*: in no other index and in no count.
 * ``expiring``: unfinished tasks that were never granted, by expiry time.
 * ``dead``: failed tasks by queue.

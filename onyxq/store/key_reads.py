@@ -7,15 +7,15 @@ import struct
 from collections.abc import Iterator
 
 from onyxq.core.errors import BadRequest, Corrupt
-from onyxq.core.facts import DATA, TASK, key_digest, key_of, slice_task, unpack_data, unseal
+from onyxq.core.facts import TASK, key_of, slice_task, unseal
 from onyxq.core.ids import TaskId, id_at, ids_of, offset_of, runs_of, stretch_of
 from onyxq.core.purged import Watermark
 from onyxq.store.index.expected import load_stretch
-from onyxq.store.index.facets import free_bits, head_of, holder_of, stands
+from onyxq.store.index.facets import Latest, free_bits, head_of, latest_of, stands
 from onyxq.store.index.heads import queue_digest
 from onyxq.store.index.pending_rows import pending_rows, pending_transactions
 from onyxq.store.index.records import Alike, due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
-from onyxq.store.index.stretches import Owner, Remembered, Stretch, alike_at, groups, owners
+from onyxq.store.index.stretches import Owner, Remembered, Stretch, groups, owners
 from onyxq.store.interface import PendingRow, Piece
 from onyxq.store.tables import END, CheckedTables, Table, within, within_down
 
@@ -85,12 +85,11 @@ class RuledReads:
         wanted = 0
         for bits in record.moved.values():
             wanted |= bits
-        origin = alike_at(Stretch(record.key), 0)
         out = [
             _piece(record, owner, alike, held, held if owner.key else bits)
             for owner in owners(self._tables, record, wanted)
-            for alike, bits in groups(record, owner.tasks).items()
-            if alike != origin and (held := bits & ~record.finished)
+            for alike, bits in groups(record, owner).items()
+            if alike != Alike(owner.due_ms(record), 0, 0) and (held := bits & ~record.finished)
         ]
         return sorted(out, key=lambda piece: piece.first)
 
@@ -99,7 +98,7 @@ class RuledReads:
         if not stands(self._tables, stretch, owner):
             return
         free = free_bits(self._tables, stretch, owner)
-        for alike, bits in groups(stretch, owner.tasks).items():
+        for alike, bits in groups(stretch, owner).items():
             if held := bits & free & wanted:
                 yield _piece(stretch, owner, alike, held, bits & free if owner.key else bits)
 
@@ -118,12 +117,6 @@ class RuledReads:
         for moved in record.moved.values():
             bits |= moved
         return bits
-
-    def data(self, task_id: bytes) -> bytes | None:
-        """Return the payload that replaced a unique task's, or None; raises `Corrupt`."""
-        key = key_of(DATA, task_id, bytes(12))
-        stored = None if self.hides(task_id) else self._tables.rows.get(key)
-        return None if stored is None else unpack_data(self._unseal(key, stored)).payload
 
     # --- tasks that failed, wait, or expire -----------------------------------------
 
@@ -223,10 +216,29 @@ class RuledReads:
 
     # --- keys -----------------------------------------------------------------------
 
-    def unique(self, partition: int, queue: str, key: str) -> TaskId | None:
-        """Return the task that holds a unique key, finished or not, or None."""
-        found = holder_of(self._tables, partition.to_bytes(2, "big") + key_digest(queue, key))
-        return None if found is None or self.hides(found) else found
+    def unique(self, partition: int, digest: bytes) -> TaskId | None:
+        """Return the task that holds a unique key, from its `unique_digest`, or None if the key is free."""
+        found = self.latest(partition, digest)
+        return None if found is None or found.released else found.task
+
+    def latest(self, partition: int, digest: bytes) -> Latest | None:
+        """Return the latest task of a unique key, whether it still holds the key or not; None if there is none."""
+        found = latest_of(self._tables, partition.to_bytes(2, "big") + digest)
+        return None if found is None or self.hides(found.task) else found
+
+    def superseded_by(self, task_id: bytes) -> TaskId | None:
+        """Return the task that got a task's unique key in its place, or None.
+
+        Clients do not see a superseded task: its producer got the id of the other one.
+        """
+        record, bit = self._stretch(stretch_of(task_id)), 1 << offset_of(task_id)
+        for owner in owners(self._tables, record, bit & record.ruled):
+            rules = owner.queue.rules
+            if rules is not None and not stands(self._tables, record, owner):
+                digest = rules.unique_of(id_at(record.key[7:], owner.offset))
+                latest = self.latest(int.from_bytes(task_id[6:8], "big"), digest)
+                return None if latest is None else latest.task
+        return None
 
     def key_head(self, partition: int, digest: bytes) -> TaskId | None:
         """Return the first unfinished or stopped task of an ordering key, or None."""

@@ -14,7 +14,6 @@ from onyxq.core.facts import (
     EVENTS,
     HISTORY,
     OUTCOMES,
-    RESOLUTION,
     TASK,
     UPDATE,
     History,
@@ -23,7 +22,6 @@ from onyxq.core.facts import (
     check_key,
     completion_head,
     history_row,
-    unpack_data,
     unpack_history,
     unpack_resolution,
     unpack_update,
@@ -90,7 +88,7 @@ def _check_body(kind: bytes, key: bytes, value: bytes) -> tuple[int, Detail]:
         return _check_update(key, body)
     if key[23:] != _ALONE:
         raise ValueError("its key is malformed")
-    return _check_resolution(body) if kind == RESOLUTION else _check_data(body)
+    return _check_resolution(body)
 
 
 def _check_task(key: bytes, value: bytes) -> tuple[int, QueueKey]:
@@ -131,14 +129,6 @@ def _check_resolution(body: bytes) -> tuple[int, None]:
     if type(resolution.count) is not int or type(resolution.at_ms) is not int:
         raise ValueError("whole numbers expected")
     return resolution.count, None
-
-
-def _check_data(body: bytes) -> tuple[int, None]:
-    data = unpack_data(body)
-    _check_mark(data.mark)
-    if type(data.at_ms) is not int or type(data.payload) is not bytes:
-        raise ValueError("a time and bytes are expected")
-    return 1, None
 
 
 def _check_mark(mark: Mark) -> None:

@@ -89,7 +89,7 @@ def any_may_be(stretch: Stretch, state: str | None, now_ms: int) -> bool:
     if state == "waiting":
         return bool(stretch.ruled)
     late = ms_of(stretch.key[7:]) <= now_ms
-    return bool(stretch.moved) or state not in ("scheduled", "ready") or late == (state == "ready")
+    return bool(stretch.moved or stretch.ruled) or state not in ("scheduled", "ready") or late == (state == "ready")
 
 
 def finished_in(stretch: Stretch) -> dict[str, int]:
@@ -110,7 +110,7 @@ def may_be(tables: Tables, stretch: Stretch, owner: Owner, *, state: str | None,
     if state == "waiting":
         return held
     late = 0
-    for alike, bits in groups(stretch, live).items():
+    for alike, bits in groups(stretch, owner, live).items():
         late |= bits if alike.due_ms <= now_ms else 0
     return late & ~held if state == "ready" else live & ~late
 

@@ -14,7 +14,6 @@ import msgpack
 from onyxq.core.errors import BadRequest, Corrupt, StoreFailed, Unavailable
 from onyxq.core.facts import (
     COMPLETION,
-    DATA,
     HISTORY,
     KINDS,
     RESOLUTION,
@@ -51,7 +50,7 @@ from onyxq.store.row_checks import Prepared
 from onyxq.store.state_lookup import FindingReads
 from onyxq.store.tables import FORMAT_KEY, LOG_DIGEST, LOG_POSITION, rows_of, within
 
-TELLING = (TASK, DATA, HISTORY, UPDATE, COMPLETION)
+TELLING = (TASK, HISTORY, UPDATE, COMPLETION)
 """Kinds of rows with texts for people: names, data and errors."""
 _COUNT = struct.Struct(">8xI")
 
@@ -251,7 +250,7 @@ class Store(FindingReads):
         Raises `Corrupt`.
         """
         prefix = task_id[6:8] + kind
-        start = prefix + (task_id if kind in (UPDATE, DATA) else stretch_of(task_id))
+        start = prefix + (task_id if kind == UPDATE else stretch_of(task_id))
         last = prefix + task_id + b"\xff" * 12
         found = []
         for key, value in self._tables.rows.ascend(start) if not self.hides(task_id) else ():
@@ -438,7 +437,7 @@ def _covers(kind: bytes, key: bytes, value: bytes, task_id: bytes) -> bool:
 
     A row too damaged to decide counts as covering. Checking it then raises.
     """
-    if kind in (UPDATE, DATA):
+    if kind == UPDATE:
         return key[3:23] == task_id
     try:
         if kind == COMPLETION:

@@ -9,9 +9,19 @@ from typing import Any, TypedDict
 
 from attrs import evolve, field, fields_dict, frozen
 
-from onyxq.client.policy import OF_QUEUE, Callback, Policy, Retries, TaskOptions, tuple_of
+from onyxq.client.policy import (
+    OF_QUEUE,
+    UNIQUE_OPTIONS,
+    Callback,
+    Policy,
+    Retries,
+    TaskOptions,
+    UniqueOptions,
+    tuple_of,
+)
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import OnConflict, UniqueUntil
 from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
 from onyxq.system.settings import did_you_mean
 from onyxq.worker.resources import used_by
@@ -27,7 +37,7 @@ Key = str | Callable[..., str] | None
 """A key: a template such as ``"customer {customer}"``, or a function of the task's arguments."""
 
 
-class Changes(TaskOptions, total=False):
+class Changes(TaskOptions, UniqueOptions, total=False):
     """Options that `TaskFunction.options` can change; see `Options`."""
 
     queue: str
@@ -99,7 +109,7 @@ def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     said = dict(options)
     for name in said.keys() & {"delay_ms", "backoff_ms", "expires_after_ms"}:
         said[name] = as_milliseconds(said[name], name)
-    for name in said.keys() & {"timeout_s", "retry_for_s"}:
+    for name in said.keys() & {"timeout_s", "retry_for_s", "unique_period"}:
         said[name] = as_seconds(said[name], name)
     return said
 
@@ -116,6 +126,9 @@ class Options:
     backoff_ms: int | None = None
     ordering_key: Key = None
     unique_key: Key = None
+    unique_until: UniqueUntil | None = None
+    unique_period: float | None = None
+    on_conflict: OnConflict | None = None
     expires_ms: int | None = None
     expires_after_ms: int | None = None
     """Time after the due time by which the task must have started, in milliseconds."""
@@ -176,6 +189,8 @@ class Options:
             raise BadRequest("expires_ms and expires_after_ms exclude each other", field="expires_after_ms")
         self.retrying.check()
         Policy(self.queue, self.priority, self.retries, self.backoff_ms).check()
+        if unique := {name: value for name in UNIQUE_OPTIONS if (value := getattr(self, name)) is not None}:
+            Policy.of(self.queue, {**unique, "unique_key": None if self.unique_key is None else "some"})[0].check()
         for name in KEYS:
             _check_template(getattr(self, name), name, function)
 
@@ -209,6 +224,7 @@ class Options:
             said["callback"] = self.callback
         if self.w is not None:
             said["w"] = self.w
+        said |= {name: value for name in UNIQUE_OPTIONS if (value := getattr(self, name)) is not None}
         expires_ms = self.expires_ms
         if self.expires_after_ms is not None:
             if now_ms is None:

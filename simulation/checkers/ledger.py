@@ -74,7 +74,7 @@ class Ledger(Checker):
         if sent is not None:
             return sent.said
         fate = "run" if is_callback(task.id) else "fail"
-        return Said(task.ordering_key, task.unique_key, task.depends, fate)
+        return Said(task.ordering_key, task.unique_key, depends=task.depends, on_dependency_failed=fate)
 
     def seen_s(self, task: Task) -> float:
         """When a task's enqueue was acknowledged; infinite if it never was."""

@@ -14,6 +14,11 @@ async def _at_once(*_: object, **__: object) -> None:
     """Wait for nothing."""
 
 
+def _unchanged(_: object, __: object, ___: object, body: bytes, ____: object) -> bytes:
+    """Change nothing."""
+    return body
+
+
 def _planted(name: str, seam: str, fault: Callable[[Any], Any], breaks: str, quick: int = 0) -> Planted:
     return Planted(name, f"onyxq.leader.{seam}", fault, breaks, "facts", runs=200, quick=quick)
 
@@ -59,6 +64,36 @@ FACT_BUGS: tuple[Planted, ...] = (
         instead(_at_once),
         "two tasks are stored for one key",
         quick=3,
+    ),
+    _planted(
+        "a unique key is free at once",
+        "task_keys:TaskKeys._other_holder",
+        returning(None),
+        "two waiting tasks are stored for one key",
+        quick=6,
+    ),
+    _planted(
+        "a task that started is changed",
+        "task_keys:TaskKeys._has_started",
+        returning(False),
+        "an enqueue is told that it replaced the data of a task that runs with the older data",
+        quick=6,
+    ),
+    _planted(
+        "extend moves no due time",
+        "task_keys:TaskKeys._changed",
+        instead(_unchanged),
+        "a task runs before the time to which an enqueue moved it",
+        quick=6,
+    ),
+    Planted(
+        "a unique key stays taken",
+        "onyxq.store.index.facets:has_released",
+        returning(False),
+        "the key of a task that ended is not free",
+        "facts",
+        runs=200,
+        quick=6,
     ),
     _planted(
         "rows of tasks with keys are not written again",

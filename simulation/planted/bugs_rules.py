@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
-from onyxq.core.facts import FAILED, unpack_task
+from onyxq.core.facts import FAILED
 from onyxq.core.ids import TaskId
 from onyxq.core.periodic import ALL, ONCE, Plan
 from onyxq.core.queues import settings_of
@@ -51,14 +51,9 @@ def _never_granted(
     return was_granted
 
 
-def _data_of_the_enqueue(
-    original: Callable[[Bodies, TaskId, dict[str, Any], bytes], tuple[int, bytes]],
-) -> Callable[[Bodies, TaskId, dict[str, Any], bytes], tuple[int, bytes]]:
-    def latest(bodies: Bodies, first: TaskId, header: dict[str, Any], body: bytes) -> tuple[int, bytes]:
-        epoch, _ = original(bodies, first, header, body)
-        return epoch, unpack_task(body).payload(0)
-
-    return latest
+def _unchanged(_: object, __: object, ___: object, body: bytes, ____: object) -> bytes:
+    """Return the row as it was."""
+    return body
 
 
 def _one_is_enough(original: _Verdict) -> _Verdict:
@@ -198,7 +193,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     # --- unique keys
     Planted(
         "a repeated unique key makes another task",
-        "onyxq.leader.task_keys:TaskKeys._other_task",
+        "onyxq.leader.task_keys:TaskKeys._other_holder",
         returning(None),
         "the same work is done twice",
         "same_again",
@@ -206,15 +201,15 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "data is replaced after the first grant",
-        "onyxq.leader.task_keys:TaskKeys._was_granted",
+        "onyxq.leader.task_keys:TaskKeys._has_started",
         _never_granted,
         "the stored data is not the data with which the task ran",
         "same_again",
     ),
     Planted(
         "a task is granted with replaced data",
-        "onyxq.leader.grants.bodies:Bodies._latest",
-        _data_of_the_enqueue,
+        "onyxq.leader.task_keys:TaskKeys._changed",
+        instead(_unchanged),
         "an acknowledged replacement is ignored",
         "same_again",
     ),

@@ -101,7 +101,7 @@ async def _enqueue_some(world: World, client: RecordingClient, sent: dict[bytes,
         said: dict[str, object] = {"retries": draw.choice((0, 2))}
         kind = draw.random()
         if kind < 0.2:
-            said["unique_key"] = draw.choice(KEYS)
+            said |= {"unique_key": draw.choice(KEYS), "unique_until": "purged"}
         elif kind < 0.4 and recent:
             said["depends"] = draw.sample(recent, 1)
         elif kind < 0.5:

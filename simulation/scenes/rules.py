@@ -213,6 +213,7 @@ async def _enqueue_unique(world: World, name: int) -> None:
                     "q",
                     [b"task %d of %d" % (number, name)],
                     unique_key=f"u{number // 4}",
+                    unique_until=("purged", "finished", "started")[number // 4 % 3],
                     delay_ms=world.random.choice((0, 500)),
                     timeout_ms=10_000,
                 )

@@ -23,7 +23,7 @@ from simulation.probes import Probes
 from simulation.search.facts_calm import calm, settle
 from simulation.search.facts_clients import Clients
 from simulation.search.facts_cluster import Facts
-from simulation.search.facts_model import Model, Task
+from simulation.search.facts_model import Model, Task, UniqueKey
 from simulation.search.facts_node import FactsNode, SearchClock
 from simulation.search.facts_states import PAIRS, counted_states
 from simulation.search.run import told_as_broken
@@ -33,7 +33,7 @@ T = TypeVar("T")
 CLIENT_ODDS = {
     "enqueue": 20,
     "keyed": 12,
-    "unique": 6,
+    "unique": 9,
     "depending": 6,
     "later": 3,
     "again": 4,
@@ -60,6 +60,11 @@ FAULT_ODDS = {
 }
 
 
+UNTIL = ("finished", "started", "finished", "purged")
+"""When unique keys are free again, by their number."""
+CHOICES = ("replace", "replace", "keep", "extend", "refuse")
+PERIOD_MS = 4
+"""Length of a period of some unique keys; the ids of a partition span some milliseconds."""
 PHASE = 120
 """Mean number of steps until others are slow."""
 KINDS = ("turn", "read", "send", "land", "commit", "disk", "fly", "follow")
@@ -149,6 +154,7 @@ class FactsSearch:
         self.model = Model()
         facts.course.checkers = (TokensIncrease(), self.model)
         self.clients = Clients(facts, self.model, self.draw, plan.partitions)
+        self.model.wall_ms = self.clients.now_ms
         self.made = made = FactsRun(self.seed, plan, facts.course, self.probes)
         try:
             with told_as_broken():
@@ -322,7 +328,14 @@ class FactsSearch:
         self.clients.enqueue(key=f"k{self._below(self.plan.keys)}")
 
     def _unique(self) -> None:
-        self.clients.enqueue(unique=f"u{self._below(2 * self.plan.keys)}")
+        number = self._below(4 * self.plan.keys)
+        unique = UniqueKey(
+            f"u{number}",
+            until=UNTIL[number % len(UNTIL)],
+            choice=CHOICES[self._below(len(CHOICES))],
+            period_ms=PERIOD_MS if number % 5 == 4 else 0,
+        )
+        self.clients.enqueue(unique=unique, later_ms=50 + self._below(2_000) if self._random() < 0.5 else 0)
 
     def _depending(self) -> None:
         found = [task for task in (self._task(), self._task()) if task is not None and task.acked]

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from onyxq.core import facts
-from onyxq.core.errors import OnyxqError, StaleToken
+from onyxq.core.errors import KeyTaken, OnyxqError, StaleToken
 from onyxq.core.ids import TaskId, make_id, partition_of, with_counter
 from onyxq.leader.grants.claims_here import claim_here
 from onyxq.operations.table.claim import Complete, Completion, Fail, Failure, Held, Release, Renew, Renewal
@@ -19,7 +19,7 @@ from onyxq.operations.table.task import CancelTasks, RequeueDead
 from onyxq.system.procedures import Withdrawn
 from simulation.checkers import Broken
 from simulation.search.facts_cluster import Facts
-from simulation.search.facts_model import QUEUE, Model, Task
+from simulation.search.facts_model import QUEUE, Model, Task, UniqueKey
 from simulation.search.facts_node import FactsNode
 
 MAKER = 7
@@ -84,16 +84,23 @@ class Clients:
 
     # --- enqueues
 
-    def enqueue(self, key: str = "", unique: str = "", depends: tuple[Task, ...] = (), later_ms: int = 0) -> None:
+    def enqueue(
+        self,
+        key: str = "",
+        unique: UniqueKey | None = None,
+        depends: tuple[Task, ...] = (),
+        later_ms: int = 0,
+    ) -> None:
         """Enqueue a new task."""
-        partition = int((key or unique)[1:]) % self.partitions if key or unique else self._below(self.partitions)
+        named = key or (unique.key if unique else "")
+        partition = int(named[1:]) % self.partitions if named else self._below(self.partitions)
         number, attempts = self.model.count(), 1 + self._below(2)
         header: dict[str, Any] = {"queue": QUEUE, "retries": attempts - 1, "backoff_ms": 50}
         header |= {"depends": [one.id for one in depends]} if depends else {}
         header |= {"ordering_key": key} if key else {}
-        header |= {"unique_key": unique} if unique else {}
+        header |= unique.header() if unique else {}
         body = facts.pack_task(dict(sorted(header.items())), [b"%d" % number])
-        at_ms = self._now_ms() + later_ms if later_ms else None
+        at_ms = self.now_ms() + later_ms if later_ms else None
         task = Task(self._new_id(partition, at_ms), number, body, attempts, at_ms, key, unique, depends)
         self.model.sent(task)
         self._send(task)
@@ -105,6 +112,7 @@ class Clients:
     def _send(self, task: Task) -> None:
         node = self.leader_of(partition_of(task.id))
         if node is not None:
+            task.open += 1
             request = Enqueue(runs=[NewRun(task.id, task.body, task.at_ms)])
             self.ask(node, node.operations.enqueues.enqueue(request), partial(self._stored, task))
 
@@ -113,15 +121,17 @@ class Clients:
         if isinstance(ack, int) and ack:
             self.model.acked(task)
         elif isinstance(ack, list):
-            self.model.stands(task.unique, ack[1])
-            self.model.acked(self.model.tasks[ack[1]])
+            self.model.told(task, ack[1], ack[2])
+        elif isinstance(ack, dict) and ack["code"] == KeyTaken.code:
+            self.model.told(task, TaskId(bytes.fromhex(ack["details"][0][0])), "refused")
 
     def _new_id(self, partition: int, at_ms: int | None) -> TaskId:
         count = self.counters[partition] = self.counters.get(partition, -1) + 1
         ms = at_ms if at_ms is not None else self.around.start_ms + count // STRETCH
         return with_counter(make_id(ms, partition, MAKER, 0), count)
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
+        """Return the wall clock of all nodes."""
         return self.around.start_ms + int(self.around.clock.now_s * 1000)
 
     def _below(self, limit: int) -> int:

@@ -77,10 +77,11 @@ class RecordingClient:
     ) -> list[TaskId]:
         """Enqueue; the ids of what stands; raises `OnyxqError`. All payloads of a run must be different."""
         options = {"retries": 25, "backoff_ms": 1_000, **options}
-        policy, _ = Policy.of(queue, options)
+        policy, _ = Policy.of(queue, {**options, "unique_key": unique_key})
         depends = tuple(map(TaskId, map(as_id, policy.depends)))
-        fate, calls_back = policy.on_dependency_failed, policy.callback is not None
-        said = Said(ordering_key, unique_key, depends, fate, policy.expires_ms, calls_back)
+        until, fate = policy.unique_until or "finished", policy.on_dependency_failed
+        calls_back = policy.callback is not None
+        said = Said(ordering_key, unique_key, until, depends, fate, policy.expires_ms, calls_back)
         sent = [self._send(queue, data, said) for data in payloads]
         ids = await self._noting(
             self.client.enqueue_many(
@@ -95,7 +96,7 @@ class RecordingClient:
         )
         now_s = trio.current_time()
         for task_id, data, one in zip(ids, payloads, sent, strict=True):
-            one.answered_s = now_s
+            one.answered_s, one.task = now_s, task_id
             if unique_key is not None:
                 self._audit.unique_stands.stands(task_id, one)
             self._history.enqueued.setdefault(task_id, Enqueued(queue, data, now_s, said))

@@ -17,6 +17,7 @@ class Said:
 
     ordering_key: str | None = None
     unique_key: str | None = None
+    unique_until: str = "finished"
     depends: tuple[TaskId, ...] = ()
     on_dependency_failed: str = "fail"
     expires_ms: int | None = None
@@ -35,6 +36,8 @@ class Sent:
     invoked_s: float
     answered_s: float = float("inf")
     """When it was acknowledged, and from when on all clients see the task."""
+    task: TaskId | None = None
+    """The task that the acknowledgement named."""
 
 
 @frozen

@@ -60,8 +60,13 @@ def draw(mix: RulesMix, generator: random.Random, queue: str, *, now_ms: int, re
     shares = [getattr(mix, kind) for kind in kinds]
     (kind,) = generator.choices((*kinds, "plain"), (*shares, max(0.0, 1 - sum(shares))))
     key = f"k{generator.randrange(mix.keys)}"
-    # Unique keys are used up: a finished task stands for its key as well.
-    unique = {"unique_key": f"{key} {now_ms // 20_000}", "delay_ms": generator.choice((0, 2_000))}
+    # Keys until they are purged are used up: a finished task stands for its key as well.
+    number = now_ms // 20_000
+    unique = {
+        "unique_key": f"{key} {number}",
+        "unique_until": ("purged", "finished", "started")[number % 3],
+        "delay_ms": generator.choice((0, 2_000)),
+    }
     chosen = sorted({generator.choice(recent) for _ in range(generator.randint(1, 3))}) if recent else []
     depends = {"depends": chosen, "on_dependency_failed": generator.choice(FATES)}
     drawn = {

@@ -17,20 +17,19 @@ from onyxq.core.facts import (
     RETRIED,
     STOPPED,
     TASK,
-    Data,
     Mark,
     Row,
-    data_row,
     first_of,
     key_digest,
     key_of,
     partition_of_keys,
     rank,
     task_header,
+    unique_digest,
     unpack_task,
 )
-from onyxq.core.ids import TaskId, id_at
-from onyxq.errors import BadRequest, Corrupt
+from onyxq.core.ids import TaskId, id_at, make_id, mask_of, stretch_of
+from onyxq.errors import BadRequest
 from onyxq.store.index.applier import Applier, prepare_batch
 from onyxq.store.interface import Batch, PendingRow, Piece
 from onyxq.store.memory import MemoryTable, MemoryTables
@@ -204,6 +203,8 @@ def test_what_waits_behind_a_key_costs_nothing() -> None:
 def unique(number: int, *, mark: Mark, **header: Any) -> Row:
     """Return a row with the unique key "u"."""
     order = [header.pop("due_ms", NOW_MS), *mark]
+    if changed_ms := header.pop("changed_ms", None):
+        header |= {"due_ms": changed_ms, "mark": [mark.epoch, mark.number + 1]}
     return tasks(first_id(number), 1, unique_key="u", order=order, **header)
 
 
@@ -213,37 +214,82 @@ async def test_of_two_rows_with_a_unique_key_that_of_the_later_leader_stands(wor
     old, new = unique(1, mark=Mark(4, 9), due_ms=NOW_MS + 99), unique(2, mark=Mark(5, 1))
     async with world.store() as store:
         written = await put(store, old)
-        assert (written.superseded, store.unique(3, "mail", "u")) == ((), first_id(1))
+        assert (written.superseded, store.unique(3, key_digest("mail", "u"))) == ((), first_id(1))
         written = await put(store, new)
         assert written.superseded == (first_id(1),)
-        assert store.unique(3, "mail", "u") == first_id(2)
+        assert store.unique(3, key_digest("mail", "u")) == first_id(2)
         assert ready(store) == [(first_id(2), 2 << 1)]
         assert store.counts(3) == {"mail": counts(total=1)}
         assert store.next_due_ms(3) is None
         assert (await put(store, unique(3, mark=Mark(1, 1)))).superseded == (first_id(3),)
-        await put(store, done(first_id(1), 1), done(first_id(2), 1))
-        assert store.unique(3, "mail", "u") == first_id(2)
+        await put(store, done(first_id(2), 1))
+        assert store.unique(3, key_digest("mail", "u")) is None
+        assert store.latest(3, key_digest("mail", "u")) == (first_id(2), True)
         assert store.counts(3) == {"mail": counts(total=1, completed=1)}
 
 
 @in_trio
-async def test_data_of_a_higher_mark_replaces_the_payload(world: World) -> None:
-    """In any order; a damaged row is noted, and never read."""
-    rows = [
-        data_row(first_id(1), Data(NOW_MS, payload, Mark(2, number))) for number, payload in enumerate([b"a", b"b"])
+async def test_a_task_that_gave_way_does_not_come_back_once_the_key_is_free(world: World) -> None:
+    """Its producer got the id of the other task. A newer task gets the key."""
+    async with world.store() as store:
+        await put(store, unique(1, mark=Mark(4, 9)), unique(2, mark=Mark(5, 1)), done(first_id(2), 1))
+        assert (ready(store), store.superseded_by(first_id(1))) == ([], first_id(2))
+        await put(store, unique(3, mark=Mark(5, 2)))
+        assert store.unique(3, key_digest("mail", "u")) == first_id(3)
+
+
+@in_trio
+async def test_a_changed_row_takes_the_place_of_the_first_one(world: World) -> None:
+    """In any order of arrival: its data, priority and due time count, and no entry of the other one is left."""
+    old = unique(1, mark=Mark(4, 9))
+    new = unique(1, mark=Mark(4, 9), priority=7, changed_ms=NOW_MS + 500)
+    for rows in ((old, new), (new, old)):
+        async with world.store() as store:
+            for row in rows:
+                await put(store, row)
+            (piece,) = store.pieces(stretch_of(first_id(1)), mask_of(first_id(1), 1))
+            assert (piece.priority, piece.due_ms) == (7, NOW_MS + 500)
+            assert ready(store) == []
+            assert store.next_due_ms(3) == NOW_MS + 500
+
+
+@in_trio
+@pytest.mark.parametrize(
+    ("until", "free_after"), [("started", "a grant"), ("finished", "the end"), ("purged", "nothing")]
+)
+async def test_a_unique_key_is_free_from_the_moment_that_its_row_names(
+    world: World, until: str, free_after: str
+) -> None:
+    """A grant frees a key until ``started``, an end also one until ``finished``; a requeue takes none back."""
+    digest, held = key_digest("mail", "u"), {"a grant": [True, False, False], "the end": [True, True, False]}
+    steps = [
+        unique(1, mark=Mark(4, 1), unique_until=until),
+        event(first_id(1), 1, GRANTED, position=7),
+        done(first_id(1), 1, token=7, outcome=FAILED),
+        reopening(first_id(1), 1, position=9, retry_ms=NOW_MS, attempts=1),
     ]
     async with world.store() as store:
-        assert store.data(first_id(1)) is None
-        await put(store, rows[1])
-        await put(store, rows[0])
-        assert store.data(first_id(1)) == b"b"
-        assert store.covering(b"D", first_id(1)) == [(first_id(1), rows[1].value[:-4])]
-    if world.kind == "memory":
-        world.disk.rot(rows[1].key, bit=50)
-        async with world.store() as store:
-            with pytest.raises(Corrupt):
-                store.data(first_id(1))
-            assert store.damaged == {rows[1].key}
+        for row, holds in zip(steps, [*held.get(free_after, [True] * 3), free_after == "nothing"], strict=True):
+            await put(store, row)
+            assert (store.unique(3, digest) == first_id(1)) is holds
+        assert store.superseded_by(first_id(1)) is None
+        assert [piece.first for piece in store.pieces(stretch_of(first_id(1)), mask_of(first_id(1), 1))]
+
+
+@in_trio
+async def test_a_unique_key_with_a_period_has_one_task_in_each(world: World) -> None:
+    """Tasks of one period compete by the due time in their ids; one of the next period has a key of its own."""
+    period_ms = 1000
+    async with world.store() as store:
+        ids = [make_id(NOW_MS // 1000 * 1000 + ms, 3, 7, 0) for ms in (0, 999, 1000)]
+        for number, first in enumerate(ids):
+            header = {"unique_key": "u", "unique_period_ms": period_ms, "order": [NOW_MS, 1, number]}
+            await put(store, tasks(first, 1, **header))
+        assert [store.superseded_by(first) for first in ids] == [ids[1], None, None]
+        header = {"queue": "mail", "unique_key": "u", "unique_period_ms": period_ms}
+        await put(store, done(ids[1], 1))
+        assert store.unique(3, unique_digest(header, ids[0])) == ids[1]  # until it is purged
+        assert store.unique(3, unique_digest(header, ids[2])) == ids[2]
 
 
 # --- dependencies, expiry, dead letters -------------------------------------------------

@@ -21,7 +21,6 @@ from onyxq.core.facts import (
     CANCELLED,
     COMPLETED,
     COMPLETION,
-    DATA,
     EXPIRED,
     FAILED,
     GRANTED,
@@ -32,14 +31,13 @@ from onyxq.core.facts import (
     RETRIED,
     STOPPED,
     TASK,
-    Data,
     History,
     Mark,
     Row,
-    data_row,
     first_of,
     key_digest,
     rank,
+    unique_digest,
     unpack_completion,
     unpack_history,
     unpack_resolution,
@@ -92,6 +90,14 @@ def headers(draw: st.DrawFn) -> dict[str, Any]:
         header["ordering_key"] = draw(st.sampled_from(KEYS))
     if draw(st.booleans()):
         header["unique_key"] = draw(st.sampled_from(KEYS))
+        if until := draw(st.sampled_from([None, "started", "finished", "purged"])):
+            header["unique_until"] = until
+        if period_ms := draw(st.sampled_from([None, None, 1_000, 10_000_000_000_000])):
+            header["unique_period_ms"] = period_ms
+        if draw(st.booleans()):
+            header["due_ms"] = draw(st.sampled_from(TIMES))
+        if draw(st.booleans()):
+            header["mark"] = [draw(st.integers(0, 3)), draw(st.integers(0, 2))]
     if header and draw(st.integers(0, 3)):
         header["order"] = [draw(st.sampled_from(TIMES)), draw(st.integers(0, 2)), draw(st.integers(0, 3))]
         if draw(st.booleans()):
@@ -114,24 +120,24 @@ def task_sets(draw: st.DrawFn) -> list[Row]:
             for size in [run.count, *draw(st.lists(st.integers(1, run.count), max_size=1))]:
                 header = draw(headers())
                 size = 1 if "unique_key" in header else size
-                rows.append(tasks(run.first, size, queue=draw(st.sampled_from(["m", "m", "m", "n"])), **header))
+                queue, priority = draw(st.sampled_from(["m", "m", "m", "n"])), draw(st.sampled_from([0, 0, 5]))
+                rows.append(tasks(run.first, size, queue=queue, priority=priority, **header))
         known[stretch] = known.get(stretch, 0) | mask_of(first, count)
     return rows
 
 
 @st.composite
 def later_facts(draw: st.DrawFn) -> Row:
-    """Completions, history, resolutions and data, about any tasks there may be."""
+    """Completions, history and resolutions, about any tasks there may be."""
     first, count = draw(runs())
     mark = Mark(draw(st.integers(0, 3)), draw(st.integers(0, 2)))
     position = draw(st.integers(0, 5))
-    kind = draw(st.sampled_from([COMPLETION, COMPLETION, HISTORY, HISTORY, REOPENED, RESOLUTION, DATA]))
+    kind = draw(st.sampled_from([COMPLETION, COMPLETION, HISTORY, HISTORY, REOPENED, RESOLUTION]))
     if kind == COMPLETION:
         return done(first, count, token=position, outcome=draw(st.sampled_from(OUTCOMES)), mark=mark)
     if kind == RESOLUTION:
         return resolved(first, count, mark=mark)
-    if kind == DATA:
-        return data_row(first, Data(NOW_MS, b"new", mark))
+    position = max(position, 1)  # the log's first record is 1
     retry_ms, attempts = draw(st.sampled_from(TIMES)), draw(st.integers(0, 3))
     if kind == REOPENED:
         return reopening(first, count, position=position, retry_ms=retry_ms, attempts=attempts)
@@ -170,7 +176,16 @@ STANDS = make_id(TIMES[0], 3, 7, 0)
 def overtaken(about: Row) -> tuple[list[Row], list[list[Row]]]:
     """The current task of a key; then, in one batch, a fact about it and the task that replaces it."""
     rows = [
-        tasks(id_at(STANDS, number), 1, queue="m", unique_key="a", order=[TIMES[0], number, 0]) for number in range(2)
+        tasks(
+            id_at(STANDS, number),
+            1,
+            queue="m",
+            priority=0,
+            unique_key="a",
+            unique_until="purged",
+            order=[TIMES[0], number, 0],
+        )
+        for number in range(2)
     ]
     return [*rows, about], [[rows[0]], [about, rows[1]]]
 
@@ -195,6 +210,10 @@ class Task(NamedTuple):
         """Partition, queue and one of its keys."""
         return (self.task_id[6:8], self.header["queue"], self.header.get(name, ""))
 
+    def unique(self) -> tuple[bytes, bytes]:
+        """Partition and digest of its unique key."""
+        return (self.task_id[6:8], unique_digest(self.header, self.task_id))
+
 
 class Expected:
     """Expected results of a set of facts."""
@@ -216,21 +235,30 @@ class Expected:
             elif kind == HISTORY:
                 for task in ids_of(first, unpack_history(body).count):
                     self.events.setdefault(task, []).append(unpack_history(body))
-        self.holders: dict[tuple[bytes, str, str], Task] = {}
+        self.outcomes = self._outcomes()
+        self.holders: dict[tuple[bytes, bytes], Task] = {}
+        """The task of each unique key with the highest mark."""
         for task in everyone:
             if "unique_key" in task.header:
-                held = self.holders.setdefault(task.key("unique_key"), task)
-                self.holders[task.key("unique_key")] = max(held, task, key=Task.claim)
+                self.holders[task.unique()] = max(self.holders.get(task.unique(), task), task, key=Task.claim)
         self.tasks = [task for task in everyone if self._stands(task)]
         self.superseded = sorted(task.task_id for task in everyone if not self._stands(task))
-        self.outcomes = self._outcomes()
         self.keys: dict[tuple[bytes, str, str], list[Task]] = {}
         for task in sorted(self.tasks, key=Task.order):
             if "ordering_key" in task.header and self.outcomes.get(task.task_id, STOPPED) == STOPPED:
                 self.keys.setdefault(task.key("ordering_key"), []).append(task)
 
+    def has_released(self, task: Task) -> bool:
+        """Whether a task does not need its unique key any more."""
+        until = task.header.get("unique_until", "purged" if "unique_period_ms" in task.header else "finished")
+        events = {one.event for one in self.events.get(task.task_id, [])}
+        over = task.task_id in self.outcomes or REOPENED in events or (until == "started" and bool(events))
+        return over and until != "purged"
+
     def _stands(self, task: Task) -> bool:
-        return "unique_key" not in task.header or self.holders[task.key("unique_key")] == task
+        if "unique_key" not in task.header or self.has_released(task):
+            return True
+        return self.holders[task.unique()] == task
 
     def _outcomes(self) -> dict[bytes, int]:
         best: dict[bytes, tuple[Mark, int, bytes, int]] = {}
@@ -254,10 +282,12 @@ class Expected:
         events = self.events.get(task, [])
         return max(((one.position, one.attempts) for one in events if one.event == REOPENED), default=(0, 0))
 
-    def due_ms(self, task: bytes) -> int:
+    def due_ms(self, task: Task) -> int:
         """When a task is due."""
-        moves = [one for one in self.events.get(task, []) if one.event in (RETRIED, REOPENED)]
-        return max(moves, key=lambda one: (one.position, one.index)).retry_ms if moves else ms_of(task)
+        moves = [one for one in self.events.get(task.task_id, []) if one.event in (RETRIED, REOPENED)]
+        if moves:
+            return max(moves, key=lambda one: (one.position, one.index)).retry_ms
+        return int(task.header.get("due_ms", ms_of(task.task_id)))
 
     def attempts(self, task: bytes) -> int:
         """Counted attempts of a task."""
@@ -283,8 +313,9 @@ class Expected:
                     continue
                 digest = key_digest(*task.key("ordering_key")[1:])
             if not self.waits(task):
-                about = (self.due_ms(task.task_id), self.attempts(task.task_id), self.reopened(task.task_id)[1])
-                out[task.task_id] = (task.header["queue"], *about, task.row_first, digest)
+                about = (self.due_ms(task), self.attempts(task.task_id), self.reopened(task.task_id)[1])
+                named = (task.header["queue"], task.header["priority"])
+                out[task.task_id] = (*named, *about, task.row_first, digest)
         return out
 
     def counts(self, partition: int) -> dict[str, QueueCounts]:
@@ -312,7 +343,8 @@ def claimable(store: AnyStore, partition: int) -> dict[bytes, tuple[Any, ...]]:
             for run in runs_of(stretch_of(piece.first), piece.bits):
                 for task in ids_of(*run):
                     assert task not in out
-                    out[task] = (queue, piece.due_ms, piece.attempts, piece.base, piece.row_first, piece.key)
+                    about = (piece.due_ms, piece.attempts, piece.base)
+                    out[task] = (queue, piece.priority, *about, piece.row_first, piece.key)
     return out
 
 
@@ -337,9 +369,15 @@ def check_reads(store: AnyStore, expected: Expected, partition: int) -> None:
             assert store.key_head(partition, digest) == ids[0]
             immediate = [task.order()[0] for task in members if "scheduled" not in task.header]
             assert store.last_immediate_ms(partition, digest) == max(immediate, default=0)
-    for (prefix, queue, name), task in expected.holders.items():
+    for (prefix, digest), latest in expected.holders.items():
         if prefix == partition.to_bytes(2, "big"):
-            assert store.unique(partition, queue, name) == task.task_id
+            released = expected.has_released(latest)
+            assert store.latest(partition, digest) == (latest.task_id, released)
+            assert store.unique(partition, digest) == (None if released else latest.task_id)
+    for task in expected.tasks:
+        assert store.superseded_by(task.task_id) is None
+    for superseded in expected.superseded:
+        assert store.superseded_by(superseded) in [task.task_id for task in expected.holders.values()]
     held = [task for run in store.waiting(partition) for task in ids_of(run[0], unpack_task(run[1]).count)]
     assert held == sorted(task.task_id for task in live if expected.waits(task))
     never = [
@@ -376,7 +414,7 @@ async def check_against_model(world: World, rows: list[Row], batches: list[list[
         assert superseded >= set(expected.superseded)
         for partition in PARTITIONS:
             scheduled = sum(numbers.scheduled for numbers in store.counts(partition).values())
-            assert scheduled == sum(one[1] > NOW_MS for one in expected.claimable(partition).values())
+            assert scheduled == sum(one[2] > NOW_MS for one in expected.claimable(partition).values())
         promote = tuple((partition, NOW_MS + 10_000) for partition in PARTITIONS)
         await store.write(Batch(promote=promote))
         for partition in PARTITIONS:

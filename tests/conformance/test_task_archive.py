@@ -77,16 +77,16 @@ async def test_results_of_all_sorts_come_back_as_they_were(world: World, tmp_pat
 
 
 @in_trio
-async def test_the_data_that_was_handed_out_is_kept(world: World, tmp_path: Path) -> None:
-    """A unique task whose data was replaced before its first grant."""
+async def test_the_due_time_that_a_unique_task_got_is_kept(world: World, tmp_path: Path) -> None:
+    """Its row was changed before its first grant."""
     first = task_id()
     async with world.store() as store:
-        replaced = facts.data_row(first, facts.Data(NOW_MS, b"newer", Mark(1, 1)))
-        row = tasks(first, 1, unique_key="u", order=[FROM_MS, 1, 1])
-        await put(store, row, replaced, completed(first, [b"ok"]))
+        header = {"unique_key": "u", "order": [FROM_MS, 1, 1], "mark": [1, 2], "due_ms": FROM_MS + 7}
+        await put(store, tasks(first, 1, **header), completed(first, [b"ok"]))
         await archived(store, tmp_path)
-        assert found(tmp_path, first) == live(store, first)
-        assert found(tmp_path, first).task["data"] == b"newer"  # type: ignore[union-attr]
+        kept = found(tmp_path, first)
+        assert kept is not None and kept.task["at_ms"] == FROM_MS + 7
+        assert kept == live(store, first)
 
 
 @in_trio

@@ -18,7 +18,7 @@ from simulation.search import facts_clients
 from simulation.search.facts_calm import settle, work
 from simulation.search.facts_clients import MAKER, Clients
 from simulation.search.facts_cluster import Facts
-from simulation.search.facts_model import QUEUE, Model
+from simulation.search.facts_model import QUEUE, Model, UniqueKey
 from simulation.search.facts_node import FactsNode, SearchClock
 from tests.simulation.test_late_completions import lead
 
@@ -75,7 +75,7 @@ def play(options: dict[str, str], faults: Sequence[Fault] = ()) -> int:
     return held[0]
 
 
-@pytest.mark.parametrize("options", [{"unique": "u0"}, {"key": "k0"}], ids=["unique", "ordering"])
+@pytest.mark.parametrize("options", [{"unique": UniqueKey("u0")}, {"key": "k0"}], ids=["unique", "ordering"])
 def test_a_task_with_a_key_is_granted_once_a_majority_has_it(
     options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

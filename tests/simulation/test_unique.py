@@ -35,7 +35,7 @@ def test_a_repeat_after_the_first_grant_changes_nothing() -> None:
     async def workload(world: World) -> None:
         async with world.client() as client:
             tasks = Tasks(world, client)
-            task_id = await tasks.put(b"one", unique_key="u", backoff_ms=0)
+            task_id = await tasks.put(b"one", unique_key="u", unique_until="purged", backoff_ms=0)
             claim = await tasks.take()
             assert claim is not None
             assert (await tasks.send([tasks.run(b"two", unique_key="u")]))[0][1:] == [task_id, "exists"]

@@ -86,7 +86,6 @@ class Run(NamedTuple):
     body: bytes
     """Body of the task row.
 
-    Its payload is valid unless ``data`` is set.
     """
     bits: int
     """Mask of the tasks."""
@@ -100,7 +99,6 @@ class Run(NamedTuple):
     """
     history: list[tuple[int, History]]
     """In the order of the log."""
-    data: bytes | None
     """The payload that replaced the task's."""
     updates: dict[TaskId, list[tuple[int, int]]]
     """(token, sequence number) of the valid updates, in that order."""
@@ -157,24 +155,17 @@ class BucketReader:
             header, count = facts.task_header(body)
             bits = mask_of(first, count) & ~taken
             taken |= bits
-            if settings_of(self._replica, header["queue"]).archive and bits and not self._gave_way(first, header):
+            archived = settings_of(self._replica, header["queue"]).archive
+            if archived and bits and self._store.superseded_by(first) is None:
                 known = known or _Stretch(self._store, stretch)
                 run = self._run(known, first, body, header, bits)
                 yield run
                 yield from self._progress(run)
 
-    def _gave_way(self, first: TaskId, header: dict[str, Any]) -> bool:
-        """Return whether another task owns the unique key; then this task does not exist for clients."""
-        key = header.get("unique_key")
-        if key is None:
-            return False
-        return self._store.unique(int.from_bytes(first[6:8], "big"), header["queue"], key) not in (None, first)
-
     def _run(self, stretch: _Stretch, first: TaskId, body: bytes, header: dict[str, Any], bits: int) -> Run:
         if unfinished := bits & ~stretch.finished:
             task = runs_of(stretch.first, unfinished)[0].first
             raise Conflict(f"task {task.hex()} is not finished, so it is not archived")
-        alone = bits.bit_count() == 1
         return Run(
             header["queue"],
             header,
@@ -184,7 +175,6 @@ class BucketReader:
             policy_of(self._replica, header).retries,
             *stretch.completions(bits),
             [(mask & bits, event) for mask, event in stretch.history if mask & bits],
-            self._store.data(first) if alone and "unique_key" in header else None,
             {task: said for task, said in stretch.updates.items() if mask_of(task, 1) & bits},
             {task: stretch.reports(keys) for task, keys in stretch.report_keys.items() if mask_of(task, 1) & bits},
         )

@@ -152,6 +152,9 @@ def _view(row: Found, claims: list[Found]) -> dict[str, Any]:
         "updates": row["updates"],
         "result": row["result"],
         "error": row["error"],
+        "unique_until": row["unique_until"],
+        "unique_period_ms": row["unique_period_ms"],
+        "on_conflict": row["on_conflict"],
     }
 
 

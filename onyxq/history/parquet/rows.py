@@ -11,6 +11,7 @@ from typing import Any
 from onyxq.core import facts
 from onyxq.core.facts import Completion
 from onyxq.core.ids import TaskId, ms_of, offset_of, stretch_of
+from onyxq.core.task_headers import due_of, unique_options
 from onyxq.history.attempts import Ended, attempts_max, attempts_of, reports_of
 from onyxq.history.parquet.bucket import Progress, Run, ids_in
 
@@ -38,9 +39,9 @@ def task_rows(run: Run) -> Iterator[Row]:
             header.get("ordering_key"),
             header.get("unique_key"),
             header.get("format", "bytes"),
-            payloads[offset - start] if run.data is None else run.data,
+            payloads[offset - start],
             ms_of(task_id),
-            due[-1] if due else ms_of(task_id),
+            due[-1] if due else due_of(header, task_id),
             header.get("expires_ms"),
             done.at_ms,
             run.retries,
@@ -53,6 +54,7 @@ def task_rows(run: Run) -> Iterator[Row]:
             (result or b"").decode(errors="replace") if failed else None,
             header.get("order") if "ordering_key" in header else None,
             attempts_max(said, run.retries),
+            *unique_options(header).values(),
         )
 
 

@@ -39,6 +39,9 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("error", _TEXT, True),
         ("turn", _NUMBERS, True),
         ("attempts_max", _COUNT, True),
+        ("unique_until", _TEXT, True),
+        ("unique_period_ms", _NUMBER, True),
+        ("on_conflict", _TEXT, True),
     ),
     CLAIMS: (
         ("id", _TEXT, False),

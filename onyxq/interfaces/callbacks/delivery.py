@@ -345,11 +345,9 @@ class Delivering:
 
     def _is_valid(self, attempt: _Attempt) -> bool:
         """Return whether the timer was neither replaced nor cancelled after the claim."""
-        store, partition = self._node.store, partition_of(attempt.task)
+        store = self._node.store
         cancelled = store.finished_bits(stretch_of(attempt.task)) & mask_of(attempt.task, 1)
-        if is_callback(attempt.task):
-            return not cancelled
-        return not cancelled and store.unique(partition, QUEUE, attempt.timer.id) in (None, attempt.task)
+        return not cancelled and store.superseded_by(attempt.task) is None
 
     def _repeats(self, attempt: _Attempt) -> str:
         """Return why the timer is delivered again: the end of the last attempt in its history."""

@@ -55,10 +55,20 @@ def task_enqueue(context: Context) -> None:
     _enqueued(context, first, ack, answer.get("guarantee", ""))
 
 
+_OPTIONS = {
+    "depends": "after",
+    "at_ms": "at",
+    "backoff_ms": "backoff",
+    "unique_period_ms": "unique_period",
+    "w": "copies",
+}
+"""Fields of an enqueue that have another name as an option."""
+
+
 def _as_option(error: OnyxqError) -> OnyxqError:
     """Return the error with the name of the option in place of the field."""
     field = (error.field or "").removeprefix("runs[0].")
-    error.field = {"depends": "after", "at_ms": "at", "backoff_ms": "backoff", "w": "copies"}.get(field, field) or None
+    error.field = _OPTIONS.get(field, field) or None
     return error
 
 
@@ -67,8 +77,9 @@ def _enqueued(context: Context, first: TaskId, ack: Any, guarantee: str) -> None
     if isinstance(ack, list):
         shown = {"id": ack[1].hex(), "acks": ack[0], "unique": ack[2]}
         if ack[2] != "new":
-            done = "its data was replaced" if ack[2] == "replaced" else "it was not changed"
-            context.out.note(f"the queue has a task with this unique key already; {done}")
+            done = {"replaced": "it was replaced", "extended": "its due time was moved"}
+            said = done.get(ack[2], "it was not changed")
+            context.out.note(f"a task of the queue holds this unique key already; {said}")
     if guarantee:
         shown["guarantee"] = guarantee
         context.out.note(f"guarantee: {guarantee}")
@@ -86,6 +97,9 @@ def _header(context: Context, client: Client, payload: tuple[bytes, str]) -> tup
         "priority": args.priority or None,
         "ordering_key": args.ordering_key,
         "unique_key": args.unique_key,
+        "unique_until": args.unique_until,
+        "unique_period_ms": milliseconds(args.unique_period, field="unique_period") if args.unique_period else None,
+        "on_conflict": args.on_conflict,
         "depends": depends or None,
         "on_dependency_failed": args.on_dependency_failed,
         "backoff_ms": milliseconds(args.backoff, field="backoff") if args.backoff else None,

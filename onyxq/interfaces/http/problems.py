@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, Unauthorized, Unavailable, Unknown
+from onyxq.core.errors import BadRequest, KeyTaken, OnyxqError, Overloaded, Unauthorized, Unavailable, Unknown
 from onyxq.core.ids import ids_of
 from onyxq.core.limits import TaskIdBytes
 from onyxq.operations.table.operation import Result
@@ -78,6 +78,9 @@ class Problem(Result):
         int | UnsetType,
         Meta(description="For a write on fewer nodes than w: the number of nodes that have all of it."),
     ] = UNSET
+    existing: Annotated[
+        TaskIdBytes | UnsetType, Meta(description="For a unique key that is taken: the task that holds it.")
+    ] = UNSET
 
 
 def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -91,6 +94,7 @@ def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dic
         "field": error.field,
         "hint": error.advice,
         **_copies_of(error),
+        **_existing_of(error),
         **(extra or {}),
     }
 
@@ -101,6 +105,11 @@ def _copies_of(error: OnyxqError) -> dict[str, Any]:
         return {}
     ids = [one.hex() for first, count, _ in error.details for one in ids_of(first, count)]
     return {"ids": ids, "copies": error.copies}
+
+
+def _existing_of(error: OnyxqError) -> dict[str, Any]:
+    """Return, for a unique key that is taken, the task that holds it."""
+    return {"existing": error.existing.hex()} if isinstance(error, KeyTaken) and error.existing else {}
 
 
 def problem(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> Response:

@@ -1,8 +1,8 @@
-"""Bodies of granted tasks: the task row's body, or the body with data that replaced the original.
+"""Bodies of granted tasks, which are those of their rows.
 
 A unique task runs with the data of its first grant and with no other. An earlier leader may have
-written a replacement that was never acknowledged and that is found later. So before the first grant
-under another leader, that leader writes the data again with its own mark, which wins.
+changed its row without an acknowledgement, and that change may be found later. So before the first
+grant under another leader, that leader writes the row again with its own mark, which wins.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from onyxq.core.errors import Corrupt
-from onyxq.core.facts import DATA, GRANTED, pack_task, slice_task, task_header, unpack_data, unpack_task
+from onyxq.core.facts import GRANTED, Mark, pack_task, slice_task, task_header, task_mark, unpack_task
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, runs_of, stretch_of
-from onyxq.core.task_headers import EXPIRES_MS, UNIQUE_KEY, may_say
+from onyxq.core.task_headers import EXPIRES_MS, MARK, UNIQUE_KEY, may_say
 from onyxq.leader.completion_rows import history_of
 from onyxq.leader.grants.early_rows import EarlyRows
 from onyxq.store.interface import Piece
@@ -30,14 +30,14 @@ class Bodies:
         self,
         store: Store,
         early: EarlyRows,
-        is_final: Callable[[TaskId, int, bytes], bool],
+        is_final: Callable[[TaskId, int], bool],
         *,
         wall_ms: Callable[[], int],
     ) -> None:
         """Read bodies from ``store``, and those of rows that are being written from ``early``.
 
-        ``is_final(task, epoch, data)`` returns whether the data of a unique task can no longer change. If it can,
-        the task is not granted now. It is offered again once its data is final.
+        ``is_final(task, epoch)`` returns whether the row of a unique task, which a leader of that epoch wrote, can no
+        longer change. If it can, the task is not granted now. It is offered again once its row is final.
         """
         self._store = store
         self._early = early
@@ -76,21 +76,11 @@ class Bodies:
         return not self._store.known_bits(stretch_of(first)) & mask_of(first, 1)
 
     def _unique(self, first: TaskId, header: dict[str, Any], body: bytes) -> list[tuple[Run, bytes]]:
-        """Return a unique task with its data, or nothing if the data is not final yet."""
-        epoch, payload = self._latest(first, header, body)
+        """Return a unique task with its body, or nothing if its row is not final yet."""
         had = any(one.event == GRANTED for one in history_of(self._store, first))
-        if not had and not self._is_final(first, epoch, payload):
+        if not had and not self._is_final(first, task_mark(header).epoch):
             return []
-        return [(Run(first, 1), pack_task(header, [payload]))]
-
-    def _latest(self, first: TaskId, header: dict[str, Any], body: bytes) -> tuple[int, bytes]:
-        """Return the data of a unique task, and the epoch of the leader that wrote it."""
-        epoch = (header.get("order") or (0, 0, 0))[1]
-        payload = unpack_task(body).payload(0)
-        for _, stored in self._store.covering(DATA, first):
-            replaced = unpack_data(stored)
-            epoch, payload = replaced.mark.epoch, replaced.payload
-        return epoch, payload
+        return [(Run(first, 1), body)]
 
     def _row(self, first: bytes) -> tuple[bytes, bool]:
         found = self._rows.get(first)
@@ -98,19 +88,21 @@ class Bodies:
             row = self._store.task_row(first)
             if row is None or row[0] != first:
                 raise Corrupt(f"the task row at {first.hex()} is missing")
+            if may_say(row[1], UNIQUE_KEY):
+                return row[1], True  # it may change
             if len(self._rows) >= ROW_CACHE_ROWS or self._rows_bytes >= ROW_CACHE_BYTES:
                 self._rows.clear()
                 self._rows_bytes = 0
             self._rows_bytes += len(row[1])
-            found = self._rows[first] = (row[1], may_say(row[1], UNIQUE_KEY, EXPIRES_MS))
+            found = self._rows[first] = (row[1], may_say(row[1], EXPIRES_MS))
         return found
 
     def _wanted(self, piece: Piece, bits: int, header: dict[str, object]) -> int:
-        """Return ``bits`` without tasks that another task of their unique key replaced, and without expired ones."""
-        queue, key = header["queue"], header.get(UNIQUE_KEY)
-        partition = int.from_bytes(piece.row_first[6:8], "big")
-        if key is not None and self._store.unique(partition, str(queue), str(key)) != piece.row_first:
-            return 0
+        """Return ``bits`` without superseded tasks, tasks of a piece that has changed, and expired ones."""
+        if UNIQUE_KEY in header:
+            found = self._store.pieces(stretch_of(piece.row_first), mask_of(TaskId(piece.row_first), 1))
+            if (piece.priority, piece.due_ms) not in [(one.priority, one.due_ms) for one in found]:
+                return 0
         expires_ms = header.get(EXPIRES_MS)
         if isinstance(expires_ms, int) and expires_ms <= self._wall_ms():
             stretch = stretch_of(piece.first)
@@ -118,3 +110,9 @@ class Bodies:
                 if not any(one.event == GRANTED for one in history_of(self._store, id_at(stretch, offset))):
                     bits &= ~(1 << offset)
         return bits
+
+
+def marked(body: bytes, mark: Mark) -> bytes:
+    """Return the body of a task row of one task with another mark."""
+    run = unpack_task(body)
+    return pack_task(dict(sorted((run.header | {MARK: list(mark)}).items())), [run.payload(0)])

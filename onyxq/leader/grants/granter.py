@@ -19,14 +19,15 @@ from attrs import define, field
 from log_entries import grant_claims, grant_limited_claims
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
-from onyxq.core.facts import Data, data_row, task_header, task_row
+from onyxq.core.facts import task_header, task_row
 from onyxq.core.ids import Run, TaskId, id_at, ids_of, mask_of, ms_of, runs_of, stretch_of
 from onyxq.core.limits import LEASE_MS_MAX
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import Replica
+from onyxq.core.task_headers import due_of
 from onyxq.leader.completion_rows import attempts_of, overtaken_bits
 from onyxq.leader.entry_chunks import fitting, size_of
-from onyxq.leader.grants.bodies import Bodies
+from onyxq.leader.grants.bodies import Bodies, marked
 from onyxq.leader.grants.claim_metrics import ClaimMetrics
 from onyxq.leader.grants.early_rows import EarlyRows
 from onyxq.leader.grants.grantable import Grantable
@@ -172,7 +173,7 @@ class Granter:
             wall_ms=host.wall_ms,
         )
         self._early = EarlyRows()
-        self._bodies = Bodies(host.store, self._early, self._is_data_final, wall_ms=host.wall_ms)
+        self._bodies = Bodies(host.store, self._early, self._is_row_final, wall_ms=host.wall_ms)
         self._requests: deque[ClaimRequest] = deque()
         self._wake = Wait()
         self.metrics = ClaimMetrics(host)
@@ -301,7 +302,9 @@ class Granter:
                 continue
             header, count = task_header(row[1])
             covered = bits & mask_of(row[0], count)
-            found.append(Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), row[0], covered, 0, row[0]))
+            found.append(
+                Piece(header["queue"], header.get("priority", 0), due_of(header, row[0]), row[0], covered, 0, row[0])
+            )
             bits &= ~covered
         return found
 
@@ -321,7 +324,8 @@ class Granter:
         header, _ = task_header(row[1])
         attempts, base = attempts_of(self._host.store, task_id)
         bit = mask_of(task_id, 1)
-        return [Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), task_id, bit, attempts, row[0], base)]
+        due_ms = due_of(header, row[0])
+        return [Piece(header["queue"], header.get("priority", 0), due_ms, task_id, bit, attempts, row[0], base)]
 
     # --- requests
 
@@ -540,25 +544,27 @@ class Granter:
         else:
             self.heads.drop_ahead(piece)
 
-    # --- data of unique tasks
+    # --- rows of unique tasks
 
-    def _is_data_final(self, task_id: TaskId, epoch: int, payload: bytes) -> bool:
-        """Return whether no earlier leader's replacement can win over a unique task's data; else write it again."""
+    def _is_row_final(self, task_id: TaskId, epoch: int) -> bool:
+        """Return whether no earlier leader's change can win over a unique task's row; else write the row again."""
         leader = self._leaders.get(int.from_bytes(task_id[6:8], "big"))
         if leader is None or epoch >= leader.epoch:
             return leader is not None
         self._state.begin(State.CHANGING, [Run(task_id, 1)])
-        self._host.start_soon(self._write_again, leader, task_id, payload)
+        self._host.start_soon(self._write_again, leader, task_id)
         return False
 
-    async def _write_again(self, leader: PartitionLeader, task_id: TaskId, payload: bytes) -> None:
-        """Write a unique task and its data again, so that any next leader knows both."""
+    async def _write_again(self, leader: PartitionLeader, task_id: TaskId) -> None:
+        """Write the row of a unique task again with a mark of this leader, until a majority has it."""
         try:
-            found = self._host.store.task_row(task_id)
-            rows = [] if found is None else [task_row(*found)]
-            await leader.write([*rows, data_row(task_id, Data(self._host.wall_ms(), payload, leader.mark()))])
-        except OnyxqError as error:
-            log.info("task %s will be granted later: %s", task_id.hex(), error.message)
-            await pause(WRITE_AGAIN_S)
+            while self._leaders.get(leader.partition) is leader:
+                try:
+                    first, body = self._host.store.task_row(task_id) or (task_id, b"")
+                    await leader.write([task_row(first, marked(body, leader.mark()))] if body else [])
+                    return
+                except OnyxqError as error:
+                    log.info("task %s will be granted later: %s", task_id.hex(), error.message)
+                    await pause(WRITE_AGAIN_S)
         finally:
             self.offer(self._state.end(State.CHANGING, [Run(task_id, 1)]))

@@ -40,16 +40,28 @@ class KeyedRows:
         self._state = host.leader_state
         self._failed: dict[TaskId, None] = {}
         """Tasks whose rows are to be written again."""
+        self._count = 0
+        self._latest: dict[TaskId, int] = {}
+        """Tasks whose rows were changed or are new -> number of the change."""
         self._wake = Signal()
 
-    def write(self, leader: PartitionLeader, task_id: TaskId, rows: Sequence[Row]) -> Vote:
-        """Write the row of a task with a key, and what belongs to it; the task may be granted once that is won."""
+    def write(self, leader: PartitionLeader, task_id: TaskId, rows: Sequence[Row], *, changed: bool = False) -> Vote:
+        """Write the row of a task with a key, and what belongs to it; the task may be granted once that is won.
+
+        ``changed``: whether it is another row than the stored one. The latest one that changed decides.
+        """
         run = Run(task_id, 1)
-        if not self._host.store.known_bits(stretch_of(task_id)) & mask_of(*run):
+        if changed or not self._host.store.known_bits(stretch_of(task_id)) & mask_of(*run):
             self._state.begin(State.UNCONFIRMED, [run])
+            self._count += 1
+            self._latest[task_id] = self._count
+        number = self._latest.get(task_id)
 
         def decided(won: bool) -> None:
+            if number != self._latest.get(task_id):
+                return  # another change is being written
             if won:
+                self._latest.pop(task_id, None)
                 self._confirmed(run)
             else:
                 self._later(task_id)

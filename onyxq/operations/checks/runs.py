@@ -13,6 +13,7 @@ from msgspec import UNSET
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, Corrupt, TooLarge
 from onyxq.core.ids import STRETCH_TASKS, TaskId, is_callback, mask_of, offset_of, partition_of, stretch_of
+from onyxq.core.task_headers import ON_CONFLICT, UNIQUE_PERIOD_MS, UNIQUE_UNTIL
 from onyxq.operations.table.claim import Completion
 from onyxq.operations.table.enqueue import NewRun, TaskHeader, header_of
 
@@ -76,12 +77,15 @@ def check_results(results: Sequence[bytes | None], count: int, field: str) -> No
         raise TooLarge(f"{field} has more than {RESULT_BYTES_MAX} bytes", field=field)
 
 
-def check_new_runs(runs: Sequence[NewRun], partitions: int, name: str = "runs") -> list[int]:
-    """Return the number of tasks of each new run; raises `BadRequest`, `TooLarge` for one that does not fit."""
-    return [_new_run(run, f"{name}[{place}]", partitions) for place, run in enumerate(runs)]
+def check_new_runs(runs: Sequence[NewRun], partitions: int, name: str = "runs", *, at_once: bool = True) -> list[int]:
+    """Return the number of tasks of each new run; raises `BadRequest`, `TooLarge` for one that does not fit.
+
+    ``at_once``: whether the answer waits until they are stored.
+    """
+    return [_new_run(run, f"{name}[{place}]", partitions, at_once=at_once) for place, run in enumerate(runs)]
 
 
-def _new_run(run: NewRun, field: str, partitions: int) -> int:
+def _new_run(run: NewRun, field: str, partitions: int, *, at_once: bool) -> int:
     first, body = run.id, run.body
     try:
         packed, lengths, checksums = facts.task_table(body)
@@ -99,7 +103,21 @@ def _new_run(run: NewRun, field: str, partitions: int) -> int:
         _check_key(first, count, header, field, partitions)
     if header.callback is not UNSET:
         _check_callback(first, count, f"{field}.callback")
+    _check_unique(header, field, at_once=at_once)
     return count
+
+
+def _check_unique(header: TaskHeader, field: str, *, at_once: bool) -> None:
+    """Raise `BadRequest` for options of a unique key without such a key, and for a refusal that would come late."""
+    for name in (UNIQUE_UNTIL, UNIQUE_PERIOD_MS, ON_CONFLICT):
+        if getattr(header, name) is not UNSET and header.unique_key is UNSET:
+            raise BadRequest(f"{field}.{name} needs a unique_key", field=f"{field}.{name}")
+    if header.on_conflict == "refuse" and not at_once:
+        raise BadRequest(
+            f"{field}.on_conflict cannot be refuse in a transaction: its tasks are stored after it is committed",
+            field=f"{field}.{ON_CONFLICT}",
+            hint="Choose keep, replace or extend.",
+        )
 
 
 def _check_dependencies(first: TaskId, count: int, depends: Sequence[TaskId], field: str, partitions: int) -> None:

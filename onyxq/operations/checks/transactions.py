@@ -101,7 +101,7 @@ def checked_size(
     for place, one in enumerate(complete):
         if one.result:
             check_results(one.result, one.count, f"complete[{place}].result")
-    sizes = check_new_runs(enqueue, partitions, "enqueue")
+    sizes = check_new_runs(enqueue, partitions, "enqueue", at_once=False)
     _check_distinct([(one.id, one.count) for one in complete], "complete")
     _check_distinct([(run.id, count) for run, count in zip(enqueue, sizes, strict=True)], "enqueue")
     counts = {"complete": sum(one.count for one in complete), "enqueue": sum(sizes), **counts}

@@ -20,11 +20,14 @@ from onyxq.core.limits import (
     Fate,
     Format,
     Name,
+    OnConflict,
     Priority,
     RetryCount,
     TaskIdBytes,
     TimeMs,
     Trace,
+    UniquePeriodMs,
+    UniqueUntil,
 )
 from onyxq.operations.table.access import Access, Need, anywhere
 from onyxq.operations.table.operation import Args, Items, Operation, Place, Result, converted
@@ -70,6 +73,9 @@ class TaskHeader(msgspec.Struct, forbid_unknown_fields=True):
     retries: RetryCount | UnsetType | None = UNSET
     trace: Trace | UnsetType = UNSET
     unique_key: Name | UnsetType = UNSET
+    unique_until: UniqueUntil | UnsetType = UNSET
+    unique_period_ms: UniquePeriodMs | UnsetType = UNSET
+    on_conflict: OnConflict | UnsetType = UNSET
 
 
 _DECODER = msgspec.msgpack.Decoder(TaskHeader)
@@ -99,7 +105,7 @@ class Enqueue(Args):
 class Enqueued(Result):
     """For each run the number of nodes that have it, or its error.
 
-    With a unique key it is [nodes, id of the valid task, new or replaced or exists].
+    With a unique key it is [nodes, id of the task that holds the key, new or replaced or extended or exists].
     """
 
     acks: list[Any]

@@ -9,7 +9,17 @@ from msgspec import Meta
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import TaskId
-from onyxq.core.limits import DATA, INT_MAX, ITEMS_MAX, MOMENT, Name, TaskIdBytes, TimeMs
+from onyxq.core.limits import (
+    DATA,
+    INT_MAX,
+    ITEMS_MAX,
+    MOMENT,
+    Name,
+    OnConflict,
+    TaskIdBytes,
+    TimeMs,
+    UniqueUntil,
+)
 from onyxq.core.texts import attempt_of
 from onyxq.operations.table.access import Access, Need, on_queue
 from onyxq.operations.table.claim import Count
@@ -96,6 +106,15 @@ class TaskView(Result):
     updates: int
     result: Annotated[bytes | None, Meta(extra={"data": True, "any": True})]
     error: str | None
+    unique_until: Annotated[
+        UniqueUntil | None, Meta(description="When its unique key is free again; null: it has none.")
+    ] = None
+    unique_period_ms: Annotated[
+        int | None, Meta(description="Length of the periods of its unique key, each of which has one task.")
+    ] = None
+    on_conflict: Annotated[
+        OnConflict | None, Meta(description="What its enqueue was to do to another task of its unique key.")
+    ] = None
 
     @property
     def attempt(self) -> str:

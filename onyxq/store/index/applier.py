@@ -268,7 +268,7 @@ class Applier:
                 return
             self._digests.replace(stretch.key[:7], key, stored, value)
             if row.kind == TASK and task_head(stored) != task_head(value):
-                self._replace_task(stretch, key, value)
+                self._replace_task(stretch, row, stored)
                 return
             self._tables.rows.put(key, value)
         if row.kind == COMPLETION:
@@ -331,7 +331,7 @@ class Applier:
                 changes[place] += (tasks & done).bit_count()
             if tasks & stretch.failed:
                 self._note_dead(stretch, owner)
-        for alike, bits in groups(stretch, tasks).items():
+        for alike, bits in groups(stretch, owner).items():
             self._pieces.place(stretch, owner, alike=alike, group=bits, live=bits & ~finished)
 
     def _leave(self, stretch: Stretch, owner: Owner) -> None:
@@ -342,7 +342,7 @@ class Applier:
         for place, done in zip(OUTCOME_PLACES, stretch.done, strict=True):
             changes[place] -= (tasks & done).bit_count()
         self._tables.dead.delete(dead_key(owner.queue.digest, id_at(stretch.key[7:], owner.offset)))
-        for alike, bits in groups(stretch, tasks).items():
+        for alike, bits in groups(stretch, owner).items():
             self._pieces.shrink(stretch, owner, due_ms=alike.due_ms, group=bits, gone=bits)
 
     def _note_dead(self, stretch: Stretch, owner: Owner) -> None:
@@ -353,8 +353,16 @@ class Applier:
         else:
             self._tables.dead.delete(key)
 
-    def _replace_task(self, stretch: Stretch, key: bytes, value: bytes) -> None:
-        """Put another task row under a key and index all tasks of the stretch again."""
+    def _replace_task(self, stretch: Stretch, row: Prepared, stored: bytes) -> None:
+        """Put another task row in place of ``stored`` and index it: alone if it has rules, or with its stretch."""
+        key, value, offset = row.key, row.value, offset_of(row.first)
+        same = task_head(stored)[0] == task_head(value)[0] and offset not in stretch.owned
+        if same and row.mask & stretch.ruled and isinstance(row.detail, QueueKey) and row.detail.rules is not None:
+            self._ruled.retract(stretch, row.mask)
+            self._tables.rows.put(key, value)
+            stretch.granted &= ~row.mask
+            self._ruled.insert(stretch, Owner(offset, row.mask, row.detail), new=True)
+            return
         self._ruled.retract(stretch, stretch.known)
         for owner in owners(self._tables, stretch, stretch.known & ~stretch.ruled):
             self._leave(stretch, owner)
@@ -401,7 +409,7 @@ class Applier:
             if owner.tasks & (before[1] ^ done[1] | before[3] ^ done[3]):
                 self._note_dead(stretch, owner)
             if owner.tasks & newly:
-                for alike, bits in groups(stretch, owner.tasks).items():
+                for alike, bits in groups(stretch, owner).items():
                     if bits & newly:
                         self._pieces.shrink(stretch, owner, due_ms=alike.due_ms, group=bits, gone=newly)
         for owner in ruled:
@@ -428,7 +436,7 @@ class Applier:
             for owner in plain:
                 self._enter(stretch, owner)
         else:
-            before = [groups(stretch, owner.tasks) for owner in plain]
+            before = [groups(stretch, owner) for owner in plain]
             stretch.moved = moved
             for owner, were in zip(plain, before, strict=True):
                 self._regroup(stretch, owner, were)
@@ -439,7 +447,7 @@ class Applier:
     def _regroup(self, stretch: Stretch, owner: Owner, before: dict[Alike, int]) -> None:
         """Index those pieces of a plain row that have changed."""
         unfinished = ~stretch.finished
-        after = groups(stretch, owner.tasks)
+        after = groups(stretch, owner)
         for alike, bits in before.items():
             if bits & unfinished and after.get(alike) != bits:
                 self._pieces.shrink(stretch, owner, due_ms=alike.due_ms, group=bits, gone=bits)

@@ -7,9 +7,9 @@ import struct
 import msgpack
 
 from onyxq.core.facts import CANCELLED, COMPLETION, STOPPED, completion_time, sealed
-from onyxq.core.ids import mask_of, ms_of, stretch_of
-from onyxq.store.index.facets import stands
-from onyxq.store.index.records import first_at
+from onyxq.core.ids import id_at, mask_of, ms_of, stretch_of
+from onyxq.store.index.facets import latest_of, stands
+from onyxq.store.index.records import CLAIMANT, first_at
 from onyxq.store.index.stretches import Owner, Stretch, owners
 from onyxq.store.interface import Ended
 from onyxq.store.tables import Tables, rows_of, within
@@ -51,8 +51,12 @@ def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
     rules = owner.queue.rules
     if rules is None or not rules.unique:
         return False
-    prefix = stretch.key[:2] + rules.unique
-    for key, _ in within(tables.unique, prefix):
+    first = id_at(stretch.key[7:], owner.offset)
+    prefix = stretch.key[:2] + rules.unique_of(first)
+    latest = latest_of(tables, prefix)
+    if latest is None or latest.task != first:
+        return False
+    for key, _ in within(tables.unique, prefix + CLAIMANT):
         other = first_at(key)
         if stretch_of(other) != stretch.key[7:] and ms_of(other) >= ms_of(stretch.key[7:]):
             return True

@@ -33,7 +33,7 @@ def stretch_rows(tables: Tables, stretch_id: bytes) -> Iterator[tuple[bytes, byt
 def true_stretch(tables: Tables, stretch_id: bytes) -> Stretch:
     """Return the record that follows from a stretch's sound rows."""
     out = Stretch(stretch_key(stretch_id))
-    expiring = granted = 0
+    watching = granted = 0
     held: dict[int, tuple[int, Rules | None]] = {}
     completions = []
     for key, value in stretch_rows(tables, stretch_id):
@@ -61,9 +61,9 @@ def true_stretch(tables: Tables, stretch_id: bytes) -> Stretch:
         out.known |= mask
         if rules is not None:
             out.ruled |= tasks
-            expiring |= tasks if rules.expires_ms is not None else 0
+            watching |= tasks if rules.watches_grants else 0
     out.done = winners(out, completions)
-    out.granted = granted & expiring
+    out.granted = granted & watching
     return out
 
 

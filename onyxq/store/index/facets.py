@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from onyxq.core.facts import STOPPED
 from onyxq.core.ids import TaskId, id_at, mask_of, stretch_of
 from onyxq.store.index.heads import Rules
-from onyxq.store.index.records import dead_key, expiring_key, first_at, keyed_key, lowest, unpack_mask
+from onyxq.store.index.records import (
+    CLAIMANT,
+    RELEASED,
+    dead_key,
+    expiring_key,
+    first_at,
+    keyed_key,
+    lowest,
+    unpack_mask,
+)
 from onyxq.store.index.stretches import Owner, Stretch
 from onyxq.store.tables import Tables, within
 
@@ -71,20 +81,51 @@ def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:
     return next(((bytes(key[19:]), unpack_mask(value)) for key, value in within(tables.keyed, prefix)), None)
 
 
+class Latest(NamedTuple):
+    """The task of a unique key whose row has the highest mark."""
+
+    task: TaskId
+    released: bool
+    """Whether it has released the key, so that the key is free. Tasks with lower marks never get it."""
+
+
+def latest_of(tables: Tables, prefix: bytes) -> Latest | None:
+    """Return the latest task of a unique key, or None; ``prefix`` is the partition and its digest."""
+    found = [
+        (bytes(key[19:]), flag == RELEASED)
+        for flag in (RELEASED, CLAIMANT)
+        for key, _ in islice(tables.unique.descend(prefix + flag + b"\xff" * 45), 1)
+        if key[:19] == prefix + flag
+    ]
+    return Latest(first_at(max(found)[0]), max(found)[1]) if found else None
+
+
 def holder_of(tables: Tables, prefix: bytes) -> TaskId | None:
     """Return the task that holds a unique key, or None; ``prefix`` is the partition and its digest."""
-    for key, _ in tables.unique.descend(prefix + b"\xff" * 45):
-        return first_at(key) if key[:18] == prefix else None
-    return None
+    latest = latest_of(tables, prefix)
+    return None if latest is None or latest.released else latest.task
+
+
+def has_released(stretch: Stretch, owner: Owner, rules: Rules) -> bool:
+    """Return whether a row with a unique key has released it for good: its task started, or ended.
+
+    A task that is reopened does not take its key back, because another task may hold it by then.
+    """
+    if rules.until == "purged":
+        return False
+    over = stretch.finished | stretch.reopened
+    if rules.until == "started":
+        over |= stretch.granted | stretch.returned
+    return bool(over & owner.tasks)
 
 
 def stands(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
-    """Return whether a row holds its unique key, or has none."""
+    """Return whether a row holds its unique key, has released it, or has none."""
     rules = owner.queue.rules
-    if rules is None or not rules.unique:
+    if rules is None or not rules.unique or has_released(stretch, owner, rules):
         return True
     first = id_at(stretch.key[7:], owner.offset)
-    return holder_of(tables, first[6:8] + rules.unique) == first
+    return holder_of(tables, first[6:8] + rules.unique_of(first)) == first
 
 
 def free_bits(tables: Tables, stretch: Stretch, owner: Owner) -> int:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgpack
 
 from onyxq.core.errors import BadRequest
-from onyxq.core.facts import key_digest
+from onyxq.core.facts import key_digest, period_digest
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, ms_of
-from onyxq.core.limits import DEPENDS_MAX, NAME_CHARACTERS_MAX, PRIORITY_MAX, PRIORITY_MIN
+from onyxq.core.limits import DEPENDS_MAX, NAME_CHARACTERS_MAX, PRIORITY_MAX, PRIORITY_MIN, UniqueUntil
+from onyxq.core.task_headers import DUE_MS, UNIQUE_PERIOD_MS, UNIQUE_UNTIL, until_of
 
 DUE_MS_MAX = (1 << 62) - 1
 """Largest due time that is kept, in ms: greater ones become this, which means never."""
 REMEMBERED_BYTES = 256
 """Size of the largest cached header. Longer headers are decoded each time."""
 _MARK_MAX = (1 << 63) - 1
+_UNTIL = get_args(UniqueUntil)
 _HEAD = struct.Struct("<II")
 
 
@@ -41,11 +43,25 @@ class Rules(NamedTuple):
     """`key_digest` of the ordering key; empty without one."""
     unique: bytes
     """`key_digest` of the unique key; empty without one."""
+    period_ms: int | None
+    until: UniqueUntil
+    """When the unique key is free again."""
     order: Order | None
     scheduled: bool
     """Whether the due time was requested and lay in the future."""
     depends: bool
     expires_ms: int | None
+    due_ms: int | None = None
+    """The due time, if it is another one than that of the id."""
+
+    @property
+    def watches_grants(self) -> bool:
+        """Whether the first grant changes what follows from the row."""
+        return self.expires_ms is not None or (bool(self.unique) and self.until == "started")
+
+    def unique_of(self, first: bytes) -> bytes:
+        """Return the digest of the row's unique key within its period."""
+        return period_digest(self.unique, self.period_ms, ms_of(first))
 
     def order_of(self, first: bytes) -> Order:
         """Return the row's order, also if its leader gave none."""
@@ -116,7 +132,16 @@ def _rules(queue: str, fields: dict[str, Any]) -> Rules | None:
     scheduled = fields.get("scheduled", False)
     if type(scheduled) is not bool:
         raise BadRequest("true or false is expected", field="scheduled")
-    return Rules(ordering, unique, _order(fields), scheduled, depends is not None, expires_ms)
+    period_ms, until, due_ms = (fields.get(name) for name in (UNIQUE_PERIOD_MS, UNIQUE_UNTIL, DUE_MS))
+    if until is not None and until not in _UNTIL:
+        raise BadRequest(f"one of {', '.join(_UNTIL)} is expected", field=UNIQUE_UNTIL)
+    for name, value in ((UNIQUE_PERIOD_MS, period_ms), (DUE_MS, due_ms)):
+        if value is not None and (type(value) is not int or not 0 <= value <= DUE_MS_MAX):
+            raise BadRequest("a time in milliseconds is expected", field=name)
+    order = _order(fields)
+    return Rules(
+        ordering, unique, period_ms, until_of(fields), order, scheduled, depends is not None, expires_ms, due_ms
+    )
 
 
 def _key(queue: str, fields: dict[str, Any], name: str) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from onyxq.core.facts import GRANTED, HISTORY, unpack_history
 from onyxq.core.ids import TaskId, id_at, mask_of, offset_of, stretch_of
-from onyxq.store.index.facets import facets, head_of, holder_of, row_entries
+from onyxq.store.index.facets import facets, has_released, head_of, holder_of, row_entries
 from onyxq.store.index.heads import Rules
 from onyxq.store.index.pieces import Pieces
 from onyxq.store.index.records import (
@@ -40,7 +40,7 @@ class Ruled:
         self._came: dict[bytes, set[TaskId]] = {}
         """Tasks that arrived with a unique key, or held it."""
         self._stood: set[TaskId] = set()
-        """Tasks that were taken out while they held their unique key; most are put in again."""
+        """Tasks that were taken out while they held their unique key or had released it; most are put in again."""
 
     @property
     def unsettled(self) -> bool:
@@ -61,42 +61,54 @@ class Ruled:
         if not rules.unique:
             self._leave(stretch, owner, rules)
             return
-        first = id_at(stretch.key[7:], owner.offset)
-        prefix = first[6:8] + rules.unique
-        if self._holder(prefix) == first:
+        first, digest = _unique_of(stretch, owner, rules)
+        released, holder = has_released(stretch, owner, rules), self._holder(first[6:8] + digest)
+        if released:
             self._leave(stretch, owner, rules)
-            self._holders[prefix] = None
             self._stood.add(first)
-        self._tables.unique.delete(unique_key(rules.unique, rules.order_of(first), first))
+        elif holder == first:
+            self._leave(stretch, owner, rules)
+            self._holders[first[6:8] + digest] = None
+            self._stood.add(first)
+        self._tables.unique.delete(unique_key(digest, rules.order_of(first), first, released=released))
 
     def insert(self, stretch: Stretch, owner: Owner, *, new: bool = False) -> None:
-        """Put a row into the indexes; a row with a unique key waits for `settle`."""
+        """Put a row into the indexes; a row that claims a unique key waits for `settle`."""
         rules = owner.queue.rules
         if rules is None:
             return
         stretch.ruled |= owner.tasks
         stretch.dirty = True
-        if new and rules.expires_ms is not None:
+        if new and rules.watches_grants:
             stretch.granted |= self._granted(stretch) & owner.tasks
         if not rules.unique:
             self._enter(stretch, owner, rules)
             return
-        first = id_at(stretch.key[7:], owner.offset)
-        prefix = first[6:8] + rules.unique
+        first, digest = _unique_of(stretch, owner, rules)
+        prefix, released = first[6:8] + digest, has_released(stretch, owner, rules)
         self._holder(prefix)
-        self._tables.unique.put(unique_key(rules.unique, rules.order_of(first), first), b"")
-        if new or first in self._stood:
+        if released:
+            self._came.get(prefix, set()).discard(first)
+            self._enter(stretch, owner, rules)
+        elif new or first in self._stood:
             self._came.setdefault(prefix, set()).add(first)
+        self._tables.unique.put(unique_key(digest, rules.order_of(first), first, released=released), b"")
 
     def grant(self, stretch: Stretch, mask: int) -> None:
-        """Note that tasks were granted: they cannot expire any more."""
+        """Note that tasks were granted: they cannot expire any more, and may release their unique key."""
         for owner in owners(self._tables, stretch, mask & stretch.ruled):
             rules = owner.queue.rules
             newly = owner.tasks & mask & ~stretch.granted
-            if rules is None or rules.expires_ms is None or not newly:
+            if rules is None or not rules.watches_grants or not newly:
+                continue
+            stretch.dirty = True
+            if rules.unique:
+                self._retract(stretch, owner)
+                stretch.granted |= newly
+                self.insert(stretch, owner)
                 continue
             stretch.granted |= newly
-            stretch.dirty = True
+            assert rules.expires_ms is not None
             key = expiring_key(rules.expires_ms, id_at(stretch.key[7:], owner.offset))
             stored = self._tables.expiring.get(key)
             if stored is not None:
@@ -124,7 +136,7 @@ class Ruled:
             getattr(self._tables, name).put(key, pack_mask(bits))
         if not rules.key:
             free = facets(stretch, owner, rules).free
-            for alike, bits in groups(stretch, owner.tasks).items():
+            for alike, bits in groups(stretch, owner).items():
                 self._place(stretch, owner, alike, group=bits, live=bits & free)
 
     def _leave(self, stretch: Stretch, owner: Owner, rules: Rules) -> None:
@@ -137,7 +149,7 @@ class Ruled:
                 self._move_head(stretch, owner, head, place=False)
                 self._heads[prefix] = None
         else:
-            for alike, bits in groups(stretch, owner.tasks).items():
+            for alike, bits in groups(stretch, owner).items():
                 if bits & free:
                     self._take(stretch, owner, alike.due_ms, group=bits, gone=bits & free)
         for name, key, _ in row_entries(stretch, owner):
@@ -186,7 +198,7 @@ class Ruled:
         bit = 1 << offset
         if rules is None or not facets(stretch, owner, rules).free & bit:
             return  # it waits for its dependencies, or stopped
-        alike = alike_at(stretch, offset)
+        alike = alike_at(stretch, owner, offset)
         if place:
             self._place(stretch, owner, alike, group=bit, live=bit)
         else:
@@ -208,7 +220,7 @@ class Ruled:
                     came.add(indexed)
                 if holder is not None and (found := self._found(holder)):
                     self._enter(*found)
-            superseded |= came - {holder} if holder is not None else set()
+            superseded |= came - ({holder} if holder is not None else set())
         self._stood.clear()
         while self._heads:
             prefix, indexed = self._heads.popitem()
@@ -219,6 +231,12 @@ class Ruled:
                 if task_id is not None and (found := self._found(task_id)):
                     self._move_head(found[0], found[1], task_id, place=place)
         return superseded
+
+
+def _unique_of(stretch: Stretch, owner: Owner, rules: Rules) -> tuple[TaskId, bytes]:
+    """Return the first id of a row with a unique key, and the digest of the key."""
+    first = id_at(stretch.key[7:], owner.offset)
+    return first, rules.unique_of(first)
 
 
 def _put_bits(table: Table, key: bytes, bits: int) -> None:

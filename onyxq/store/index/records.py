@@ -13,8 +13,8 @@ due        partition, due (8), first id                                queue, pr
 waiting    partition, first id of the row                              bits
 keyed      partition, ordering key (16), scheduled (1), order (24),    bits
            first id of the row
-unique     partition, unique key (16), epoch (8), number (8), due      nothing
-           (8), id
+unique     partition, unique key (16), claimant (1), epoch (8),        nothing
+           number (8), due (8), id
 expiring   partition, time (8), first id of the row                    bits
 dead       partition, queue (16), first id of the row                  bits
 stretch    partition, hour (4), leaf (1), stretch id                   `Stretch`
@@ -56,6 +56,8 @@ OUTCOME_PLACES = (1, 2, 3, 2)
 HOUR_MS = 3_600_000
 ATTEMPTS_MAX = (1 << 32) - 1
 
+RELEASED, CLAIMANT = b"\0", b"\1"
+"""Whether a row has released its unique key, or claims it."""
 _PLACE = struct.Struct(">IQ")
 _DUE = struct.Struct(">Q")
 _PIECE = struct.Struct("<IH")
@@ -145,10 +147,10 @@ def keyed_key(digest: bytes, order: Order, first: bytes, *, scheduled: bool) -> 
     return first[6:8] + digest + (b"\1" if scheduled else b"\0") + _ORDER.pack(*order) + first
 
 
-def unique_key(digest: bytes, order: Order, first: bytes) -> bytes:
-    """Return the key of a row in ``unique``: the highest mark comes last."""
+def unique_key(digest: bytes, order: Order, first: bytes, *, released: bool) -> bytes:
+    """Return the key of a row in ``unique``: the highest mark comes last, of rows that have not released the key."""
     due_ms, epoch, number = order
-    return first[6:8] + digest + _ORDER.pack(epoch, number, due_ms) + first
+    return first[6:8] + digest + (RELEASED if released else CLAIMANT) + _ORDER.pack(epoch, number, due_ms) + first
 
 
 def dead_key(queue: bytes, first: bytes) -> bytes:

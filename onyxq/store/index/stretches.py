@@ -69,7 +69,7 @@ class Stretch:
         self.resolved = 0
         """Tasks whose dependencies are resolved."""
         self.granted = 0
-        """Tasks of rows with an expiry time that were granted at least once."""
+        """Tasks of rows whose rules watch grants, and that were granted at least once."""
         self.dirty = False
 
     def copy(self) -> Stretch:
@@ -93,6 +93,22 @@ class Stretch:
     def failed(self) -> int:
         """Mask of the failed tasks, including those that stop their key."""
         return self.done[1] | self.done[STOPPED]
+
+    @property
+    def returned(self) -> int:
+        """Mask of the tasks that history says were granted before, or reopened."""
+        out = 0
+        for bits in self.moved.values():
+            out |= bits
+        return out
+
+    @property
+    def reopened(self) -> int:
+        """Mask of the tasks that were reopened."""
+        out = 0
+        for state, bits in self.moved.items():
+            out |= bits if state.reopened else 0
+        return out
 
     def counts_from(self, offset: int) -> int:
         """Return the lowest fencing token of completions of a task that count."""
@@ -195,6 +211,11 @@ class Owner(NamedTuple):
         """Digest of its ordering key; empty without one."""
         return self.queue.rules.key if self.queue.rules is not None else b""
 
+    def due_ms(self, stretch: Stretch) -> int:
+        """Return when its tasks are due, retries aside."""
+        rules = self.queue.rules
+        return ms_of(stretch.key[7:]) if rules is None or rules.due_ms is None else rules.due_ms
+
 
 def owners(tables: Tables, stretch: Stretch, wanted: int) -> Iterator[Owner]:
     """Yield the task rows that hold the known tasks among ``wanted``, last first."""
@@ -231,12 +252,12 @@ def _owner(stretch: Stretch, key: bytes, value: bytes) -> Owner | None:
     return Owner(offset, ((1 << count) - 1) << offset if tasks is None else tasks, queue)
 
 
-def groups(stretch: Stretch, tasks: int) -> dict[Alike, int]:
-    """Return the tasks of one row grouped by what they have in common, finished ones included.
+def groups(stretch: Stretch, owner: Owner, tasks: int | None = None) -> dict[Alike, int]:
+    """Return tasks of a row, by default all, grouped by what they have in common, finished ones included.
 
     The lowest task of a group names its piece, so completions never rename a piece.
     """
-    origin_ms = ms_of(stretch.key[7:])
+    origin_ms, tasks = owner.due_ms(stretch), owner.tasks if tasks is None else tasks
     if not stretch.moved:
         return {Alike(origin_ms, 0, 0): tasks}
     out: dict[Alike, int] = {}
@@ -251,9 +272,9 @@ def groups(stretch: Stretch, tasks: int) -> dict[Alike, int]:
     return out
 
 
-def alike_at(stretch: Stretch, offset: int) -> Alike:
-    """Return what one task's piece has in common."""
-    (alike,) = groups(stretch, 1 << offset)
+def alike_at(stretch: Stretch, owner: Owner, offset: int) -> Alike:
+    """Return what the piece of one task of a row has in common."""
+    (alike,) = groups(stretch, owner, 1 << offset)
     return alike
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from onyxq.core.limits import OnConflict, UniqueUntil
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.interfaces.cli.parser import Command, option, peer_command
 
@@ -63,7 +66,21 @@ TASK_COMMANDS: tuple[Command, ...] = (
             help="when the task fails if no worker has started it: a time, or a duration from now",
         ),
         option("--ordering-key", metavar="K", help="tasks with the same key run one after the other, in order"),
-        option("--unique-key", metavar="K", help="if the queue has a task with this key, add none and print its id"),
+        option("--unique-key", metavar="K", help="if a task of the queue holds this key, add none and print its id"),
+        option(
+            "--unique-until",
+            choices=get_args(UniqueUntil),
+            metavar="WHEN",
+            help="when the key is free again: once its task has started, finished (default) or is purged",
+        ),
+        option("--unique-period", metavar="TIME", help="one task per key and period from the epoch, such as 1h"),
+        option(
+            "--on-conflict",
+            choices=get_args(OnConflict),
+            metavar="CHOICE",
+            help="if a task holds the key: keep it, replace its data, priority and due time (default), extend its due "
+            "time, or refuse",
+        ),
         option("--after", action="append", metavar="ID", help="wait until this task is completed; may be repeated"),
         option(
             "--on-dependency-failed",

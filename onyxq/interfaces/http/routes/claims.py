@@ -17,9 +17,10 @@ from starlette.responses import Response
 
 from onyxq.core.errors import Corrupt, NotFound, OnyxqError, from_map
 from onyxq.core.facts import unpack_task
-from onyxq.core.ids import RUN_TASKS_MAX, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
+from onyxq.core.ids import RUN_TASKS_MAX, TaskId, counter_of, ids_of, offset_of, partition_of
 from onyxq.core.limits import DATA, MOMENT, RUN_BYTES_MAX, LeaseMs, TaskIdBytes
 from onyxq.core.queue_settings import DEFAULTS
+from onyxq.core.task_headers import due_of
 from onyxq.interfaces.http.bodies import Disconnected
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.problems import Stopping, renamed
@@ -266,7 +267,7 @@ def _tasks(attempts: int, first: bytes, body: bytes) -> list[ClaimedTask]:
             queue=header["queue"],
             priority=header.get("priority", 0),
             state="claimed",
-            at_ms=ms_of(first),
+            at_ms=due_of(header, first),
             ordering_key=header.get("ordering_key"),
             unique_key=header.get("unique_key"),
             depends=header.get("depends", []),

@@ -27,11 +27,14 @@ from onyxq.core.limits import (
     Fate,
     Format,
     Name,
+    OnConflict,
     Priority,
     RetryCount,
     TaskIdBytes,
     TimeMs,
     Trace,
+    UniquePeriodMs,
+    UniqueUntil,
 )
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.core.task_headers import CALLBACK
@@ -52,6 +55,9 @@ HEADER = (
     "queue",
     "trace",
     "unique_key",
+    "unique_until",
+    "unique_period_ms",
+    "on_conflict",
 )
 """Members of a task that go into the header of its run as they are, unless they are null."""
 Delay: TypeAlias = Annotated[
@@ -61,8 +67,8 @@ Delay: TypeAlias = Annotated[
 At: TypeAlias = Annotated[
     TimeMs | None, Meta(description="When the task is due; in the past at most by the queue's grace_ms.")
 ]
-Became: TypeAlias = Literal["new", "replaced", "exists"]
-"""What a task with a unique key is: new, or it replaced the data of the valid one, or that was claimed already."""
+Became: TypeAlias = Literal["new", "replaced", "extended", "exists"]
+"""Outcome of an enqueue with a unique key: the task is new, or it changed the task that holds the key, or did not."""
 
 
 class NewTask(Args):
@@ -92,8 +98,27 @@ class NewTask(Args):
     unique_key: Annotated[
         Name | None,
         Meta(
-            description="A queue has one task of a key: a repeat replaces its data before it is first claimed, and "
-            "changes nothing later. The answer has the id of the valid task."
+            description="One task of a queue holds the key at a time. Another enqueue with the key makes no second "
+            "task, but does what on_conflict says. The answer has the id of the task that holds the key."
+        ),
+    ] = None
+    unique_until: Annotated[
+        UniqueUntil | None,
+        Meta(
+            description="When the key is free again: once an attempt of its task began, once the task ended, or once "
+            "it is purged. Default: finished; with unique_period_ms, purged."
+        ),
+    ] = None
+    unique_period_ms: Annotated[
+        UniquePeriodMs | None,
+        Meta(description="One task per key and period of this length, counted from the epoch; by its due time."),
+    ] = None
+    on_conflict: Annotated[
+        OnConflict | None,
+        Meta(
+            description="What happens if another task holds the key. keep: nothing. replace (the default): that task "
+            "gets the new data, priority and due time; extend: it gets the new due time; both only before its first "
+            "attempt. refuse: the error key_taken."
         ),
     ] = None
     depends: Annotated[
@@ -192,6 +217,7 @@ async def group_tasks(
         due_ms = _due_ms(task, now_ms, graces.get(task.queue, DEFAULTS.grace_ms), f"{where}.")
         if task.depends:
             _check_dependencies(task, where)
+        _check_unique(task, where)
         header = _header(task)
         if not groups or not groups[-1].takes(header, due_ms, task.id, len(task.data)):
             keyed = any(name in header for name in KEYS)
@@ -217,6 +243,12 @@ def _check_dependencies(task: NewTask, where: str) -> None:
         raise BadRequest(f"{field} names a task twice", field=field)
     if task.id is not None and task.id in depends:
         raise BadRequest(f"{field} names the task itself", field=field)
+
+
+def _check_unique(task: NewTask, where: str) -> None:
+    for name in ("unique_until", "unique_period_ms", "on_conflict"):
+        if task.unique_key is None and getattr(task, name) is not None:
+            raise BadRequest(f"{where}.{name} needs a unique_key", field=f"{where}.{name}")
 
 
 def past_queues(tasks: Sequence[NewTask], now_ms: int) -> set[str]:
@@ -292,7 +324,7 @@ def new_runs(groups: Sequence[Group], runs: Sequence[Run]) -> list[NewRun]:
 
 
 def ids_of_runs(runs: Sequence[Run], acks: Sequence[Any] = ()) -> list[TaskId]:
-    """Return every id in request order; of a unique key that of the valid task."""
+    """Return every id in request order; of a unique key that of the task that holds it."""
     ids: list[TaskId] = []
     for place, run in enumerate(runs):
         ack = acks[place] if acks else None
@@ -301,7 +333,7 @@ def ids_of_runs(runs: Sequence[Run], acks: Sequence[Any] = ()) -> list[TaskId]:
 
 
 def standing_of(runs: Sequence[Run], acks: Sequence[Any]) -> list[Became | None]:
-    """Return ``new``, ``replaced`` or ``exists`` for each task with a unique key, else None."""
+    """Return ``new``, ``replaced``, ``extended`` or ``exists`` for each task with a unique key, else None."""
     found = ((ack[2] if isinstance(ack, list) else None, run.count) for run, ack in zip(runs, acks, strict=True))
     return [what for what, count in found for _ in range(count)]
 

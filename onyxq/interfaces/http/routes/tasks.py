@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, UnsetType, structs
 from starlette.responses import Response
 
-from onyxq.core.errors import BadRequest, OnyxqError, TimedOut, Unavailable, Unknown, from_map
+from onyxq.core.errors import BadRequest, KeyTaken, OnyxqError, TimedOut, Unavailable, Unknown, from_map
 from onyxq.core.facts import partition_of_keys
 from onyxq.core.ids import RUN_TASKS_MAX, Run, ids_of
 from onyxq.core.limits import Name, TaskIdBytes
@@ -247,7 +247,7 @@ def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]
             copies.append(error.copies)
         if error.status == 503:
             call.kit.avoided[int.from_bytes(run.first[6:8], "big")] = until
-        if isinstance(error, BadRequest) and not (error.field or "").startswith("tasks["):
+        if isinstance(error, (BadRequest, KeyTaken)) and not (error.field or "").startswith("tasks["):
             error.field = f"tasks[{group.start}]" + (f".{error.field}" if error.field else "")
         first = first or error
     assert first is not None
