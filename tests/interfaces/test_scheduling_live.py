@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onyxq import Client, Step
-from onyxq.errors import BadRequest, Conflict, NotFound
+from onyxq.errors import BadRequest, Conflict, KeyTaken, NotFound
 from onyxq.interfaces.cli.main import run
 from tests.interfaces.live_world import Live, running
 
@@ -93,7 +93,7 @@ def test_tasks_of_a_key_run_in_the_order_of_their_times(client: Client, queue: s
 
 
 def test_of_a_unique_key_there_is_one_task(client: Client, queue: str) -> None:
-    """A repeat replaces the data before the first claim, and changes nothing later."""
+    """A repeat replaces the data before the first claim, and changes nothing while it runs; then the key is free."""
     first = client.enqueue(queue, b"1", unique_key="u")
     assert client.enqueue(queue, b"2", unique_key="u") == first
     assert client.get(first).data == b"2"
@@ -101,8 +101,12 @@ def test_of_a_unique_key_there_is_one_task(client: Client, queue: str) -> None:
     assert client.enqueue(queue, b"3", unique_key="u") == first
     client.complete(claim)
     assert claim.data == b"2"
-    assert client.enqueue(queue, b"4", unique_key="u") == first
     assert client.count(queue)[queue]["total"] == 1
+    second = client.enqueue(queue, b"4", unique_key="u", unique_period="365d")
+    assert second != first
+    with pytest.raises(KeyTaken) as taken:
+        client.enqueue(queue, b"5", unique_key="u", unique_period="365d", on_conflict="refuse")
+    assert (taken.value.existing, taken.value.field) == (second, "unique_key")
 
 
 def test_a_flow_runs_in_its_order_and_hands_results_on(client: Client, queue: str) -> None:

@@ -88,3 +88,48 @@ def test_the_task_that_stands_is_the_same_after_its_leader_is_killed() -> None:
             assert await tasks.take(wait_ms=500) is None
 
     simulate(workload, seed=2, options=STEADY)
+
+
+def test_a_repeat_does_what_it_chose_to_the_waiting_task() -> None:
+    """It keeps it, moves its due time, replaces data and priority, or is refused with the id of that task."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            task_id = await tasks.put(b"one", unique_key="u", delay_ms=500)
+            for choice, outcome, data in (("keep", "exists", b"one"), ("extend", "extended", b"one")):
+                run = tasks.run(b"two", unique_key="u", on_conflict=choice, delay_ms=60_000)
+                assert (await tasks.send([run]))[0][1:] == [task_id, outcome]
+                assert (await tasks.get(task_id))["data"] == data
+            assert await tasks.take(wait_ms=2_000) is None
+            (refused,) = await tasks.send([tasks.run(b"three", unique_key="u", on_conflict="refuse")])
+            assert (refused["code"], refused["field"]) == ("key_taken", "runs[0].unique_key")
+            assert refused["details"] == [[task_id.hex()]]
+            assert (await tasks.send([tasks.run(b"four", unique_key="u", priority=3)]))[0][1:] == [task_id, "replaced"]
+            found = await tasks.get(task_id)
+            assert (found["data"], found["priority"], found["state"]) == (b"four", 3, "ready")
+            claim = await tasks.take()
+            assert claim is not None and (claim.id, claim.data) == (task_id, b"four")
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_key_is_free_from_the_moment_that_its_task_names() -> None:
+    """Once the task has started, or once it has ended."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            early = await tasks.put(b"a", unique_key="early", unique_until="started")
+            late = await tasks.put(b"b", unique_key="late")
+            claims = [await tasks.take(), await tasks.take()]
+            assert {claim.id for claim in claims if claim} == {early, late}
+            assert await tasks.put(b"c", unique_key="early", unique_until="started") != early
+            assert await tasks.put(b"d", unique_key="late") == late
+            for claim in claims:
+                assert claim is not None
+                await tasks.done(claim)
+            assert await tasks.put(b"e", unique_key="late") != late
+            assert (await tasks.get(late))["state"] == "completed"
+
+    simulate(workload, seed=1, options=STEADY)
