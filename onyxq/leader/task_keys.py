@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from attrs import frozen
 
 from onyxq.core import facts
-from onyxq.core.errors import Unavailable
-from onyxq.core.ids import Run, TaskId, mask_of, ms_of, partition_of, stretch_of
+from onyxq.core.errors import BadRequest, Unavailable
+from onyxq.core.ids import Run, TaskId, is_callback, mask_of, ms_of, partition_of, stretch_of
 from onyxq.core.replica import claim_of
 from onyxq.core.task_headers import CALLBACK, DEPENDS, DUE_MS, MARK, ON_CONFLICT, ORDERING_KEY, REPLACE, UNIQUE_KEY
 from onyxq.leader.cohort.replication import Vote
@@ -216,6 +216,9 @@ class TaskKeys:
         body = self._changed(leader, holder, row[1], one) if changes else row[1]
         rows = [facts.task_row(holder, body)]
         if calls_back := CALLBACK in facts.task_header(body)[0]:
+            if is_callback(holder):
+                taken = f"task {holder.hex()} holds this unique_key, and cannot have a callback because of its id"
+                raise BadRequest(taken, field=CALLBACK, hint="Send the task without a callback, or with another key.")
             rows.append(self._dependencies.callback_row(holder))
         vote = self._keyed_rows.write(leader, holder, rows, changed=changes)
         if calls_back:
