@@ -15,6 +15,8 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from attrs import frozen
+
 from onyxq.core import facts
 from onyxq.core.errors import Corrupt
 from onyxq.core.facts import Row
@@ -32,6 +34,14 @@ AGAIN_EVERY_S = 1.0
 log = logging.getLogger(__name__)
 
 
+@frozen(eq=False)
+class _Change:
+    """A write of a row that is new or changed, and of what belongs to it."""
+
+    leader: PartitionLeader
+    rows: Sequence[Row]
+
+
 class KeyedRows:
     """Writes rows of tasks with keys in the partitions that a node leads; one per node."""
 
@@ -40,9 +50,8 @@ class KeyedRows:
         self._state = host.leader_state
         self._failed: dict[TaskId, None] = {}
         """Tasks whose rows are to be written again."""
-        self._count = 0
-        self._latest: dict[TaskId, int] = {}
-        """Tasks whose rows were changed or are new -> number of the change."""
+        self._latest: dict[TaskId, _Change] = {}
+        """Tasks whose rows were changed or are new, and may not be on a majority yet."""
         self._wake = Signal()
 
     def write(self, leader: PartitionLeader, task_id: TaskId, rows: Sequence[Row], *, changed: bool = False) -> Vote:
@@ -53,12 +62,11 @@ class KeyedRows:
         run = Run(task_id, 1)
         if changed or not self._host.store.known_bits(stretch_of(task_id)) & mask_of(*run):
             self._state.begin(State.UNCONFIRMED, [run])
-            self._count += 1
-            self._latest[task_id] = self._count
-        number = self._latest.get(task_id)
+            self._latest[task_id] = _Change(leader, rows)
+        change = self._latest.get(task_id)
 
         def decided(won: bool) -> None:
-            if number != self._latest.get(task_id):
+            if change is not self._latest.get(task_id):
                 return  # another change is being written
             if won:
                 self._latest.pop(task_id, None)
@@ -107,6 +115,7 @@ class KeyedRows:
     def _write_again(self, task_id: TaskId) -> None:
         leader = self._host.leaders.get(partition_of(task_id))
         if leader is None or leader.deposed or not self._state.any_in(State.UNCONFIRMED, [Run(task_id, 1)]):
+            self._latest.pop(task_id, None)
             return  # the takeover finds the row again, wherever it is stored
         try:
             row = self._host.store.task_row(task_id)
@@ -116,5 +125,7 @@ class KeyedRows:
             return
         if row is None:  # it was refused here; if another node has it, it comes from there
             self._state.settle(State.UNCONFIRMED, [Run(task_id, 1)])
+            self._latest.pop(task_id, None)
         else:
-            self.write(leader, task_id, [facts.task_row(*row)])
+            latest = self._latest.get(task_id)  # this node's disk may not have it yet
+            self.write(leader, task_id, latest.rows if latest and latest.leader is leader else [facts.task_row(*row)])
