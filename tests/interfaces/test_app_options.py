@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onyxq import App
-from onyxq.errors import BadRequest
+from onyxq.errors import BadRequest, KeyTaken
 from onyxq.testing import Cluster, open_cluster
 
 
@@ -84,6 +84,32 @@ def test_a_call_under_a_unique_key_is_one_task() -> None:
         assert seen == ["final"]
 
 
+def test_a_function_says_until_when_its_key_is_taken_and_what_a_repeat_does() -> None:
+    """A single call can choose otherwise."""
+    app = App()
+    seen: list[str] = []
+
+    @app.task(queue="q", unique_key="{month}", unique_until="purged", on_conflict="keep")
+    def report(month: str, text: str) -> None:
+        seen.append(text)
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        first = report.enqueue("march", "draft")
+        assert report.enqueue("march", "final") == first
+        with pytest.raises(KeyTaken) as taken:
+            report.options(on_conflict="refuse").enqueue("march", "late")
+        assert taken.value.existing == bytes.fromhex(first.id)
+        cluster.drain()
+        assert report.enqueue("march", "again") == first and seen == ["draft"]
+        hourly = report.options(unique_until=None, unique_period="1h")
+        second = hourly.enqueue("april", "draft")
+        cluster.drain()
+        assert hourly.enqueue("april", "again") == second
+        cluster.advance(3_600)
+        assert hourly.enqueue("april", "an hour later") != second
+
+
 def test_a_call_that_nobody_ran_in_time_fails() -> None:
     """The time counts from when it is due, by the cluster's clock."""
     app = App()
@@ -133,6 +159,11 @@ def refused(make: Callable[[], Any]) -> str | None:
         ({"ordering_key": "{nobody}"}, "ordering_key"),
         ({"unique_key": "{to"}, "unique_key"),
         ({"unique_key": 5}, "unique_key"),
+        ({"unique_until": "started"}, "unique_until"),
+        ({"unique_key": "{to}", "unique_until": "tomorrow"}, "unique_until"),
+        ({"unique_key": "{to}", "unique_period": "often"}, "unique_period"),
+        ({"unique_key": "{to}", "unique_period": 0}, "unique_period"),
+        ({"unique_key": "{to}", "on_conflict": "panic"}, "on_conflict"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"timeout_s": 1e9}, "timeout_s"),
         ({"expires_after_ms": 0}, "expires_after_ms"),

@@ -268,10 +268,31 @@ def test_the_command_line_enqueues_with_keys_and_dependencies(line: Line, client
     assert [client.get(one).state for one in ordered] == ["ready", "waiting"]
 
 
+def test_the_command_line_chooses_what_a_repeat_of_a_key_does(line: Line, client: Client, queue: str) -> None:
+    """It says what became of the task that holds the key; a refusal names that task and has its own exit code."""
+    typed = ("task", "enqueue", queue, "--unique-key", "u", "--unique-period", "365d")
+    first = line.json(*typed, "--data", "1")
+    assert line.json(*typed, "--data", "2", "--on-conflict", "keep")["unique"] == "exists"
+    assert line.json(*typed, "--on-conflict", "extend", "--delay", "1s")["unique"] == "extended"
+    assert "its due time was moved" in line.said.err
+    assert line.code(*typed, "--data", "3", "--on-conflict", "refuse") == KeyTaken.exit_code
+    assert first["id"] in line.said.err
+    task = client.get(first["id"])
+    assert (task.data, task.unique_until, task.unique_period_ms) == (b"1", "purged", 365 * 86_400_000)
+    early = ("task", "enqueue", queue, "--unique-key", "v", "--unique-until", "started")
+    second = line.json(*early, "--priority", "1")
+    (claim,) = client.claim(queue, wait_ms=WAIT_MS)
+    assert claim.id.hex() == second["id"] and line.json(*early)["unique"] == "new"
+
+
 @pytest.mark.parametrize(
     ("typed", "field"),
     [
         (["--ordering-key", ""], "ordering_key"),
+        (["--unique-until", "started"], "unique_until"),
+        (["--on-conflict", "keep"], "on_conflict"),
+        (["--unique-key", "u", "--unique-period", "often"], "unique_period"),
+        (["--unique-key", "u", "--unique-period", "0s"], "unique_period"),
         (["--after", "zz"], "after"),
         (["--after", "00" * 20], "after"),
         (["--at", "2001-01-01"], "at"),

@@ -21,7 +21,7 @@ from simulation.search.facts_model import Model, UniqueKey
 from simulation.search.facts_node import FactsNode, SearchClock
 from tests.simulation.test_late_completions import lead, refuse, store_alone
 
-FREE_TOO_EARLY: Fault = ("onyxq.leader.task_keys:TaskKeys._may_go_on", returning(False))
+FREE_TOO_EARLY = ("onyxq.leader.task_keys:TaskKeys._may_go_on", returning(False))
 KEY = UniqueKey("u0")
 STEP_S = 0.01
 
@@ -40,7 +40,7 @@ def lead_alone(facts: Facts, other: FactsNode) -> FactsNode:
     raise AssertionError("nobody leads")
 
 
-def play(faults: Sequence[Fault] = ()) -> list[str]:
+def play(faults: Sequence[tuple[str, Fault]] = ()) -> list[str]:
     """Return the outcomes of two enqueues of one key; empty for no success.
 
     The second one is sent to a leader that alone knows of the end of the first task. Raises `Broken` if the leader
