@@ -51,9 +51,13 @@ async def ends_reported(world: World) -> None:
 
 
 async def _enqueue(world: World, client: RecordingClient, data: bytes) -> list[TaskId]:
-    """Store a task with a callback, alone or by a transaction; often the request is repeated elsewhere."""
+    """Store a task with a callback, or give one to a waiting task; often the request is repeated elsewhere."""
     draw, options = world.random, EnqueueOptions(callback=CALLBACK, retries=0)
-    kind = draw.choice(("now", "now", "later", "expires"))
+    kind = draw.choice(("now", "now", "later", "expires", "given"))
+    if kind == "given":
+        key = f"key of {data.decode()}"
+        waiting = await client.enqueue("q", [data + b" waits"], timeout_ms=10_000, unique_key=key, delay_ms=500)
+        return waiting + await client.enqueue("q", [data], timeout_ms=10_000, unique_key=key, **options)
     if kind == "later":
         options["delay_ms"] = draw.choice((1_000, LATER_MS))
     elif kind == "expires":
