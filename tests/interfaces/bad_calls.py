@@ -346,8 +346,9 @@ PEER_METHODS = (
     "lead.cancel", "lead.rows", "lead.claim", "lead.complete", "lead.counts", "lead.dead", "lead.depended",
     "lead.dead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.flow.states", "lead.give_up",
     "lead.head", "lead.list", "lead.offer", "lead.outcomes", "lead.postpone", "lead.prepare", "lead.queue.purge",
-    "lead.rates", "lead.release", "lead.renew", "lead.request.record", "lead.dead.requeue", "lead.timer.cancel",
-    "lead.timer.find", "lead.timer.set", "lead.told", "lead.update", "lead.view", "lead.waiting", "peer.leave",
+    "lead.rates", "lead.rates.history", "lead.release", "lead.renew", "lead.request.record", "lead.dead.requeue",
+    "lead.timer.cancel", "lead.timer.find", "lead.timer.set", "lead.told", "lead.update", "lead.view", "lead.waiting",
+    "peer.leave",
 )  # fmt: skip
 
 VALUES = st.recursive(

@@ -371,11 +371,11 @@ class FakeService:
         return {}
 
     def _flow_make(self, args: dict[str, Any]) -> dict[str, Any]:
-        made = args["id"] or b"\1" * 20
-        last = None if args["on_done"] is None else b"\2" * 20
+        made = args.get("id") or b"\1" * 20
+        last = None if args.get("on_done") is None else b"\2" * 20
         self.flows[made] = {
             "id": made,
-            "name": args["name"],
+            "name": args.get("name"),
             "state": "waiting",
             "counts": {"ready": len(args["tasks"])},
             "on_done": last,

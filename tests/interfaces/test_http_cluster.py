@@ -19,6 +19,7 @@ from tests.interfaces.http_world import JOB, NOW_MS, FakeService, access_of, che
 SAME_SITE = {"origin": "http://peer"}
 TOKENS = {"r-token": "read", "w-token": "write", "a-token": "admin"}
 ID = make_id(NOW_MS, 1, 2, 3).hex()
+FLOW = make_id(NOW_MS, 1, 2, 4).hex()
 
 
 def url_of(endpoint: Endpoint) -> str:
@@ -140,11 +141,12 @@ def test_head_is_answered_where_get_is(path: str) -> None:
             await client.post("/v1/tasks", json={"tasks": [{"id": ID, "queue": "a"}]})
             await client.put("/v1/periodic/p", json={"queue": "a", "schedule": "every 60s"})
             await client.post("/v1/jobs", json=JOB)
+            await client.post("/v1/flows", json={"id": FLOW, "tasks": [{"queue": "a"}]})
             callback = {"transport": "http", "uri": "http://a.example", "method": "post"}
             await client.post("/timer", json={"timeout": 1, "callback": callback}, headers={"x-timer-id": ID})
             named: dict[str, Any] = {"queue": "a", "extension": "lock", "name": "p"}
             named |= {"group": "map", "number": 7, "numbers": "7,8"}
-            named["id"] = "j" if path.startswith("/v1/jobs/") else ID
+            named["id"] = next((one for noun, one in (("jobs", "j"), ("flows", FLOW)) if f"/{noun}/" in path), ID)
             url = path.format(**named)
             got, head = await client.get(url), await client.head(url)
             assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")

@@ -321,7 +321,7 @@ async def test_a_stream_that_fails_midway_ends_unfinished() -> None:
 async def test_an_address_in_use_is_a_clear_error() -> None:
     """The message names the address, and the hint the option."""
     async with serving(FakeService()) as (address, _):
-        with pytest.raises(Conflict, match=f"http: {address} is in use") as refused:
+        with pytest.raises(Conflict, match=f"{address} is in use") as refused:
             await serve_http(app_of(FakeService()), address, shutdown=trio.Event())
     assert "--http" in refused.value.advice
 

@@ -269,7 +269,7 @@ def test_the_command_line_enqueues_with_keys_and_dependencies(line: Line, client
 
 
 def test_the_command_line_chooses_what_a_repeat_of_a_key_does(line: Line, client: Client, queue: str) -> None:
-    """It says what became of the task that holds the key; a refusal names that task and has its own exit code."""
+    """It says whether the task that holds the key was changed; a refusal names that task and has its own exit code."""
     typed = ("task", "enqueue", queue, "--unique-key", "u", "--unique-period", "365d")
     first = line.json(*typed, "--data", "1")
     assert line.json(*typed, "--data", "2", "--on-conflict", "keep")["unique"] == "exists"

@@ -133,7 +133,7 @@ def test_the_path_is_short_and_begins_as_the_readme_does() -> None:
     """It has twelve commands; the first one is the installation, which is done before these tests."""
     commands = [command for caption in ("first terminal", "second terminal") for command, _ in steps(caption)]
     assert 8 <= len(commands) <= COMMANDS_MAX
-    assert f"    {commands[0]}\n" in (ROOT / "README.rst").read_text("utf-8")
+    assert f"``{commands[0]}``" in (ROOT / "README.rst").read_text("utf-8")
 
 
 def test_a_new_user_arrives(shell: Shell, first_terminal: tuple[str, str]) -> None:
