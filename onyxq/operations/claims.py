@@ -31,7 +31,7 @@ from onyxq.operations.claim_shares import Offer, shares
 from onyxq.operations.table.claim import ClaimTasks, GrantedTasks
 from onyxq.system.procedures import CANCELLED, Ended, Question, Wait, pause, procedure, stop_if_cancelled
 from onyxq.system.signal import Signal
-from onyxq.wire.bounds import OWNER
+from onyxq.wire.bounds import OWNER, has_room
 
 POLL_S = 1.0
 IDLE_POLL_S = 4.0
@@ -49,7 +49,7 @@ FIRST_LOOK_S = 0.1
 LOG_PATIENCE_S = 2.0
 """How long claimers continue to wait while the log is away, in seconds."""
 CLAIMERS_MAX = 50_000
-"""Most claims that wait at this node; `Claiming._has_room` limits the share of one credential."""
+"""Most claims that wait at this node; `onyxq.wire.bounds.has_room` limits the share of one credential."""
 WANTED_CLAIMERS = 64
 """Number of waiting claimers whose demand is added up."""
 AHEAD_AGAIN_S = 0.05
@@ -192,7 +192,7 @@ class Claiming:
         if self._draining:
             claimer.fail(Unavailable("this peer is leaving; ask another"))
             return
-        if not self._has_room(claimer.owner):
+        if not has_room(self._held, claimer.owner, CLAIMERS_MAX):
             claimer.fail(Unavailable("too many claims wait here"))
             return
         self._claimers.append(claimer)
@@ -200,13 +200,6 @@ class Claiming:
         for queue in claimer.queues:
             self._watch(queue)
         self._wake.end()
-
-    def _has_room(self, owner: str) -> bool:
-        """Return whether one more claim of a credential may wait; shares leave room for one more credential."""
-        if len(self._claimers) >= CLAIMERS_MAX:
-            return False
-        owners = len(self._held) + (owner not in self._held)
-        return not owner or self._held[owner] < CLAIMERS_MAX // (owners + 1)
 
     async def drain(self) -> None:
         """Take no further claims, and return once no answer is in flight (or soon after)."""

@@ -9,7 +9,7 @@ many, cut no node off from its cohort.
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -37,6 +37,17 @@ def share(percent: int, most: int) -> int:
     """Return that percentage of the descriptors that the process may open, at most ``most``."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, max(8, soft * percent // 100))
+
+
+def has_room(waiting: Mapping[str, int], owner: str, limit: int) -> bool:
+    """Return whether one more request of a credential may wait, given the numbers of those that wait.
+
+    One credential takes a share of the limit only. The shares leave room for one more credential.
+    """
+    if sum(waiting.values()) >= limit:
+        return False
+    owners = len(waiting) + (owner not in waiting)
+    return not owner or waiting.get(owner, 0) < limit // (owners + 1)
 
 
 class Newcomers:

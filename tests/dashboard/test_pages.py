@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from onyxq.client import Client
+from onyxq.interfaces.dashboard.task import progress_of
 from tests.dashboard.pages_world import HOSTILE, Filled
 
 HTML = "{http://www.w3.org/1999/xhtml}"
@@ -187,6 +188,12 @@ def test_the_search_field_finds_ids_and_queues(world: Filled, http: httpx.Client
         found_place = answer.headers["location"]
         same_start = text and there.startswith("/ui/tasks/") and found_place[:46] == there[:46]
         assert found_place == there or same_start, text
+
+
+def test_progress_that_is_too_large_for_a_number_is_none() -> None:
+    """The page of the task is still shown."""
+    data = b'{"progress": {"done": 1%s, "total": null, "note": ""}}' % (b"0" * 400)
+    assert progress_of([{"data": data, "at_ms": 1}]) is None
 
 
 def test_a_task_shows_its_progress_and_attempts(world: Filled, http: httpx.Client) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from onyxq.access.grants import Access, Token
 from onyxq.core.facts import pack_task
+from onyxq.node import task_ends
 from onyxq.operations import claims
 from tests.interfaces.live_world import PATIENCE_MS, Live, Wire, claim_of, fresh_id, running
 
@@ -283,6 +284,24 @@ def test_one_credential_does_not_take_the_room_of_all_claims(guarded: Live, monk
             task = [fresh_id(), pack_task({"queue": "theirs"}, [b"x"])]
             other.call("enqueue", {"runs": [task]})
             assert len(other.call("claim", claim_of("theirs", wait_ms=PATIENCE_MS))["claims"]) == 1
+
+
+def test_one_credential_does_not_take_the_room_of_all_waits(guarded: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for the ends of tasks beyond its share are refused; another credential may wait, and all may read."""
+    monkeypatch.setattr(task_ends, "WAITS_MAX", 30)
+    first = fresh_id()
+    with Wire(guarded.address, hello={"role": "client", "credential": OURS}) as greedy:
+        greedy.call("enqueue", {"runs": [[first, pack_task({"queue": "ours.none"}, [b"x"])]]})
+        for number in range(101, 131):
+            greedy.send([number, "get", {"id": first, "wait_ms": PATIENCE_MS}])
+        refused = [greedy.receive() for _ in range(15)]
+        assert {answer[2]["code"] for answer in refused} == {"overloaded"}
+        headers = {"authorization": f"Bearer {OURS}"}
+        path = f"/v1/tasks/{first.hex()}"
+        assert guarded.http.get(path, headers=headers).status_code == 200
+        assert guarded.http.get(path, params={"wait_ms": 1}, headers=headers).status_code == 429
+        with Wire(guarded.address, hello={"role": "client", "credential": ADMIN}) as other:
+            assert other.call("get", {"id": first, "wait_ms": 1})["state"] == "ready"
 
 
 @pytest.mark.parametrize("member", ["tasks", "on_done"])

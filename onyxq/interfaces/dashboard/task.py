@@ -60,7 +60,7 @@ def progress_of(updates: Sequence[Mapping[str, Any]]) -> Progress | None:
             return Progress(
                 float(said["done"]), None if total is None else float(total), str(said["note"]), update["at_ms"]
             )
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
             continue
     return None
 
