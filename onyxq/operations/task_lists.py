@@ -34,6 +34,8 @@ VIEW_LOOKS = 40
 """Cost of building the view of a task, as a number of rows read."""
 TEXT_LOOKS = 10
 """Cost of looking for a text in the rows about a stretch, as a number of rows read."""
+BYTES_PER_LOOK = 16 * 1024
+"""Bytes in which a text is looked for that cost as much as a row read."""
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of payloads and results after which a page ends; the last task may exceed them."""
 LOOKS_PER_TURN = 250
@@ -129,12 +131,16 @@ class Listing:
                     bits &= ~claimed_bits(pieces_of(node.replica, stretch))
                 looked += 1
                 if bits and texts:
-                    looked += TEXT_LOOKS
-                    bits = bits if node.store.may_say(stretch, texts) else 0
+                    may_say, size = node.store.may_say(stretch, texts)
+                    looked += TEXT_LOOKS + size // BYTES_PER_LOOK
+                    bits = bits if may_say else 0
                 if bits:
                     yield from ids(stretch, bits, looked)
                     looked = 0
                 after = stretch if down else last_of(stretch)
+                if looked >= TEXT_LOOKS:
+                    yield TaskId(after), False, looked
+                    looked = 0
             if found:
                 yield TaskId(after), False, looked
             if not found:

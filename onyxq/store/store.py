@@ -265,10 +265,16 @@ class Store(FindingReads):
         found = rows_of(self._tables.rows, COMPLETION, stretch) if not self.hides(stretch) else ()
         return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in found]
 
-    def may_say(self, stretch: bytes, texts: Sequence[bytes]) -> bool:
-        """Return whether one of the texts is in a row about a task of a stretch, without reading each task."""
-        found = (row for kind in TELLING for row in rows_of(self._tables.rows, kind, stretch))
-        return any(text in body for body in (bytes(value) for _, value in found) for text in texts)
+    def may_say(self, stretch: bytes, texts: Sequence[bytes]) -> tuple[bool, int]:
+        """Return whether one of the texts is in a row about a task of a stretch, and how many bytes were read."""
+        size = 0
+        for kind in TELLING:
+            for _, value in rows_of(self._tables.rows, kind, stretch):
+                body = bytes(value)
+                size += len(body)
+                if any(text in body for text in texts):
+                    return True, size
+        return False, size
 
     def finished_bits(self, stretch: bytes) -> int:
         """Return the mask of the finished tasks of a stretch."""

@@ -7,11 +7,14 @@ from random import Random
 from typing import Any
 
 import pytest
+import trio
 
 from log_entries import yield_partition
 from onyxq.errors import Unavailable
 from onyxq.node.all_leaders import AllLeaders
 from onyxq.node.node import Node
+from onyxq.operations import task_lists
+from onyxq.store.store import Store
 from simulation.scenes.base import leader_of
 from simulation.scenes.looks import LOOK_SCENES
 from simulation.world.world import Options, SimulatedNode, World, simulate
@@ -192,3 +195,46 @@ def test_the_scenes_break_nothing(name: str, seed: int) -> None:
     scene = LOOK_SCENES[name]
     world = simulate(scene.script, seed=seed, options=scene.options(Random(f"{name} {seed}")))
     assert world.history.enqueued
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_search_for_a_text_reads_no_more_bytes_at_a_time_than_it_may(newest_first: bool) -> None:
+    """A page may have found nothing yet; the next ones find the task, however much lies before it."""
+    size, reads, read = 100_000, list[int](), 0
+    look, may_say = task_lists.look, Store.may_say
+
+    async def measured(*args: Any, **more: Any) -> Any:
+        before = read
+        found = await look(*args, **more)
+        reads.append(read - before)
+        return found
+
+    def counted(store: Store, stretch: bytes, texts: Sequence[bytes]) -> tuple[bool, int]:
+        nonlocal read
+        found = may_say(store, stretch, texts)
+        read += found[1]
+        return found
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            sought = 0 if newest_first else TASKS - 1
+            for number in range(TASKS):
+                await client.enqueue("q", [b"sought" if number == sought else bytes(size)])
+                await trio.sleep(0.01)
+            after, found = None, list[bytes]()
+            while True:
+                page = await client.client.list("q", where="sought", newest_first=newest_first, after=after)
+                found += [one.data for one in page.tasks]
+                after = page.after
+                if after is None:
+                    break
+            assert found == [b"sought"]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(task_lists, "LOOKS_MAX", 500)
+        patched.setattr(task_lists, "BYTES_PER_LOOK", 1_000)
+        patched.setattr(task_lists, "look", measured)
+        patched.setattr(Store, "may_say", counted)
+        simulate(workload, seed=6, options=Options(nodes=1, partitions=2))
+    assert read >= (TASKS - 1) * size
+    assert max(reads) <= 8 * size
