@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from onyxq.errors import BadRequest
+from onyxq.interfaces.callbacks import targets as targets_module
 from onyxq.interfaces.callbacks.addresses import Failed, connect
 from onyxq.interfaces.callbacks.targets import Resolver, Targets, targets
 
@@ -96,3 +99,32 @@ def test_a_name_that_changes_after_the_check_reaches_only_the_checked_address(na
     with listening(PRIVATE) as (private, port):
         assert not connected(ONE, port)
         assert not was_reached(private)
+
+
+def test_names_that_are_slow_to_resolve_delay_checks_but_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may send any number of callbacks to names whose servers do not answer."""
+    answered = threading.Event()
+
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        if host != HOST:
+            answered.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ALLOWED, port))]
+
+    async def main() -> list[str]:
+        resolver = Resolver(ONE)
+        async with trio.open_nursery() as nursery:
+            for number in range(4 * targets_module.RESOLVERS):
+                nursery.start_soon(resolver.check, f"slow-{number}.example", 1)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(20):
+                found = await resolver.addresses(HOST, 1)
+            answered.set()
+            nursery.cancel_scope.cancel()
+        return found
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(targets_module, "CHECK_S", 60.0)
+    try:
+        assert trio.run(main) == [ALLOWED]
+    finally:
+        answered.set()

@@ -24,7 +24,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 PUBLIC, LOOPBACK, ANY = "public", "loopback", "any"
 SETTING = "timer_targets"
 RESOLVERS = 16
-"""Most names that are resolved in parallel. So a name server that never answers blocks a bounded number."""
+"""Most names that are resolved in parallel, for checks and for callbacks each. So a name server that never answers blocks a bounded number."""
 CHECK_S = 2.0
 """Longest time to resolve a name when a timer is set, in seconds."""
 
@@ -102,14 +102,19 @@ class Resolver:
 
     def __init__(self, allowed: Targets) -> None:
         self.allowed = allowed
-        self._limiter = trio.CapacityLimiter(RESOLVERS)
+        self._delivering = trio.CapacityLimiter(RESOLVERS)
+        self._checking = trio.CapacityLimiter(RESOLVERS)
+        """Another one, so that requests with names that are slow to resolve delay no callback that is due."""
 
     async def addresses(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host; raises `BadRequest` if one is not allowed, and `OSError` if there is none."""
+        return await self._allowed(host, port, self._delivering)
+
+    async def _allowed(self, host: str, port: int, limiter: trio.CapacityLimiter) -> list[str]:
         try:
             found = [str(ipaddress.ip_address(host))]
         except ValueError:
-            found = await self._look_up(host, port)
+            found = await self._look_up(host, port, limiter)
         for address in found:
             self.allowed.check(address)
         return found
@@ -118,16 +123,16 @@ class Resolver:
         """Raise `BadRequest` if a host resolves to an address that is not allowed."""
         with trio.move_on_after(CHECK_S):
             try:
-                await self.addresses(host, port)
+                await self._allowed(host, port, self._checking)
             except OSError:
                 return  # The name may resolve when the callback is due.
 
-    async def _look_up(self, host: str, port: int) -> list[str]:
+    async def _look_up(self, host: str, port: int, limiter: trio.CapacityLimiter) -> list[str]:
         def look() -> list[str]:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             return list(dict.fromkeys(str(one[4][0]) for one in found))
 
         try:
-            return await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._limiter)
+            return await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=limiter)
         except UnicodeError as error:
             raise OSError(f"{host[:100]!r} is not a host name: {error}") from None

@@ -120,7 +120,7 @@ class FirstRequest(Result):
     at_ms: Annotated[TimeMs, Meta(description="When it arrived.", extra=MOMENT)]
     partitions: Annotated[
         list[Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)]],
-        Meta(max_length=PARTITIONS_MAX, description="Partitions that its new tasks use in turn."),
+        Meta(min_length=1, max_length=PARTITIONS_MAX, description="Partitions that its new tasks use in turn."),
     ]
 
 
