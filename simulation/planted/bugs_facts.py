@@ -70,14 +70,14 @@ FACT_BUGS: tuple[Planted, ...] = (
         "task_keys:TaskKeys._other_holder",
         returning(None),
         "two waiting tasks are stored for one key",
-        quick=8,
+        quick=12,
     ),
     _planted(
         "a task that started is changed",
         "task_keys:TaskKeys._has_started",
         returning(False),
         "an enqueue is told that it replaced the data of a task that runs with the older data",
-        quick=8,
+        quick=12,
     ),
     _planted(
         "extend moves no due time",
@@ -93,7 +93,7 @@ FACT_BUGS: tuple[Planted, ...] = (
         "the key of a task that ended is not free",
         "facts",
         runs=200,
-        quick=8,
+        quick=12,
     ),
     _planted(
         "rows of tasks with keys are not written again",
@@ -114,7 +114,7 @@ FACT_BUGS: tuple[Planted, ...] = (
         "completions:Completions.run",
         instead(_at_once),
         "a completion that only the leader has is never decided",
-        quick=4,
+        quick=12,
     ),
     _planted(
         "a requeue never ends",

@@ -128,7 +128,7 @@ def test_the_order_of_a_key_does_not_follow_the_clock_back() -> None:
     marks, clock_ms = itertools.count(1), iter((5_000, 3_000, 5_001))
     leader = SimpleNamespace(partition=0, epoch=1, mark=lambda: Mark(1, next(marks)))
     host = cast(OperationsHost, SimpleNamespace(store=store, wall_ms=lambda: next(clock_ms)))
-    keys = TaskKeys(host, cast(KeyedRows, None))
+    keys = TaskKeys(host, cast(KeyedRows, None), completions=cast(Any, None), dependencies=cast(Any, None))
     header = {"ordering_key": "k", "queue": "q"}
     placed = [
         task_header(keys.ordered(cast(PartitionLeader, leader), task(number), header, body, None))[0]["order"]

@@ -220,11 +220,11 @@ def test_a_unique_key_is_free_once_its_task_is_purged() -> None:
             await retention(tasks, 0)
             seen = set()
             for number in range(3):
-                seen.add(await tasks.put(b"%d" % number, unique_key="k"))
+                seen.add(await tasks.put(b"%d" % number, unique_key="k", unique_until="purged"))
                 claim = await tasks.take()
                 assert claim is not None
                 await tasks.done(claim)
-                assert await tasks.put(b"again", unique_key="k") in seen
+                assert await tasks.put(b"again", unique_key="k", unique_until="purged") in seen
                 await trio.sleep(PASSED_S)
             assert len(seen) == 3
 

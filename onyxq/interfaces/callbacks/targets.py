@@ -24,7 +24,10 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 PUBLIC, LOOPBACK, ANY = "public", "loopback", "any"
 SETTING = "timer_targets"
 RESOLVERS = 16
-"""Most names that are resolved in parallel, for checks and for callbacks each. So a name server that never answers blocks a bounded number."""
+"""Most names that are resolved in parallel, for checks and for callbacks each.
+
+So a name server that never answers blocks a bounded number.
+"""
 CHECK_S = 2.0
 """Longest time to resolve a name when a timer is set, in seconds."""
 
