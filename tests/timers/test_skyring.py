@@ -520,7 +520,7 @@ def test_targets_are_judged_when_set_and_when_connected(receiver: Receiver) -> N
             payload = pack(Timer("around", 1, None, Callback("http", receiver.uri, "POST")))
             with Client(cluster.addresses[0]) as client:
                 client.enqueue(QUEUE, payload, unique_key="around", unique_until="purged")
-                client.enqueue(QUEUE, b"no timer", unique_key="other")
+                client.enqueue(QUEUE, b"no timer", unique_key="other", unique_until="purged")
             assert "callbacks to 127.0.0.1 are not allowed" in until_state(http, "around", "failed")["error"]
             assert "not a timer" in until_state(http, "other", "failed")["error"]
             assert receiver.requests == []
