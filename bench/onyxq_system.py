@@ -105,6 +105,10 @@ class OnyxqEmbedded1(AsyncSystem):
         """Return the process ids of the peers."""
         return self._servers.pids()
 
+    def zookeeper_pids(self) -> list[int]:
+        """Return the process ids of the ZooKeeper servers."""
+        return self._zookeeper.pids if self._zookeeper is not None else []
+
     def file_bytes(self) -> int:
         """Return the disk space of the LMDB files of all peers."""
         return sum(512 * file.stat().st_blocks for file in self._home.rglob("*.mdb"))

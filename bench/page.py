@@ -119,31 +119,99 @@ def _said(found: Map, *names: str, shown: Callable[[float], str] = _count) -> li
     return cells
 
 
+# --- goals
+
+RATIOS = (
+    ("onyxq-embedded-1", "redis-streams", (("1x64", 1.2), ("100x4", 1.2), ("1000x4", 4.0))),
+    ("onyxq-zookeeper-3", "nats-jetstream", (("1x64", 0.9), ("100x4", 4.0), ("1000x4", 20.0))),
+)
+"""A configuration, the system beside it, and for each mode how many times as many tasks per second are the goal."""
+LATENCIES_MS = {"onyxq-embedded-1": (2.0, 5.0), "onyxq-zookeeper-3": (6.0, 15.0)}
+"""Configuration -> the goals of its median and its 99 %."""
+TRANSACTIONS = ("onyxq-zookeeper-3", "64", 2_000)
+KEYED_PER_S = 3_000
+COSTS_US = {"1x64": 450.0, "100x4": 80.0}
+"""Mode -> microseconds of processor time per task with three peers, client and ZooKeeper included."""
+SIDES = ("peers", "client", "zookeeper")
+
+
+def _at_least(value: float, least: float) -> str:
+    return f"at least {_count(least)}: {_goal(value >= least)}"
+
+
 # --- tables
 
 
 def _lifecycle(document: Map) -> Iterator[str]:
     modes = document["settings"]["modes"].split(",")
-    rows = []
-    for name, found in document["systems"].items():
+    systems, rows = document["systems"], []
+    for name, found in systems.items():
         cells = (_said(found["modes"][mode], "tasks_per_second") if "modes" in found else [""] for mode in modes)
         rows.append([f"``{name}``", *(cell for [cell] in cells)])
     yield table(["tasks per second", *(f"``{mode}``" for mode in modes)], rows)
+    compared = []
+    for ours, theirs, goals in RATIOS:
+        for mode, least in goals:
+            rates = [systems.get(name, {}).get("modes", {}).get(mode, {}) for name in (ours, theirs)]
+            if all("tasks_per_second" in rate for rate in rates):
+                ratio = rates[0]["tasks_per_second"] / rates[1]["tasks_per_second"]
+                compared.append([f"``{ours}``", f"``{theirs}``", f"``{mode}``", _ratio(ratio), _at_least(ratio, least)])
+    yield table(["system", "beside", "mode", "times as fast", "goal"], compared)
 
 
 def _latency(document: Map) -> Iterator[str]:
     names = ("p50_ms", "p99_ms", "max_ms")
-    rows = [[f"``{name}``", *_said(found, *names, shown=_ms)] for name, found in document["systems"].items()]
-    yield table(["from enqueue to handler", "median", "99 %", "slowest"], rows)
+    rows = []
+    for name, found in document["systems"].items():
+        goals = zip(names, LATENCIES_MS.get(name, ()), strict=False)
+        reached = [f"{_ms(most)}: {_goal(found[which] <= most)}" for which, most in goals if which in found]
+        rows.append([f"``{name}``", *_said(found, *names, shown=_ms), "; ".join(reached)])
+    yield table(["from enqueue to handler", "median", "99 %", "slowest", "goals of median and 99 %"], rows)
 
 
 def _transactions(document: Map) -> Iterator[str]:
+    goals = {TRANSACTIONS[:2]: TRANSACTIONS[2]}
     rows = [
-        [f"``{name}``", lanes, *_said(one, "per_second"), *_said(one, "p50_ms", "p99_ms", shown=_ms)]
+        [
+            f"``{name}``",
+            lanes,
+            *_said(one, "per_second"),
+            *_said(one, "p50_ms", "p99_ms", shown=_ms),
+            _at_least(one["per_second"], goals[name, lanes]) if (name, lanes) in goals else "",
+        ]
         for name, found in document["systems"].items()
         for lanes, one in found["modes"]["one part"].items()
     ]
-    yield table(["system", "in flight", "transactions per second", "median", "99 %"], rows)
+    yield table(["system", "in flight", "transactions per second", "median", "99 %", "goal"], rows)
+
+
+def _subsystems(document: Map) -> Iterator[str]:
+    for name, found in document["systems"].items():
+        for mode, one in found["modes"].items():
+            whole = sum(one[side]["us_per_task"] for side in SIDES)
+            goal = COSTS_US.get(mode) if name == "onyxq-zookeeper-3" else None
+            reached = f"; goal at most {goal:g} µs: {_goal(whole <= goal)}" if goal else ""
+            shown = ", ".join(f"{side} {_count(one[side]['us_per_task'])}" for side in SIDES)
+            yield f"``{name}``, ``{mode}``: {_count(whole)} µs per task in all ({shown}){reached}."
+            parts = [(side, part, us) for side in SIDES for part, us in one[side]["by_subsystem"].items()]
+            rows = [
+                [side, part, _count(us), f"{100 * us / whole:.0f} %"] for side, part, us in parts if us >= whole / 100
+            ]
+            yield table(["process", "subsystem", "µs per task", "of all"], rows)
+
+
+def _leases(document: Map) -> Iterator[str]:
+    names = ("p50_ms", "p99_ms", "max_ms")
+    rows = [
+        [
+            name,
+            str(found["lapses"]),
+            *_said(found, *names, shown=_ms),
+            _within(found["max_ms"], found["goal_max_ms"], "ms"),
+        ]
+        for name, found in document["modes"].items()
+    ]
+    yield table(["cluster", "lapses", "median", "99 %", "slowest", "goal of the slowest"], rows)
 
 
 def _taskstore(document: Map) -> Iterator[str]:
@@ -158,7 +226,11 @@ def _taskstore(document: Map) -> Iterator[str]:
 
 def _ordering(document: Map) -> Iterator[str]:
     poison = document["poison"]
-    yield f"All keys together drained {_said(document['throughput'], 'tasks_per_second')[0]} tasks per second."
+    drained = document["throughput"]
+    yield (
+        f"All keys together drained {_said(drained, 'tasks_per_second')[0]} tasks per second; goal "
+        f"{_at_least(drained['tasks_per_second'], KEYED_PER_S)}."
+    )
     rows = [
         [title, *_said(poison[name], "p50_ms", "p99_ms", "max_ms", shown=_ms)]
         for name, title in (("without", "without a stuck key"), ("with", "with one"))
@@ -278,9 +350,24 @@ SECTIONS = (
         "transactions",
         "Transactions",
         "python -m bench.transactions",
-        "Each transaction completes a claimed task and enqueues another. The goal is 1,000 per second, with many in\n"
-        "flight.",
+        "Each transaction completes a claimed task and enqueues another.",
         _transactions,
+    ),
+    Section(
+        "subsystems",
+        "Processor time",
+        "python -m bench.subsystems",
+        "Microseconds of processor time per task that goes through all three steps, and which part of OnyxQ takes\n"
+        "them, from one percent on. ZooKeeper's processes are measured as a whole.",
+        _subsystems,
+    ),
+    Section(
+        "leases",
+        "Lapsed leases",
+        "python -m bench.leases",
+        "A worker is not heard of again. The delay is the time from the end of its lease until a worker that waits at\n"
+        "another peer has the task: with nothing else to do, and while other tasks pass without a pause.",
+        _leases,
     ),
     Section(
         "taskstore",

@@ -4,6 +4,7 @@ The load is that of ``bench.lifecycle``. Each mode runs twice: alone for the pro
 while py-spy samples the stacks of all processes for the shares. A sample counts for the innermost function of a
 package of OnyxQ, or of a library that is named here, so C extensions and the standard library count for their
 caller. Only the thread that holds the interpreter lock is sampled: the disk's time in other threads is not.
+ZooKeeper's processes are not sampled.
 Run it from the project's root: ``python -m bench.subsystems --systems onyxq-embedded-1``.
 """
 
@@ -101,9 +102,10 @@ def _mode(system: OnyxqEmbedded1, mode: Mode, options: Any, sampler: str) -> dic
     progress(f"{system.name}: {mode}")
     run(seconds=options.seconds / 5, warmup_s=0.0)
     sides = {"peers": system.pids(), "client": [os.getpid()]}
-    before = {side: cpu_seconds(pids) for side, pids in sides.items()}
+    measured = {**sides, "zookeeper": system.zookeeper_pids()}
+    before = {side: cpu_seconds(pids) for side, pids in measured.items()}
     found = run(seconds=options.seconds, warmup_s=0.0)
-    us = {side: 1e6 * (cpu_seconds(pids) - before[side]) / found["tasks"] for side, pids in sides.items()}
+    us = {side: 1e6 * (cpu_seconds(pids) - before[side]) / found["tasks"] for side, pids in measured.items()}
     with TemporaryDirectory() as directory:
         files = {side: [Path(directory) / f"{side}-{pid}" for pid in pids] for side, pids in sides.items()}
         samplers = [
@@ -125,9 +127,9 @@ def _mode(system: OnyxqEmbedded1, mode: Mode, options: Any, sampler: str) -> dic
         **{
             side: {
                 "us_per_task": round(us[side], 2),
-                "by_subsystem": {name: round(us[side] * share, 2) for name, share in parts[side].items()},
+                "by_subsystem": {name: round(us[side] * share, 2) for name, share in parts.get(side, {}).items()},
             }
-            for side in sides
+            for side in measured
         },
     }
 

@@ -38,7 +38,7 @@ from onyxq.errors import BatchRefused, OnyxqError
 from onyxq.worker.loop import AHEAD_MS
 
 GOAL_P50_MS, GOAL_P99_MS = 20.0, 250.0
-GOAL_KILLED_MS = SESSION_TIMEOUT_MS + 2_000
+GOAL_KILLED_MS = SESSION_TIMEOUT_MS + 1_500
 SETTERS = 512
 """Timers that are being set at a time; they are sent together."""
 SET_PER_S = 1_000
@@ -251,6 +251,7 @@ def main() -> None:
         for name, kill in (("steady", False), ("leader killed", True)):
             if name in options.modes:
                 progress(f"{name}: setting {options.timers} timers")
+                name = f"{name} {options.kills} times" if kill and options.kills > 1 else name
                 title = name if options.peers == PEERS else f"{name}, peers: {options.peers}"
                 found[title] = guarded(_measuring(cluster, options, kill))
     settings = {

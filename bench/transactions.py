@@ -24,7 +24,6 @@ from bench.onyxq_system import ONYXQ, OnyxqEmbedded1
 from bench.options import end_on_signal, guarded
 from onyxq.client import AsyncClient, Claim
 
-GOAL_PER_S = 1_000
 LEASE_MS = 600_000
 BATCH_TASKS = 1_000
 
@@ -114,7 +113,6 @@ def main() -> None:
                 "payload_bytes": options.payload,
                 "lanes": options.lanes,
                 "runs": options.runs,
-                "goal_per_second": GOAL_PER_S,
             },
             "systems": systems,
         }
