@@ -52,6 +52,8 @@ def page(documents: Mapping[str, Map]) -> str:
     """Return the whole page; ``documents`` are by benchmark."""
     parts = [INTRO.strip()]
     for section in SECTIONS:
+        if section.benchmark not in documents:
+            continue  # not measured yet
         document = documents[section.benchmark]
         about = f"``{section.command}`` on {machine_text(document['machine'])}."
         tables = "\n\n".join(section.tables(document))
