@@ -76,7 +76,7 @@ FACT_BUGS: tuple[Planted, ...] = (
         "a task that started is changed",
         "task_keys:TaskKeys._has_started",
         returning(False),
-        "an enqueue is told that it replaced the data of a task that runs with the older data",
+        "an enqueue is answered `replaced` although the task already runs with the older data",
         quick=12,
     ),
     _planted(

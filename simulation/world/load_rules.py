@@ -60,7 +60,7 @@ def draw(mix: RulesMix, generator: random.Random, queue: str, *, now_ms: int, re
     shares = [getattr(mix, kind) for kind in kinds]
     (kind,) = generator.choices((*kinds, "plain"), (*shares, max(0.0, 1 - sum(shares))))
     key = f"k{generator.randrange(mix.keys)}"
-    # Keys until they are purged are used up: a finished task stands for its key as well.
+    # A key that is held until the purge is never free during the load: a finished task holds it too.
     number = now_ms // 20_000
     unique = {
         "unique_key": f"{key} {number}",

@@ -9,8 +9,7 @@ from typing import Any, get_args
 from attrs import define, field
 from starlette.responses import Response
 
-from onyxq.core.errors import BadRequest
-from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, shows
+from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, filtered, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.flow import FLOW_TASKS_MAX, FlowId, FlowState
@@ -119,9 +118,7 @@ class FlowsPage(PageArgs):
 async def get_flows(call: Call) -> Response:
     """Answer with a page of flows."""
     args: FlowsPage = call.args
-    state = args.state or None
-    if state is not None and state not in get_args(FlowState):
-        raise BadRequest(f"state must be one of {', '.join(get_args(FlowState))}", field="state")
+    state = filtered(args.state, FlowState)
     found = await call.ask("flow.list", state=state, after=args.after, limit=ROWS, newest_first=True)
     return page(
         call,

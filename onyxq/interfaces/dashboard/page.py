@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args
 
 from msgspec import Meta
 
+from onyxq.core.errors import BadRequest
 from onyxq.core.limits import TaskIdBytes
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import Endpoint, Handler
@@ -54,3 +55,11 @@ def shows(
         page=True,
         tell=refused,
     )
+
+
+def filtered(state: str, states: Any) -> str | None:
+    """Return the state that a page is asked for, or None for all; ``states``: a literal type. Raises `BadRequest`."""
+    known = get_args(states)
+    if state and state not in known:
+        raise BadRequest(f"state must be one of {', '.join(known)}", field="state")
+    return state or None

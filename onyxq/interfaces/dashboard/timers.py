@@ -6,8 +6,7 @@ from typing import get_args
 
 from starlette.responses import Response
 
-from onyxq.core.errors import BadRequest
-from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, shows
+from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, filtered, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.timer import TimerState
@@ -23,9 +22,7 @@ class TimersPage(PageArgs):
 async def get_timers(call: Call) -> Response:
     """Answer with a page of timers."""
     args: TimersPage = call.args
-    state = args.state or None
-    if state is not None and state not in get_args(TimerState):
-        raise BadRequest(f"state must be one of {', '.join(get_args(TimerState))}", field="state")
+    state = filtered(args.state, TimerState)
     found = await call.ask("timer.list", state=state, after=args.after, limit=ROWS)
     return page(
         call,
