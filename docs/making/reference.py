@@ -104,7 +104,7 @@ def commands_page() -> list[str]:
 def _command(command: Command) -> list[str]:
     out = section(f"onyxq {command.name}", "~")
     out += [plain(command.about[0].upper() + command.about[1:]) + ".", ""]
-    for flags, details in command.options:
+    for flags, details in command.options():
         if details.get("help") != argparse.SUPPRESS:
             out += [_usage(flags, details), f"   {plain(details.get('help') or 'needed')}", ""]
     common = "``--connect``, ``--token``, ``--json``, ``--config``" if command.talks else "``--json``, ``--config``"

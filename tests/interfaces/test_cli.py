@@ -26,7 +26,7 @@ from onyxq.interfaces.cli.parser import Command, build
 from onyxq.interfaces.cli.tasks import brief
 from onyxq.system.durations import milliseconds
 
-HELP_SECONDS_MAX = 0.2
+HELP_TIMES_MAX = 3.5
 HELP_RUNS_MAX = 20
 """A machine that has other things to do shows the figure in one of them."""
 SOME_ID = "00" * 20
@@ -245,14 +245,21 @@ except SystemExit:
 
 
 def test_help_is_fast() -> None:
-    """The best of some runs of ``onyxq --help``, by processor time, is under the promised limit."""
-    used = [float("inf")]
-    while min(used) >= HELP_SECONDS_MAX and len(used) <= HELP_RUNS_MAX:
-        before = os.times()
-        subprocess.run([sys.executable, "-m", "onyxq", "--help"], capture_output=True, check=True, timeout=60)
-        after = os.times()
-        used.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(used) < HELP_SECONDS_MAX
+    """``onyxq --help`` takes few times what Python and the libraries of its arguments take, by processor time."""
+    help_seconds, least_seconds = float("inf"), float("inf")
+    for _ in range(HELP_RUNS_MAX):
+        help_seconds = min(help_seconds, _processor_seconds("-m", "onyxq", "--help"))
+        least_seconds = min(least_seconds, _processor_seconds("-c", "import argparse, attrs, msgspec"))
+        if help_seconds < HELP_TIMES_MAX * least_seconds:
+            return
+    pytest.fail(f"help took {help_seconds:.3f} s, the libraries {least_seconds:.3f} s")
+
+
+def _processor_seconds(*arguments: str) -> float:
+    before = os.times()
+    subprocess.run([sys.executable, *arguments], capture_output=True, check=True, timeout=60)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 # --- arguments ------------------------------------------------------------------

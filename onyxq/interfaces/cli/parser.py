@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
@@ -59,7 +59,8 @@ class Command:
     run: str
     about: str
     example: str
-    options: tuple[Option, ...] = ()
+    options: Callable[[], Sequence[Option]]
+    """What it takes. Called only for a command that the command line may name."""
     runs_others: bool = False
     """Whether the command runs code of the user. Files of that code follow the user's umask."""
     talks: bool = False
@@ -70,7 +71,8 @@ class Command:
 
 def local_command(name: str, run: str, about: str, example: str, *options: Option, **details: Any) -> Command:
     """Return a command; ``run``: module and function in this package, ``example``: arguments of an example."""
-    return Command(name, f"onyxq.interfaces.cli.{run}", about, f"onyxq {name} {example}".rstrip(), options, **details)
+    whole = f"onyxq {name} {example}".rstrip()
+    return Command(name, f"onyxq.interfaces.cli.{run}", about, whole, lambda: options, **details)
 
 
 peer_command = partial(local_command, talks=True)
@@ -130,7 +132,7 @@ class _Version(argparse.Action):
 def build(commands: Iterable[Command], nouns: Mapping[str, str], *, words: Collection[str] | None = None) -> Parser:
     """Return the parser of all commands. It puts the parsed command into ``args.command``.
 
-    ``words``: the command line. If given, only the commands that it may name get options, which is quicker.
+    ``words``: the command line. If given, only the commands that it may name are made whole, which is quicker.
     """
     top = Parser(
         prog="onyxq",
@@ -147,30 +149,33 @@ def build(commands: Iterable[Command], nouns: Mapping[str, str], *, words: Colle
                 noun, help=nouns[noun], description=_sentence(nouns[noun]), epilog=f"example: {command.example}"
             )
             groups[noun] = group.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+        if noun and words is not None and noun not in words:
+            continue
         parser = (groups[noun] if noun else verbs).add_parser(
             verb, help=command.about, description=_sentence(command.about), epilog=f"example: {command.example}"
         )
-        if words is None or all(word in words for word in command.name.split()):
+        if words is None or verb in words:
             _add_options(parser, command)
     return top
 
 
 def _add_options(parser: Parser, command: Command) -> None:
-    for flags, details in command.options:
+    options = command.options()
+    for flags, details in options:
         parser.add_argument(*flags, **details)
     common = parser.add_argument_group("common options")
     if command.talks:
         flags, details = setting("connect", metavar="HOST:PORT")
         common.add_argument(*flags, **details)
         # In commands on a claim, --token is the fencing token. There the credential is only --auth-token.
-        taken = any("--token" in flags for flags, _ in command.options)
+        taken = any("--token" in flags for flags, _ in options)
         flags, details = setting("token", dest="token")
         details["help"] += "; other users of this machine can see it: --token-file is safer"
         common.add_argument(*(() if taken else flags), "--auth-token", **details)
         common.add_argument("--token-file", metavar="FILE", help="private file with the credential, or - for stdin")
         asked = [setting(name, metavar="FILE") for name in TLS_SETTINGS] + [setting(name) for name in LIMIT_SETTINGS]
         for flags, details in asked:
-            if not any(flags == known for known, _ in command.options):
+            if not any(flags == known for known, _ in options):
                 common.add_argument(*flags, **details)
     common.add_argument(
         "--json", action="store_true", help="print JSON: one document, or one line for each item of a stream"

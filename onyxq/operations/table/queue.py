@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import AGE, CALLER, Name, Remark, members
+from onyxq.core.limits import AGE, CALLER, Member, Name, Remark, members
 from onyxq.core.queue_settings import NO_LIMIT, SETTINGS, Queue
 from onyxq.operations.table.access import LOOKING, everywhere, on_queue
 from onyxq.operations.table.operation import Args, Done, Http, Operation, Place, Result, Verb
@@ -18,13 +18,12 @@ from onyxq.operations.table.operation import Args, Done, Http, Operation, Place,
 K = TypeVar("K", bound=type)
 
 
-def _given_as(name: str) -> Any:
+def _given_as(member: Member, stored_as: Any) -> Any:
     """Return the type of a setting as users give and see it: rates are in tasks per second."""
-    member = members(Queue)[name]
     if "thousandths" in member.marks:
         high = int(getattr(member.node, "le", 0)) // 1_000
         return Annotated[float, Meta(ge=0, le=high, description=member.about)]
-    return typing.get_type_hints(Queue, include_extras=True)[name]
+    return stored_as
 
 
 def _with_settings(*, as_changes: bool) -> Callable[[K], K]:
@@ -32,7 +31,8 @@ def _with_settings(*, as_changes: bool) -> Callable[[K], K]:
 
     ``as_changes``: each setting may be left out, and null resets it.
     """
-    fields: list[Any] = [(name, _given_as(name)) for name in members(Queue)]
+    stored_as = typing.get_type_hints(Queue, include_extras=True)
+    fields: list[Any] = [(name, _given_as(member, stored_as[name])) for name, member in members(Queue).items()]
     if as_changes:
         fields = [(name, kind | None | UnsetType, UNSET) for name, kind in fields if name in SETTINGS]
 

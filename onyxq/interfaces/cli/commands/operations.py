@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from msgspec import inspect
@@ -17,6 +18,12 @@ RUN = "onyxq.interfaces.cli.operations:run"
 
 def command_of(operation: Operation[Any, Any], verb: Verb) -> Command:
     """Return the command that an operation is on the command line."""
+    example = f"onyxq {verb.name} {verb.example}".rstrip()
+    options = partial(_all_options, operation, verb)
+    return Command(verb.name, verb.run or RUN, verb.about, example, options, talks=True, row=(operation, verb))
+
+
+def _all_options(operation: Operation[Any, Any], verb: Verb) -> list[Option]:
     options = [one for member in offered(operation, verb) for one in _options(member, verb)]
     if verb.pairs:
         about = f"{', '.join(setting_names(operation, verb))}; a time may be written 30s; default resets a setting"
@@ -25,8 +32,7 @@ def command_of(operation: Operation[Any, Any], verb: Verb) -> Command:
     options += [OLDEST_FIRST] if verb.pages and "newest_first" in operation.members else []
     options += WATCH if operation.reads else ()
     options += [option(*flags, **details) for flags, details in verb.more]
-    example = f"onyxq {verb.name} {verb.example}".rstrip()
-    return Command(verb.name, verb.run or RUN, verb.about, example, tuple(options), talks=True, row=(operation, verb))
+    return options
 
 
 def offered(operation: Operation[Any, Any], verb: Verb) -> list[Member]:
