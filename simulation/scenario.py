@@ -156,7 +156,7 @@ class Scenario:
         now = self.cluster.log.now
         views = {"partitions": partition_words, "claims": claims_words, "jobs": job_words, "ring": ring_words}
         if what not in views:
-            raise Unmet(f"show {', '.join(views)}")
+            raise Unmet(f"show: {what!r} is none of {', '.join(views)}")
         self.printed += views[what](now)
 
 

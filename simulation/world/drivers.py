@@ -40,7 +40,10 @@ class Plan(NamedTuple):
     time_ms: int
 
     def offsets(self) -> bytes:
-        """As the log keeps them: the claims by what tells them from others."""
+        """Return the batch's offsets as the driver records them in the log: the row after its last, and its claims.
+
+        Each claim is named by its first task, the number of its tasks, and its token.
+        """
         claims = [[one.first.hex(), one.count, one.token] for one in self.held]
         return json.dumps({"rows": self.rows.stop, "claims": claims}).encode()
 

@@ -200,7 +200,9 @@ class RestoredLog:
     def _claimed(self, claim: Claim, **said: Any) -> None:
         """A client was given a task while the log was damaged: the true log must have granted it."""
         if (claim.id, claim.token) not in self.world.audit.one_claim.granted:
-            raise Broken(f"restored log: {claim.id.hex()} was granted under {claim.token}, which the true log has not")
+            raise Broken(
+                f"restored log: {claim.id.hex()} was granted under {claim.token}, which is not in the true log"
+            )
         self._granted(claim, **said)
 
     async def _judge(self, damaged: MemoryBackend) -> None:
