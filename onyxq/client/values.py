@@ -35,6 +35,27 @@ class ClaimRecord(NamedTuple):
     """Kept of the first 2 and the last 6 failures of a task; a list has the last one of each task only."""
 
 
+class TaskCallback(NamedTuple):
+    """The callback of a task and its delivery; times are milliseconds since the epoch."""
+
+    transport: str
+    uri: str
+    """Without user, password, query and fragment, which may be secrets."""
+    method: str
+    task: TaskId
+    """The task in the queue ``onyxq.timers`` that delivers it."""
+    state: str
+    """``waiting`` until its task ends, then ``scheduled``, ``ready``, ``claimed``; at the end ``delivered``, ``failed``
+    or ``cancelled``. ``purged``: it ended and is no longer kept."""
+    attempts: int
+    """Number of attempts that failed or whose lease expired."""
+    at_ms: int | None
+    """When the next attempt is due; None if none is."""
+    delivered_ms: int | None
+    error: str | None
+    """Error of the last attempt that failed."""
+
+
 class TaskUpdate(NamedTuple):
     """One update of a task; ``at_ms`` is in milliseconds since the epoch."""
 
@@ -86,6 +107,7 @@ class Task:
     """When its unique key is free again: ``started``, ``finished`` or ``purged``; None if it has no such key."""
     unique_period_ms: int | None = None
     on_conflict: str | None = None
+    callback: TaskCallback | None = None
 
     @staticmethod
     def of(answer: dict[str, Any]) -> Task:
@@ -95,6 +117,8 @@ class Task:
             ClaimRecord(*(claim.get(name) for name in ClaimRecord._fields)) for claim in known.get("claims", ())
         )
         known["depends"] = tuple(known.get("depends", ()))
+        if (callback := known.get("callback")) is not None:
+            known["callback"] = TaskCallback(*(callback.get(name) for name in TaskCallback._fields))
         return Task(**known)
 
 

@@ -119,6 +119,26 @@ def summary(task: Args) -> str:
     return visible(said) + "."
 
 
+def callback(told: Args) -> str:
+    """Return the target of a task's callback and the state of its delivery."""
+    state: str = told["state"]
+    said = {
+        "waiting": "waits for the end of the task",
+        "claimed": "is being made",
+        "failed": "given up",
+        "cancelled": "withdrawn",
+        "purged": "made or given up, and no longer kept",
+    }.get(state, state)
+    if told["delivered_ms"] is not None:
+        said = f"delivered at {moment(told['delivered_ms'])}"
+    elif told["at_ms"] is not None:
+        said = f"due at {moment(told['at_ms'])}"
+    if told["attempts"]:
+        failed = "attempt failed" if told["attempts"] == 1 else "attempts failed"
+        said += f"; {told['attempts']} {failed}, the last one: {brief(told['error'] or 'no error is known', 200)}"
+    return visible(f"{told['method']} {told['uri']}: {said}")
+
+
 def tasks(runs: Sequence[Args]) -> str:
     """Return a phrase for runs of ids: ``task 01…``, ``12 tasks from 01… on``, ``40 tasks in 3 runs from 01… on``."""
     count = sum(run["count"] for run in runs)

@@ -14,7 +14,7 @@ import trio
 
 from onyxq.core import facts
 from onyxq.core.errors import OnyxqError, Unavailable
-from onyxq.core.ids import TaskId, id_at, mask_of, partition_of
+from onyxq.core.ids import TaskId, callback_of, id_at, mask_of, partition_of
 from onyxq.core.placement import holders
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import claim_of, majority
@@ -43,7 +43,7 @@ from onyxq.operations.table.task import (
     TaskLog,
     TaskView,
 )
-from onyxq.operations.task_view import history_of, of_list, placed_by_keys, task_view, updates_of
+from onyxq.operations.task_view import history_of, of_list, placed_by_keys, task_view, updates_of, with_delivery
 
 SEEN_TIMEOUT_S = 2.0
 """Longest wait of a read for what its reader has seen elsewhere, in seconds."""
@@ -146,12 +146,21 @@ class Reading:
         """Return the task as this leader knows it; raises `NotLeader`."""
         self._node.operations.tokens.leader(partition_of(task_id))
         await self._node.settled()
-        return self._view(task_id, self._node.cohort.covering(task_id))
+        return self._seen_here(task_id)
 
     def view_here(self, task_id: TaskId) -> dict[str, Any] | None:
         """Return a task of a partition that is led from here, as lists answer it."""
-        view: dict[str, Any] | None = self._view(task_id, self._node.cohort.covering(task_id))["view"]
+        view: dict[str, Any] | None = self._seen_here(task_id)["view"]
         return None if view is None else of_list(view)
+
+    def _seen_here(self, task_id: TaskId) -> dict[str, Any]:
+        """Return a task as this node's store has it. The task's callback is in the same partition."""
+        found = self._view(task_id, self._node.cohort.covering(task_id))
+        if _calls_back(found):
+            other = callback_of(task_id)
+            callback = self._view(other, self._node.cohort.covering(other))["view"]
+            found["view"] = with_delivery(found["view"], callback)
+        return found
 
     def _view(self, task_id: TaskId, found: Sequence[Sequence[Any]]) -> dict[str, Any]:
         rows = [(kind, first, body) for kind, first, body in found]
@@ -189,7 +198,11 @@ class Reading:
             raise Unavailable(f"partition {partition_of(task_id)}: no leader, and no majority of its nodes answers")
         if self._node.store.watermark(partition_of(task_id)).covers(task_id):
             rows.clear()  # a node that was away may still have some
-        return self._view(task_id, sorted(rows))
+        found = self._view(task_id, sorted(rows))
+        if _calls_back(found):
+            callback = (await self._read_majority(callback_of(task_id)))["view"]
+            found["view"] = with_delivery(found["view"], callback)
+        return found
 
     # --- counts
 
@@ -301,6 +314,10 @@ class Reading:
                 for record in recent
             ],
         )
+
+
+def _calls_back(found: dict[str, Any]) -> bool:
+    return found["view"] is not None and found["view"]["callback"] is not None
 
 
 def _lacking(found: dict[str, Any], seen: int | None, seen_seq: int | None) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 
 from onyxq.core import facts
 from onyxq.core.facts import Completion, History, Update
-from onyxq.core.ids import TaskId, ms_of, offset_of, partition_of
+from onyxq.core.ids import TaskId, callback_of, ms_of, offset_of, partition_of
+from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.core.replica import ClaimPiece, Replica
-from onyxq.core.task_headers import UNIQUE_KEY, due_of, policy_of, unique_options
+from onyxq.core.task_headers import CALLBACK, UNIQUE_KEY, due_of, policy_of, unique_options
+from onyxq.core.timer_model import shown_error, shown_uri
 from onyxq.history.attempts import Ended, attempts_max, attempts_of, reports_of, shown
 from onyxq.store.store import Store
 
@@ -88,7 +90,29 @@ def task_view(
         "updates": len(updates_of(rows)),
         "result": done[1] if done and done[0].outcome == facts.COMPLETED else None,
         "error": _error(done, returned),
+        "callback": header.get(CALLBACK),
     }
+
+
+def with_delivery(view: dict[str, Any], callback: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the view of a task that has a callback with the delivery, from the view of the callback's task.
+
+    The callback's task is purged earlier if its queue has a shorter retention.
+    """
+    said, there = view["callback"], callback is not None and callback["queue"] == TIMERS_QUEUE
+    shown = {**said, "uri": shown_uri(said["uri"]), "task": callback_of(view["id"]), "state": "purged"}
+    if callback is not None and there:
+        state, due = callback["state"], callback["state"] in ("scheduled", "ready")
+        errors = (one["error"] for one in reversed(callback["claims"]) if one["error"])
+        error = callback["error"] or next(errors, None)
+        shown |= {
+            "state": "delivered" if state == "completed" else state,
+            "attempts": callback["attempts"],
+            "at_ms": callback["at_ms"] if due else None,
+            "delivered_ms": callback["finished_ms"] if state == "completed" else None,
+            "error": error and shown_error(error, said["uri"]),
+        }
+    return view | {"callback": shown}
 
 
 def of_list(view: dict[str, Any]) -> dict[str, Any]:

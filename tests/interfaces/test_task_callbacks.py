@@ -14,8 +14,11 @@ import pytest
 
 from onyxq.access.grants import Access, Token
 from onyxq.client import Client
+from onyxq.core.ids import callback_of
 from onyxq.core.limits import TIMERS_QUEUE
+from onyxq.core.queue_settings import DEFAULTS
 from onyxq.errors import BadRequest, Forbidden
+from onyxq.interfaces.cli.main import run
 from tests.interfaces.live_world import Live, running
 
 WAIT_S = 20.0
@@ -143,6 +146,67 @@ def test_a_callback_that_fails_is_made_again_under_its_key(live: Live, client: C
         assert said["id"] == task_id
         callback = client.get(key)
         assert (callback.queue, next(one.error for one in callback.claims)) == (TIMERS_QUEUE, "the answer was 503")
+
+
+def test_a_task_shows_its_callback_and_the_state_of_its_delivery(
+    live: Live, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It waits, fails, and is delivered: over the client, HTTP, the command line and on the dashboard's page."""
+    with receiving() as receiver:
+        task_id = client.enqueue("shown", b"x", callback=receiver.uri)
+        client.enqueue("shown", b"y")
+        seen = client.get(task_id).callback
+        assert seen is not None and (seen.state, seen.uri, seen.attempts) == ("waiting", receiver.uri, 0)
+        assert client.get(seen.task).queue == TIMERS_QUEUE
+        receiver.refuse = 1
+        client.complete(client.claim("shown", max=2, wait_ms=10_000))
+        assert receiver.next()["id"] == task_id.hex()
+        client.wait(seen.task)
+        seen = client.get(task_id).callback
+        assert seen is not None and (seen.state, seen.attempts, seen.at_ms) == ("delivered", 1, None)
+        assert seen.error == "the answer was 503"
+        assert seen.delivered_ms == client.get(seen.task).finished_ms
+    over_http = live.http.get(f"/v1/tasks/{task_id.hex()}").json()["callback"]
+    assert over_http == {**seen._asdict(), "task": seen.task.hex()}
+    listed = live.http.get("/v1/tasks?queue=shown").json()["tasks"]
+    assert [one["callback"] for one in listed] == [over_http, None]
+    assert run(["task", "get", task_id.hex(), "--connect", live.address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["callback"] == over_http
+    assert run(["task", "get", task_id.hex(), "--connect", live.address]) == 0
+    words = f"POST {seen.uri}: delivered at "
+    assert words in capsys.readouterr().out
+    assert words in live.http.get(f"/ui/tasks/{task_id.hex()}").text
+
+
+def test_a_callback_is_shown_without_the_secrets_of_its_address(
+    live: Live, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A caller that may read tasks need not learn what the receiver asks for."""
+    task_id = client.enqueue("secrets", b"x", callback="http://127.0.0.1:9/ended?token=hunter2#hunter2").hex()
+    client.cancel(task_id)
+    assert run(["task", "get", task_id, "--connect", live.address]) == 0
+    pages = (f"/v1/tasks/{task_id}", f"/v1/tasks/{task_id}/history", "/v1/tasks?queue=secrets", f"/ui/tasks/{task_id}")
+    for text in (capsys.readouterr().out, *(live.http.get(page).text for page in pages)):
+        assert "http://127.0.0.1:9/ended?" in text and "hunter2" not in text
+
+
+def test_a_callback_that_was_withdrawn_or_given_up_is_shown_so(live: Live, client: Client) -> None:
+    """A caller sees why no report comes."""
+    withdrawn = client.enqueue("ends", b"x", callback="http://127.0.0.1:9/")
+    seen = client.get(withdrawn).callback
+    assert seen is not None
+    client.cancel(seen.task)
+    assert (client.get(withdrawn).callback or seen).state == "cancelled"
+    given_up = client.enqueue("ends", b"x", callback="http://127.0.0.1:9/")
+    client.set_queue(TIMERS_QUEUE, retries=0)
+    try:
+        client.cancel(given_up)
+        client.wait(callback_of(given_up))
+        seen = client.get(given_up).callback
+        assert seen is not None and (seen.state, seen.attempts) == ("failed", 0)
+        assert seen.error is not None and seen.error.startswith("127.0.0.1:9 cannot be reached")
+    finally:
+        client.set_queue(TIMERS_QUEUE, retries=DEFAULTS.retries)
 
 
 def test_a_repeated_request_makes_one_callback(live: Live, client: Client) -> None:

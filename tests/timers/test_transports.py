@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import trio
 
-from onyxq.core.timer_model import Callback, Delivery
+from onyxq.core.timer_model import Callback, Delivery, shown_error, shown_uri
 from onyxq.errors import BadExtension, BadRequest
 from onyxq.interfaces.callbacks.targets import Targets
 from onyxq.interfaces.callbacks.transports import Transports, loaded
@@ -74,3 +74,27 @@ def test_callbacks_to_one_place_share_a_lane() -> None:
     ]
     assert lanes == ["a.example:80", "a.example:80", "b.example:80", "a.example:443"]
     assert transports.lane(Callback("tcp", "tcp://a.example:80", "-")) == "a.example:80"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("https://shop.example/ended/7", "https://shop.example/ended/7"),
+        ("https://shop.example/ended?key=hunter2#hunter2", "https://shop.example/ended?…"),
+        ("nats://ann:hunter2@[::1]:4222/orders", "nats://…@[::1]:4222/orders"),
+        ("nats://hunter2@b@a.example", "nats://…@a.example"),
+        ("nats:ann:hunter2@a.example", "nats:…@a.example"),
+        ("nats://[hunter2", "…"),
+        ("anything", "anything"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(uri: str, shown: str) -> None:
+    """A transport of an extension may use any address, and repeat parts of it in its errors."""
+    assert shown_uri(uri) == shown
+    assert shown_error(f"{uri} does not answer", uri) == f"{shown} does not answer"
+
+
+def test_an_error_is_shown_without_the_secrets_of_the_address() -> None:
+    """A transport may name the password or the query alone."""
+    error = "hunter2 was refused for ann:hunter2, key=abc"
+    assert shown_error(error, "nats://ann:hunter2@a.example/?key=abc") == "… was refused for …, …"

@@ -159,6 +159,8 @@ def print_task(context: Context, task: dict[str, Any]) -> None:
     claims = shown.pop("claims")
     payloads = {name: brief(shown, name, 200) for name in ("data", "result")}
     said = {"attempt": words.attempt(task), "duration": _duration(task["duration_ms"])}
+    if shown.pop("callback") is not None:
+        said["callback"] = words.callback(task["callback"])
     rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result", *_IN_OTHER_WORDS))}
     times = {name: clock(rest.pop(f"{name}_ms", None)) for name in ("created", "started", "finished", "at", "expires")}
     context.out.fields({**rest, **said, **times, **payloads})
@@ -270,7 +272,9 @@ def task_cancel(context: Context) -> None:
 def presented(task: dict[str, Any]) -> dict[str, Any]:
     """Return a task that ``get`` returned, in types that JSON has."""
     plain = {name: value for name, value in task.items() if name not in ("data", "format", "result")}
-    ids = {"id": task["id"].hex(), "depends": [one.hex() for one in task["depends"]]}
+    ids: dict[str, Any] = {"id": task["id"].hex(), "depends": [one.hex() for one in task["depends"]]}
+    if plain["callback"] is not None:
+        ids["callback"] = {**plain["callback"], "task": plain["callback"]["task"].hex()}
     return {**plain, **ids, **member("data", task["data"], task["format"]), **member("result", task["result"])}
 
 

@@ -223,6 +223,7 @@ def _environment() -> Environment:
         "words": words.title,
         "attempt": words.attempt,
         "ending": words.ending,
+        "callback": words.callback,
         "summary": words.summary,
     }
     made.filters.update(filters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -56,6 +56,26 @@ class TimerCallback(Args):
         ),
     ]
     method: Annotated[Name, Meta(description="HTTP method; for tcp, `plain` sends the data alone.")]
+
+
+DeliveryState: TypeAlias = Literal[
+    "waiting", "scheduled", "ready", "claimed", "delivered", "failed", "cancelled", "purged"
+]
+"""State of a task's callback. ``waiting``: its task has not ended. ``failed``: all attempts failed."""
+
+
+class CallbackView(Result):
+    """The callback of a task and the state of its delivery."""
+
+    transport: str
+    uri: Annotated[str, Meta(description="Without user, password, query and fragment, which may be secrets.")]
+    method: str
+    task: Annotated[TaskIdBytes, Meta(description="The task in the queue ``onyxq.timers`` that delivers it.")]
+    state: DeliveryState
+    attempts: Annotated[int, Meta(description="Number of attempts that failed or whose lease expired.")] = 0
+    at_ms: Annotated[int | None, Meta(description="When the next attempt is due; null: none is.", extra=MOMENT)] = None
+    delivered_ms: Annotated[int | None, Meta(description="When the receiver had it.", extra=MOMENT)] = None
+    error: Annotated[str | None, Meta(description="Error of the last attempt that failed.")] = None
 
 
 class TaskHeader(msgspec.Struct, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ from onyxq.core.limits import (
 from onyxq.core.texts import attempt_of
 from onyxq.operations.table.access import Access, Need, on_queue
 from onyxq.operations.table.claim import Count
+from onyxq.operations.table.enqueue import CallbackView
 from onyxq.operations.table.operation import Args, Http, Items, Operation, Place, Result, Verb
 
 State: TypeAlias = Literal["scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled"]
@@ -115,6 +116,7 @@ class TaskView(Result):
     on_conflict: Annotated[
         OnConflict | None, Meta(description="What its enqueue was to do to another task of its unique key.")
     ] = None
+    callback: Annotated[CallbackView | None, Meta(description="Where its end is reported, and how that goes.")] = None
 
     @property
     def attempt(self) -> str:
