@@ -8,7 +8,7 @@ import trio
 from attrs import define, evolve
 
 from onyxq.core.timer_model import Delivery
-from onyxq.interfaces.callbacks.delivery import LANE_RUNS_MAX
+from onyxq.interfaces.callbacks.lanes import QUICK
 from simulation.checkers import Broken
 from simulation.scenes.base import ONE, Scene, back, by_name, leader_of
 from simulation.world.clients import RecordingClient
@@ -18,7 +18,7 @@ from simulation.world.world import Options, World
 
 LATER_MS = 3_600_000
 DUE_MS = 2_000
-TIMERS = 2 * LANE_RUNS_MAX + 12
+TIMERS = 2 * QUICK.lane + 12
 """More than one receiver gets at a time, but not enough to postpone any."""
 OVER_S = 30.0
 
@@ -30,7 +30,7 @@ async def changed_while_waiting(world: World) -> None:
     async with world.client() as client:
         timers = [f"t{number}" for number in range(TIMERS)]
         await set_all(client, timers, due_s=DUE_MS / 1000)
-        await world.until(lambda: len(world.receiver.callbacks) >= LANE_RUNS_MAX, "the first callbacks are under way")
+        await world.until(lambda: len(world.receiver.callbacks) >= QUICK.lane, "the first callbacks are under way")
         changed_s: dict[str, float] = {}
         begun = {one.timer for one in world.receiver.callbacks}
         async with trio.open_nursery() as nursery:
@@ -81,7 +81,7 @@ TIMEOUT_MS = 30_000
 class _Blocked:
     """The first callbacks keep another one waiting, which then takes nearly as long as is allowed."""
 
-    first: int = LANE_RUNS_MAX
+    first: int = QUICK.lane
 
     def takes_s(self, delivery: Delivery) -> float:
         """How long a callback takes."""
@@ -95,7 +95,7 @@ async def waited_for_long(world: World) -> None:
     """A callback waits for half of its lease and then takes long. It must not run twice at the same time."""
     world.receiver.takes_s = _Blocked().takes_s
     async with world.client() as client:
-        await set_all(client, [f"t{number}" for number in range(LANE_RUNS_MAX + 1)], due_s=DUE_MS / 1000)
+        await set_all(client, [f"t{number}" for number in range(QUICK.lane + 1)], due_s=DUE_MS / 1000)
         await trio.sleep(DUE_MS / 1000 + BLOCKED_S + 4 * TIMEOUT_MS / 1000)
     for timer in {one.timer for one in world.receiver.callbacks}:
         check_alone([one for one in world.receiver.callbacks if one.timer == timer])
@@ -105,8 +105,8 @@ async def cut_off_caller(world: World) -> None:
     """A callback waits at a node that is cut off from the log, until another node has made it."""
     world.receiver.takes_s = lambda delivery: BLOCKED_S
     async with world.client() as client:
-        await set_all(client, [f"t{number}" for number in range(LANE_RUNS_MAX + 1)], due_s=DUE_MS / 1000)
-        await world.until(lambda: len(world.receiver.callbacks) >= LANE_RUNS_MAX, "the first callbacks are under way")
+        await set_all(client, [f"t{number}" for number in range(QUICK.lane + 1)], due_s=DUE_MS / 1000)
+        await world.until(lambda: len(world.receiver.callbacks) >= QUICK.lane, "the first callbacks are under way")
         begun = {one.timer for one in world.receiver.callbacks}
         world.receiver.takes_s = lambda delivery: 0.0 if delivery.timer in begun else BLOCKED_S
         node = leader_of(world)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import queue
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -263,6 +264,26 @@ def test_a_callback_that_cannot_be_made_is_refused_by_field(
         transaction.enqueue_many("bad", [b""], callback=callback)
     assert refused.value.field == f"enqueue[0].{field}"
     assert live.total() == before
+
+
+def test_receivers_that_hang_delay_no_other_receiver() -> None:
+    """They have hundreds of callbacks on many hosts, more than a node makes at a time."""
+    with running(timers={"timer_timeout_ms": 3_600_000}) as cluster, ExitStack() as stack:
+        client = stack.enter_context(Client(cluster.addresses[0]))
+        receiver = stack.enter_context(receiving())
+
+        def report(queue: str, uri: str, count: int = 1) -> None:
+            client.enqueue_many(queue, [b""] * count, callback=uri)
+            client.complete(client.claim(queue, max=count, wait_ms=10_000))
+
+        report("quick", receiver.uri)
+        assert receiver.next()["queue"] == "quick"
+        for number in range(1, 21):
+            server = stack.enter_context(socket.create_server((f"127.0.1.{number}", 0), backlog=64))
+            report("slow", f"http://127.0.1.{number}:{server.getsockname()[1]}/", 40)
+        for _ in range(3):
+            report("quick", receiver.uri)
+            assert receiver.next()["queue"] == "quick"
 
 
 def test_a_callback_needs_the_role_that_a_timer_needs() -> None:

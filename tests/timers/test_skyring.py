@@ -22,7 +22,7 @@ from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from onyxq.core.timer_model import Callback, Timer, pack
 from onyxq.errors import Conflict
 from onyxq.interfaces.callbacks import http_callback
-from onyxq.interfaces.callbacks.delivery import AHEAD_MAX, LANE_RUNS_MAX
+from onyxq.interfaces.callbacks.lanes import AHEAD_MAX, QUICK
 from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 from tests.timers.receivers import Receiver, http_receiver, tcp_receiver, wall_ms
@@ -473,7 +473,7 @@ def test_pages_are_in_the_order_of_due_times() -> None:
 
 def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> None:
     """Few of its timers wait for an answer at a time, and other timers are delivered meanwhile."""
-    many = LANE_RUNS_MAX + AHEAD_MAX + 20  # more than a node claims at a time
+    many = QUICK.lane + AHEAD_MAX + 20  # more than a node claims at a time
     with running(http=True, timers={"timer_timeout_ms": 120_000}) as cluster:
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30) as http:
             with http_receiver(lambda request: None) as hanging:
@@ -484,7 +484,7 @@ def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> No
                 began = time.monotonic()
                 receiver.until(1)
                 assert time.monotonic() - began < 20
-                assert len(hanging.requests) <= LANE_RUNS_MAX
+                assert len(hanging.requests) <= QUICK.lane
 
 
 def test_what_is_left_of_its_time_survives_a_restart(tmp_path: Path, receiver: Receiver) -> None:

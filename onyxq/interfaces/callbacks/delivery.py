@@ -1,8 +1,8 @@
 """Delivery of timers: the node that leads the partition of a due timer claims it and makes the callback.
 
-Claims, retries, backoff and dead letters are those of any task.  Callbacks run in parallel.  Callbacks to one
-receiver are a lane, which runs a limited number at a time.  If the wait in a lane is long, timers are
-postponed, and that counts as no attempt.  So a receiver that never answers delays only its own timers.
+Claims, retries, backoff and dead letters are those of any task.  Callbacks run in parallel, in lanes
+(`onyxq.interfaces.callbacks.lanes`).  If the wait in a lane is long, or its host has its share of the places, timers
+are postponed, and that counts as no attempt.  So receivers that never answer delay only their own timers.
 
 Leases are shorter than the session timeout, and renewed until the outcome is reported.  So if a node dies, its
 attempts are repeated as soon as its partitions have another leader.
@@ -11,13 +11,12 @@ attempts are repeated as soon as its partitions have another leader.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define
 
 from onyxq.core import facts
 from onyxq.core.errors import OnyxqError, StaleToken, from_map
@@ -28,6 +27,7 @@ from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from onyxq.core.timer_model import Delivery, Timer, as_json, unpack
 from onyxq.interfaces.callbacks.addresses import Failed
 from onyxq.interfaces.callbacks.ended_tasks import callback_timer
+from onyxq.interfaces.callbacks.lanes import AHEAD_MAX, PLACES, Lanes
 from onyxq.interfaces.callbacks.reports import Reporting
 from onyxq.interfaces.callbacks.targets import targets
 from onyxq.interfaces.callbacks.transports import Deliver, Transports
@@ -41,18 +41,7 @@ LOOK_S = 1.0
 """Longest wait for a due timer, in seconds."""
 PAUSE_S = 0.25
 """Pause after an error, in seconds."""
-HELD_MAX = 512
-"""Most claims that are held at a time. Each can have a connection."""
-AHEAD_MAX = 128
-"""Most of these claims that wait in lanes."""
-LANE_RUNS_MAX, SLOW_RUNS_MAX = 32, 8
-"""Most parallel callbacks to one receiver: usually, and if a callback takes longer than `SLOW_S`."""
-SLOW_S = 1.0
-PATIENCE_S = 2.0
-"""Longest expected wait in a lane, in seconds. Timers that would wait longer are postponed."""
 SWEEP_S = 0.5
-SHARE = 0.1
-"""Weight of the latest callback in the average time of a lane."""
 PUT_OFF_MS = 5_000
 LEASE_LESS_MS = 1_000
 """How much shorter a lease is than the session timeout, in ms."""
@@ -79,34 +68,7 @@ class _Attempt:
     due_ms: int
     until: float
     """Time until which its lease is certainly valid."""
-
-
-@define(eq=False)
-class _Lane:
-    """Callbacks to one receiver."""
-
-    waiting: deque[_Attempt] = field(factory=deque)
-    begun_s: dict[_Attempt, float] = field(factory=dict)
-    """Start times of the running callbacks; the oldest first."""
-    took_s: float = 0.0
-    """Average time of recent callbacks, in seconds."""
-
-    def takes_s(self) -> float:
-        """Return the expected time of one callback, in seconds."""
-        now = trio.current_time()
-        return max(self.took_s, now - next(iter(self.begun_s.values()), now))
-
-    def wait_s(self) -> float:
-        """Return the expected wait of a new callback, in seconds."""
-        return len(self.waiting) * self.takes_s() / self.runs_max()
-
-    def runs_max(self) -> int:
-        """Return how many callbacks may run in parallel."""
-        return SLOW_RUNS_MAX if self.takes_s() > SLOW_S else LANE_RUNS_MAX
-
-    def has_room(self) -> bool:
-        """Return whether another callback may start."""
-        return len(self.begun_s) < self.runs_max()
+    lane: str
 
 
 class Delivering:
@@ -116,7 +78,7 @@ class Delivering:
         self._node = node
         self._transports = transports
         self._timeout_s = timeout_ms / 1000
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: Lanes[_Attempt] = Lanes()
         self._calls: dict[_Attempt, trio.CancelScope] = {}
         """Running callbacks."""
         self._attempts: dict[_Attempt, None] = {}
@@ -138,17 +100,13 @@ class Delivering:
                 await self._room()
                 asked_s = trio.current_time()
                 for granted in await self._claimed():
-                    for attempt in self._unpacked(granted, asked_s):
-                        self._held += 1
-                        self._attempts[attempt] = None
-                        nursery.start_soon(self._begin, attempt)
+                    self._admit(self._unpacked(granted, asked_s), nursery)
 
     async def drain(self) -> None:
         """Claim no more, release waiting timers, and cancel running callbacks after `DRAIN_S`."""
         self._draining = True
-        for lane in self._lanes.values():
-            while lane.waiting:
-                self._report("release", lane.waiting.popleft())
+        for attempt in self._lanes.drained():
+            self._report("release", attempt)
         with trio.move_on_after(DRAIN_S):
             await self._empty()
         for scope in self._calls.values():
@@ -172,8 +130,7 @@ class Delivering:
 
     def _places(self) -> int:
         """Return how many more timers may be claimed."""
-        waiting = sum(len(lane.waiting) for lane in self._lanes.values())
-        return min(HELD_MAX - self._held, AHEAD_MAX - waiting)
+        return min(PLACES - self._held, AHEAD_MAX - self._lanes.waiting)
 
     async def _claimed(self) -> list[Granted]:
         room = self._places()
@@ -215,7 +172,8 @@ class Delivering:
                 item = [task_id, 1, granted.token, error.message, None]
                 self._reporting.add("fail", item, self._free)
                 continue
-            found.append(_Attempt(task_id, granted.token, granted.attempts, timer, due_ms, until))
+            lane = self._transports.lane(timer.callback)
+            found.append(_Attempt(task_id, granted.token, granted.attempts, timer, due_ms, until, lane))
         return found
 
     async def _renew(self) -> None:
@@ -247,31 +205,26 @@ class Delivering:
 
     # --- lanes
 
-    async def _begin(self, attempt: _Attempt) -> None:
-        name = self._transports.lane(attempt.timer.callback)
-        lane = self._lanes.setdefault(name, _Lane())
-        if lane.wait_s() > PATIENCE_S:
-            await self._put_off([attempt])
-        elif lane.has_room():
-            await self._run_lane(name, lane, attempt)
-        else:
-            lane.waiting.append(attempt)
+    def _admit(self, attempts: Sequence[_Attempt], nursery: trio.Nursery) -> None:
+        """Begin claimed attempts, let them wait in their lanes, or postpone them."""
+        late: list[_Attempt] = []
+        self._held += len(attempts)
+        for attempt in attempts:
+            self._attempts[attempt] = None
+            said = self._lanes.admit(attempt.lane, attempt, trio.current_time())
+            if said == "late":
+                late.append(attempt)
+            elif said == "runs":
+                nursery.start_soon(self._run_lane, attempt, nursery)
+        if late:
+            nursery.start_soon(self._put_off, late)
 
-    async def _run_lane(self, name: str, lane: _Lane, attempt: _Attempt) -> None:
-        """Deliver one timer, then the timers that wait in its lane."""
-        while True:
-            lane.begun_s[attempt] = trio.current_time()
-            try:
-                await self._deliver(attempt)
-            finally:
-                took_s = trio.current_time() - lane.begun_s.pop(attempt)
-                lane.took_s += SHARE * (took_s - lane.took_s)
-            if not lane.waiting or not lane.has_room():
-                break
-            attempt = lane.waiting.popleft()
-            self._wake()
-        if not lane.begun_s and not lane.waiting:
-            self._lanes.pop(name, None)
+    async def _run_lane(self, attempt: _Attempt, nursery: trio.Nursery) -> None:
+        """Deliver one timer, then begin those that wait for it in its lane."""
+        made = await self._deliver(attempt)
+        for following in self._lanes.end(attempt.lane, attempt, trio.current_time(), made=made):
+            nursery.start_soon(self._run_lane, following, nursery)
+        self._wake()
 
     def _let_go(self, attempts: Sequence[_Attempt]) -> None:
         """Stop renewing the claims of these attempts, which have ended."""
@@ -288,17 +241,13 @@ class Delivering:
         """Postpone timers in lanes that have become slow."""
         while True:
             await trio.sleep(SWEEP_S)
-            late: list[_Attempt] = []
-            for lane in self._lanes.values():
-                while lane.waiting and lane.wait_s() > PATIENCE_S:
-                    late.append(lane.waiting.pop())
-            if late:
+            if late := self._lanes.late(trio.current_time()):
                 await self._put_off(late)
 
     async def _put_off(self, attempts: Sequence[_Attempt]) -> None:
         """Make waiting timers due a little later. This counts as no attempt."""
         try:
-            why = "many callbacks to this receiver wait"
+            why = "many callbacks to this receiver or host wait"
             items = [Failure(one.task, 1, one.token, why, self._later_ms()) for one in attempts]
             refused = await self._node.operations.claim_updates.postpone(items)
             count = sum(map(bool, refused))
@@ -318,15 +267,15 @@ class Delivering:
         """Return whether this node leads the timer's partition and the lease is certainly valid."""
         return partition_of(attempt.task) in self._node.leaders and trio.current_time() < attempt.until
 
-    async def _deliver(self, attempt: _Attempt) -> None:
-        """Make the callback, if the timer is still valid, and report the outcome."""
+    async def _deliver(self, attempt: _Attempt) -> bool:
+        """Make the callback, if the timer is still valid, and report the outcome; return whether it was made."""
         began = trio.current_time()
         if not self._may_begin(attempt):
             self._report("release", attempt)
-            return
+            return False
         if not self._is_valid(attempt):
             self._report("complete", attempt, None, [b"null"])
-            return
+            return False
         metrics = self._node.metrics
         if not attempt.attempts:
             metrics.timer_late_seconds.observe((self._node.wall_ms() - attempt.due_ms) / 1000)
@@ -338,6 +287,7 @@ class Delivering:
             self._report("fail", attempt, error, None)
         else:
             self._report("complete", attempt, None, [as_json({"status": status})])
+        return True
 
     def _report(self, method: str, attempt: _Attempt, *more: Any) -> None:
         """Report the outcome of a claim. If the report is lost, the lease expires."""
