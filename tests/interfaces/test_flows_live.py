@@ -263,5 +263,11 @@ def test_the_command_line_makes_waits_for_and_lists_flows(
     assert made["id"] in [one["id"] for one in json.loads(capsys.readouterr().out)["flows"]]
     assert run(["flow", "get", made["id"], *told]) == 0
     assert json.loads(capsys.readouterr().out)["tasks"][0]["state"] == "completed"
+    make = ["flow", "make", str(tmp_path / "flow.json"), *told]
+    assert run([*make, "--on-done", json.dumps({"queue": queue, "priority": 3})]) == 0
+    assert client.get(json.loads(capsys.readouterr().out)["on_done"]).priority == 3
+    for bad in ("[]", "nightly", '{"queue": ""}'):
+        assert run([*make, "--on-done", bad]) == 2
+        assert "on_done" in capsys.readouterr().err.splitlines()[0].replace("-", "_")
     (tmp_path / "flow.json").write_text("[]")
-    assert run(["flow", "make", str(tmp_path / "flow.json"), *told]) == 2
+    assert run(make) == 2

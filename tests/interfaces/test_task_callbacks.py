@@ -239,6 +239,22 @@ def test_tasks_of_one_call_and_of_a_transaction_have_a_callback_each(live: Live,
         assert sorted(receiver.next()["id"] for _ in ids) == sorted(one.hex() for one in ids)
 
 
+def test_the_command_line_enqueues_with_a_callback(
+    live: Live, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A URL is checked as over HTTP, and the option is named."""
+    typed = ["task", "enqueue", "typed", "--connect", live.address, "--callback"]
+    with receiving() as receiver:
+        assert run([*typed, receiver.uri]) == 0
+        task_id = capsys.readouterr().out.strip()
+        client.complete(client.claim("typed", wait_ms=10_000))
+        assert receiver.next()["id"] == task_id
+    for bad in ("", "10.0.0.1", "http://10.0.0.1/", "ftp://127.0.0.1/", "http://ann:secret@127.0.0.1/"):
+        assert run([*typed, bad]) == BadRequest.exit_code
+        assert "callback" in capsys.readouterr().err.splitlines()[0]
+    assert client.count("typed")["typed"]["total"] == 1
+
+
 @pytest.mark.parametrize(
     ("callback", "field"),
     [

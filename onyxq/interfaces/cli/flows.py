@@ -24,6 +24,8 @@ def flow_make(context: Context) -> None:
     """Store the flow that a JSON file describes."""
     args = context.args
     given = {name: value for name in ("id", "name") if (value := getattr(args, name)) is not None}
+    if args.on_done is not None:
+        given["on_done"] = _object(args.on_done, "--on-done", field="on_done")
     asked = arguments(MakeFlow, {**_read(args.file), **given})
     with context.client() as client:
         if asked.id is None:  # so that an attempt can be repeated
@@ -44,9 +46,19 @@ def flow_wait(context: Context) -> int | None:
 def _read(place: str) -> dict[str, Any]:
     """Return the JSON object in a file, or of the standard input; raises `BadRequest`."""
     try:
-        found = json.loads(sys.stdin.read() if place == "-" else Path(place).read_text("utf-8"))
+        text = sys.stdin.read() if place == "-" else Path(place).read_text("utf-8")
     except (OSError, ValueError) as error:
         raise BadRequest(f"{place}: {getattr(error, 'strerror', None) or error}", field="file") from None
+    return _object(text, place, field="file")
+
+
+def _object(text: str, place: str, *, field: str) -> dict[str, Any]:
+    """Return a JSON object; raises `BadRequest`."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{place}: {error}", field=field) from None
     if not isinstance(found, dict):
-        raise BadRequest(f'{place} is not a JSON object; expected {{"tasks": [...]}}', field="file")
+        expected = '{"tasks": [...]}' if field == "file" else '{"queue": "report"}'
+        raise BadRequest(f"{place} is not a JSON object; expected {expected}", field=field)
     return found

@@ -59,6 +59,7 @@ _OPTIONS = {
     "depends": "after",
     "at_ms": "at",
     "backoff_ms": "backoff",
+    "callback.uri": "callback",
     "unique_period_ms": "unique_period",
     "w": "copies",
 }
@@ -100,6 +101,9 @@ def _header(context: Context, client: Client, payload: tuple[bytes, str]) -> tup
         "unique_until": args.unique_until,
         "unique_period_ms": milliseconds(args.unique_period, field="unique_period") if args.unique_period else None,
         "on_conflict": args.on_conflict,
+        "callback": {"transport": "http", "uri": args.callback, "method": "POST"}
+        if args.callback is not None
+        else None,
         "depends": depends or None,
         "on_dependency_failed": args.on_dependency_failed,
         "backoff_ms": milliseconds(args.backoff, field="backoff") if args.backoff else None,

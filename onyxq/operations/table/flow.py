@@ -192,7 +192,10 @@ MAKE_FLOW = Operation(
             example="nightly.json --name nightly",
             fields=("id", "name"),
             run=f"{_RUN}:flow_make",
-            more=((("file",), {"metavar": "FILE", "help": 'JSON {"tasks": [...], "on_done": {...}}; - for stdin'}),),
+            more=(
+                (("file",), {"metavar": "FILE", "help": 'JSON {"tasks": [...], "on_done": {...}}; - for stdin'}),
+                (("--on-done",), {"metavar": "JSON", "help": "a task that starts once all others have ended"}),
+            ),
         ),
     ),
     python="make_flow",
