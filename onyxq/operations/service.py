@@ -125,7 +125,13 @@ class Service:
         self._enqueueing = Enqueueing(node, self._router, self._partitions, check, maker=ids, partition=first)
         self._held_tasks = HeldTasks(node, self._router, self._leaders, self._listing)
         self._flows = Flows(
-            node, self._router, self._reading, self._listing, self._held_tasks.cancel, enqueueing=self._enqueueing
+            node,
+            self._router,
+            self._reading,
+            self._listing,
+            self._held_tasks.cancel,
+            enqueueing=self._enqueueing,
+            check_callbacks=self.timers.check_each,
         )
         self._dead = DeadLetters(node, self._router, self._reading, self._leaders)
         self.transactions = Transactions(node, check)

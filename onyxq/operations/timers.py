@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,17 +47,17 @@ STATES = {"completed": "fired"}
 
 @define(eq=False)
 class _Check:
-    """The check of a callback of the run at ``place``."""
+    """The check of a callback of the task at ``place``."""
 
     callback: timer_model.Callback
-    place: int
+    place: str
     error: OnyxqError | None = None
     over: Wait = field(factory=Wait)
 
 
 @contextmanager
 def _within(place: str) -> Iterator[None]:
-    """Let the field of an error begin with the place of its run."""
+    """Let the field of an error begin with the place of its task."""
     try:
         yield
     except OnyxqError as error:
@@ -149,18 +149,27 @@ class Timers:
 
         A procedure may call it. The checks, which may resolve host names, are tasks.
         """
-        places: dict[timer_model.Callback, int] = {}
-        for place, run in enumerate(runs):
-            if may_say(run.body, CALLBACK) and CALLBACK in (header := facts.task_header(run.body)[0]):
-                with _within(f"{name}[{place}]"):
-                    places.setdefault(timer_model.checked_callback(header[CALLBACK]), place)
+        said = [
+            (f"{name}[{place}]", header[CALLBACK])
+            for place, run in enumerate(runs)
+            if may_say(run.body, CALLBACK) and CALLBACK in (header := facts.task_header(run.body)[0])
+        ]
+        if said:
+            await self.check_each(said)
+
+    async def check_each(self, said: Iterable[tuple[str, Any]]) -> None:
+        """Raise `BadRequest` if this node cannot make a callback; each has the place that the error's field names."""
+        places: dict[timer_model.Callback, str] = {}
+        for place, callback in said:
+            with _within(place):
+                places.setdefault(timer_model.checked_callback(callback), place)
         checks = [_Check(callback, place) for callback, place in places.items()]
         for one in checks:
             self._node.start_soon(self._check, one)
         for one in checks:
             await one.over.wait()
             if one.error is not None:
-                with _within(f"{name}[{one.place}]"):
+                with _within(one.place):
                     raise one.error
 
     async def _check(self, one: _Check) -> None:

@@ -7,16 +7,17 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from onyxq import App
 from onyxq.access.grants import Access, Token
-from onyxq.client import Client
+from onyxq.client import Client, Step
 from onyxq.core.ids import callback_of
-from onyxq.core.limits import TIMERS_QUEUE
+from onyxq.core.limits import FLOWS_QUEUE, TIMERS_QUEUE
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.errors import BadRequest, Forbidden
 from onyxq.interfaces.cli.main import run
@@ -26,7 +27,7 @@ WAIT_S = 20.0
 PRODUCER, BOTH = "a token for one queue", "a token for one queue and timers"
 ACCESS = Access(
     (
-        Token.of(PRODUCER, "producer", ["produce:mail"]),
+        Token.of(PRODUCER, "producer", ["produce:mail", f"produce:{FLOWS_QUEUE}"]),
         Token.of(BOTH, "both", ["produce:mail", f"produce:{TIMERS_QUEUE}"]),
     ),
     "what the peers share",
@@ -255,6 +256,40 @@ def test_the_command_line_enqueues_with_a_callback(
     assert client.count("typed")["typed"]["total"] == 1
 
 
+def test_steps_of_chains_groups_and_flows_have_a_callback_each(live: Live, client: Client) -> None:
+    """Steps that are functions of an application have that of the function."""
+    with receiving() as receiver, closing(App(live.address)) as app:
+
+        @app.task(queue="steps", callback=receiver.uri)
+        def add(one: int, other: int) -> int:
+            return one + other
+
+        parts = app.chain(add.s(1, 2), app.group(add.s(3, 4), Step("steps", b"[]", callback=receiver.uri)))
+        ids = [*parts.enqueue().ids]
+        made = client.make_flow(
+            client.chain(add.s(1, 2), client.group(add.s(3, 4), add.s(5, 6))), on_done=add.s(7, 8), name="reported"
+        )
+        last = client.flow(made.id)["on_done"]
+        ids += [*made.ids, last]
+        for _ in ids:
+            client.complete(client.claim("steps", wait_ms=10_000), b"3")
+        assert sorted(receiver.next()["id"] for _ in ids) == sorted(one.hex() for one in ids)
+    assert client.wait_flow(made.id, 10_000)["state"] == "completed"
+
+
+def test_a_cancelled_flow_reports_each_task(live: Live, client: Client) -> None:
+    """They end with it."""
+    with receiving() as receiver:
+        callback = {"transport": "http", "uri": receiver.uri, "method": "POST"}
+        tasks = [{"queue": "cancelled", "callback": callback}, {"queue": "cancelled", "after": [0]}]
+        on_done = {"queue": "cancelled", "callback": callback}
+        answer = live.http.post("/v1/flows", json={"tasks": tasks, "on_done": on_done})
+        assert answer.status_code == 201, answer.text
+        client.cancel_flow(answer.json()["id"])
+        said = {one["id"]: one["state"] for one in (receiver.next(), receiver.next())}
+        assert said == {answer.json()["ids"][0]: "cancelled", answer.json()["on_done"]: "cancelled"}
+
+
 @pytest.mark.parametrize(
     ("callback", "field"),
     [
@@ -279,6 +314,9 @@ def test_a_callback_that_cannot_be_made_is_refused_by_field(
     with pytest.raises(BadRequest) as refused, client.transaction() as transaction:
         transaction.enqueue_many("bad", [b""], callback=callback)
     assert refused.value.field == f"enqueue[0].{field}"
+    for flow, place in (({"tasks": tasks}, "tasks[1]"), ({"tasks": tasks[:1], "on_done": tasks[1]}, "on_done")):
+        answer = live.http.post("/v1/flows", json=flow)
+        assert (answer.status_code, answer.json()["field"]) == (400, f"{place}.{field}")
     assert live.total() == before
 
 
@@ -309,5 +347,7 @@ def test_a_callback_needs_the_role_that_a_timer_needs() -> None:
             client.enqueue("mail", b"x")
             with pytest.raises(Forbidden):
                 client.enqueue("mail", b"x", callback="http://127.0.0.1:9/")
+            with pytest.raises(Forbidden, match=TIMERS_QUEUE):
+                client.make_flow(client.chain(Step("mail", callback="http://127.0.0.1:9/")))
         with Client(cluster.addresses[0], token=BOTH) as client:
             client.enqueue("mail", b"x", callback="http://127.0.0.1:9/")

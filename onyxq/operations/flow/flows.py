@@ -24,7 +24,7 @@ from onyxq.node.node import Node
 from onyxq.node.routing import Router
 from onyxq.operations.checks.runs import check_id, check_ids
 from onyxq.operations.enqueues import Enqueueing
-from onyxq.operations.flow.plan import FlowPlan, Record, check, digest_of, planned, record_of
+from onyxq.operations.flow.plan import FlowPlan, Record, check, digest_of, placed, planned, record_of
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.held_tasks import PAGE
 from onyxq.operations.table.claim import Count
@@ -47,7 +47,7 @@ from onyxq.operations.table.flow import (
     TaskOfFlow,
     WaitFlow,
 )
-from onyxq.operations.table.operation import Args, Items
+from onyxq.operations.table.operation import Args, Items, plain
 from onyxq.operations.table.task import CancelTasks, GetTask, ItemResults, ListTasks, MakeIds, State, TaskView
 from onyxq.operations.task_lists import Listing
 from onyxq.operations.task_reads import Reading, partitions_of
@@ -87,12 +87,14 @@ class Flows:
         cancel: Callable[[CancelTasks], Awaitable[ItemResults]],
         *,
         enqueueing: Enqueueing,
+        check_callbacks: Callable[[Iterable[tuple[str, Any]]], Awaitable[None]],
     ) -> None:
         self._node = node
         self._reading = reading
         self._listing = listing
         self._cancel_tasks = cancel
         self._enqueueing = enqueueing
+        self._check_callbacks = check_callbacks
         self._states = router.asked("flow.states", StatesOf, Items(argument="runs"), self._lead_states)
 
     def handlers(self) -> dict[str, Handler]:
@@ -108,6 +110,7 @@ class Flows:
     async def make(self, args: MakeFlow) -> FlowMade:
         """Store a flow; raises `BadRequest`, `Conflict` if the id belongs to something else, and errors of leaders."""
         check(args)
+        await self._check_callbacks((where, plain(one.callback)) for where, one in placed(args) if one.callback)
         partitions = partitions_of(self._node)
         check_ids((one for task in args.tasks for one in task.depends), partitions, "tasks.depends")
         if args.id is None:
@@ -143,8 +146,7 @@ class Flows:
         """Raise `BadRequest` for what a leader would refuse, before anything is stored."""
         outside = {one for task in args.tasks for one in task.depends}
         found = await self._node.operations.dependencies.outcomes_for(outside) if outside else {}
-        last = [("on_done", args.on_done)] if args.on_done is not None else []
-        for where, task in [*((f"tasks[{place}]", task) for place, task in enumerate(args.tasks)), *last]:
+        for where, task in placed(args):
             missing = next((one for one in task.depends if found[one] is None), None)
             if missing is not None:
                 raise BadRequest(f"there is no task {missing.hex()} to depend on", field=f"{where}.depends")

@@ -22,9 +22,10 @@ from onyxq.core.errors import BadRequest, TooLarge
 from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, Run, TaskId, ids_of, make_id, ms_of, offset_of
 from onyxq.core.limits import DEPENDS_MAX, FLOW_JOINS_QUEUE, FLOWS_QUEUE, RUN_BYTES_MAX
-from onyxq.core.task_headers import JOINS
+from onyxq.core.task_headers import CALLBACK, JOINS
 from onyxq.operations.table.enqueue import NewRun
 from onyxq.operations.table.flow import FLOW_TASKS_MAX, FlowTask, MakeFlow
+from onyxq.operations.table.operation import plain
 
 JOINED_MAX = DEPENDS_MAX - 1
 """Most tasks or joins on which a record depends: it also depends on the task of ``on_done``."""
@@ -78,12 +79,16 @@ def maker_of(flow_id: TaskId, digest: str) -> int:
 
 def check(asked: MakeFlow) -> None:
     """Raise `BadRequest` naming the field unless each task follows earlier ones only."""
-    for place, task in enumerate(asked.tasks):
-        _check_task(task, place, f"tasks[{place}]")
-    if asked.on_done is not None:
-        if asked.on_done.after or asked.on_done.depends:
-            raise BadRequest("on_done follows all tasks: leave out after and depends", field="on_done.after")
-        _check_task(asked.on_done, len(asked.tasks), "on_done")
+    if asked.on_done is not None and (asked.on_done.after or asked.on_done.depends):
+        raise BadRequest("on_done follows all tasks: leave out after and depends", field="on_done.after")
+    for place, (where, task) in enumerate(placed(asked)):
+        _check_task(task, place, where)
+
+
+def placed(asked: MakeFlow) -> list[tuple[str, FlowTask]]:
+    """Return all tasks of a request, each with the place that the field of an error names."""
+    found = [(f"tasks[{place}]", task) for place, task in enumerate(asked.tasks)]
+    return found if asked.on_done is None else [*found, ("on_done", asked.on_done)]
 
 
 def _check_task(task: FlowTask, place: int, where: str) -> None:
@@ -204,6 +209,8 @@ def _header_of(task: FlowTask, depends: Sequence[TaskId]) -> dict[str, Any]:
         header["retries"] = task.retries
     if task.on_dependency_failed != "fail":
         header["on_dependency_failed"] = task.on_dependency_failed
+    if task.callback is not None:
+        header[CALLBACK] = plain(task.callback)
     if depends:
         header["depends"] = list(depends)
     header["queue"] = task.queue
@@ -212,7 +219,7 @@ def _header_of(task: FlowTask, depends: Sequence[TaskId]) -> dict[str, Any]:
 
 def _end_of_run(tasks: Sequence[FlowTask], start: int, room: int) -> int:
     """Return the end of the run that starts at a task: the tasks after it that differ only in their data."""
-    if tasks[start].ordering_key is not None:
+    if tasks[start].ordering_key is not None or tasks[start].callback is not None:
         return start + 1
     end, size, alike = start + 1, len(tasks[start].data), msgspec.structs.replace(tasks[start], data=b"")
     while end < min(len(tasks), start + room):

@@ -13,6 +13,7 @@ from onyxq.core.limits import (
     DEPENDS_MAX,
     FLOWS_QUEUE,
     MOMENT,
+    TIMERS_QUEUE,
     BackoffMs,
     ExpiresMs,
     Fate,
@@ -25,6 +26,7 @@ from onyxq.core.limits import (
     Trace,
 )
 from onyxq.operations.table.access import Access, Need
+from onyxq.operations.table.enqueue import TimerCallback
 from onyxq.operations.table.operation import Args, Http, Operation, Place, Result, Verb
 from onyxq.operations.table.task import After, Limit, NewestFirst
 
@@ -66,6 +68,7 @@ class FlowTask(Args):
     backoff_ms: Annotated[BackoffMs | None, Meta(description="Pause before the first retry; it doubles.")] = None
     ordering_key: Name | None = None
     trace: Annotated[Trace | None, Meta(description="W3C traceparent.")] = None
+    callback: Annotated[TimerCallback | None, Meta(description="Where the end of the task is reported.")] = None
 
 
 class MakeFlow(Args):
@@ -168,7 +171,8 @@ def _on_flows(*roles: str) -> Access:
 
 def _on_made(args: MakeFlow) -> Sequence[Need]:
     tasks = args.tasks if args.on_done is None else [*args.tasks, args.on_done]
-    return (Need(("produce",), queues=(FLOWS_QUEUE, *sorted({one.queue for one in tasks}))),)
+    timers = (TIMERS_QUEUE,) if any(one.callback is not None for one in tasks) else ()
+    return (Need(("produce",), queues=(FLOWS_QUEUE, *timers, *sorted({one.queue for one in tasks}))),)
 
 
 _TAG, _PATH, _RUN = "flows", "/v1/flows/{id}", "onyxq.interfaces.cli.flows"
