@@ -252,10 +252,12 @@ def test_a_queue_says_its_limits_and_pace(world: Filled, http: httpx.Client) -> 
 
 
 def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> None:
-    """A timer is shown with its callback; the button has the effect of DELETE."""
+    """A timer is shown with its callback and due time; the button has the effect of DELETE."""
     tree = parsed(http.get("/ui/timers?state=scheduled").text)
     (row,) = found(tree, "tbody")[0]
-    assert found(row, "a")[0].text == "<i>7" and "http post http://127.0.0.1:9/remind" in texts(row)
+    assert found(row, "a")[0].text == "<i>7" and "POST http://127.0.0.1:9/remind" in texts(row)
+    (due,) = found(row, "time")
+    assert re.fullmatch(r"in \d+ min", due.text) and re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]{8} UTC", due.get("title"))
     answer = http.post("/ui/do/timer-cancel", data={"id": "<i>7"}, headers={"origin": world.base})
     assert answer.headers["location"] == "/ui/timers?did=timer-cancel"
     assert http.get("/timer/%3Ci%3E7").json()["state"] == "cancelled"

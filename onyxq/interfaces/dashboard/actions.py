@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -17,19 +17,24 @@ import attrs
 from attrs import frozen
 from starlette.responses import RedirectResponse, Response
 
+from onyxq.core import timer_model
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import members
+from onyxq.core.limits import TIMERS_QUEUE, members
 from onyxq.core.queue_settings import SETTINGS
 from onyxq.interfaces.dashboard.rendering import HEADERS, link
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import Call, Endpoint
-from onyxq.interfaces.http.operations import OF_OPERATIONS, read_arguments
+from onyxq.interfaces.http.operations import OF_OPERATIONS, endpoint_of, read_arguments
 from onyxq.interfaces.http.routes import tasks, timers
 from onyxq.interfaces.http.routes.enqueue import NewTask
 from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.checks.access import Guarded
 from onyxq.operations.table.json_form import from_text
+from onyxq.operations.table.operation import Http
+from onyxq.operations.table.periodic import GET_PERIODIC, GetPeriodic
 from onyxq.operations.table.queue import SET_QUEUE
+from onyxq.operations.table.timer import SET_TIMER
+from onyxq.system.durations import milliseconds
 
 Form: TypeAlias = Mapping[str, list[str]]
 """The fields of a form, with all their values."""
@@ -50,6 +55,8 @@ class Action:
     """The arguments that are not in the path."""
     back: Callable[[Form], str] = lambda _: "/"
     """The page that shows the effect."""
+    fill: Callable[[Call, Form], Awaitable[Form]] | None = None
+    """Adds fields that the page need not have."""
 
 
 def one(form: Form, name: str, default: str | None = None) -> str:
@@ -100,6 +107,18 @@ def _json(data: bytes) -> Any:
         raise BadRequest(f"data is not JSON: {error}", field="data") from None
 
 
+async def _with_run(call: Call, form: Form) -> Form:
+    """Return a form with the fields of a task that a periodic task makes; raises `NotFound`."""
+    found = await call.do(GET_PERIODIC, GetPeriodic(name=one(form, "name")))
+    return {
+        **form,
+        "queue": [found.queue],
+        "format": [found.format],
+        "priority": [str(found.priority)],
+        "data_base64": [_encoded(found.data)],
+    }
+
+
 def _settings(form: Form) -> Members:
     """Return the settings that differ from those on the page; an empty field means the default."""
     body: Members = {}
@@ -122,7 +141,27 @@ def _tasks_page(form: Form) -> str:
     """Return the page to show after a change: that of the task, or the list of tasks in all states."""
     if one(form, "page", "") == "task":
         return link(f"/ui/tasks/{one(form, 'ids')}")
-    return link("/ui/tasks", **{name: one(form, name, "") for name in ("queue", "where", "since", "until")})
+    return list_of({name: one(form, name, "") for name in ("queue", "where", "since", "until")})
+
+
+def list_of(fields: Mapping[str, str]) -> str:
+    """Return the address of the list of tasks with these limits. Timers have a list of their own."""
+    if fields["queue"] == TIMERS_QUEUE:
+        return link("/ui/timers", where=fields["where"])
+    return link("/ui/tasks", **fields)
+
+
+def _timer(form: Form) -> Members:
+    """Return a timer from the fields of a form; empty data is none."""
+    text = one(form, "data", "").replace("\r\n", "\n")
+    data = text or None if one(form, "format", "json") == "text" else _json(text.encode()) if text else None
+    callback = {name: one(form, name) for name in timer_model.CALLBACK}
+    return {
+        "timeout": milliseconds(one(form, "timeout"), field="timeout"),
+        "callback": callback,
+        "data": data,
+        "replace": one(form, "replace", "no") == "yes",
+    }
 
 
 def _job_page(form: Form) -> str:
@@ -133,6 +172,8 @@ def _operation(table: Sequence[Endpoint], name: str) -> Endpoint:
     return next(endpoint for endpoint in table if endpoint.name == name)
 
 
+_ENQUEUE = _operation(tasks.ENDPOINTS, "enqueue")
+_SET_TIMER = endpoint_of(SET_TIMER, Http(verb="PUT", path=f"{timers.PATH}/{{id}}", id="set_timer", tag="timers"))
 _SET_QUEUE = _operation(OF_OPERATIONS, "set_queue")
 _SET_PERIODIC = _operation(OF_OPERATIONS, "set_periodic")
 
@@ -148,10 +189,12 @@ ACTIONS = (
         lambda form: {**_ids(form), "claimed": True},
         back=_tasks_page,
     ),
-    Action("enqueue", _operation(tasks.ENDPOINTS, "enqueue"), _new_task, back=lambda _: "/ui/tasks"),
+    Action("enqueue", _ENQUEUE, _new_task, back=lambda _: "/ui/tasks"),
+    Action("periodic-run", _ENQUEUE, _new_task, fill=_with_run),
     Action("periodic-pause", _SET_PERIODIC, lambda _: {"paused": True}, back=lambda _: "/ui/periodic"),
     Action("periodic-resume", _SET_PERIODIC, lambda _: {"paused": False}, back=lambda _: "/ui/periodic"),
     Action("periodic-remove", _operation(OF_OPERATIONS, "remove_periodic"), back=lambda _: "/ui/periodic"),
+    Action("timer-set", _SET_TIMER, _timer, back=lambda form: link("/ui/timer", id=one(form, "id"))),
     Action("timer-cancel", _operation(timers.ENDPOINTS, "cancel_timer"), back=lambda _: "/ui/timers"),
     Action(
         "flow-cancel",
@@ -175,6 +218,8 @@ async def perform(action: Action, call: Call) -> Response:
     """Call the operation of a form; raises what the operation raises."""
     who = name_of(call)
     form: Form = {**call.body, "by": [one(call.body, "by", who)]}
+    if action.fill is not None:
+        form = await action.fill(call, form)
     operation = action.operation
     path = {part[1:-1]: one(form, part[1:-1]) for part in operation.segments if part.startswith("{")}
     args, _ = read_arguments(operation, path, (), action.body(form))

@@ -1,6 +1,6 @@
-"""Tasks as calls of functions: a worker's task has the function's name and its arguments in its data.
+"""Titles of tasks. A worker's task is a call: its data has the function's name and the arguments.
 
-The data of other tasks may be anything. Their title is the beginning of the data.
+A timer has its id as a title, and its target as the arguments. The title of other tasks is the beginning of the data.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from typing import Any
 
 from attrs import frozen
 
+from onyxq.core import timer_model
+from onyxq.core.errors import BadRequest
+from onyxq.core.ids import callback_of, is_callback
+from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.history import words
 from onyxq.interfaces.dashboard.rendering import beginning
 
@@ -25,9 +29,11 @@ class Title:
     """The title of a task on a page."""
 
     function: str | None
-    """The name of the function; None: the data is not a call."""
+    """The name of the function or of the timer; None: the data is neither."""
     arguments: str
-    """The arguments of the function, or the beginning of the data."""
+    """The arguments of the function, the target of the timer, or the beginning of the data."""
+    kind: str = "no function"
+    """What it has in common with others: the function, or the target of the timer."""
 
     @property
     def text(self) -> str:
@@ -37,11 +43,25 @@ class Title:
 
 def title(task: Mapping[str, Any]) -> Title:
     """Return the title of a task from its data."""
+    if task["queue"] == TIMERS_QUEUE:
+        return _of_timer(task)
     call = _call(task["data"])
     if call is None:
         return Title(None, beginning(task["data"]) or "no data")
     given = [*map(_shown, call.get("args", ())), *(f"{name}={_shown(one)}" for name, one in call["kwargs"].items())]
-    return Title(call["task"], words.brief(", ".join(given), ARGUMENTS_CHARS))
+    return Title(call["task"], words.brief(", ".join(given), ARGUMENTS_CHARS), call["task"])
+
+
+def _of_timer(task: Mapping[str, Any]) -> Title:
+    """Return the title of a timer, or of the callback of a task, whose target is known to that task only."""
+    if is_callback(task["id"]):
+        return Title(f"callback of task {callback_of(task['id']).hex()}", "", "callbacks of tasks")
+    try:
+        callback = timer_model.unpack(task["data"]).callback
+    except BadRequest:
+        return Title(task["unique_key"], "")
+    target = words.brief(f"{callback.method.upper()} {callback.uri}", ARGUMENTS_CHARS)
+    return Title(task["unique_key"], target, target)
 
 
 def _call(data: bytes) -> dict[str, Any] | None:

@@ -54,7 +54,6 @@ async def get_overview(call: Call) -> Response:
         late_limit_ms=LATE_MS,
         failures=rows(found["failures"]["tasks"]) if "failures" in found else [],
         troubles=list({error.message: error for error in troubles}.values()),
-        now_ms=call.kit.now_ms(),
     )
 
 

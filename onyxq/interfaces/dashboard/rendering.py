@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from attrs import frozen
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+from markupsafe import Markup
 from starlette.responses import Response
 
 from onyxq import __version__
@@ -35,6 +38,9 @@ PAYLOAD_CHARS = 4_000
 """Most characters of data, a result or an error on a page."""
 BEGINNING_BYTES, BEGINNING_CHARS = 400, 90
 """Most bytes and characters of data in a list."""
+
+ENQUEUE = """onyxq task enqueue mail --data '{"to": "ann@example.com"}'"""
+"""Command on empty pages."""
 
 MENU = (
     (
@@ -62,6 +68,7 @@ def page(call: Call, template: str, *, title: str, here: str, status: int = 200,
         "menu": MENU,
         "version": __version__,
         "did": done(call.args),
+        "now_ms": call.kit.now_ms(),
         "signed_in": call.owner != "",
         **values,
     }
@@ -83,9 +90,9 @@ def done(args: Any) -> str:
     return said
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 task``, ``12 tasks``."""
-    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
+    return f"{number(count)} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 DONE = {
@@ -96,9 +103,11 @@ DONE = {
     "discard": "Discarded {tasks}.",
     "cancel": "Cancelled {tasks}.",
     "enqueue": "This task is enqueued.",
+    "periodic-run": "This task is enqueued, besides those of the schedule.",
     "periodic-pause": "The periodic task is paused.",
     "periodic-resume": "The periodic task is resumed.",
     "periodic-remove": "The periodic task is removed. The tasks that it enqueued stay.",
+    "timer-set": "The timer is set.",
     "timer-cancel": "The timer is cancelled.",
     "flow-cancel": "The flow is cancelled.",
     "seal": "The input is sealed.",
@@ -108,6 +117,22 @@ DONE = {
     "force": "The partition continues without the lost nodes.",
 }
 """Action -> its effect in words."""
+
+
+@frozen
+class Tab:
+    """A link of a page to a part of its list."""
+
+    name: str
+    address: str
+    count: int | None = None
+    """Number of things there; None while it is unknown."""
+    is_current: bool = False
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether there are failures."""
+        return self.name == "failed" and bool(self.count)
 
 
 def link(path: str, **query: Any) -> str:
@@ -142,6 +167,15 @@ def ago(ms: int, now_ms: int) -> str:
     if abs(past_ms) < 1_000:
         return "now"
     return f"{span(past_ms)} ago" if past_ms > 0 else f"in {span(-past_ms)}"
+
+
+@pass_context
+def when(context: Context, ms: int | None) -> str:
+    """Return how long ago a time was, or how soon it is; the browser shows the exact time under the mouse."""
+    if ms is None:
+        return "–"
+    markup = Markup('<time datetime="{}" title="{}">{}</time>')
+    return markup.format(iso(ms), f"{moment(ms)} UTC", ago(ms, context["now_ms"]))
 
 
 def span(ms: int | None) -> str:
@@ -217,6 +251,7 @@ def _environment() -> Environment:
         "iso": iso,
         "id_moment": lambda task_id: moment(ms_of(task_id)),
         "span": span,
+        "when": when,
         "counted": counted,
         "plain": plain,
         "visible": visible,
@@ -227,7 +262,7 @@ def _environment() -> Environment:
         "summary": words.summary,
     }
     made.filters.update(filters)
-    made.globals["link"] = link
+    made.globals |= {"link": link, "ENQUEUE": ENQUEUE}
     return made
 
 

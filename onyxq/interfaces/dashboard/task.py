@@ -13,13 +13,14 @@ from attrs import frozen
 from starlette.responses import Response
 
 from onyxq.core.ids import partition_of
-from onyxq.core.limits import TaskIdBytes
+from onyxq.core.limits import TIMERS_QUEUE, TaskIdBytes
 from onyxq.history import words
 from onyxq.history.explain import STORE, Told, from_log, from_store, merged
 from onyxq.interfaces.dashboard.calls import title
 from onyxq.interfaces.dashboard.page import PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import page, rendered
 from onyxq.interfaces.dashboard.tasks import UNFINISHED
+from onyxq.interfaces.dashboard.timers import edited
 from onyxq.interfaces.http.endpoint import Call
 
 READ_AT_ONCE = 2_000
@@ -141,22 +142,24 @@ async def get_task(call: Call) -> Response:
     task_id: bytes = call.args.id
     known = await call.ask("task_history", id=task_id)
     position = int((await call.ask("health"))["position"])
-    task, now_ms = known["task"], call.kit.now_ms()
+    task = known["task"]
     name = title(task)
+    is_timer = task["queue"] == TIMERS_QUEUE
     return page(
         call,
         "task.html",
         title=name.text,
-        here="/ui/tasks",
+        here="/ui/timers" if is_timer else "/ui/tasks",
         task=task,
         name=name,
-        bars=drawn(task, now_ms),
+        bars=drawn(task, call.kit.now_ms()),
         width=WIDTH,
         progress=progress_of(known["updates"]),
         is_open=task["state"] in UNFINISHED,
-        editable=_text(task["data"]),
-        again=_copied(task["data"]),
-        now_ms=now_ms,
+        is_timer=is_timer,
+        timer=edited(task, call.kit.now_ms()),
+        editable=None if is_timer else _text(task["data"]),
+        again=None if is_timer else _copied(task["data"]),
         partition=partition_of(task_id),
         updates=known["updates"],
         shown_updates=UPDATES_SHOWN,

@@ -17,10 +17,10 @@ from starlette.responses import RedirectResponse, Response
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import ID_BYTES
 from onyxq.history import words
-from onyxq.interfaces.dashboard.actions import Form, one
+from onyxq.interfaces.dashboard.actions import Form, list_of, one
 from onyxq.interfaces.dashboard.calls import title
 from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, ROWS, After, Filter, PageArgs, shows
-from onyxq.interfaces.dashboard.rendering import HEADERS, link, page
+from onyxq.interfaces.dashboard.rendering import HEADERS, Tab, link, page
 from onyxq.interfaces.dashboard.session import refused
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.operations.table.queue import GET_QUEUE, PAGE_QUEUES, GetQueue, PageQueues
@@ -119,9 +119,7 @@ async def get_tasks(call: Call) -> Response:
         after=found["after"],
         is_first=args.after is None,
         search=search,
-        states=STATES,
-        counts=await _counts(call, search.queue),
-        now_ms=call.kit.now_ms(),
+        tabs=await _tabs(call, search),
     )
 
 
@@ -142,7 +140,21 @@ def _at_task(wanted: str) -> Response:
     return RedirectResponse(f"/ui/tasks/{wanted.lower()}", status_code=303, headers=dict(HEADERS))
 
 
-async def _counts(call: Call, queue: str) -> Mapping[str, int] | None:
+async def _tabs(call: Call, search: Search) -> list[Tab]:
+    """Return a tab for all tasks and for each state."""
+    counts = await counts_of(call, search.queue) or {}
+    return [
+        Tab(
+            state or "all",
+            link("/ui/tasks", **search.fields(state=state)),
+            counts.get(state or "total"),
+            is_current=state == search.state,
+        )
+        for state in ("", *STATES)
+    ]
+
+
+async def counts_of(call: Call, queue: str) -> Mapping[str, int] | None:
     """Return the number of tasks by state, of a queue or of all; None while they are counted."""
     if queue:
         depth = (await call.do(GET_QUEUE, GetQueue(queue=queue))).depth
@@ -187,7 +199,7 @@ class Chosen:
     def of(cls, task: Mapping[str, Any]) -> Chosen:
         """Return what is shown of a task."""
         error = words.brief(task["error"], ERROR_CHARS) if task["error"] else ""
-        return cls(task["id"], task["state"], task["queue"], title(task).function or "no function", error)
+        return cls(task["id"], task["state"], task["queue"], title(task).kind, error)
 
 
 async def post_chosen(call: Call) -> Response:
@@ -215,6 +227,7 @@ async def post_chosen(call: Call) -> Response:
         has_more=has_more,
         kinds=_kinds(tasks),
         search=search,
+        back=list_of(search.fields()),
     )
 
 

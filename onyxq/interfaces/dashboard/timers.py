@@ -1,40 +1,123 @@
-"""The page of timers, by due time."""
+"""The page of timers and of callbacks of tasks: what is due next, and how the last delivery ended.
+
+A timer is a task of its own queue. So its page is that of its task, and its list is a search among tasks.
+"""
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, get_args
 
-from starlette.responses import Response
+import msgspec
+from starlette.responses import RedirectResponse, Response
 
+from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, filtered, shows
-from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.dashboard.rendering import HEADERS, Tab, link, page
+from onyxq.interfaces.dashboard.tasks import Search, counts_of, rows
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.operations.table.timer import TimerState
+from onyxq.operations.table.timer import GET_TIMER, GetTimer, TimerId, TimerState
+from onyxq.operations.timers import STATES as NAMES
+from onyxq.operations.timers import shown
+
+DUE_NEXT = ("claimed", "ready", "scheduled")
+"""States of the timers of the first tab, in the order of their due times."""
 
 
 class TimersPage(PageArgs):
-    """Timers of a state."""
+    """Timers of a state, or with a text."""
 
     state: Filter = ""
+    where: Filter = ""
     after: After = None
 
 
+class OneTimer(PageArgs, kw_only=True):
+    """One timer."""
+
+    id: TimerId
+
+
 async def get_timers(call: Call) -> Response:
-    """Answer with a page of timers."""
+    """Answer with a page of timers: those that are due next, or those of a state."""
     args: TimersPage = call.args
-    state = filtered(args.state, TimerState)
-    found = await call.ask("timer.list", state=state, after=args.after, limit=ROWS)
+    state = filtered(args.state, TimerState) or ""
+    of_tasks = next((name for name, said in NAMES.items() if said == state), state)
+    search = Search.of({"queue": TIMERS_QUEUE, "state": of_tasks, "where": args.where})
+    tasks, after = await _found(call, search, args.after)
     return page(
         call,
         "timers.html",
         title="Timers",
         here="/ui/timers",
-        timers=found["timers"],
-        after=found["after"],
+        tasks=rows(tasks),
+        after=after,
         is_first=args.after is None,
-        state=state or "",
-        states=get_args(TimerState),
+        search=search,
+        state=state,
+        tabs=await _tabs(call, state, search.where),
     )
 
 
-ENDPOINTS = (shows("/ui/timers", "timers_page", get_timers, args=TimersPage),)
+async def _found(call: Call, search: Search, after: bytes | None) -> tuple[list[Mapping[str, Any]], bytes | None]:
+    """Return a page of tasks: unfinished ones in the order of their due times, finished ones the newest first."""
+    if search.state:
+        down = search.state not in DUE_NEXT
+        found = await call.ask("list", **search.asked() | {"newest_first": down}, after=after, limit=ROWS)
+        return found["tasks"], found["after"]
+    tasks: list[Mapping[str, Any]] = []
+    for state in DUE_NEXT if after is None else DUE_NEXT[-1:]:
+        asked = search.asked() | {"state": state, "newest_first": False}
+        found = await call.ask("list", **asked, after=after, limit=ROWS if state == DUE_NEXT[-1] else ROWS // 2)
+        tasks += found["tasks"]
+    return sorted(tasks, key=lambda task: int(task["at_ms"])), found["after"]
+
+
+async def _tabs(call: Call, state: str, where: str) -> list[Tab]:
+    counts = await counts_of(call, TIMERS_QUEUE) or {}
+    numbers = {NAMES.get(name, name): number for name, number in counts.items()}
+    numbers[""] = sum(numbers.get(name, 0) for name in DUE_NEXT)
+    return [
+        Tab(
+            name or "due next",
+            link("/ui/timers", state=name, where=where),
+            numbers.get(name),
+            is_current=name == state,
+        )
+        for name in ("", *get_args(TimerState))
+    ]
+
+
+def edited(task: Mapping[str, Any], now_ms: int) -> dict[str, Any] | None:
+    """Return the fields of the form that sets a timer again; None if a task is not a timer."""
+    if task["queue"] != TIMERS_QUEUE or task["unique_key"] is None:
+        return None
+    timer = shown(dict(task))
+    if timer.callback is None:
+        return None
+    is_text = isinstance(timer.data, str)
+    return {
+        "id": timer.id,
+        "callback": timer.callback,
+        "timeout": f"{max(1, ceil((timer.at_ms - now_ms) / 1000))}s",
+        "data": timer.data if is_text else "" if timer.data is None else _indented(timer.data),
+        "format": "text" if is_text else "json",
+    }
+
+
+def _indented(data: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
+
+
+async def get_timer(call: Call) -> Response:
+    """Redirect to the task of a timer."""
+    task = (await call.do(GET_TIMER, GetTimer(id=call.args.id))).task
+    there = link(f"/ui/tasks/{task.hex()}", did=call.args.did)
+    return RedirectResponse(there, status_code=303, headers=dict(HEADERS))
+
+
+ENDPOINTS = (
+    shows("/ui/timers", "timers_page", get_timers, args=TimersPage),
+    shows("/ui/timer", "timer_page", get_timer, args=OneTimer),
+)

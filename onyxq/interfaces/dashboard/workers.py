@@ -47,7 +47,6 @@ async def get_workers(call: Call) -> Response:
         found=found,
         hosts=hosts_of(found["workers"], running),
         more=len(running) == RUNNING_MAX,
-        now_ms=call.kit.now_ms(),
     )
 
 

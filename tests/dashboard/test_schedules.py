@@ -1,0 +1,75 @@
+"""Schedules in words, and the times at which a periodic task ran last."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from onyxq.interfaces.dashboard.periodic import last_times
+from onyxq.interfaces.dashboard.schedules import in_words
+from onyxq.operations.table.periodic import PeriodicView
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ("every 1s", "every second"),
+        ("every 90s", "every 90 seconds"),
+        ("every 1d", "every day"),
+        ("* * * * *", "every minute"),
+        ("*/15 * * * *", "every 15 minutes"),
+        ("7,37 * * * *", "every hour at :07 and :37"),
+        ("@hourly", "every hour"),
+        ("5 */6 * * *", "every 6 hours at :05"),
+        ("30 3 * * *", "every day at 03:30"),
+        ("0 9,17 * * mon,thu", "Monday and Thursday at 09:00 and 17:00"),
+        ("30 3 * * mon-fri", "Monday to Friday at 03:30"),
+        ("0 0 * * 0,6", "Saturday and Sunday at 00:00"),
+        ("*/15 9-17 * * mon-fri", "every 15 minutes from 09:00 to 17:45, Monday to Friday"),
+        ("0 0 1,15 * *", "on day 1 and 15 of the month at 00:00"),
+        ("0 0 1 * mon", "on day 1 of the month or Monday at 00:00"),
+        ("0 12 1 jan-mar *", "on day 1 of the month at 12:00, in January to March"),
+        ("*/20 1,5,9 * * *", "every 20 minutes in the hours 1, 5 and 9"),
+        ("of a newer version", "of a newer version"),
+    ],
+)
+def test_a_schedule_is_said_in_words(schedule: str, words: str) -> None:
+    """As a person would say it; a schedule that cannot be read stays as it is."""
+    assert in_words(schedule) == words
+
+
+def test_a_zone_is_said_where_it_matters() -> None:
+    """An hourly schedule is the same in every zone."""
+    assert in_words("30 3 * * *", "Europe/Berlin") == "every day at 03:30, Europe/Berlin"
+    assert in_words("0 */6 * * *", "Europe/Berlin") == "every 6 hours, Europe/Berlin"
+    assert in_words("*/5 * * * *", "Europe/Berlin") == "every 5 minutes"
+
+
+def _periodic(schedule: str) -> PeriodicView:
+    return PeriodicView(
+        name="nightly",
+        queue="reports",
+        schedule=schedule,
+        zone="Europe/Berlin",
+        priority=0,
+        missed="once",
+        paused=False,
+        next_ms=None,
+        fired=3,
+        format="bytes",
+        data=b"",
+    )
+
+
+def test_the_last_times_of_a_schedule_are_known() -> None:
+    """In its zone, however rarely it is due; none if the schedule cannot be read."""
+    now_ms = round(datetime(2026, 7, 20, 12, tzinfo=UTC).timestamp() * 1000)
+
+    def times(schedule: str) -> list[str]:
+        found = last_times(_periodic(schedule), now_ms)
+        return [datetime.fromtimestamp(one / 1000, UTC).strftime("%Y-%m-%d %H:%M") for one in found]
+
+    assert times("30 3 * * mon-fri") == ["2026-07-16 01:30", "2026-07-17 01:30", "2026-07-20 01:30"]
+    assert times("0 0 29 2 *") == ["2020-02-28 23:00", "2024-02-28 23:00"]
+    assert times("of a newer version") == []
