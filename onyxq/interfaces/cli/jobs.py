@@ -166,7 +166,11 @@ def _print(context: Context, found: dict[str, Any]) -> None:
 
 def _progress(report: dict[str, Any] | None) -> dict[str, Any]:
     """Return the report of the driver as fields; ``late``: segments that arrived too late for windows and joins."""
-    shown = {f"driver_{name}" if name in ("state", "error") else name: value for name, value in (report or {}).items()}
+    shown = {
+        f"driver_{name}" if name in ("state", "error") else name: value
+        for name, value in (report or {}).items()
+        if name != "batches"
+    }
     for name, ms in (("watermark", shown.pop("watermark_ms", None)), ("reported", shown.pop("at_ms", None))):
         if ms is not None:
             shown[name] = moment(ms)

@@ -1,30 +1,44 @@
-"""All jobs, and one job with the report of its driver."""
+"""All jobs, and one job: what its driver reports, its inputs, and why it failed."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, get_args
 
+import anyio
+from attrs import define, frozen
+from msgspec import Meta
 from starlette.responses import Response
 
+from onyxq.core.errors import NotFound, OnyxqError
 from onyxq.core.jobs.lifetime import ENDED
-from onyxq.interfaces.dashboard.page import PageArgs, shows
-from onyxq.interfaces.dashboard.rendering import page
+from onyxq.history import words
+from onyxq.interfaces.dashboard.page import ROWS, Filter, PageArgs, filtered, shows
+from onyxq.interfaces.dashboard.rendering import Tab, link, moment, page
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.interfaces.http.values import plain
-from onyxq.operations.table.job import JobId
+from onyxq.operations.table.job import JobId, JobState
+from onyxq.operations.table.queue import GET_QUEUE, GetQueue
 
-JOBS_MAX = 200
+WIDTH, HEIGHT = 1_000, 80
+"""Size of the curve of batch times, in its units."""
+PLAN_LINE = re.compile(
+    r"[ :|]*[+:]- |=+ .+ =+$|(Identifier|Current (Committed|Available) Offsets|Current State|Thread State|"
+    r"(Logical|Streaming) Plan):"
+)
+"""A line of Spark's description of a query."""
+PLAN_ROOT = re.compile(r"['!~]?[A-Z]\w+\b")
+"""The first line of a plan, which comes before the first branch."""
 
 
-async def get_jobs(call: Call) -> Response:
-    """Answer with unfinished jobs, then with ended ones, the latest first."""
-    jobs = (await call.ask("job.list", progress=True))["jobs"]
-    ended = sorted((job for job in jobs if job["state"] in ENDED), key=lambda job: -(job["ended_ms"] or 0))
-    listed = [job for job in jobs if job["state"] not in ENDED] + ended
-    return page(
-        call, "jobs.html", title="Jobs", here="/ui/jobs", jobs=listed[:JOBS_MAX], left=max(0, len(listed) - JOBS_MAX)
-    )
+class JobsPage(PageArgs):
+    """Jobs of a state, or with a text in their id."""
+
+    state: Filter = ""
+    like: Filter = ""
+    skip: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class OneJob(PageArgs, kw_only=True):
@@ -33,22 +47,217 @@ class OneJob(PageArgs, kw_only=True):
     id: JobId
 
 
+@define
+class Source:
+    """An input of a job."""
+
+    name: str
+    queue: str | None
+    format: str
+    can_seal: bool
+    is_sealed: bool
+    waiting: int | None = None
+    """Tasks of its queue that are ready, or in a batch; None: it reads no queue, or the number is unknown."""
+
+
+@frozen
+class Report:
+    """A job with what its driver reports."""
+
+    job: Mapping[str, Any]
+    sources: Sequence[Source] = ()
+
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        """The report of the driver; empty without one."""
+        return self.job.get("progress") or {}
+
+    @property
+    def batch(self) -> int | None:
+        """The latest batch."""
+        found: int | None = self.progress.get("batch", self.job.get("batch"))
+        return found
+
+    @property
+    def lag(self) -> int | None:
+        """Tasks of its queues that are ready, or in a batch; None: it reads no queue."""
+        known = [one.waiting for one in self.sources if one.waiting is not None]
+        return sum(known) if known else None
+
+    @property
+    def trouble(self) -> str:
+        """Why it failed, waits, or was started again."""
+        return str(self.job.get("error") or self.job.get("why") or self.progress.get("error") or "")
+
+
+@frozen
+class Explained:
+    """An error in parts: the first line, the other lines, and the lines of Spark's plan."""
+
+    summary: str
+    rest: str
+    plan: str
+
+
+@frozen
+class Curve:
+    """The times of the latest batches as a line in a box of `WIDTH` by `HEIGHT`."""
+
+    line: str
+    bars: Sequence[tuple[float, float, str]]
+    """Left side, width and words of the part of the box that belongs to each batch."""
+    longest_ms: int
+    first_ms: int
+    last_ms: int
+
+
+async def get_jobs(call: Call) -> Response:
+    """Answer with a page of jobs: unfinished jobs, then ended ones, the latest first."""
+    args: JobsPage = call.args
+    state, like = filtered(args.state, JobState) or "", args.like.strip()
+    known = [job for job in (await call.ask("job.list"))["jobs"] if like in job["id"]]
+    found = sorted((job for job in known if state in ("", job["state"])), key=_latest_first)
+    shown = [Report(job) for job in found[args.skip : args.skip + ROWS]]
+    return page(
+        call,
+        "jobs.html",
+        title="Jobs",
+        here="/ui/jobs",
+        jobs=await _reported(call, shown),
+        count=len(found),
+        tabs=_tabs(known, state, like),
+        state=state,
+        like=like,
+        skip=args.skip,
+        rows=ROWS,
+    )
+
+
+def _latest_first(job: Mapping[str, Any]) -> tuple[bool, int, str]:
+    has_ended = job["state"] in ENDED
+    return has_ended, -((job["ended_ms"] or 0) if has_ended else job["submitted_ms"]), job["id"]
+
+
+def _tabs(known: Sequence[Mapping[str, Any]], state: str, like: str) -> list[Tab]:
+    return [
+        Tab(
+            name or "all",
+            link("/ui/jobs", state=name, like=like),
+            sum(name in ("", job["state"]) for job in known),
+            is_current=name == state,
+        )
+        for name in ("", *get_args(JobState))
+    ]
+
+
+async def _reported(call: Call, rows: Sequence[Report]) -> list[Report]:
+    """Return jobs with the reports of those that run; their drivers are asked together."""
+    out = list(rows)
+
+    async def look(place: int) -> None:
+        try:
+            out[place] = await _report(call, out[place].job["id"])
+        except NotFound:
+            pass  # It was forgotten meanwhile.
+
+    async with anyio.create_task_group() as group:
+        for place, row in enumerate(rows):
+            if row.job["state"] == "running":
+                group.start_soon(look, place)
+    return out
+
+
+async def _report(call: Call, name: str) -> Report:
+    """Return a job, what its driver reports, and its inputs; raises `NotFound`."""
+    job: Mapping[str, Any] = await call.ask("job.get", id=name)
+    sources = sources_of(job)
+    if job["state"] not in ENDED:
+        for one in sources:
+            if one.queue is not None:
+                one.waiting = await _waiting(call, one.queue)
+    return Report(job, sources)
+
+
+async def _waiting(call: Call, queue: str) -> int | None:
+    try:
+        depth = (await call.do(GET_QUEUE, GetQueue(queue=queue))).depth
+    except OnyxqError:
+        return None
+    return depth.ready + depth.claimed
+
+
+def sources_of(job: Mapping[str, Any]) -> list[Source]:
+    """Return the inputs of a job; none if only its outcome is kept."""
+    sealed, is_open = job.get("sealed") or (), job["state"] not in ENDED
+    tasks: Iterable[Mapping[str, Any]] = (job.get("job") or {}).get("catalog", ())
+    return [
+        Source(
+            one["name"],
+            one.get("queue"),
+            str(one.get("format") or ("queue" if one.get("queue") else "files")),
+            can_seal=is_open and one["name"] in (job.get("inputs") or ()) and one["name"] not in sealed,
+            is_sealed=one["name"] in sealed,
+        )
+        for one in tasks
+        if one.get("type") == "input"
+    ]
+
+
 async def get_job(call: Call) -> Response:
     """Answer with one job."""
-    job: dict[str, Any] = await call.ask("job.get", id=call.args.id)
-    described = job.get("job")
+    report = await _report(call, call.args.id)
+    described = report.job.get("job")
     return page(
         call,
         "job.html",
-        title=f"Job {job['id']}",
+        title=f"Job {report.job['id']}",
         here="/ui/jobs",
-        job=job,
-        has_ended=job["state"] in ENDED,
+        report=report,
+        job=report.job,
+        has_ended=report.job["state"] in ENDED,
+        error=explained(report.trouble) if report.trouble else None,
+        curve=curve_of(report.progress.get("batches") or ()),
+        size=(WIDTH, HEIGHT),
         described=None if described is None else json.dumps(plain(described), indent=2, ensure_ascii=False),
     )
 
 
+def explained(error: str) -> Explained:
+    """Return an error with the lines of Spark's plan apart."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    is_plan = [bool(PLAN_LINE.match(line)) for line in lines]
+    for place in range(1, len(lines)):
+        is_root = is_plan[place] and not is_plan[place - 1] and PLAN_ROOT.match(lines[place - 1])
+        is_plan[place - 1] = is_plan[place - 1] or bool(is_root and place > 1)
+    plan = [line for line, of_plan in zip(lines, is_plan, strict=True) if of_plan]
+    said = [line for line, of_plan in zip(lines, is_plan, strict=True) if not of_plan] or ["no text"]
+    return Explained(said[0], "\n".join(said[1:]), "\n".join(plan))
+
+
+def curve_of(batches: Iterable[Mapping[str, Any]]) -> Curve | None:
+    """Return the times of batches, oldest first, as a curve; None for fewer than two."""
+    known = [one for one in batches if None not in (one["at_ms"], one["duration_ms"])]
+    if len(known) < 2:
+        return None
+    longest = max(1, *(one["duration_ms"] for one in known))
+    first_ms, last_ms = known[0]["at_ms"], known[-1]["at_ms"]
+    scale = WIDTH / max(1, last_ms - first_ms)
+    places = [round((one["at_ms"] - first_ms) * scale, 1) for one in known]
+    heights = [round(HEIGHT * (1 - one["duration_ms"] / longest), 1) for one in known]
+    ends = [0.0, *((left + right) / 2 for left, right in zip(places, places[1:], strict=False)), float(WIDTH)]
+    bars = [
+        (
+            round(left, 1),
+            round(max(1.0, right - left), 1),
+            f"batch {one['batch']} at {moment(one['at_ms'])}: {words.duration(one['duration_ms'])}, {one['rows']} rows",
+        )
+        for one, left, right in zip(known, ends, ends[1:], strict=False)
+    ]
+    line = " ".join(f"{x},{y}" for x, y in zip(places, heights, strict=True))
+    return Curve(line, bars, longest, first_ms, last_ms)
+
+
 ENDPOINTS = (
-    shows("/ui/jobs", "jobs_page", get_jobs),
+    shows("/ui/jobs", "jobs_page", get_jobs, args=JobsPage),
     shows("/ui/job", "job_page", get_job, args=OneJob),
 )

@@ -16,7 +16,7 @@ import base64
 import logging
 import math
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ CLAIMS_TOGETHER = 2_000
 PROGRESS_FIELDS_MAX = 40
 ENDED_MAX = 1_000
 """Number of ended jobs whose last progress a driver keeps."""
+BATCHES_MAX = 120
+"""Latest batches of a run whose times a driver keeps, for a curve."""
 RESTARTS = 5
 KEPT_FOLDERS = ("checkpoints", "jobs")
 """Folders in a host's directory; each has directories named by job id."""
@@ -89,6 +91,8 @@ class Driven:
     error: str = ""
     """Text of the last failure."""
     progress: Message | None = None
+    batches: deque[dict[str, Any]] = field(factory=lambda: deque(maxlen=BATCHES_MAX))
+    """The latest batches, oldest first: number, start in ms since the epoch, duration and rows."""
     slots: int = 0
     sealed: tuple[str, ...] = ()
     """Sealed inputs that the host knows.
@@ -125,7 +129,16 @@ class Driven:
             "failures": self.failures,
             "error": self.error,
             **(self.progress or {}),
+            "batches": list(self.batches),
         }
+
+    def report(self, progress: Message) -> None:
+        """Note the progress that the host reports; a new batch ends a series of failures."""
+        before = (self.progress or {}).get("batch")
+        self.progress = _plain(progress)
+        if self.progress.get("batch") != before:
+            self.failures = 0
+            self.batches.append({name: self.progress.get(name) for name in ("batch", "at_ms", "duration_ms", "rows")})
 
 
 class Driving:
@@ -293,10 +306,7 @@ class Driving:
             driven.state, driven.ready_at = "running", trio.current_time()
             await self._append(driven, driver_ready.Args(driven.job, driven.version))
         elif event["event"] == "progress" and isinstance(event.get("progress"), dict):
-            before = (driven.progress or {}).get("batch")
-            driven.progress = _plain(event["progress"])
-            if driven.progress.get("batch") != before:
-                driven.failures = 0
+            driven.report(event["progress"])
         elif event["event"] == "idle":
             driven.idle()
 
@@ -366,7 +376,8 @@ class Driving:
         """Keep the last progress of a job that has ended, for display."""
         job = self._node.replica.jobs.get(driven.job)
         if driven.progress is not None and job is not None and is_over(job):
-            self._last[driven.job, driven.version] = {**driven.progress, "failures": driven.failures}
+            told = {**driven.progress, "failures": driven.failures, "batches": list(driven.batches)}
+            self._last[driven.job, driven.version] = told
             for key in list(self._last)[:-ENDED_MAX]:
                 del self._last[key]
 
