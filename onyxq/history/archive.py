@@ -118,11 +118,12 @@ def parts(directories: Iterable[Path]) -> list[Part]:
         found = files(directory)
         if not found:
             raise NotFound(f"there are no archived records in {directory}", field="archive", hint="Check its name.")
-        out += [_part(*one) for one in found]
+        out += [part(*one) for one in found]
     return out
 
 
-def _part(first: int, last: int, path: Path) -> Part:
+def part(first: int, last: int, path: Path) -> Part:
+    """Return the content of a file that `files` names; raises `BadRequest`, and `Corrupt` for a damaged file."""
     file = open_file(path, KIND)
     if file.after != first - 1:
         raise BadRequest(

@@ -302,6 +302,8 @@ class RunningNode:
             admission=service.admission,
             now_ms=service.node.wall_ms,
         )
+        app.kit.settings = self.config.given
+        app.kit.past.archive = Path(self.config.archive) if self.config.archive else None
         self._apps.append(app)
         tls = self._callers_tls if self.config.certificates else None
         await serve_http(app, address, task_status=task_status, shutdown=self.stop, tls=tls, places=self._places)

@@ -27,6 +27,7 @@ from onyxq.leader.purge import Plan
 from onyxq.node.jobs.driver import SparkSettings
 from onyxq.node.world import NodeSettings
 from onyxq.system.directories import close_to_others, usable
+from onyxq.system.settings import Setting
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ class PeerConfig:
     """Allowed targets of callbacks; see `onyxq.interfaces.callbacks.targets`."""
     timer_timeout_ms: int = 10_000
     """Longest time for a receiver to answer a callback, in milliseconds."""
+    given: tuple[Setting, ...] = ()
+    """The settings of the process with their sources and without secrets, for people."""
 
 
 def node_settings(config: PeerConfig, node_id: str, entries: Entries) -> NodeSettings:

@@ -6,12 +6,13 @@ fixed by its ``create_cluster`` entry and live in the replica.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from onyxq.access.credential_files import check_private
 from onyxq.core.cluster_settings import DEFAULTS
@@ -24,6 +25,10 @@ SECRET = ("token", "tokens", "peer_secret", "zookeeper_auth")
 """Settings whose values are never shown."""
 PRIVATE = ("tokens", "peer_secret", "zookeeper_auth")
 """Those of the secret settings that must not be in a file that all users may read."""
+HIDDEN = "(hidden)"
+"""Shown instead of a secret."""
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+"""User and password in a URI."""
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -123,6 +128,13 @@ class Setting:
     value: str | int | None
     source: str
     """``--flag``, ``ONYXQ_NAME``, the file's path, or ``default``."""
+
+    @property
+    def shown(self) -> Setting:
+        """The setting without secrets."""
+        if self.name in SECRET and self.value:
+            return evolve(self, value=HIDDEN)
+        return evolve(self, value=_PASSWORD.sub(HIDDEN, self.value)) if isinstance(self.value, str) else self
 
 
 @frozen

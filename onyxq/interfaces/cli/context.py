@@ -19,7 +19,7 @@ from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.core.errors import BadRequest, Conflict, NotFound
 from onyxq.core.texts import whole
 from onyxq.interfaces.cli.output import Output, Timed
-from onyxq.system.settings import Config
+from onyxq.system.settings import SETTINGS, Config, Setting
 
 if TYPE_CHECKING:
     from onyxq.access.certificates import Certificates
@@ -57,6 +57,10 @@ class Context:
         """Return a setting that the user made, or None if only the default is left."""
         value = self.config.given(name, getattr(self.args, name, None))
         return None if value is None else str(value)
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Return every setting with its source, without secrets."""
+        return tuple(self.config.setting(name, getattr(self.args, name, None)).shown for name in SETTINGS)
 
     def zookeeper_credentials(self) -> ZookeeperCredentials:
         """Return the credentials for ZooKeeper."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -10,9 +10,9 @@ import attrs
 from msgspec import Meta
 from starlette.responses import Response
 
-from onyxq.core.diff import Tree, in_words, plain
+from onyxq.core.diff import Change, Tree, in_words, plain
 from onyxq.core.replica import Replica
-from onyxq.history.words import brief, sentence
+from onyxq.history.words import brief, duration, moment, sentence
 from onyxq.interfaces.dashboard.page import PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import page
 from onyxq.interfaces.http.endpoint import Call
@@ -26,6 +26,10 @@ KEYS_MAX = 100
 """Most keys of one branch of the replica."""
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 400
+ENTRIES_SHOWN = 5
+"""Entries of one record that are shown at once; further ones are folded."""
+WALL_MS = 1_000_000_000_000
+"""Smallest number that is read as a time since the epoch in ms; smaller ones are durations, or log time."""
 
 
 class LogPage(PageArgs):
@@ -45,7 +49,8 @@ async def get_log(call: Call) -> Response:
         here="/ui/log",
         view=view,
         records=_records(view),
-        changes=[brief(one, LINE_CHARS_MAX) for one in in_words(view.changes, limit=CHANGES_MAX)],
+        shown_entries=ENTRIES_SHOWN,
+        changes=[brief(one, LINE_CHARS_MAX) for one in in_words(_readable(view.changes), limit=CHANGES_MAX)],
         summary=_summary(view.replica),
         branches=branches,
     )
@@ -74,6 +79,21 @@ def _records(view: View) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def _readable(changes: Sequence[Change]) -> list[Change]:
+    """Return changes with times as dates or durations."""
+    return [
+        attrs.evolve(one, before=_timed(one.path[-1], one.before), after=_timed(one.path[-1], one.after))
+        for one in changes
+    ]
+
+
+def _timed(name: str, value: Any) -> Any:
+    """Return a value of a field of the replica; a time in words, other values as they are."""
+    if not name.endswith("_ms") or type(value) is not int:
+        return value
+    return moment(value) if value >= WALL_MS else duration(value)
 
 
 def _summary(replica: Replica) -> dict[str, int]:
@@ -120,7 +140,7 @@ def _lines(name: str, value: Tree, depth: int) -> Iterator[str]:
         for key, item in value.items():
             yield from _lines(str(key), item, depth + 1)
     else:
-        text = ", ".join(map(str, value)) if isinstance(value, list) else value
+        text = ", ".join(map(str, value)) if isinstance(value, list) else _timed(name, value)
         yield brief(f"{indent}{name}: {'-' if text in ('', None) or text == {} else text}", LINE_CHARS_MAX)
 
 

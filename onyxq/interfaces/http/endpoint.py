@@ -21,6 +21,7 @@ from onyxq.interfaces.http.past import Past
 from onyxq.interfaces.http.problems import problem
 from onyxq.operations.table.json_form import Schema
 from onyxq.operations.table.operation import A, Args, Operation, R, Result
+from onyxq.system.settings import Setting
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ class Kit:
     """Number of partitions, once known."""
     past: Past = field(factory=Past)
     """The replica at earlier positions, for views of the log."""
+    settings: tuple[Setting, ...] = ()
+    """The settings of this process with their sources and without secrets."""
     turn: int = 0
     """Rises with each run of new tasks, and spreads them over partitions."""
 

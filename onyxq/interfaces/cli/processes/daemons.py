@@ -70,6 +70,7 @@ def peer_start(context: Context) -> None:
         http_hosts=context.text("http_hosts"),
         certificates=context.certificates(),
         **timers_of(context),
+        given=context.settings(),
     )
 
     check_spark(context)

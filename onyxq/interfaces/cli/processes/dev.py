@@ -57,6 +57,7 @@ def dev(context: Context) -> int | None:
         allow_anyone=context.switched_on("allow_anyone"),
         http_hosts=context.text("http_hosts"),
         certificates=context.certificates(),
+        given=context.settings(),
     )
     cluster = LocalCluster(peers=peers, data=data, config=config, first=taskstore_of(context))
     worker = WorkerProcess()
