@@ -49,6 +49,8 @@ class Tab:
         self._context.set_default_timeout(LOADED_MS)
         self.page = self._context.new_page()
         self.complaints: list[str] = []
+        self.asked: list[str] = []
+        """Questions of the page, if a test accepts them."""
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 

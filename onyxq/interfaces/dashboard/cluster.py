@@ -46,6 +46,7 @@ async def get_cluster(call: Call) -> Response:
     ring = await call.ask("ring")
     peers = await call.ask("peers")
     partitions = (await call.ask("partitions"))["partitions"]
+    troubled = [one for one in partitions if trouble(one)]
     places, arrows = drawn(ring["members"])
     return page(
         call,
@@ -58,8 +59,21 @@ async def get_cluster(call: Call) -> Response:
         size=2 * MIDDLE,
         peers=peers["peers"],
         nodes=peers["nodes"],
-        partitions=partitions,
+        log_time_ms=(await call.ask("cluster"))["log_time_ms"],
+        partitions=sorted(partitions, key=lambda one: not trouble(one)),
+        trouble=trouble,
+        troubled=len(troubled),
+        lost=[one["partition"] for one in troubled if trouble(one) != "too few copies"],
     )
+
+
+def trouble(partition: Mapping[str, Any]) -> str:
+    """Return what is wrong with a partition; empty if it serves with all its copies."""
+    if not partition["leader"]:
+        return "no leader"
+    if not partition["ready"]:
+        return "takeover"
+    return "too few copies" if partition["under_replicated"] else ""
 
 
 def drawn(members: Sequence[Mapping[str, Any]]) -> tuple[list[Place], list[Arrow]]:
