@@ -22,6 +22,7 @@ from onyxq.core.limits import (
     OnConflict,
     UniqueUntil,
 )
+from onyxq.core.queue_settings import check_writable
 from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
 from onyxq.system.tracing import check_traceparent
 
@@ -170,6 +171,7 @@ class Policy(NamedTuple):
         """Raise `BadRequest` for options that no server would accept."""
         queue, priority, retries, backoff_ms, form, _, *relations = self
         _check_name(queue, "queue", "a queue's name")
+        check_writable(queue, "queue")
         if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise BadRequest("priority is a signed 32-bit number", field="priority")
         if retries is not OF_QUEUE and retries is not None and (type(retries) is not int or retries < 0):

@@ -80,6 +80,8 @@ Missed: TypeAlias = Literal["skip", "once", "all"]
 """What to do about times of a schedule at which nothing could be enqueued."""
 RUN_BYTES_MAX = 256 * 1024
 """Data of several tasks that are stored as one row."""
+RESERVED = "onyxq."
+"""Beginning of the names of OnyxQ's own queues. Only the operations that own such a queue write to it."""
 TIMERS_QUEUE = "onyxq.timers"
 """The queue of all timers. Its settings apply to them: retries, back-off, retention, pauses."""
 REQUESTS_QUEUE = "onyxq.requests"

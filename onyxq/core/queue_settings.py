@@ -15,7 +15,8 @@ from typing import Annotated, Literal, TypeAlias
 from attrs import frozen
 from msgspec import Meta, inspect
 
-from onyxq.core.limits import BackoffMs, LeaseMs, Member, RetryCount, members
+from onyxq.core.errors import BadRequest
+from onyxq.core.limits import RESERVED, BackoffMs, LeaseMs, Member, RetryCount, members
 
 NO_LIMIT = -1
 """The number that means ``None`` (no limit) in entries, which hold no null."""
@@ -100,3 +101,13 @@ def problem_of(name: str, value: int | str | bool, version: int) -> str:
             low = NO_LIMIT if setting and setting.nullable else low
             return "" if low <= value <= high else f"must be {low} to {high}"
     return _UNFIT[type(value)]
+
+
+def check_writable(queue: str, field: str) -> None:
+    """Raise `BadRequest` for one of OnyxQ's own queues: only the operations that own it write to it."""
+    if queue.startswith(RESERVED):
+        raise BadRequest(
+            f"{field} must not begin with {RESERVED}: {queue[:100]!r} is for OnyxQ's own tasks",
+            field=field,
+            hint="Choose another queue. Timers, callbacks and flows have operations of their own.",
+        )

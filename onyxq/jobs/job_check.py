@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import RESERVED
 from onyxq.jobs import fields, function_imports, options, slot_bounds
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
@@ -98,6 +99,8 @@ def _external(task: Input | Output, path: str) -> Iterator[Problem]:
         for name in ("path", "options", "schema"):
             if getattr(task, name, None):
                 yield f"{path}.{name}", "is for a format, not for a queue"
+    if isinstance(task, Output) and (task.queue or "").startswith(RESERVED):
+        yield f"{path}.queue", f"must not begin with {RESERVED}: {task.queue!r} is for OnyxQ's own tasks"
     if isinstance(task, Input) and task.queue and task.bounded:
         yield f"{path}.bounded", "is for files: a queue ends when it is sealed"
     if isinstance(task, Output) and task.format is not None and str(task.format).lower() not in OUTPUT_FORMATS:

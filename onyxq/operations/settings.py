@@ -16,7 +16,7 @@ from log_entries import pause_periodic, remove_periodic, set_periodic, set_queue
 from onyxq.core import cron
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest, NotFound
-from onyxq.core.queue_settings import DEFAULTS
+from onyxq.core.queue_settings import DEFAULTS, check_writable
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import Periodic
 from onyxq.node.node import Node
@@ -104,6 +104,8 @@ class Settings:
         for needed in ("queue", "schedule"):
             if getattr(args, needed) is UNSET:
                 raise BadRequest(f"{needed} is missing", field=needed)
+        if args.queue is not UNSET:
+            check_writable(args.queue, "queue")
         given: Any = {name: getattr(args, name) for name in SetPeriodic.__struct_fields__}
         given |= {"paused": args.paused is True, "payload": given.pop("data")}
         await self._submit(set_periodic.Args(**given, next_ms=self._next_ms(given["schedule"], args.zone)))

@@ -210,11 +210,16 @@ def complete_error(error: Any) -> dict[str, Any]:
 class Live:
     """A single node, a wire connection and an HTTP client of it."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, token: str | None = None) -> None:
         self.cluster = cluster
         self.address = cluster.addresses[0]
-        self.wire = Wire(self.address)
-        self.http = httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=ANSWER_S_MAX, trust_env=False)
+        self.wire = Wire(self.address, hello=HELLO if token is None else {**HELLO, "credential": token})
+        self.http = httpx.Client(
+            base_url=f"http://{cluster.http_addresses[0]}",
+            timeout=ANSWER_S_MAX,
+            trust_env=False,
+            headers={} if token is None else {"authorization": f"Bearer {token}"},
+        )
 
     def close(self) -> None:
         """Close both."""

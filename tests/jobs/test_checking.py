@@ -113,6 +113,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (catalog(Output("raw", format="kafka")), "catalog[3].format", "outputs are csv, json, parquet, text or a queue"),
     (catalog(Output("raw", format="csv", path="/x", priority=5)), "catalog[3].priority", "is for a queue"),
     (catalog(Output("raw", queue="")), "catalog[3].queue", "a queue's name"),
+    (catalog(Output("raw", queue="onyxq.timers")), "catalog[3].queue", "must not begin with onyxq."),
     (join(left="noe"), "catalog[2].left", "did you mean one?"),
     (join(right="one"), "catalog[2].right", "the same task as left"),
     (join(how="outer"), "catalog[2].how", "one of inner, left"),

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, Corrupt, TooLarge
 from onyxq.core.ids import STRETCH_TASKS, TaskId, is_callback, mask_of, offset_of, partition_of, stretch_of
+from onyxq.core.queue_settings import check_writable
 from onyxq.core.task_headers import ON_CONFLICT, UNIQUE_PERIOD_MS, UNIQUE_UNTIL
 from onyxq.operations.table.claim import Completion
 from onyxq.operations.table.enqueue import NewRun, TaskHeader, header_of
@@ -97,6 +98,7 @@ def _new_run(run: NewRun, field: str, partitions: int, *, at_once: bool) -> int:
     count = len(lengths)
     check_run(first, count, partitions, field)
     header = header_of(packed, field)
+    check_writable(header.queue, f"{field}.queue")
     if header.depends is not UNSET:
         _check_dependencies(first, count, header.depends, field, partitions)
     if header.ordering_key is not UNSET or header.unique_key is not UNSET:

@@ -5,8 +5,7 @@ no worker runs it, and its leader ends it once all tasks of the flow have ended.
 tasks survive: another leader, a restart, a backup.
 
 All ids follow from the flow's id and the request. So a repeated request makes the same tasks, and another request
-under the same id makes none of them. The same rule protects records that users enqueue themselves: a record is valid
-only if the ids of its tasks follow from it.
+under the same id makes none of them. A record is valid only if the ids of its tasks follow from it.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from onyxq.core.errors import BadRequest, TooLarge
 from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, Run, TaskId, ids_of, make_id, ms_of, offset_of
 from onyxq.core.limits import DEPENDS_MAX, FLOW_JOINS_QUEUE, FLOWS_QUEUE, RUN_BYTES_MAX
+from onyxq.core.queue_settings import check_writable
 from onyxq.core.task_headers import CALLBACK, JOINS
 from onyxq.operations.table.enqueue import NewRun
 from onyxq.operations.table.flow import FLOW_TASKS_MAX, FlowTask, MakeFlow
@@ -92,6 +92,7 @@ def placed(asked: MakeFlow) -> list[tuple[str, FlowTask]]:
 
 
 def _check_task(task: FlowTask, place: int, where: str) -> None:
+    check_writable(task.queue, f"{where}.queue")
     if len(set(task.after)) != len(task.after) or any(one >= place for one in task.after):
         raise BadRequest(f"{where}.after must be the places of different tasks before this one", field=f"{where}.after")
     if len(task.after) + len(set(task.depends)) > DEPENDS_MAX or len(set(task.depends)) != len(task.depends):
