@@ -257,6 +257,7 @@ def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, l
         "enqueue": {"": [[[fresh_id(), pack_task({"queue": THEIRS}, [b"x"])]]]},
         "queue": {"": [THEIRS]},
         "queues": {"": [[THEIRS]]},
+        "prefixes": {"": [[THEIRS]]},
         "name": {"": ["theirs"]},
         "group": {"": [THEIRS]},
         "adds": {"": [[[THEIRS, "x", 0]]]},

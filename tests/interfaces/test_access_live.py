@@ -59,7 +59,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "fail": ("consume", {"items": [[HELD, 1, 1, "", None]]}),
     "flow.cancel": ("produce operate", {"id": TASK}),
     "flow.get": ("read produce operate", {"id": TASK}),
-    "flow.list": (LOOKS, {}),
+    "flow.list": ("read produce operate", {}),
     "flow.make": ("produce", {"tasks": [{"queue": THEIRS, "after": [0]}]}),
     "flow.wait": ("read produce operate", {"id": TASK}),
     "gc": ("operate", {"no": 1}),

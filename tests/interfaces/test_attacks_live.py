@@ -312,11 +312,12 @@ def test_a_flow_gives_no_hold_on_tasks_of_other_queues(guarded: Live, member: st
         {"tasks": [{"queue": "ours.q"}, {"queue": "theirs"}]} if member == "tasks" else {member: {"queue": "theirs"}}
     )
     for asked, status, state in (({"tasks": [{"queue": "ours.q"}]}, 200, "cancelled"), (theirs, 403, "waiting")):
-        made = guarded.http.post("/v1/flows", json=asked, headers={"authorization": f"Bearer {ADMIN}"})
+        admin, ours = ({"authorization": f"Bearer {token}"} for token in (ADMIN, FLOWS))
+        made = guarded.http.post("/v1/flows", json=asked, headers=admin)
         path = f"/v1/flows/{made.json()['id']}"
-        ours = {"authorization": f"Bearer {FLOWS}"}
         assert guarded.http.delete(path, headers=ours).status_code == status
-        assert guarded.http.get(path, headers=ours).json()["state"] == state
+        assert guarded.http.get(path, headers=ours).status_code == status
+        assert guarded.http.get(path, headers=admin).json()["state"] == state
 
 
 # --- names and ids that somebody else has

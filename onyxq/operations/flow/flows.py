@@ -58,6 +58,10 @@ _CODES = [(STATES.index(one), one) for one in ("purged", "claimed", *STATES[4:7]
 """Places and states; a task has the first of these states whose mask has it."""
 UNFINISHED = STATES[:4]
 ENDED = ("completed", "failed", "cancelled")
+PAGE_S = 1.0
+"""Longest search for the flows of a page, in seconds."""
+LOOK_AT_LEAST = 50
+"""Fewest records that are read at a time."""
 LOOK_S = 0.5
 """Pause between two reads of a flow that is waited for and runs again although it ended, in seconds."""
 
@@ -178,20 +182,37 @@ class Flows:
         return FlowDetails(**asdict(_view(found, states)), tasks=tasks)
 
     async def page(self, args: ListFlows) -> FlowPage:
-        """Return a page of flows in the order of their ids."""
-        state = args.state if args.state in ("completed", "cancelled") else None
-        asked = ListTasks(
-            queue=FLOWS_QUEUE,
-            state=cast(State | None, state),
-            after=args.after,
-            limit=args.limit,
-            newest_first=args.newest_first,
+        """Return a page of flows in the order of their ids.
+
+        Flows that are not asked for are skipped, for `PAGE_S` at most. Then the page is short.
+        """
+        flows: list[FlowView] = []
+        after, until = args.after, trio.current_time() + PAGE_S
+        while True:
+            found, after = await self._some(args, after)
+            flows += found
+            if len(flows) > args.limit:
+                return FlowPage(flows=flows[: args.limit], after=flows[args.limit - 1].id)
+            if after is None or len(flows) == args.limit or trio.current_time() >= until:
+                return FlowPage(flows=flows, after=after)
+
+    async def _some(self, args: ListFlows, after: TaskId | None) -> tuple[list[FlowView], TaskId | None]:
+        """Return flows after an id that are asked for, and the id up to which this is complete; None: the end."""
+        page = await self._listing.page(
+            ListTasks(
+                queue=FLOWS_QUEUE,
+                state=cast(State | None, args.state if args.state in ("completed", "cancelled") else None),
+                after=after,
+                limit=max(args.limit, LOOK_AT_LEAST),
+                newest_first=args.newest_first,
+            )
         )
-        page = await self._listing.page(asked)
-        known = [found for task in page.tasks if (found := _known(task)) is not None]
+        prefixes = ("",) if args.prefixes is None else tuple(args.prefixes)
+        known = [one for task in page.tasks if (one := _known(task)) is not None]
+        known = [one for one in known if all(queue.startswith(prefixes) for queue in one.record.queues)]
         states = await self._states_of([one.record for one in known])
-        flows = [_view(*one) for one in zip(known, states, strict=True)]
-        return FlowPage(flows=[one for one in flows if args.state in (None, one.state)], after=page.after)
+        views = (_view(*one) for one in zip(known, states, strict=True))
+        return [one for one in views if args.state in (None, one.state)], page.after
 
     async def wait(self, args: WaitFlow) -> FlowView:
         """Return a flow once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
@@ -311,6 +332,7 @@ def _view(found: _Known, states: Iterable[bytes]) -> FlowView:
         name=record.name,
         state=state,
         counts=counts,
+        queues=record.queues,
         on_done=TaskId(bytes.fromhex(record.on_done)) if record.on_done else None,
         created_ms=ms_of(task.id),
         finished_ms=task.finished_ms if state in ENDED else None,

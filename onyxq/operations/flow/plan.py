@@ -56,6 +56,11 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     on_done: str | None = None
 
+    @property
+    def queues(self) -> list[str]:
+        """Names of the queues of all tasks."""
+        return sorted({one.queue for one in self.runs})
+
 
 class FlowPlan(NamedTuple):
     """The rows of a new flow."""

@@ -44,6 +44,8 @@ class Access:
     """Returns the needs of a call by its arguments; raises `BadRequest`."""
     by_arguments: bool = True
     """Whether the needs depend on the arguments; else they are checked before the arguments are decoded."""
+    prefixes: str = ""
+    """Argument that limits the answer to queues with these prefixes: at most those on which the caller has a role."""
 
 
 def anywhere(*roles: str) -> Access:

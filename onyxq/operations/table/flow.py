@@ -12,6 +12,7 @@ from onyxq.core.limits import (
     DATA,
     DEPENDS_MAX,
     FLOWS_QUEUE,
+    ITEMS_MAX,
     MOMENT,
     TIMERS_QUEUE,
     BackoffMs,
@@ -104,6 +105,7 @@ class FlowView(Result, kw_only=True):
     counts: Annotated[
         dict[str, int], Meta(description="Number of its tasks by state. ``purged``: they have ended and are gone.")
     ]
+    queues: Annotated[list[str], Meta(description="Queues of its tasks.")]
     on_done: Annotated[TaskIdBytes | None, Meta(description="The task that starts once all others have ended.")]
     created_ms: Annotated[int, Meta(extra=MOMENT)]
     finished_ms: Annotated[int | None, Meta(extra=MOMENT)]
@@ -139,12 +141,20 @@ class GetFlow(Args):
 
 
 class ListFlows(Args):
-    """Return flows in the order of their ids, which begin with the time."""
+    """Return flows in the order of their ids, which begin with the time.
+
+    A caller with roles on some queues gets the flows all of whose queues are among these. A page that is short need
+    not be the last one.
+    """
 
     state: Annotated[FlowState | None, Meta(description="Only in this state.")] = None
     after: After = None
     limit: Limit = 100
     newest_first: NewestFirst = False
+    prefixes: Annotated[
+        Annotated[list[Name], Meta(max_length=ITEMS_MAX)] | None,
+        Meta(description="Only if the names of all its queues begin with one of these."),
+    ] = None
 
 
 class WaitFlow(Args):
@@ -164,9 +174,14 @@ class CancelFlow(Args):
     id: FlowId
 
 
+def _on_flow(*roles: str) -> Access:
+    """Return the access to one flow: a role on the queue of flows, and on the queues of all its tasks."""
+    return Access(roles, lambda args: (Need(roles, queues=(FLOWS_QUEUE,), flow=args.id),))
+
+
 def _on_flows(*roles: str) -> Access:
     need = (Need(roles, queues=(FLOWS_QUEUE,)),)
-    return Access(roles, lambda args: need, by_arguments=False)
+    return Access(roles, lambda args: need, by_arguments=False, prefixes="prefixes")
 
 
 def _on_made(args: MakeFlow) -> Sequence[Need]:
@@ -177,7 +192,7 @@ def _on_made(args: MakeFlow) -> Sequence[Need]:
 
 _TAG, _PATH, _RUN = "flows", "/v1/flows/{id}", "onyxq.interfaces.cli.flows"
 _SOME: dict[str, Any] = {"id": bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000")}
-_CHANGES = ("produce", "operate")
+_LOOKS, _CHANGES = ("read", "produce"), ("produce", "operate")
 _COLUMNS = ("id", "name", "state", "counts", "created", "finished")
 
 MAKE_FLOW = Operation(
@@ -210,7 +225,7 @@ GET_FLOW = Operation(
     name="flow.get",
     args=GetFlow,
     result=FlowDetails,
-    access=_on_flows("read", "produce"),
+    access=_on_flow(*_LOOKS),
     place=Place.LEADER,
     reads=True,
     http=Http(verb="GET", path=_PATH, id="get_flow", tag=_TAG, errors=(404,)),
@@ -229,28 +244,30 @@ LIST_FLOWS = Operation(
     name="flow.list",
     args=ListFlows,
     result=FlowPage,
-    access=_on_flows("read"),
+    access=_on_flows(*_LOOKS),
     place=Place.ALL_LEADERS,
     reads=True,
-    http=Http(verb="GET", path="/v1/flows", id="list_flows", tag=_TAG, pages="flows"),
+    http=Http(verb="GET", path="/v1/flows", id="list_flows", tag=_TAG, pages="flows", fixed={"prefixes": None}),
     verbs=(
         Verb(
             name="flow list",
             about="list flows, the newest first",
             example="--state running",
+            fields=("state", "after", "limit", "newest_first"),
             columns=_COLUMNS,
             empty="no flows",
             pages=True,
         ),
     ),
     python="flows",
+    python_left_out=("prefixes",),
     example={"state": "running"},
 )
 WAIT_FLOW = Operation(
     name="flow.wait",
     args=WaitFlow,
     result=FlowView,
-    access=_on_flows("read", "produce"),
+    access=_on_flow(*_LOOKS),
     place=Place.LEADER,
     reads=True,
     http=Http(verb="GET", path=f"{_PATH}/outcome", id="wait_for_flow", tag=_TAG, errors=(404,), waits=True),
@@ -270,7 +287,7 @@ CANCEL_FLOW = Operation(
     name="flow.cancel",
     args=CancelFlow,
     result=FlowView,
-    access=Access(_CHANGES, lambda args: (Need(_CHANGES, queues=(FLOWS_QUEUE,), flow=args.id),)),
+    access=_on_flow(*_CHANGES),
     place=Place.LEADER,
     bounded=True,
     http=Http(verb="DELETE", path=_PATH, id="cancel_flow", tag=_TAG, errors=(404, 409)),
