@@ -71,8 +71,8 @@ class UniqueStands(Checker):
         """Compare what is stored, and what was given first, with what was sent."""
         seen: dict[Key, TaskId] = {}
         for task in self.ledger.read.values():
-            if task.unique_key is None:
-                continue
+            if task.unique_key is None or task.unique_period_ms is not None:
+                continue  # `simulation.checkers.once_per_period` judges keys with periods
             key = task.queue, task.unique_key
             if task.unique_until != "purged" and (task.state in ENDED or self.ledger.grants.get(task.id)):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -49,6 +50,13 @@ def _never_granted(
         return False
 
     return was_granted
+
+
+def _never_locked(_: Callable[..., Awaitable[None]]) -> Callable[[TaskKeys, bytes], Awaitable[None]]:
+    async def lock(keys: TaskKeys, digest: bytes) -> None:
+        keys._locks.setdefault(digest, deque())
+
+    return lock
 
 
 def _unchanged(_: object, __: object, ___: object, body: bytes, ____: object) -> bytes:
@@ -198,6 +206,28 @@ RULE_BUGS: tuple[Planted, ...] = (
         "the same work is done twice",
         "same_again",
         quick=3,
+    ),
+    Planted(
+        "a key is free again within its period once its task has ended",
+        "onyxq.store.index.heads:until_of",
+        returning("finished"),
+        "the work of a period is done twice",
+        "once_per_period",
+        quick=3,
+    ),
+    Planted(
+        "enqueues of a key do not wait for each other",
+        "onyxq.leader.task_keys:TaskKeys._lock",
+        _never_locked,
+        "enqueues at the same time make two tasks in one period",
+        "once_per_period",
+    ),
+    Planted(
+        "a choice other than replace is not read",
+        "onyxq.leader.task_keys:ON_CONFLICT",
+        instead("no such field"),
+        "a repeat that is to keep the task changes its data",
+        "once_per_period",
     ),
     Planted(
         "data is replaced after the first grant",

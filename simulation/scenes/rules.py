@@ -19,6 +19,8 @@ from simulation.world.clients import RecordingClient, tried
 from simulation.world.workload import always
 from simulation.world.world import Options, SimulatedNode, World
 
+PERIOD_S = 2
+"""Length of the periods of unique keys, in seconds."""
 SHORT_MS, LONG_MS = 1_500, 60_000
 AWAY_S = 12.0
 """Longest time for which a killed leader stays away."""
@@ -219,6 +221,38 @@ async def _enqueue_unique(world: World, name: int) -> None:
                 )
             )
             await trio.sleep(world.random.uniform(0, 0.6))
+
+
+async def once_per_period(world: World) -> None:
+    """Enqueues of a few keys with a period are repeated in many periods, before and after their tasks end."""
+    over = trio.Event()
+    async with world.client() as client, trio.open_nursery() as nursery:
+        nursery.start_soon(hired, world, over)
+        async with trio.open_nursery() as enqueuers:
+            for name in range(3):
+                enqueuers.start_soon(_enqueue_in_periods, world, name)
+            for _ in range(3):
+                await trio.sleep(world.random.uniform(0.5, 3))
+                await lead_elsewhere(world)
+        await finished(client)
+        over.set()
+
+
+async def _enqueue_in_periods(world: World, name: int) -> None:
+    async with world.client() as client:
+        for number in range(36):
+            await tried(
+                client.enqueue(
+                    "q",
+                    [b"task %d of %d" % (number, name)],
+                    unique_key=f"p{number % 3}",
+                    unique_period=PERIOD_S,
+                    on_conflict="refuse" if number % 3 else "keep",
+                    delay_ms=world.random.choice((0, 0, 500, 3_000)),
+                    timeout_ms=10_000,
+                )
+            )
+            await trio.sleep(world.random.uniform(0, 0.4))
 
 
 # --- deadlines and dependencies -----------------------------------------------------------------
@@ -441,10 +475,15 @@ def _spread(draw: random.Random) -> Options:
     return evolve(ONE, partitions=draw.choice((2, 4)), append_delay_ms=(2, 30))
 
 
+def _askew(draw: random.Random) -> Options:
+    return evolve(_spread(draw), clock_offset_ms=2_000)
+
+
 RULE_SCENES = by_name(
     Scene("keys_handed_over", "leaders whose clocks differ take turns with a key", keys_handed_over, _APART),
     Scene("overtaken_in_a_key", "dead letters come back before the claimed one of their key", overtaken_in_a_key),
     Scene("same_again", "unique keys are enqueued again and again", same_again, _spread),
+    Scene("once_per_period", "unique keys have one task per period, whatever the clocks say", once_per_period, _askew),
     Scene("due_at_a_takeover", "tasks expire while nobody leads", due_at_a_takeover),
     Scene("after_others", "dependencies finish while leaders change", after_others, _spread),
     Scene("after_their_own", "dependencies within a key, whatever is due when", after_their_own, _APART),

@@ -47,6 +47,7 @@ from simulation.checkers.looks_whole import LooksWhole
 from simulation.checkers.made_once import MadeOnce
 from simulation.checkers.nothing_hoarded import NothingHoarded
 from simulation.checkers.nothing_lost import NothingLost
+from simulation.checkers.once_per_period import OncePerPeriod
 from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.pauses_hold import PausesHold
 from simulation.checkers.periodic_once import PeriodicOnce
@@ -57,7 +58,7 @@ from simulation.checkers.tokens_increase import TokensIncrease
 from simulation.checkers.unique_stands import UniqueStands
 from simulation.log_probes import LogWatcher
 from simulation.world.clock import SimulatedClock
-from simulation.world.history import History
+from simulation.world.history import History, Sent
 from simulation.world.log import MemoryBackend
 from simulation.world.rule_probes import RuleWatcher
 
@@ -91,6 +92,7 @@ class Audit(Course):
         self.ledger = Ledger(history, backend.landed_s.__getitem__, self._header)
         self.flows_end = FlowsEnd(history, self.ledger)
         self.unique_stands = UniqueStands(history, self.ledger)
+        self.once_per_period = OncePerPeriod(history, self.ledger)
         self.callbacks_once = CallbacksOnce(history, self.ledger)
         self.pauses_hold = PausesHold(history)
         self.keys_in_order = KeysInOrder(history, self.ledger, self.pauses_hold)
@@ -137,6 +139,7 @@ class Audit(Course):
             self.batches_once,
             self.keys_in_order,
             self.unique_stands,
+            self.once_per_period,
             self.callbacks_once,
             DependenciesFirst(self.history, self.ledger),
             self.flows_end,
@@ -186,11 +189,20 @@ class Audit(Course):
         self.limits_kept.heard(queue, task_id, claim.token, sent_s=sent_s, now_s=now_s)
         if "ordering_key" in said:
             self.keys_in_order.heard((queue, said["ordering_key"]), task_id, claim.token, now_s)
-        if "unique_key" in said:
+        if "unique_period_ms" in said:
+            self.once_per_period.heard(said, task_id)
+        elif "unique_key" in said:
             self.unique_stands.heard((queue, said["unique_key"]), task_id, claim.data, claim.token, sent_s)
         if "expires_ms" in said:
             waited_ms = round((now_s - sent_s) * 1000)
             self.deadlines_kept.heard(task_id, said["expires_ms"], claim.token, waited_ms)
+
+    def holds_key(self, task_id: TaskId, sent: Sent) -> None:
+        """Judge the task that the answer of an enqueue with a unique key named."""
+        if sent.said.period_ms is None:
+            self.unique_stands.stands(task_id, sent)
+        else:
+            self.once_per_period.acknowledged(task_id, sent)
 
     def read_back(self, task: Task) -> None:
         """Judge a task that was read after the faults, whether its enqueue was acknowledged or not."""

@@ -81,7 +81,9 @@ class RecordingClient:
         depends = tuple(map(TaskId, map(as_id, policy.depends)))
         until, fate = policy.unique_until or "finished", policy.on_dependency_failed
         calls_back = policy.callback is not None
-        said = Said(ordering_key, unique_key, until, depends, fate, policy.expires_ms, calls_back)
+        said = Said(
+            ordering_key, unique_key, until, depends, fate, policy.expires_ms, calls_back, policy.unique_period_ms
+        )
         sent = [self._send(queue, data, said) for data in payloads]
         ids = await self._noting(
             self.client.enqueue_many(
@@ -98,7 +100,7 @@ class RecordingClient:
         for task_id, data, one in zip(ids, payloads, sent, strict=True):
             one.answered_s, one.task = now_s, task_id
             if unique_key is not None:
-                self._audit.unique_stands.stands(task_id, one)
+                self._audit.holds_key(task_id, one)
             self._history.enqueued.setdefault(task_id, Enqueued(queue, data, now_s, said))
             for other in said.depends:
                 self._history.dependents.setdefault(other, []).append(task_id)

@@ -22,6 +22,8 @@ class Said:
     on_dependency_failed: str = "fail"
     expires_ms: int | None = None
     callback: bool = False
+    period_ms: int | None = None
+    """Length of the periods of the unique key."""
 
 
 PLAIN = Said()
