@@ -6,6 +6,7 @@ import json
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -320,21 +321,28 @@ def test_a_callback_that_cannot_be_made_is_refused_by_field(
     assert live.total() == before
 
 
+@pytest.mark.long
 def test_receivers_that_hang_delay_no_other_receiver() -> None:
-    """They have hundreds of callbacks on many hosts, more than a node makes at a time."""
+    """They are many hosts, with more callbacks than a node makes at a time."""
     with running(timers={"timer_timeout_ms": 3_600_000}) as cluster, ExitStack() as stack:
-        client = stack.enter_context(Client(cluster.addresses[0]))
+        client = stack.enter_context(Client(cluster.addresses[0], timeout_ms=60_000))
         receiver = stack.enter_context(receiving())
 
         def report(queue: str, uri: str, count: int = 1) -> None:
             client.enqueue_many(queue, [b""] * count, callback=uri)
-            client.complete(client.claim(queue, max=count, wait_ms=10_000))
+            while count:
+                claims = client.claim(queue, max=count, wait_ms=10_000)
+                client.complete(claims)
+                count -= len(claims)
 
         report("quick", receiver.uri)
         assert receiver.next()["queue"] == "quick"
-        for number in range(1, 21):
+        for number in range(1, 81):
             server = stack.enter_context(socket.create_server((f"127.0.1.{number}", 0), backlog=64))
-            report("slow", f"http://127.0.1.{number}:{server.getsockname()[1]}/", 40)
+            report("slow", f"http://127.0.1.{number}:{server.getsockname()[1]}/", 10)
+        until = time.monotonic() + 3 * WAIT_S
+        while client.count(TIMERS_QUEUE)[TIMERS_QUEUE]["ready"]:
+            assert time.monotonic() < until, "some callbacks are neither made nor postponed"
         for _ in range(3):
             report("quick", receiver.uri)
             assert receiver.next()["queue"] == "quick"
