@@ -181,8 +181,8 @@ def _drain(args: Args) -> str:
 
 def _force(args: Args) -> str:
     return (
-        f"partition {args['partition']} goes on with the nodes that are left, as {args['by'] or 'an operator'} asked: "
-        "what only the others had is lost"
+        f"partition {args['partition']} continues with the nodes left, as {args['by'] or 'an operator'} asked; "
+        "data that only the lost nodes have is lost"
     )
 
 
@@ -212,12 +212,12 @@ def _renew(args: Args) -> str:
 
 def _release(args: Args) -> str:
     parts = [f"{tasks(one['runs'])} {_ended(one['event'], one)}" for one in args["releases"]]
-    return f"{_leader(args)} says: {listed(parts)}"
+    return f"{_leader(args)}: {listed(parts)}"
 
 
 def _expire(args: Args) -> str:
     parts = [f"{tasks(one['runs'])} {_ended(EXPIRED, one)}" for one in args["expirations"]]
-    return f"{_leader(args)} says: {listed(parts)}"
+    return f"{_leader(args)}: {listed(parts)}"
 
 
 def _ended(event: int, said: Args) -> str:
@@ -225,14 +225,14 @@ def _ended(event: int, said: Args) -> str:
     if event == COMPLETED_EVENT:
         return f"finished {under}"
     if event == RELEASED:
-        return f"given back uncounted {under}"
+        return f"given back {under}; the attempt does not count"
     if event == RETRIED:
         error = f" ({brief(said['note'])})" if said["note"] else ""
         return f"failed {under}{error}, attempt {said['attempts']}, due again at {moment(said['retry_ms'])}"
     if event == REOPENED:
-        return f"opened again, due at {moment(said['retry_ms'])}, with {said['attempts']} attempts behind it"
+        return f"opened again, due at {moment(said['retry_ms'])}, after {said['attempts']} attempts"
     if event == EXPIRED:
-        return f"taken back {under} as the lease ran out, attempt {said['attempts']}"
+        return f"lease expired {under}, attempt {said['attempts']}"
     return f"ended by event {event} {under}"
 
 
@@ -288,7 +288,7 @@ def _setting(name: str, value: Any) -> str:
 
 def _hold(args: Args) -> str:
     if not args["for_ms"]:
-        return f"transactions go on: the hold {args['name']} is over"
+        return f"transactions continue: the hold {args['name']} is over"
     return f"transactions wait for up to {duration(args['for_ms'])}: {args['why']} (hold {args['name']})"
 
 

@@ -58,9 +58,9 @@ def test_claims_read_as_a_story() -> None:
     back = release_claims.Release(43, RELEASED, 0, 0, "", ONE)
     said = sentence("release_claims", release_claims.Args(3, 2, (failed, done, back)))
     assert "failed under token 41 (no such host), attempt 2, due again at 2023-11-14 22:14:20.000Z" in said
-    assert "500 tasks from" in said and "finished under token 42" in said and "given back uncounted" in said
+    assert "500 tasks from" in said and "finished under token 42" in said and "given back under token" in said
     expired = expire_claims.Args(3, 2, (expire_claims.Expiry(41, 3, ONE),))
-    assert "taken back under token 41 as the lease ran out, attempt 3" in sentence("expire_claims", expired)
+    assert "lease expired under token 41, attempt 3" in sentence("expire_claims", expired)
 
 
 def test_long_entries_are_cut_and_say_so() -> None:
@@ -96,9 +96,9 @@ def test_a_reason_is_told() -> None:
     ("event", "start"),
     [
         (GRANTED, "granted to worker w under token 5"),
-        (RELEASED, "given back uncounted under token 5"),
+        (RELEASED, "given back under token 5; the attempt does not count"),
         (RETRIED, "failed under token 5 (why), attempt 2"),
-        (EXPIRED, "taken back under token 5"),
+        (EXPIRED, "lease expired under token 5"),
     ],
 )
 def test_history_rows_are_told(event: int, start: str) -> None:
