@@ -10,7 +10,8 @@ from attrs import define, field
 from starlette.responses import Response
 
 from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, filtered, shows
-from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.dashboard.rendering import Tab, link, page
+from onyxq.interfaces.dashboard.tasks import UNFINISHED
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.flow import FLOW_TASKS_MAX, FlowId, FlowState
 
@@ -129,7 +130,10 @@ async def get_flows(call: Call) -> Response:
         after=found["after"],
         is_first=args.after is None,
         state=state or "",
-        states=get_args(FlowState),
+        tabs=[
+            Tab(name or "all", link("/ui/flows", state=name), is_current=name == (state or ""))
+            for name in ("", *get_args(FlowState))
+        ],
     )
 
 
@@ -150,6 +154,7 @@ async def get_flow(call: Call) -> Response:
         here="/ui/flows",
         flow=flow,
         has_ended=flow["state"] in ("completed", "failed", "cancelled"),
+        unfinished=sum(flow["counts"].get(name, 0) for name in UNFINISHED),
         graph=graph_of(tasks, flow["on_done"]),
         size=(WIDTH, HEIGHT),
         tasks=tasks[:TASKS_SHOWN_MAX],

@@ -15,7 +15,7 @@ from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.checks.access import Guarded
 from onyxq.system.settings import SETTINGS, Setting
 
-FIXED = {"partitions": "shards of the ids of tasks", "replicas": "copies of each partition"}
+FIXED = {"partitions": "parts into which tasks are divided, each with a leader", "replicas": "copies of each partition"}
 """Meaning of the cluster's settings that are no settings of a process."""
 
 
