@@ -28,6 +28,8 @@ LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 400
 ENTRIES_SHOWN = 5
 """Entries of one record that are shown at once; further ones are folded."""
+CHANGES_SHOWN = 10
+"""Changes that are shown at once; further ones are folded."""
 WALL_MS = 1_000_000_000_000
 """Smallest number that is read as a time since the epoch in ms; smaller ones are durations, or log time."""
 
@@ -50,6 +52,7 @@ async def get_log(call: Call) -> Response:
         view=view,
         records=_records(view),
         shown_entries=ENTRIES_SHOWN,
+        shown_changes=CHANGES_SHOWN,
         changes=[brief(one, LINE_CHARS_MAX) for one in in_words(_readable(view.changes), limit=CHANGES_MAX)],
         summary=_summary(view.replica),
         branches=branches,

@@ -54,7 +54,7 @@ def _may_see(call: Call) -> bool:
 
 
 def _of_process(call: Call) -> list[Row]:
-    """Return the settings of this process, those first that somebody chose."""
+    """Return the settings of this process; those without their default come first."""
     if not _may_see(call):
         return []
     rows = [
