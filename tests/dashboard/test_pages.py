@@ -317,7 +317,7 @@ def test_the_ring_is_drawn(world: Filled, http: httpx.Client) -> None:
     """A circle for each peer."""
     tree = parsed(http.get("/ui/cluster").text)
     circles = [one for one in tree.iter() if str(one.tag).endswith("}circle")]
-    assert len(circles) == 1 and len(found(tree, "tbody")[-1]) == 64
+    assert len(circles) == 1 and len(found(tree, "tbody")[0]) == 64
 
 
 def test_files_come_from_the_peer_and_are_kept(http: httpx.Client) -> None:
