@@ -22,10 +22,13 @@ import httpx
 
 from bench.common import cpu_seconds, emit, machine, percentiles, progress
 from onyxq.client import Client
+from onyxq.jobs.encoding import encode_map, from_map, to_map
 
 FAILED_QUEUES = 20
 """Queues in which a task fails for good, so that there are dead letters."""
 FAILED = 20
+TIMERS, PERIODIC, JOBS = 5_000, 200, 200
+"""Numbers of other things that have a list of their own."""
 PAYLOAD = json.dumps({"to": "somebody@example.com", "text": "x" * 100}).encode()
 
 
@@ -76,12 +79,27 @@ def _fill(address: str, *, queues: int, tasks: int) -> str:
             client.enqueue_many(f"queue-{number:05}", [PAYLOAD] * each, retries=0)
             if number % 1_000 == 999:
                 progress(f"{number + 1} queues")
+        _fill_others(client)
         claimed = ""
         for number in range(FAILED_QUEUES):
             claims = client.claim(f"queue-{number:05}", max=2 * FAILED, lease_ms=600_000, wait_ms=10_000)
             client.fail(claims[: len(claims) // 2], "it broke")
             claimed = claims[-1].id.hex()
     return claimed
+
+
+def _fill_others(client: Client) -> None:
+    """Set timers, periodic tasks that run every minute, and jobs that wait for a host of Spark."""
+    progress("timers, periodic tasks and jobs")
+    for number in range(TIMERS):
+        client.set_timer(f"order-{number}", 3_600_000 + number, "http://127.0.0.1:9/remind", {"order": number})
+    for number in range(PERIODIC):
+        client.set_periodic(f"report-{number}", "reports", "every 1m" if number < 100 else "30 3 * * mon-fri")
+    job = {"workflow": [["in", "out"]]}
+    catalog = [{"type": "input", "name": "in", "queue": "queue-00001"}, {"type": "output", "name": "out", "queue": "b"}]
+    for number in range(JOBS):
+        body = encode_map(to_map(from_map({**job, "catalog": catalog, "id": f"job-{number}"})))
+        client.call("job.submit", {"body": body})
 
 
 def _paths(http: httpx.Client, sample: str) -> list[str]:
@@ -99,13 +117,20 @@ def _paths(http: httpx.Client, sample: str) -> list[str]:
         "/ui/tasks",
         "/ui/tasks?queue=queue-07777&state=ready",
         "/ui/tasks?state=claimed",
+        "/ui/tasks?state=completed",
         f"/ui/tasks?after={sample}",
         f"/ui/tasks/{sample}",
         "/ui/tasks?state=failed",
-        "/ui/dead?queue=queue-00007&where=broke",
+        "/ui/tasks?state=failed&queue=queue-00007&where=broke",
+        "/ui/tasks?where=nowhere",
         "/ui/workers",
+        "/ui/timers",
+        "/ui/timers?where=order-4321",
+        "/ui/timers?state=fired",
         "/ui/periodic",
+        "/ui/flows",
         "/ui/jobs",
+        "/ui/job?id=job-7",
         "/ui/cluster",
         "/ui/settings",
         "/ui/rates",

@@ -73,7 +73,7 @@ from onyxq.operations.table.log import (
 from onyxq.operations.table.operation import A, Operation, R, converted, plain
 from onyxq.operations.table.task import LIST_TASKS
 from onyxq.operations.table.transaction import COMMIT_BATCH, PREPARE_BATCH, TRANSACT
-from onyxq.operations.task_lists import Listing
+from onyxq.operations.task_lists import Listing, NextTasks
 from onyxq.operations.task_reads import Reading, partitions_of
 from onyxq.operations.taskstore import TaskStore
 from onyxq.operations.timers import Timers
@@ -120,6 +120,7 @@ class Service:
         self._router, self._leaders = Router(node), AllLeaders(node)
         self._reading = Reading(node, self._leaders)
         self._listing = Listing(node, self._reading, self._leaders)
+        self._next = NextTasks(node, self._reading, self._leaders)
         self.timers = Timers(node, self._router, self._reading, listing=self._listing, ids=ids)
         check, first = self.timers.check_callbacks, random_64() % 64
         self._enqueueing = Enqueueing(node, self._router, self._partitions, check, maker=ids, partition=first)
@@ -162,6 +163,7 @@ class Service:
             self._flows.handlers(),
             served(CLAIM, self.claiming.claim),
             served(LIST_TASKS, self._listing.page),
+            self._next.handlers(),
             self._transaction_methods(),
             self._reading.handlers(),
             self._dead.handlers(),

@@ -15,20 +15,22 @@ from typing import Any, TypeAlias
 import msgspec
 import trio
 
-from onyxq.core.ids import TaskId, ids_of, make_id, ms_of, partition_of, runs_of
+from onyxq.core.ids import TaskId, ids_of, make_id, ms_of, partition_of, runs_of, stretch_of
 from onyxq.core.limits import TIME_MS_MAX
 from onyxq.core.replica import claimed_bits, pieces_of
 from onyxq.node.all_leaders import AllLeaders, Asked
 from onyxq.node.node import Node
+from onyxq.operations.handlers import Handler, served
 from onyxq.operations.table.operation import converted
-from onyxq.operations.table.task import LIST_TASKS, ListTasks, TaskPage
+from onyxq.operations.table.task import LIST_NEXT, LIST_TASKS, ListNext, ListTasks, NextPage, TaskPage
 from onyxq.operations.task_reads import Reading, named
+from onyxq.store.interface import Piece
 from onyxq.store.state_lookup import last_of
 
 UNFINISHED = ("scheduled", "waiting", "ready")
-PATIENCE_S = 0.25
+PATIENCE_S = 0.06
 """Time in which a page is filled further, in seconds."""
-LOOKS_MAX = 10_000
+LOOKS_MAX = 4_000
 """Largest number of rows that one search reads."""
 VIEW_LOOKS = 40
 """Cost of building the view of a task, as a number of rows read."""
@@ -45,6 +47,8 @@ ROWS_FIRST, ROWS_MAX = 8, 256
 
 Place: TypeAlias = tuple[TaskId, bool, int]
 """A step of a search: the id that it reached, whether the task there may match, and the number of rows read."""
+Due: TypeAlias = tuple[int, bytes]
+"""A due time in ms since the epoch, and an id: the order of tasks that are due later."""
 Found: TypeAlias = dict[str, Any]
 """Answer of a leader: ``found`` in id order, and ``reached``, the last id searched (None at the end)."""
 
@@ -71,7 +75,7 @@ class Listing:
             view = self._reading.view_here(task_id)
             if view is None or wanted["state"] not in (None, view["state"]):
                 return None
-            return view if wanted["where"] is None or _says(view, wanted["where"]) else None
+            return view if wanted["where"] is None or says(view, wanted["where"]) else None
 
         places = _within(merged(self._places, wanted, partitions), wanted)
         return await look(places, take, limit=wanted["limit"])
@@ -85,12 +89,12 @@ class Listing:
         queue, state = wanted["queue"], wanted["state"]
         if state == "claimed":
             return self._claimed(partition, after, wanted)
-        if not self._any(partition, queue, state):
-            return ()
-        if state == "failed":
+        if state == "failed":  # They have an index of their own.
             find = self._node.operations.dead_letters.find
             found = find(partition, queue=queue, after=after, newest_first=wanted["newest_first"])
             return ((one, True, 1) for one in found)
+        if not self._any(partition, queue, state):
+            return ()
         return self._stored(partition, after, wanted)
 
     def _any(self, partition: int, queue: str | None, state: str | None) -> bool:
@@ -201,7 +205,7 @@ def _within(places: Iterator[Place], wanted: dict[str, Any]) -> Iterator[Place]:
         yield place
 
 
-def _says(view: dict[str, Any], text: str) -> bool:
+def says(view: dict[str, Any], text: str) -> bool:
     """Return whether a text is in a task's data, keys, errors or kept tracebacks."""
     of_claims = (one[name] for one in view["claims"] for name in ("error", "traceback"))
     texts = (view["error"], view["ordering_key"], view["unique_key"], *of_claims)
@@ -287,3 +291,105 @@ def start_of(partition: int, after: bytes) -> bytes:
         return after
     rest = b"\xff" if partition < partition_of(after) else b"\0"
     return after[:6] + partition.to_bytes(2, "big") + rest * (len(after) - 8)
+
+
+# --- the next tasks of a queue
+
+
+class NextTasks:
+    """Serves ``list.next`` of one node, and searches for others."""
+
+    def __init__(self, node: Node, reading: Reading, leaders: AllLeaders) -> None:
+        self._node = node
+        self._reading = reading
+        self._asked = leaders.question(LIST_NEXT.name, self._look)
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that serve the operations."""
+        return served(LIST_NEXT, self.page)
+
+    async def page(self, args: ListNext) -> NextPage:
+        """Return ready tasks, and a page of those that are due later."""
+        parts = await self._asked.ask(msgspec.structs.asdict(args))
+        ready = [one for part in parts for one in part["ready"]]
+        reached = min((tuple(part["reached"]) for part in parts if part["reached"] is not None), default=None)
+        later = sorted((one for part in parts for one in part["later"]), key=_place)
+        if reached is not None:
+            later = [one for one in later if _place(one) <= reached]
+        if len(later) > args.limit:
+            later = later[: args.limit]
+            reached = _place(later[-1])
+        found = {
+            "ready": sorted(ready, key=lambda one: (-one["priority"], *_place(one)))[: args.limit],
+            "later": later,
+            "after_ms": reached[0] if reached else None,
+            "after": reached[1] if reached else None,
+        }
+        return converted(NextPage, found)
+
+    async def _look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
+        """Search partitions led from here; ``reached``: the last place searched, None at the end."""
+        wanted = LIST_NEXT.decode(args)
+        ready = [] if wanted.after is not None else self._ready(wanted, partitions)
+        start: Due = (wanted.after_ms or 0, wanted.after or b"")
+        texts = () if wanted.where is None else _written(wanted.where)
+        later: list[dict[str, Any]] = []
+        pieces = heapq.merge(*(self._later(number, start) for number in partitions), key=_piece_place)
+        looked = turn = 0
+        for piece in pieces:
+            looked += 1
+            may_fit = piece.queue == wanted.queue
+            if may_fit and texts:
+                may_fit, size = self._node.store.may_say(stretch_of(piece.first), texts)
+                looked += TEXT_LOOKS + size // BYTES_PER_LOOK
+            for view in self._views(piece, wanted) if may_fit else ():
+                looked += VIEW_LOOKS
+                if _place(view) > start:
+                    later.append(view)
+                if len(later) == wanted.limit:
+                    return {"ready": ready, "later": later, "reached": _place(view)}
+            if looked >= LOOKS_MAX:
+                return {"ready": ready, "later": later, "reached": _piece_place(piece)}
+            if looked >= turn + LOOKS_PER_TURN:
+                turn = looked
+                await trio.lowlevel.checkpoint()
+        return {"ready": ready, "later": later, "reached": None}
+
+    def _ready(self, wanted: ListNext, partitions: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the tasks that are granted first."""
+        store, found = self._node.store, []
+        pieces = [store.ready(number, wanted.queue, limit=wanted.limit) for number in partitions]
+        for piece in heapq.merge(*pieces, key=lambda one: one.sort_key):
+            found += [view for view in self._views(piece, wanted) if view["state"] == "ready"]
+            if len(found) >= wanted.limit:
+                break
+        return found[: wanted.limit]
+
+    def _later(self, partition: int, start: Due) -> Iterator[Piece]:
+        """Yield the pieces of a partition that may have tasks after a place, earliest first."""
+        last, rows = (start[0], b""), ROWS_FIRST
+        while True:
+            found = self._node.store.due(partition, last[0], TIME_MS_MAX, limit=rows)
+            new = [piece for piece in found if _piece_place(piece) > last]
+            yield from (piece for piece in new if (piece.due_ms, last_of(stretch_of(piece.first))) > start)
+            if len(found) < rows:
+                return
+            # Many pieces may have one due time. Then a larger part is read from there.
+            rows = min(2 * rows, ROWS_MAX) if found[-1].due_ms > last[0] else 2 * rows
+            last = _piece_place(found[-1])
+
+    def _views(self, piece: Piece, wanted: ListNext) -> Iterator[dict[str, Any]]:
+        for run in runs_of(stretch_of(piece.first), piece.bits):
+            for task_id in ids_of(*run):
+                view = self._reading.view_here(task_id)
+                is_open = view is not None and view["state"] in ("ready", "scheduled")
+                if view is not None and is_open and (wanted.where is None or says(view, wanted.where)):
+                    yield view
+
+
+def _place(view: dict[str, Any]) -> Due:
+    return view["at_ms"], view["id"]
+
+
+def _piece_place(piece: Piece) -> Due:
+    return piece.due_ms, piece.first

@@ -253,7 +253,7 @@ def test_a_queue_says_its_limits_and_pace(world: Filled, http: httpx.Client) -> 
 
 def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> None:
     """A timer is shown with its callback and due time; the button has the effect of DELETE."""
-    tree = parsed(http.get("/ui/timers?state=scheduled").text)
+    tree = parsed(http.get("/ui/timers").text)
     (row,) = found(tree, "tbody")[0]
     assert found(row, "a")[0].text == "<i>7" and "POST http://127.0.0.1:9/remind" in texts(row)
     (due,) = found(row, "time")

@@ -77,6 +77,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "jobs.prepare": ("", {"name": "a", "enqueue": [[NEW, pack_task({"queue": THEIRS}, [b"x"])]]}),
     "leave": ("", {"peer": "no-such"}),
     "list": (LOOKS, {"queue": THEIRS}),
+    "list.next": (LOOKS, {"queue": THEIRS}),
     "log": (LOOKS, {"from": None, "limit": 1}),
     "log.raw": (LOOKS, {"from": 0, "limit": 1}),
     "metrics": (LOOKS, {}),

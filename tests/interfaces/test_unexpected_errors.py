@@ -270,6 +270,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "get": task(lambda first: {"id": first}),
     "task_log": task(lambda first: {"id": first}),
     "list": args(),
+    "list.next": args(queue="a"),
     "count": args(),
     "queues": args(),
     "queues.page": args(wait_ms=0),

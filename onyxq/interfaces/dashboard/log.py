@@ -22,7 +22,7 @@ from onyxq.operations.table.log import At
 WINDOW = 20
 """Records on the page, up to the chosen one."""
 CHANGES_MAX = 60
-KEYS_MAX = 100
+KEYS_MAX = 20
 """Most keys of one branch of the replica."""
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 400

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
+from msgspec import Meta
 from starlette.responses import RedirectResponse, Response
 
-from onyxq.core.limits import TIMERS_QUEUE
+from onyxq.core.errors import BadRequest, NotFound
+from onyxq.core.limits import TIMERS_QUEUE, TimeMs
 from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, filtered, shows
 from onyxq.interfaces.dashboard.rendering import HEADERS, Tab, link, page
 from onyxq.interfaces.dashboard.tasks import Search, counts_of, rows
@@ -22,7 +24,8 @@ from onyxq.operations.timers import STATES as NAMES
 from onyxq.operations.timers import shown
 
 DUE_NEXT = ("claimed", "ready", "scheduled")
-"""States of the timers of the first tab, in the order of their due times."""
+"""States of the timers of the first tab."""
+TABS = ("", *(state for state in get_args(TimerState) if state not in DUE_NEXT))
 
 
 class TimersPage(PageArgs):
@@ -30,6 +33,7 @@ class TimersPage(PageArgs):
 
     state: Filter = ""
     where: Filter = ""
+    after_ms: Annotated[TimeMs | None, Meta(description="Show what is due at this time and later.")] = None
     after: After = None
 
 
@@ -43,16 +47,17 @@ async def get_timers(call: Call) -> Response:
     """Answer with a page of timers: those that are due next, or those of a state."""
     args: TimersPage = call.args
     state = filtered(args.state, TimerState) or ""
+    state = "" if state in DUE_NEXT else state
     of_tasks = next((name for name, said in NAMES.items() if said == state), state)
     search = Search.of({"queue": TIMERS_QUEUE, "state": of_tasks, "where": args.where})
-    tasks, after = await _found(call, search, args.after)
+    tasks, following = await _found(call, search, args)
     return page(
         call,
         "timers.html",
         title="Timers",
         here="/ui/timers",
         tasks=rows(tasks),
-        after=after,
+        following=None if following is None else link("/ui/timers", state=state, where=search.where, **following),
         is_first=args.after is None,
         search=search,
         state=state,
@@ -60,18 +65,32 @@ async def get_timers(call: Call) -> Response:
     )
 
 
-async def _found(call: Call, search: Search, after: bytes | None) -> tuple[list[Mapping[str, Any]], bytes | None]:
-    """Return a page of tasks: unfinished ones in the order of their due times, finished ones the newest first."""
+async def _found(call: Call, search: Search, args: TimersPage) -> tuple[list[Any], dict[str, Any] | None]:
+    """Return a page of tasks, and the fields of the address of the next one.
+
+    Unfinished tasks are in the order of their due times; finished ones are the newest first.
+    """
     if search.state:
-        down = search.state not in DUE_NEXT
-        found = await call.ask("list", **search.asked() | {"newest_first": down}, after=after, limit=ROWS)
-        return found["tasks"], found["after"]
-    tasks: list[Mapping[str, Any]] = []
-    for state in DUE_NEXT if after is None else DUE_NEXT[-1:]:
-        asked = search.asked() | {"state": state, "newest_first": False}
-        found = await call.ask("list", **asked, after=after, limit=ROWS if state == DUE_NEXT[-1] else ROWS // 2)
-        tasks += found["tasks"]
-    return sorted(tasks, key=lambda task: int(task["at_ms"])), found["after"]
+        found = await call.ask("list", **search.asked(), after=args.after, limit=ROWS)
+        return found["tasks"], {"after": found["after"].hex()} if found["after"] else None
+    wanted = {"queue": TIMERS_QUEUE, "where": search.where or None}
+    running: list[Any] = []
+    if args.after is None:
+        running = await _named(call, search.where)
+        running += (await call.ask("list", **wanted, state="claimed", limit=ROWS // 2))["tasks"]
+    found = await call.ask("list.next", **wanted, after_ms=args.after_ms, after=args.after, limit=ROWS // 2)
+    following = {"after_ms": found["after_ms"], "after": found["after"].hex()} if found["after"] is not None else None
+    tasks = {task["id"]: task for task in (*running, *found["ready"], *found["later"])}
+    return [*tasks.values()], following
+
+
+async def _named(call: Call, text: str) -> list[Any]:
+    """Return the task of the timer with this id, which a search need not look for; none if there is none."""
+    try:
+        asked = GET_TIMER.decode({"id": text})
+        return [await call.ask("get", id=(await call.do(GET_TIMER, asked)).task)]
+    except (BadRequest, NotFound):
+        return []
 
 
 async def _tabs(call: Call, state: str, where: str) -> list[Tab]:
@@ -85,7 +104,7 @@ async def _tabs(call: Call, state: str, where: str) -> list[Tab]:
             numbers.get(name),
             is_current=name == state,
         )
-        for name in ("", *get_args(TimerState))
+        for name in TABS
     ]
 
 

@@ -251,6 +251,28 @@ class ListTasks(Args):
     until_ms: Until = None
 
 
+class NextPage(Result):
+    """The next tasks of a queue."""
+
+    ready: Annotated[list[TaskView], Meta(description="Ready tasks, those first that are granted first.")]
+    later: Annotated[list[TaskView], Meta(description="Tasks that are due later, the earliest first.")]
+    after_ms: Annotated[int | None, Meta(description="Due time at which the next page begins; null: no more.")]
+    after: Annotated[TaskIdBytes | None, Meta(description="Id after which the next page begins at that time.")]
+
+
+class ListNext(Args, kw_only=True):
+    """Return the next tasks of a queue: ready ones, and those that are due later by their due times.
+
+    With ``after_ms`` and ``after``, the answer continues a page, and has no ready tasks.
+    """
+
+    queue: Name
+    where: Text | None = None
+    after_ms: Annotated[TimeMs | None, Meta(description="Continue at this due time.")] = None
+    after: After = None
+    limit: Limit = 100
+
+
 class CountTasks(Args):
     """Return the number of tasks by queue and state."""
 
@@ -427,6 +449,15 @@ LIST_TASKS = Operation(
     python_left_out=("since_ms", "until_ms"),
     example={"queue": "mail", "state": "ready"},
 )
+LIST_NEXT = Operation(
+    name="list.next",
+    args=ListNext,
+    result=NextPage,
+    access=on_queue("read"),
+    place=Place.ALL_LEADERS,
+    reads=True,
+    example={"queue": "mail"},
+)
 COUNT_TASKS = Operation(
     name="count",
     args=CountTasks,
@@ -554,6 +585,7 @@ TASKS = (
     GET_TASK_LOG,
     GET_TASK_HISTORY,
     LIST_TASKS,
+    LIST_NEXT,
     COUNT_TASKS,
     MAKE_IDS,
     READ_BODIES,
