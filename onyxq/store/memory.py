@@ -72,6 +72,10 @@ class MemoryTable:
         del self._keys[begin:end]
         return end - begin
 
+    def equals(self, other: MemoryTable) -> bool:
+        """Return whether two tables have the same entries."""
+        return self._entries == other._entries
+
     def size_bytes(self) -> int:
         """Return the bytes of keys and values."""
         return sum(len(key) + len(value) for key, value in self._entries.items())
@@ -79,6 +83,8 @@ class MemoryTable:
 
 class MemoryTables(Tables):
     """All tables."""
+
+    rows: MemoryTable
 
     def __init__(self) -> None:
         for name in TABLE_NAMES:

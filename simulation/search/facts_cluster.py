@@ -11,8 +11,7 @@ from attrs import define, field
 from log_entries import leave_cluster, yield_partition
 from onyxq.core.errors import OnyxqError, TimedOut, Unavailable
 from onyxq.core.log.interface import Record
-from onyxq.core.ring import watches
-from onyxq.core.step import Step, owed
+from onyxq.core.step import Step
 from onyxq.leader.leader import PartitionLeader
 from onyxq.system.procedures import Wait
 from simulation.checkers import Broken, Course
@@ -164,13 +163,12 @@ class Facts:
 
     def react(self, node: FactsNode) -> None:
         """A member submits what it owes, and reports of members without a session."""
-        outbox, replica = node.sends, node.replica
+        outbox = node.sends
         if outbox is None:
             return
-        asked: list[Any] = list(owed(replica, node.peer_id, node.entries))
-        gone = [peer for peer in watches(replica, node.peer_id) if peer not in self.pulses]
-        asked += [leave_cluster.Args(peer, ABSENT) for peer in gone]
-        for entry in asked:
+        owing, watched = node.reactions()
+        gone = [leave_cluster.Args(peer, ABSENT) for peer in watched if peer not in self.pulses]
+        for entry in (*owing, *gone):
             if not outbox.holds(entry):
                 outbox.submit([entry])
 

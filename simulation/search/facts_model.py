@@ -318,11 +318,11 @@ class Model(LogChecker):
         out = []
         for task in self.tasks.values():
             store = stores[partition_of(task.id)]
-            bit = mask_of(task.id, 1)
-            if not store.known_bits(stretch_of(task.id)) & bit:
+            stretch, bit = stretch_of(task.id), mask_of(task.id, 1)
+            if not store.known_bits(stretch) & bit:
                 if task.acked:
                     raise self.broken(f"{task.hex} was acknowledged and is lost")
-            elif not store.finished_bits(stretch_of(task.id)) & bit and (task.acked or self._stands(task, store)):
+            elif not store.finished_bits(stretch) & bit and (task.acked or self._stands(task, store)):
                 out.append(task)
         return out
 

@@ -17,7 +17,8 @@ from onyxq.core.errors import OnyxqError, StaleEpoch, StoreFailed
 from onyxq.core.facts import Row
 from onyxq.core.log.record import encode_record
 from onyxq.core.replica import Replica, majority
-from onyxq.core.ring import latest_peer
+from onyxq.core.ring import latest_peer, watches
+from onyxq.core.step import owed
 from onyxq.leader.cohort.replication import Sender
 from onyxq.leader.leader import PartitionLeader
 from onyxq.log.outbox import Outbox
@@ -232,6 +233,8 @@ class FactsNode(Node):
         self.alive = True
         self.progress = Signal()
         self.disk = disk
+        self._reactions: tuple[Replica, str, list[Any], tuple[str, ...]] | None = None
+        """What `reactions` found last, with its replica and peer."""
         self.facts = SearchStore(disk, clock.wall_ms)
         nursery: Any = soon
         super().__init__(
@@ -285,6 +288,14 @@ class FactsNode(Node):
         outbox, self.outbox, self.peer_id, self.session = self.outbox, None, "", None
         if outbox is not None:
             outbox.close()
+
+    def reactions(self) -> tuple[list[Any], tuple[str, ...]]:
+        """Return the entries that the peer owes, and the peers that it watches."""
+        found = self._reactions
+        if found is None or found[0] is not self.replica or found[1] != self.peer_id:
+            replica, peer = self.replica, self.peer_id
+            found = self._reactions = replica, peer, owed(replica, peer, self.entries), watches(replica, peer)
+        return found[2], found[3]
 
     @property
     def sends(self) -> SearchOutbox | None:
@@ -418,9 +429,11 @@ def new_disk(replica: Replica) -> SearchDisk:
 
 def differing(here: FactsNode, there: FactsNode, partition: int) -> list[Row]:
     """Return the rows of a partition on one disk that the other one lacks or has otherwise."""
-    prefix, theirs = partition.to_bytes(2, "big"), there.disk.tables.rows
+    prefix, mine, theirs = partition.to_bytes(2, "big"), here.disk.tables.rows, there.disk.tables.rows
+    if mine.equals(theirs):
+        return []
     out = []
-    for key, value in here.disk.tables.rows.ascend(prefix):
+    for key, value in mine.ascend(prefix):
         if not key.startswith(prefix):
             break
         if theirs.get(key) != value:
