@@ -11,8 +11,9 @@ from onyxq.core.facts import TASK, key_of, slice_task, unseal
 from onyxq.core.ids import TaskId, id_at, ids_of, offset_of, runs_of, stretch_of
 from onyxq.core.purged import Watermark
 from onyxq.store.index.expected import load_stretch
-from onyxq.store.index.facets import Latest, free_bits, head_of, latest_of, stands
+from onyxq.store.index.facets import Latest, free_bits, latest_of, stands
 from onyxq.store.index.heads import queue_digest
+from onyxq.store.index.key_heads import KeyHeads
 from onyxq.store.index.pending_rows import pending_rows, pending_transactions
 from onyxq.store.index.records import Alike, due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
 from onyxq.store.index.stretches import Owner, Remembered, Stretch, groups, owners
@@ -29,6 +30,7 @@ class RuledReads:
     _watermarks: dict[bytes, Watermark]
     """Watermark per partition (as two bytes)."""
     _records: Remembered
+    _heads: KeyHeads
 
     def _unseal(self, key: bytes, value: bytes) -> bytes:
         """Return the checked body; note a damaged row and raise `Corrupt`."""
@@ -97,7 +99,7 @@ class RuledReads:
         """Yield a row's pieces that can be ready or due."""
         if not stands(self._tables, stretch, owner):
             return
-        free = free_bits(self._tables, stretch, owner)
+        free = free_bits(self._head, stretch, owner)
         for alike, bits in groups(stretch, owner).items():
             if held := bits & free & wanted:
                 yield _piece(stretch, owner, alike, held, bits & free if owner.key else bits)
@@ -242,7 +244,10 @@ class RuledReads:
 
     def key_head(self, partition: int, digest: bytes) -> TaskId | None:
         """Return the first unfinished or stopped task of an ordering key, or None."""
-        return head_of(self._tables, partition.to_bytes(2, "big") + digest)
+        return self._head(partition.to_bytes(2, "big") + digest)
+
+    def _head(self, prefix: bytes) -> TaskId | None:
+        return self._heads.find(self._tables, prefix)
 
     def last_immediate_ms(self, partition: int, digest: bytes) -> int:
         """Return the due time, by its ``order``, of the last such task that is not ``scheduled``; 0 if none."""

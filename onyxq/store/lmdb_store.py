@@ -89,8 +89,8 @@ class LmdbTable:
         """Put unless the key exists; return whether it was put."""
         return self._txn.put(key, value, overwrite=False, db=self._db)
 
-    def delete(self, key: bytes) -> object:
-        """Delete a key if it exists."""
+    def delete(self, key: bytes) -> bool:
+        """Delete a key; return whether it existed."""
         return self._txn.delete(key, db=self._db)
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -120,6 +120,12 @@ class LmdbTable:
                 last = key
                 found = cursor.prev()
 
+    def first(self, start: bytes) -> tuple[bytes, bytes] | None:
+        with self._txn.cursor(self._db) as cursor:
+            if not cursor.set_range(start):
+                return None
+            return bytes(cursor.key()), cast(bytes, cursor.value())
+
     def clear(self, prefix: bytes, limit: int | None = None) -> int:
         with self._txn.cursor(self._db) as cursor:
             size, deleted = len(prefix), 0
@@ -145,6 +151,12 @@ class ReadTable(LmdbTable):
         """Return the value of a key, or None."""
         try:
             return cast("bytes | None", self._txn.get(key, db=self._db))
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def first(self, start: bytes) -> tuple[bytes, bytes] | None:
+        try:
+            return super().first(start)
         except lmdb.Error as error:
             raise self._failed(error) from error
 
@@ -208,6 +220,8 @@ class LmdbStore(Store):
         self._waiting: deque[_Ticket] = deque()
         self._group: list[_Ticket] = []
         self._written: list[Written] = []
+        self._applier: Applier | None = None
+        """Of the transaction under way."""
         self._busy = False
         self._begin_asked = False
         self._riders_ask = False
@@ -223,6 +237,7 @@ class LmdbStore(Store):
         """Read and write in an environment that was just opened."""
         self._env = env
         self._map_bytes = int(env.info()["map_size"])
+        self._heads.forget()
         self._dbs = {name: env.open_db(name.encode()) for name in TABLE_NAMES}
         self._begin_snapshot()
 
@@ -335,9 +350,11 @@ class LmdbStore(Store):
         txn = None
         try:
             txn = self._env.begin(write=True, buffers=True)
-            applier = Applier(LmdbTables(txn, self._dbs), self._now_ms(), self._watermarks, self._records)
+            tables = LmdbTables(txn, self._dbs)
+            applier = Applier(tables, self._now_ms(), self._watermarks, self._records, self._heads)
             self._written = [applier.apply(ticket.prepared) for ticket in self._group]
             applier.flush()
+            self._applier = applier
         except Exception as error:
             if txn is not None:
                 txn.abort()
@@ -382,6 +399,8 @@ class LmdbStore(Store):
         elif self.condition.fatal is None:
             group, written = self._group, self._written
             self._group, self._written = [], []
+            if self._applier is not None:
+                self._applier.committed()
             self._renew()
             self.condition.wrote()
             for ticket in group:

@@ -50,9 +50,11 @@ class MemoryTable:
         else:
             self._keys.insert(bisect_left(self._keys, key), key)
 
-    def delete(self, key: bytes) -> None:
-        if self._entries.pop(key, None) is not None:
-            del self._keys[bisect_left(self._keys, key)]
+    def delete(self, key: bytes) -> bool:
+        if self._entries.pop(key, None) is None:
+            return False
+        del self._keys[bisect_left(self._keys, key)]
+        return True
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         for place in range(bisect_left(self._keys, start), len(self._keys)):
@@ -63,6 +65,9 @@ class MemoryTable:
         for place in range(bisect_right(self._keys, start) - 1, -1, -1):
             key = self._keys[place]
             yield key, self._entries[key]
+
+    def first(self, start: bytes) -> tuple[bytes, bytes] | None:
+        return next(self.ascend(start), None)
 
     def clear(self, prefix: bytes, limit: int | None = None) -> int:
         begin = end = bisect_left(self._keys, prefix)
@@ -198,9 +203,10 @@ class MemoryStore(Store):
         written: list[Written] = []
 
         def apply() -> None:
-            applier = Applier(self._tables.raw, self._now_ms(), self._watermarks, self._records)
+            applier = Applier(self._tables.raw, self._now_ms(), self._watermarks, self._records, self._heads)
             written.extend(applier.apply(ticket.prepared) for ticket in group)
             applier.flush()
+            applier.committed()
             for ticket in group:
                 self._tell(ticket.prepared.rows)
 
@@ -219,6 +225,7 @@ class MemoryStore(Store):
     def read_through(self, tables: MemoryTables) -> None:
         """Read and write through other tables, which wrap those of the disk."""
         self._tables = CheckedTables(tables, self._met_entry)
+        self._heads.forget()
 
     async def aclose(self) -> None:
         self._closed = True

@@ -6,7 +6,7 @@ do not match are skipped quickly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import CANCELLED, COMPLETED, TASK
@@ -15,7 +15,7 @@ from onyxq.store.index.facets import free_bits
 from onyxq.store.index.heads import task_head
 from onyxq.store.index.stretches import Owner, Stretch, groups
 from onyxq.store.key_reads import RuledReads
-from onyxq.store.tables import END, Tables, within, within_down
+from onyxq.store.tables import END, within, within_down
 
 
 class FindingReads(RuledReads):
@@ -61,7 +61,7 @@ class FindingReads(RuledReads):
             if queue in (None, found.name):
                 offset = offset_of(key[3:])
                 owner = Owner(offset, record.owned.get(offset, mask_of(key[3:], count)), found)
-                out[-1] = (stretch_id, out[-1][1] | may_be(self._tables, record, owner, state=state, now_ms=now_ms))
+                out[-1] = (stretch_id, out[-1][1] | may_be(self._head, record, owner, state=state, now_ms=now_ms))
         if out and after and out[0][0] == stretch_of(after):
             place = offset_of(after)
             out[0] = (out[0][0], out[0][1] & ((1 << place) - 1 if newest_first else ~((2 << place) - 1)))
@@ -98,15 +98,20 @@ def finished_in(stretch: Stretch) -> dict[str, int]:
     return {"completed": done[COMPLETED], "failed": stretch.failed, "cancelled": done[CANCELLED]}
 
 
-def may_be(tables: Tables, stretch: Stretch, owner: Owner, *, state: str | None, now_ms: int) -> int:
-    """Return the tasks of a row that may be in a state, as a mask that misses none of them."""
+def may_be(
+    head: Callable[[bytes], TaskId | None], stretch: Stretch, owner: Owner, *, state: str | None, now_ms: int
+) -> int:
+    """Return the tasks of a row that may be in a state, as a mask that misses none of them.
+
+    ``head``: as for `free_bits`.
+    """
     finished = finished_in(stretch)
     if state is None or state in finished:
         return owner.tasks & finished.get(state or "", -1)
     live = owner.tasks & ~stretch.finished
     if not live or state == "claimed":
         return live
-    held = live & ~free_bits(tables, stretch, owner) if owner.queue.rules is not None else 0
+    held = live & ~free_bits(head, stretch, owner) if owner.queue.rules is not None else 0
     if state == "waiting":
         return held
     late = 0

@@ -29,6 +29,7 @@ from onyxq.store.condition import Condition
 from onyxq.store.index.applier import PreparedBatch, prepare_batch
 from onyxq.store.index.endings import ended
 from onyxq.store.index.heads import queue_digest, task_head
+from onyxq.store.index.key_heads import KeyHeads
 from onyxq.store.index.purge import purged_stretches
 from onyxq.store.index.records import (
     DIGEST,
@@ -67,6 +68,7 @@ class Store(FindingReads):
         """Keys of rows that do not match their checksum, until they are repaired."""
         self._watermarks: dict[bytes, Watermark] = {}
         self._records = Remembered()
+        self._heads = KeyHeads()
         self.damaged_indexes: set[int] = set()
         """Partitions whose index was found to be damaged, until they are marked."""
         self._followers: list[Callable[[Sequence[Prepared]], None]] = []

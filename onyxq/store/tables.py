@@ -62,14 +62,17 @@ class Table(Protocol):
     def add(self, key: bytes, value: bytes) -> bool:
         """Put unless the key exists; return whether it was put."""
 
-    def delete(self, key: bytes) -> object:
-        """Delete a key if it exists."""
+    def delete(self, key: bytes) -> bool:
+        """Delete a key; return whether it existed."""
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield entries from ``start`` upwards; the table must not change meanwhile."""
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield entries from ``start`` downwards; the table must not change meanwhile."""
+
+    def first(self, start: bytes) -> tuple[bytes, bytes] | None:
+        """Return the first entry from ``start`` upwards, or None."""
 
     def clear(self, prefix: bytes, limit: int | None = None) -> int:
         """Delete the keys that start with ``prefix``, at most ``limit``; return their number."""
@@ -159,7 +162,7 @@ class CheckedTable:
     def add(self, key: bytes, value: bytes) -> bool:
         return self._table.add(key, seal(key, value))
 
-    def delete(self, key: bytes) -> object:
+    def delete(self, key: bytes) -> bool:
         return self._table.delete(key)
 
     def clear(self, prefix: bytes, limit: int | None = None) -> int:
@@ -170,6 +173,15 @@ class CheckedTable:
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._checked(self._table.descend(start))
+
+    def first(self, start: bytes) -> tuple[bytes, bytes] | None:
+        entry = self._table.first(start)
+        if entry is None:
+            return None
+        key, stored = entry
+        if zlib.crc32(stored, zlib.crc32(key)) == SEALED:
+            return key, stored[:-4]
+        return next(self.ascend(start), None)
 
     def _checked(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         for key, stored in entries:

@@ -36,7 +36,7 @@ def _free_pieces(
     def moved(reads: RuledReads, record: Stretch) -> list[Piece]:
         free = 0
         for owner in owners(reads._tables, record, record.known):
-            free |= free_bits(reads._tables, record, owner)
+            free |= free_bits(reads._head, record, owner)
         return [piece for piece in original(reads, record) if piece.bits & free]
 
     return moved

@@ -57,6 +57,10 @@ class SpoiltTable:
         """Yield entries from ``start`` down."""
         return self._touched(self._table.descend(start))
 
+    def first(self, start: bytes) -> tuple[bytes, bytes] | None:
+        """Return the first entry from ``start`` on."""
+        return next(self.ascend(start), None)
+
     def _touched(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         for key, value in entries:
             self._touch(key)

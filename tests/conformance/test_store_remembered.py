@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from onyxq.core.ids import stretch_of
-from onyxq.store.index.records import stretch_key
+from onyxq.core.ids import mask_of, stretch_of
+from onyxq.store.index.key_heads import HEADS_MAX, KeyHeads
+from onyxq.store.index.records import pack_mask, stretch_key
 from onyxq.store.index.stretches import Remembered, State, Stretch
-from onyxq.store.memory import MemoryTable
+from onyxq.store.memory import MemoryTable, MemoryTables
 from onyxq.store.tables import CheckedTable
 from tests.conformance.store_world import first_id
 
@@ -48,3 +49,20 @@ def test_a_copy_is_equal_and_its_changes_are_its_own() -> None:
     copy.owned[9] = 1 << 9
     copy.ruled = copy.resolved = copy.granted = 0
     assert record.pack() == packed
+
+
+def test_heads_are_kept_in_bounded_memory_and_read_again() -> None:
+    """What the cache does not have is read from the table; changes of a transaction take the place of what it had."""
+    tables, heads = MemoryTables(), KeyHeads()
+    tables.keyed = CheckedTable(MemoryTable(), lambda _: None, strict=False)
+    first, second = first_id(), first_id(1)
+    for number in range(HEADS_MAX + 2):
+        prefix = b"\0\3" + number.to_bytes(16, "big")
+        tables.keyed.put(prefix + b"\0" + bytes(24) + first, pack_mask(mask_of(first, 1)))
+        assert heads.find(tables, prefix) == first
+        assert len(heads) <= HEADS_MAX
+    heads.take({prefix: second})
+    assert heads.find(tables, prefix) == second
+    heads.forget()
+    assert heads.find(tables, prefix) == first
+    assert heads.find(tables, b"\0\4" + bytes(16)) is None

@@ -29,7 +29,7 @@ from onyxq.core.facts import (
     unpack_task,
 )
 from onyxq.core.ids import TaskId, id_at, make_id, mask_of, stretch_of
-from onyxq.errors import BadRequest
+from onyxq.errors import BadRequest, StoreFailed
 from onyxq.store.index.applier import Applier, prepare_batch
 from onyxq.store.interface import Batch, PendingRow, Piece
 from onyxq.store.memory import MemoryTable, MemoryTables
@@ -45,6 +45,7 @@ from tests.conformance.store_world import (
     in_trio,
     key_tasks,
     put,
+    rebuild,
     reopening,
     resolved,
     tasks,
@@ -157,6 +158,41 @@ async def test_scheduled_tasks_do_not_move_the_end_of_a_key(world: World) -> Non
         await put(store, done(first_of(keyed(1).key), 1))
         assert store.last_immediate_ms(3, KEY) == 0
         assert store.key_head(3, KEY) == first_of(keyed(2).key)
+
+
+@in_trio
+async def test_the_head_of_a_key_is_right_after_its_partition_was_dropped_or_rebuilt(world: World) -> None:
+    """A head that was read before does not count any more."""
+    first, second = keyed(1), keyed(2)
+    async with world.store() as store:
+        await put(store, first, second)
+        assert store.key_head(3, KEY) == first_of(first.key)
+        await store.write(Batch(mark=(3,)))
+        await rebuild(store)
+        assert store.key_head(3, KEY) == first_of(first.key)
+        await store.write(Batch(drop=(3,)))
+        assert store.key_head(3, KEY) is None
+        await put(store, second)
+        assert ready(store) == [(first_of(second.key), mask_of(first_of(second.key), 1))]
+        assert store.key_head(3, KEY) == first_of(second.key)
+
+
+@in_trio
+async def test_a_write_that_failed_moves_no_head_unless_it_is_stored(tmp_path: Path) -> None:
+    """A disk may take a write that it refuses. The head is that of the stored rows, and the next write builds on it."""
+    first, second, third = (first_of(keyed(number).key) for number in (1, 2, 3))
+    world = World("memory", tmp_path)
+    async with world.store() as store:
+        await put(store, keyed(1), keyed(2), keyed(3))
+        for lands, refused, head in ((False, first, first), (True, first, second)):
+            assert store.key_head(3, KEY) == first
+            world.disk.refuse(times=1, lands=lands)
+            with pytest.raises(StoreFailed):
+                await put(store, done(refused, 1))
+            assert store.key_head(3, KEY) == head
+        written = await put(store, done(second, 1))
+        assert [piece.first for piece in written.pieces] == [third]
+        assert ready(store) == [(third, mask_of(third, 1))]
 
 
 class CountingTable(MemoryTable):

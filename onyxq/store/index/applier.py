@@ -35,6 +35,7 @@ from onyxq.core.ids import id_at, mask_of, offset_of
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.store.index.digests import Digests
 from onyxq.store.index.heads import QueueKey, task_head
+from onyxq.store.index.key_heads import KeyHeads
 from onyxq.store.index.key_index import Ruled
 from onyxq.store.index.pending_rows import check_pending, check_transaction, drop_pending, put_pending
 from onyxq.store.index.pieces import PROMOTE_PIECES_MAX, Pieces
@@ -83,7 +84,12 @@ class Applier:
     """Applies prepared batches to one write transaction."""
 
     def __init__(
-        self, tables: Tables, now_ms: int, watermarks: Mapping[bytes, Watermark], records: Remembered | None = None
+        self,
+        tables: Tables,
+        now_ms: int,
+        watermarks: Mapping[bytes, Watermark],
+        records: Remembered | None = None,
+        heads: KeyHeads | None = None,
     ) -> None:
         self._raw = tables
         self._tables = CheckedTables(tables, self._distrust)
@@ -93,7 +99,7 @@ class Applier:
         self._distrusted: set[bytes] = set()
         """Partitions whose index was found to disagree with the rows."""
         self._pieces = Pieces(self._tables, now_ms, records if records is not None else Remembered())
-        self._ruled = Ruled(self._pieces)
+        self._ruled = Ruled(self._pieces, heads if heads is not None else KeyHeads())
         self._digests = Digests(self._tables)
         self._purger = Purger(
             self._tables,
@@ -160,6 +166,7 @@ class Applier:
 
     def _rebuild(self, asked: Rebuild) -> tuple[int, tuple[bytes, ...], bool]:
         self.flush()
+        self._ruled.forget_heads()
         watermark = self._watermarks.get(asked.partition.to_bytes(2, "big"), NOTHING)
         purged = 0
 
@@ -187,6 +194,10 @@ class Applier:
             self._marks.put(partition)
         self._distrusted.clear()
 
+    def committed(self) -> None:
+        """Let readers and later transactions know the changed heads of keys; call it after the commit."""
+        self._ruled.committed()
+
     @staticmethod
     def _raise_to(table: Table, key: bytes, number: int) -> bool:
         """Store a number unless one as high is stored; return whether it was stored."""
@@ -198,6 +209,7 @@ class Applier:
 
     def _drop(self, partition: bytes) -> None:
         self.flush()
+        self._ruled.forget_heads()
         for name in PARTITION_TABLES:
             table: Table = getattr(self._tables, name)
             table.clear(partition)
@@ -236,7 +248,7 @@ class Applier:
         elif kind == HISTORY and isinstance(detail, History):
             if detail.event in MOVING:
                 self._add_move(stretch, mask, detail)
-            elif detail.event == GRANTED and mask & stretch.ruled & ~stretch.granted:
+            elif detail.event == GRANTED and mask & stretch.ruled & ~(stretch.granted | stretch.unwatched):
                 self._ruled.grant(stretch, mask)
         elif kind == RESOLUTION:
             self._add_resolution(stretch, stretch.resolved | mask)
@@ -397,7 +409,7 @@ class Applier:
             changed |= was ^ now
         if not changed:
             return
-        ruled = self._ruled.retract(stretch, changed) if changed & stretch.ruled else ()
+        ruled = self._ruled.loosen(stretch, changed)
         stretch.done = done
         stretch.dirty = True
         newly = changed & ~finished
@@ -412,8 +424,7 @@ class Applier:
                 for alike, bits in groups(stretch, owner).items():
                     if bits & newly:
                         self._pieces.shrink(stretch, owner, due_ms=alike.due_ms, group=bits, gone=newly)
-        for owner in ruled:
-            self._ruled.insert(stretch, owner)
+        self._ruled.fasten(stretch, ruled)
 
     def _winners(self, stretch: Stretch) -> list[int]:
         return winners(stretch, rows_of(self._tables.rows, COMPLETION, stretch.key[7:]))
@@ -425,7 +436,7 @@ class Applier:
         if moved == stretch.moved:
             return
 
-        ruled = self._ruled.retract(stretch, mask)
+        ruled = self._ruled.loosen(stretch, mask)
         plain = list(owners(self._tables, stretch, mask & ~stretch.ruled))
         if event.event == REOPENED or mask & stretch.finished:
             # Completions that counted may stop counting.
@@ -441,8 +452,7 @@ class Applier:
             for owner, were in zip(plain, before, strict=True):
                 self._regroup(stretch, owner, were)
         stretch.dirty = True
-        for owner in ruled:
-            self._ruled.insert(stretch, owner)
+        self._ruled.fasten(stretch, ruled)
 
     def _regroup(self, stretch: Stretch, owner: Owner, before: dict[Alike, int]) -> None:
         """Index those pieces of a plain row that have changed."""
@@ -457,11 +467,10 @@ class Applier:
 
     def _add_resolution(self, stretch: Stretch, resolved: int) -> None:
         changed = resolved ^ stretch.resolved
-        ruled = self._ruled.retract(stretch, changed) if changed & stretch.ruled else ()
+        ruled = self._ruled.loosen(stretch, changed)
         stretch.resolved = resolved
         stretch.dirty = True
-        for owner in ruled:
-            self._ruled.insert(stretch, owner)
+        self._ruled.fasten(stretch, ruled)
 
     def _resolved(self, stretch: Stretch) -> int:
         """Return the tasks that wait for nothing, from the rows. Tasks that a damaged row resolved stay resolved."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from onyxq.store.index.records import (
     unpack_mask,
 )
 from onyxq.store.index.stretches import Owner, Stretch
-from onyxq.store.tables import Tables, within
+from onyxq.store.tables import Tables
 
 
 class Facets(NamedTuple):
@@ -46,12 +46,11 @@ def facets(stretch: Stretch, owner: Owner, rules: Rules) -> Facets:
     return Facets(live, live & ~waiting, held, waiting, expiring, owner.tasks & stretch.failed)
 
 
-def row_entries(stretch: Stretch, owner: Owner) -> Iterator[tuple[str, bytes, int]]:
+def row_entries(stretch: Stretch, owner: Owner, found: Facets) -> Iterator[tuple[str, bytes, int]]:
     """Yield the entries (table, key, bits) that follow from a row with rules alone, if it is not superseded."""
     rules = owner.queue.rules
     assert rules is not None
     first = id_at(stretch.key[7:], owner.offset)
-    found = facets(stretch, owner, rules)
     if found.waiting:
         yield "waiting", first[6:8] + first, found.waiting
     if found.expiring:
@@ -78,7 +77,8 @@ def _earliest(heads: list[tuple[bytes, int]]) -> tuple[bytes, int]:
 
 def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:
     """Return the first entry of an ordering key: the rest of its key, and its mask."""
-    return next(((bytes(key[19:]), unpack_mask(value)) for key, value in within(tables.keyed, prefix)), None)
+    found = tables.keyed.first(prefix)
+    return (found[0][19:], unpack_mask(found[1])) if found is not None and found[0][:19] == prefix else None
 
 
 class Latest(NamedTuple):
@@ -128,13 +128,16 @@ def stands(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
     return holder_of(tables, first[6:8] + rules.unique_of(first)) == first
 
 
-def free_bits(tables: Tables, stretch: Stretch, owner: Owner) -> int:
-    """Return the tasks of a row that belong into ``ready`` or ``due``; the row must not be superseded."""
+def free_bits(head: Callable[[bytes], TaskId | None], stretch: Stretch, owner: Owner) -> int:
+    """Return the tasks of a row that belong into ``ready`` or ``due``; the row must not be superseded.
+
+    ``head``: as `head_of`, for the partition and digest of an ordering key.
+    """
     rules = owner.queue.rules
     if rules is None:
         return owner.tasks & ~stretch.finished
     free = facets(stretch, owner, rules).free
     if not rules.key:
         return free
-    head = head_of(tables, stretch.key[:2] + rules.key)
-    return free & mask_of(head, 1) if head is not None and stretch_of(head) == stretch.key[7:] else 0
+    first = head(stretch.key[:2] + rules.key)
+    return free & mask_of(first, 1) if first is not None and stretch_of(first) == stretch.key[7:] else 0

@@ -1,8 +1,9 @@
 """The indexes of rows with rules: ordering keys, unique keys, dependencies, expiry times.
 
-Before such a row changes, it is taken out of the indexes (`Ruled.retract`); after the change
-it is put in again (`Ruled.insert`).  `Ruled.settle` decides at the end of a batch which row is
-head of a key and which holds a unique key.  It reads that from the order of the entries.  So
+A row is put into the indexes by `Ruled.insert` and taken out by `Ruled.retract`.  Before its
+tasks change, it is loosened (`Ruled.loosen`); after the change it is fastened (`Ruled.fasten`),
+which writes only the entries that differ.  `Ruled.settle` decides at the end of a batch which row
+is head of a key and which holds a unique key.  It reads that from the order of the entries.  So
 each decision costs a few steps down a tree, however many tasks wait for a key.
 """
 
@@ -12,6 +13,7 @@ from onyxq.core.facts import GRANTED, HISTORY, unpack_history
 from onyxq.core.ids import TaskId, id_at, mask_of, offset_of, stretch_of
 from onyxq.store.index.facets import facets, has_released, head_of, holder_of, row_entries
 from onyxq.store.index.heads import Rules
+from onyxq.store.index.key_heads import KeyHeads
 from onyxq.store.index.pieces import Pieces
 from onyxq.store.index.records import (
     OUTCOME_PLACES,
@@ -26,15 +28,25 @@ from onyxq.store.index.records import (
 from onyxq.store.index.stretches import Owner, Stretch, alike_at, groups, owners
 from onyxq.store.tables import Table, rows_of
 
+Entries = dict[tuple[str, bytes], int]
+"""Entries that follow from a row with rules: (table, key) -> mask."""
+Loose = tuple[Owner, Entries | None]
+"""A row that is being changed, and its entries, which are still stored. None: it has a unique key and was taken out."""
+
 
 class Ruled:
     """Keeps the indexes of rows with rules in one transaction."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, known_heads: KeyHeads) -> None:
         self._pieces = pieces
         self._tables = pieces.tables
+        self._known_heads = known_heads
+        self._drops = False
+        """Whether the transaction drops indexes, so that ``known_heads`` do not count."""
+        self._settled: dict[bytes, TaskId | None] = {}
+        """Heads of keys that the transaction changed."""
         self._heads: dict[bytes, TaskId | None] = {}
-        """Changed keys, each with the head whose piece is indexed."""
+        """Changed keys, each with the head whose piece is indexed, until they are settled."""
         self._holders: dict[bytes, TaskId | None] = {}
         """Changed unique keys, each with the task that is indexed."""
         self._came: dict[bytes, set[TaskId]] = {}
@@ -47,12 +59,48 @@ class Ruled:
         """Whether `settle` has anything to do."""
         return bool(self._holders or self._heads)
 
+    def forget_heads(self) -> None:
+        """Read all heads from the tables from now on, because indexes are dropped."""
+        self._drops = True
+        self._settled.clear()
+
+    def committed(self) -> None:
+        """Note the heads of changed keys, after the transaction was committed."""
+        if self._drops:
+            self._known_heads.forget()
+        else:
+            self._known_heads.take(self._settled)
+
     def retract(self, stretch: Stretch, tasks: int) -> list[Owner]:
         """Take the rows with rules that hold some of these tasks out of all indexes, and return them."""
-        found = list(owners(self._tables, stretch, tasks & stretch.ruled)) if tasks & stretch.ruled else []
+        found = self._owners(stretch, tasks)
         for owner in found:
             self._retract(stretch, owner)
         return found
+
+    def loosen(self, stretch: Stretch, tasks: int) -> list[Loose]:
+        """Return the rows with rules that hold some of these tasks, which are about to change; see `fasten`."""
+        loose: list[Loose] = []
+        for owner in self._owners(stretch, tasks):
+            rules = owner.queue.rules
+            if rules is None or rules.unique:
+                self._retract(stretch, owner)
+                loose.append((owner, None))
+            else:
+                loose.append((owner, self._loosen(stretch, owner, rules)))
+        return loose
+
+    def fasten(self, stretch: Stretch, loose: list[Loose]) -> None:
+        """Index rows again whose tasks have changed."""
+        for owner, entries in loose:
+            if entries is None or owner.queue.rules is None:
+                self.insert(stretch, owner)
+            else:
+                self._enter(stretch, owner, owner.queue.rules, entries)
+
+    def _owners(self, stretch: Stretch, tasks: int) -> list[Owner]:
+        tasks &= stretch.ruled
+        return list(owners(self._tables, stretch, tasks)) if tasks else []
 
     def _retract(self, stretch: Stretch, owner: Owner) -> None:
         rules = owner.queue.rules
@@ -79,8 +127,12 @@ class Ruled:
             return
         stretch.ruled |= owner.tasks
         stretch.dirty = True
-        if new and rules.watches_grants:
-            stretch.granted |= self._granted(stretch) & owner.tasks
+        if not rules.watches_grants:
+            stretch.unwatched |= owner.tasks
+        else:
+            stretch.unwatched &= ~owner.tasks
+            if new:
+                stretch.granted |= self._granted(stretch) & owner.tasks
         if not rules.unique:
             self._enter(stretch, owner, rules)
             return
@@ -128,40 +180,50 @@ class Ruled:
 
     # --- one row, while it is not superseded
 
-    def _enter(self, stretch: Stretch, owner: Owner, rules: Rules) -> None:
+    def _enter(self, stretch: Stretch, owner: Owner, rules: Rules, stored: Entries | None = None) -> None:
+        """Put a row into the indexes, which have the entries ``stored`` of it."""
         self._count(stretch, owner, 1)
         if rules.key:
             self._head(stretch.key[:2] + rules.key)
-        for name, key, bits in row_entries(stretch, owner):
-            getattr(self._tables, name).put(key, pack_mask(bits))
+        found = facets(stretch, owner, rules)
+        left = stored or {}
+        for name, key, bits in row_entries(stretch, owner, found):
+            if left.pop((name, key), 0) != bits:
+                getattr(self._tables, name).put(key, pack_mask(bits))
+        for name, key in left:
+            getattr(self._tables, name).delete(key)
         if not rules.key:
-            free = facets(stretch, owner, rules).free
             for alike, bits in groups(stretch, owner).items():
-                self._place(stretch, owner, alike, group=bits, live=bits & free)
+                self._place(stretch, owner, alike, group=bits, live=bits & found.free)
 
     def _leave(self, stretch: Stretch, owner: Owner, rules: Rules) -> None:
+        for name, key in self._loosen(stretch, owner, rules):
+            getattr(self._tables, name).delete(key)
+
+    def _loosen(self, stretch: Stretch, owner: Owner, rules: Rules) -> Entries:
+        """Take a row out of the indexes, except for its entries, which are returned."""
         self._count(stretch, owner, -1)
-        free = facets(stretch, owner, rules).free
+        found = facets(stretch, owner, rules)
         if rules.key:
             prefix = stretch.key[:2] + rules.key
             head = self._head(prefix)
             if head is not None and stretch_of(head) == stretch.key[7:] and owner.tasks >> offset_of(head) & 1:
-                self._move_head(stretch, owner, head, place=False)
+                self._move_head(stretch, owner, head, free=found.free, place=False)
                 self._heads[prefix] = None
         else:
             for alike, bits in groups(stretch, owner).items():
-                if bits & free:
-                    self._take(stretch, owner, alike.due_ms, group=bits, gone=bits & free)
-        for name, key, _ in row_entries(stretch, owner):
-            getattr(self._tables, name).delete(key)
+                if bits & found.free:
+                    self._take(stretch, owner, alike.due_ms, group=bits, gone=bits & found.free)
+        return {(name, key): bits for name, key, bits in row_entries(stretch, owner, found)}
 
     def _count(self, stretch: Stretch, owner: Owner, sign: int) -> None:
         """Count a row's tasks, all unfinished ones as waiting."""
-        changes = self._pieces.counts_of(stretch.key[:2], owner.queue)
-        changes[TOTAL] += sign * owner.tasks.bit_count()
-        changes[WAITING] += sign * (owner.tasks & ~stretch.finished).bit_count()
-        for place, done in zip(OUTCOME_PLACES, stretch.done, strict=True):
-            changes[place] += sign * (owner.tasks & done).bit_count()
+        changes, tasks, finished = self._pieces.counts_of(stretch.key[:2], owner.queue), owner.tasks, stretch.finished
+        changes[TOTAL] += sign * tasks.bit_count()
+        changes[WAITING] += sign * (tasks & ~finished).bit_count()
+        if tasks & finished:
+            for place, done in zip(OUTCOME_PLACES, stretch.done, strict=True):
+                changes[place] += sign * (tasks & done).bit_count()
 
     def _place(self, stretch: Stretch, owner: Owner, alike: Alike, *, group: int, live: int) -> None:
         self._pieces.place(stretch, owner, alike=alike, group=group, live=live)
@@ -176,7 +238,11 @@ class Ruled:
     def _head(self, prefix: bytes) -> TaskId | None:
         """Return the head whose piece is indexed; call it before anything about its key changes."""
         if prefix not in self._heads:
-            self._heads[prefix] = head_of(self._tables, prefix)
+            if prefix in self._settled:
+                self._heads[prefix] = self._settled[prefix]
+            else:
+                find = head_of if self._drops else self._known_heads.find
+                self._heads[prefix] = find(self._tables, prefix)
         return self._heads[prefix]
 
     def _holder(self, prefix: bytes) -> TaskId | None:
@@ -192,11 +258,10 @@ class Ruled:
                 return stretch, owner, owner.queue.rules
         return None  # damaged
 
-    def _move_head(self, stretch: Stretch, owner: Owner, head: TaskId, *, place: bool) -> None:
-        rules = owner.queue.rules
+    def _move_head(self, stretch: Stretch, owner: Owner, head: TaskId, *, free: int, place: bool) -> None:
         offset = offset_of(head)
         bit = 1 << offset
-        if rules is None or not facets(stretch, owner, rules).free & bit:
+        if not free & bit:
             return  # it waits for its dependencies, or stopped
         alike = alike_at(stretch, owner, offset)
         if place:
@@ -224,12 +289,13 @@ class Ruled:
         self._stood.clear()
         while self._heads:
             prefix, indexed = self._heads.popitem()
-            head = head_of(self._tables, prefix)
+            head = self._settled[prefix] = head_of(self._tables, prefix)
             if head == indexed:
                 continue
             for task_id, place in ((indexed, False), (head, True)):
                 if task_id is not None and (found := self._found(task_id)):
-                    self._move_head(found[0], found[1], task_id, place=place)
+                    stretch, owner, _ = found
+                    self._move_head(stretch, owner, task_id, free=facets(*found).free, place=place)
         return superseded
 
 

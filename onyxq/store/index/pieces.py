@@ -110,6 +110,9 @@ class Pieces:
         """Take the tasks ``gone`` out of the piece of a group."""
         first = lowest(stretch.key[7:], group)
         table, key, place = self.tables.ready, ready_key(owner.queue, due_ms, first), b""
+        if not group & ~gone and table.delete(key):
+            self.added.pop(key, None)
+            return
         value = table.get(key)
         if value is None:
             table, key = self.tables.due, due_key(due_ms, first)

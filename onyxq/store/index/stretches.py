@@ -54,7 +54,7 @@ UNMOVED = State(-1, -1, -1, 0, 0, 0)
 class Stretch:
     """Knowledge about one stretch; masks are ints."""
 
-    __slots__ = ("dirty", "done", "granted", "key", "known", "moved", "owned", "resolved", "ruled")
+    __slots__ = ("dirty", "done", "granted", "key", "known", "moved", "owned", "resolved", "ruled", "unwatched")
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -70,6 +70,8 @@ class Stretch:
         """Tasks whose dependencies are resolved."""
         self.granted = 0
         """Tasks of rows whose rules watch grants, and that were granted at least once."""
+        self.unwatched = 0
+        """Tasks of rows with rules that do not watch grants, as far as memory has it: it is not stored."""
         self.dirty = False
 
     def copy(self) -> Stretch:
@@ -81,6 +83,7 @@ class Stretch:
         if self.owned:
             out.owned = self.owned.copy()
         out.ruled, out.resolved, out.granted = self.ruled, self.resolved, self.granted
+        out.unwatched = self.unwatched
         return out
 
     @property
