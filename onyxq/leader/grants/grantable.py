@@ -99,6 +99,10 @@ class Grantable:
                 bits &= ~moved.bits
         return bits if not (piece.key and bits) or self._key_free(piece) else 0
 
+    def waits_for_key(self, piece: Piece) -> bool:
+        """Return whether another task of the piece's ordering key is busy."""
+        return bool(piece.key) and self._state.keys.is_held(piece.key, piece.row_first, self._host.replica)
+
     def _key_free(self, piece: Piece) -> bool:
         """Return whether a task with an ordering key may be granted now; if only its rate delays it, offer it later."""
         task_id, partition = piece.row_first, partition_of(piece.row_first)

@@ -214,8 +214,8 @@ class Granter:
             self.heads.wake(name)
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """Add pieces that became ready in the store."""
-        self.heads.add(pieces)
+        """Add pieces that became ready in the store, except tasks of busy keys: they are offered once that ends."""
+        self.heads.add(piece for piece in pieces if not self._grantable.waits_for_key(piece))
 
     def add_ahead(self, pieces: Iterable[Piece]) -> None:
         """Add pieces that will be due in a moment; they are added again then."""
@@ -252,13 +252,14 @@ class Granter:
 
     def offer(self, runs: Iterable[Run]) -> None:
         """Offer the ready tasks of these runs again, those that are due later, and the first tasks of their keys."""
-        store = self._host.store
+        store, found = self._host.store, list[Piece]()
         for run in runs:
-            self._host.pieces_added(store.pieces(stretch_of(run.first), mask_of(*run)))
+            found += store.pieces(stretch_of(run.first), mask_of(*run))
             for task_id, digest in self._state.keys.held(run):
                 head = store.key_head(int.from_bytes(task_id[6:8], "big"), digest)
                 if head is not None and head != task_id:
-                    self._host.pieces_added(store.pieces(stretch_of(head), mask_of(head, 1)))
+                    found += store.pieces(stretch_of(head), mask_of(head, 1))
+        self._host.pieces_added(found)
 
     def finished(self, runs: Iterable[Run]) -> list[TaskId]:
         """Offer the next tasks of the keys of finished tasks; return these next tasks."""
@@ -270,8 +271,8 @@ class Granter:
             for _, digest in held:
                 head = self._host.store.key_head(int.from_bytes(run.first[6:8], "big"), digest)
                 if head is not None:
-                    self.offer([Run(head, 1)])
                     heads.append(head)
+        self.offer(Run(head, 1) for head in heads)
         return heads
 
     def pieces(self, run: Run, token: int) -> list[Piece]:

@@ -106,10 +106,10 @@ class _QueueHeads:
         return max(max(self.remote_wanted, default=1), sum(wanted() for wanted in self.local_wanted))
 
     def note(self, key: SortKey, partition: int) -> None:
+        """Note a ready task, before the coordinators are woken."""
         known = self.keys.get(partition)
         if known is None or key < known:
             self.keys[partition] = key
-        self.wake()
 
     def wake(self) -> None:
         """Wake the waiting coordinators; those that were woken before and have not looked yet look again."""
@@ -159,11 +159,15 @@ class Heads:
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Add pieces that became ready in the store."""
+        queues: dict[str, _QueueHeads] = {}
         for piece in pieces:
             partition = int.from_bytes(piece.first[6:8], "big")
             if partition in self._leaders:
                 self._window(piece.queue, partition).add(piece)
-                self._queues[piece.queue].note(piece.sort_key, partition)
+                heads = queues[piece.queue] = self._queues[piece.queue]
+                heads.note(piece.sort_key, partition)
+        for heads in queues.values():
+            heads.wake()
 
     def add_ahead(self, pieces: Iterable[Piece]) -> None:
         """Add pieces that will be due in a moment; they are added again then."""
@@ -191,6 +195,10 @@ class Heads:
 
         ``wanted``: how many tasks the coordinator could take, so how many the head should list.
         """
+        with self.lookups_cached():
+            return self._head(queue, ahead=ahead, wanted=wanted)
+
+    def _head(self, queue: str, *, ahead: bool, wanted: int) -> Head | None:
         best = self.best(queue)
         if best is None:
             found = self.best_ahead([queue]) if ahead else None
@@ -428,6 +436,7 @@ class Heads:
         head = heads.windows[partition].head(self._free)
         if head is not None:
             heads.note(head[0].sort_key, partition)
+            heads.wake()
 
 
 def _better(head: Head | None, known: tuple[int, int] | None) -> bool:
