@@ -14,10 +14,11 @@ from typing import Any
 from pyspark.sql.datasource import DataSource
 
 from onyxq.core.errors import BadRequest
-from onyxq.spark.queues import arrow
-from onyxq.spark.queues.options import read_options, write_options
+from onyxq.spark.queues import arrow, tables
+from onyxq.spark.queues.options import read_options, table_options, write_options
 from onyxq.spark.queues.sink import QueueStreamWriter, QueueWriter, check_columns
 from onyxq.spark.queues.source import QueueScan, QueueStream
+from onyxq.spark.queues.tables import TableScan
 
 FORMAT = "onyxq"
 SCAN_SCHEMA = (
@@ -34,11 +35,15 @@ class OnyxqSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns of a batch read, which names a state, or of a stream."""
+        """Return the columns of a table, of a batch read that names a state, or of a stream."""
+        if "table" in self.options:
+            return tables.schema(table_options(self.options).table)
         return SCAN_SCHEMA if "state" in self.options else arrow.SCHEMA
 
-    def reader(self, schema: Any) -> QueueScan:
-        """Return a reader of all tasks of a queue in their present state."""
+    def reader(self, schema: Any) -> QueueScan | TableScan:
+        """Return a reader of a table, or of all tasks of a queue in their present state."""
+        if "table" in self.options:
+            return TableScan(table_options(self.options), schema)
         return QueueScan(read_options(self.options, streaming=False))
 
     def streamReader(self, schema: Any) -> QueueStream:
@@ -59,5 +64,6 @@ class OnyxqSource(DataSource):
 
 
 def register(session: Any) -> None:
-    """Register the format with a session."""
+    """Register the format with a session, and let filters limit what is read of tables."""
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     session.dataSource.register(OnyxqSource)

@@ -7,7 +7,7 @@ finished last counts, and each claim and update counts once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,7 @@ def find(directories: Sequence[Path], task_id: TaskId) -> ArchivedTask | None:
     cannot be read, and `Incomplete` without pyarrow.
     """
     pyarrow()
-    for directory in directories:
-        _check(directory)
+    check_archives(directories)
     rows = list(_rows(directories, TASKS, task_id))
     if not rows:
         return None
@@ -59,48 +58,60 @@ def find(directories: Sequence[Path], task_id: TaskId) -> ArchivedTask | None:
     )
 
 
-def _check(directory: Path) -> None:
-    if not directory.is_dir():
-        raise NotFound(f"there is no directory {directory}", field="archive", hint="Name the archive's directory.")
-    if not (directory / TASKS).is_dir():
-        raise NotFound(
-            f"{directory} is not an archive of tasks: it contains no {TASKS}/",
-            field="archive",
-            hint="Give the directory that peers have as task_archive.",
-        )
+def check_archives(directories: Sequence[Path]) -> None:
+    """Raise `NotFound` if a directory does not exist or is not an archive."""
+    for directory in directories:
+        if not directory.is_dir():
+            raise NotFound(f"there is no directory {directory}", field="archive", hint="Name the archive's directory.")
+        if not (directory / TASKS).is_dir():
+            raise NotFound(
+                f"{directory} is not an archive of tasks: it contains no {TASKS}/",
+                field="archive",
+                hint="Give the directory that peers have as task_archive.",
+            )
 
 
 def _rows(directories: Sequence[Path], table: str, task_id: TaskId) -> Iterator[Found]:
     """Yield the rows about a task in the files of a table."""
+    hexed = task_id.hex()
     for directory in directories:
         for file in sorted((directory / table).glob(f"queue=*/day={day_of(ms_of(task_id))}/*.parquet")):
             name = named(file.name)
-            if name is not None and name.may_hold(task_id):
-                yield from _rows_in(file, table, task_id.hex())
+            if name is not None and name.may_hold(task_id) and (found := rows_in(file, table, hexed, hexed)):
+                queue, rows = found
+                yield from ({**row, "queue": queue} for row in _plain(rows).to_pylist())
 
 
-def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
+def rows_in(
+    file: Path, table: str, low: str, high: str, *, columns: Collection[str] | None = None
+) -> tuple[str, Any] | None:
+    """Return the queue of a file, and its rows whose ids are from ``low`` to ``high``, as an Arrow table.
+
+    ``columns``: only these and the id, if the file has them. None: another process removed the file. Raises `Corrupt`.
+    """
     pa = pyarrow()
     try:
         with open_regular(file) as stream, pa.parquet.ParquetFile(stream, pre_buffer=False) as opened:
             queue = queue_in(opened.schema_arrow.metadata, table=table, path=str(file))
             _check_types(opened.schema_arrow, table, str(file))
+            names = [name for name in opened.schema_arrow.names if columns is None or name == "id" or name in columns]
             # No threads of pyarrow: if one still holds the stream at exit, a signal ends the process.
-            groups = opened.read_row_groups(_groups(opened.metadata, hexed), use_threads=False)
-            rows = groups.filter(pa.compute.equal(groups["id"], hexed))
-            yield from ({**row, "queue": queue} for row in _plain(rows).to_pylist())
+            groups = opened.read_row_groups(_groups(opened.metadata, low, high), names, use_threads=False)
+            compute, ids = pa.compute, groups["id"]
+            within = compute.and_(compute.greater_equal(ids, low), compute.less_equal(ids, high))
+            return queue, groups.filter(within)
     except OnyxqError:
         raise
     except FileNotFoundError:
-        return  # Another process removed the file meanwhile.
+        return None
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corrupt(
             f"{file} cannot be read: {error}", hint="Bring the file back from a copy, or take it out of the archive."
         ) from error
 
 
-def _groups(metadata: Any, hexed: str) -> list[int]:
-    """Return the numbers of the row groups that may hold an id, by their statistics."""
+def _groups(metadata: Any, low: str, high: str) -> list[int]:
+    """Return the numbers of the row groups that may hold ids from ``low`` to ``high``, by their statistics."""
     paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     ids = paths.index("id") if "id" in paths else None
     if ids is None:
@@ -108,7 +119,7 @@ def _groups(metadata: Any, hexed: str) -> list[int]:
 
     def may_hold(number: int) -> bool:
         statistics = metadata.row_group(number).column(ids).statistics
-        return statistics is None or not statistics.has_min_max or statistics.min <= hexed <= statistics.max
+        return statistics is None or not statistics.has_min_max or (statistics.min <= high and low <= statistics.max)
 
     return [number for number in range(metadata.num_row_groups) if may_hold(number)]
 

@@ -34,7 +34,8 @@ from onyxq.system.extensions import installed
 
 ROWS_MAX = 200_000
 """Maximum number of rows in a file."""
-_NAME = re.compile(r"(\d{19})-(\d{19})\.parquet")
+FILE_NAME = re.compile(r"(\d{19})-(\d{19})\.parquet")
+"""Name of a file: positions of its first and last record."""
 
 Row = tuple[Any, ...]
 
@@ -75,7 +76,7 @@ def ranges(names: Iterable[str]) -> list[Range]:
 
     Other names are ignored.
     """
-    return joined(Range(int(name[1]), int(name[2])) for name in map(_NAME.fullmatch, names) if name)
+    return joined(Range(int(name[1]), int(name[2])) for name in map(FILE_NAME.fullmatch, names) if name)
 
 
 def reached(ranges: Sequence[Range], position: int) -> int:
@@ -149,7 +150,7 @@ class RecordWriter:
         if self._file is not None and (there or self._day != day or self._file.rows >= ROWS_MAX):
             self.finish()
         if not there:
-            self._write(position, day, _rows(done))
+            self._write(position, day, rows_of(done))
         self._after = position
         return not there
 
@@ -204,7 +205,8 @@ def _write(dump: Dump, directory: Path, until: int | None, written: Written) -> 
         writer.abort()
 
 
-def _rows(done: Step) -> Iterator[Row]:
+def rows_of(done: Step) -> Iterator[Row]:
+    """Yield the rows of a record's step, in the order of the columns."""
     head = (done.replica.position, done.ctime_ms, done.peer, done.number)
     for outcome in done.outcomes:
         args = json.dumps(plain(outcome.args), ensure_ascii=False, separators=(",", ":"))

@@ -67,7 +67,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
 }
 """Per table of tasks (name, kind, whether it may be null), in the order of the values in a row."""
 
-_TABLES = {
+TABLES = {
     **COLUMNS,
     RECORDS: (
         ("position", _NUMBER, False),
@@ -96,20 +96,25 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def schema_of(table: str, **about: str | int) -> Any:
-    """Return the Arrow schema of one file of a table, with metadata ``about`` it."""
+def types(*, unit: str = "ms") -> dict[str, Any]:
+    """Return the Arrow type of each kind of column; ``unit``: of times."""
     pa = pyarrow()
-    kinds = {
+    return {
         _TEXT: pa.string(),
         _BYTES: pa.binary(),
         _NUMBER: pa.int64(),
         _COUNT: pa.int32(),
-        _TIME: pa.timestamp("ms", tz="UTC"),
+        _TIME: pa.timestamp(unit, tz="UTC"),
         _TEXTS: pa.list_(pa.string()),
         _NUMBERS: pa.list_(pa.int64()),
         _FLAG: pa.bool_(),
     }
-    fields = [pa.field(name, kinds[kind], nullable=null) for name, kind, null in _TABLES[table]]
+
+
+def schema_of(table: str, **about: str | int) -> Any:
+    """Return the Arrow schema of one file of a table, with metadata ``about`` it."""
+    pa, kinds = pyarrow(), types()
+    fields = [pa.field(name, kinds[kind], nullable=null) for name, kind, null in TABLES[table]]
     said = {"version": VERSION, "table": table, **about}
     return pa.schema(fields, metadata={f"onyxq.{name}": str(value) for name, value in said.items()})
 
@@ -119,7 +124,7 @@ def options_of(table: str) -> dict[str, Any]:
 
     Ids are delta-encoded. Columns that may be large have no statistics.
     """
-    kinds = {name: kind for name, kind, _ in _TABLES[table]}
+    kinds = {name: kind for name, kind, _ in TABLES[table]}
     return {
         "compression": "zstd",
         "use_dictionary": [name for name in kinds if name in _DICTIONARY],

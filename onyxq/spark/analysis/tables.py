@@ -13,7 +13,7 @@ from onyxq.core.errors import NotFound
 from onyxq.history.parquet.schema import COLUMNS, TASKS
 from onyxq.spark import java
 
-_TYPES = {
+TYPES = {
     "text": "string",
     "bytes": "binary",
     "number": "bigint",
@@ -23,8 +23,7 @@ _TYPES = {
     "numbers": "array<bigint>",
     "flag": "boolean",
 }
-
-
+"""Kind of a column -> its type in Spark."""
 PIECE_BYTES = 4 * 1024 * 1024
 """Bytes of an archive in one piece of work: rows take about ten times that in memory."""
 PIECES_MAX = 4_000
@@ -38,7 +37,7 @@ def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
     ``archived`` is the time when the file was written.
     A directory is a path, or a URI that the session can read. Raises `NotFound` if one of them holds no tasks.
     """
-    columns = ", ".join(f"{name} {_TYPES[kind]}" for name, kind, _ in COLUMNS[table])
+    columns = ", ".join(f"{name} {TYPES[kind]}" for name, kind, _ in COLUMNS[table])
     schema = f"{columns}, queue string, day string"
     found: Any = None
     for directory in directories:

@@ -9,15 +9,18 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
 
 from attrs import evolve, frozen
 
 from onyxq.client.asynchronous import ADDRESS
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
+from onyxq.history.tables.columns import COLUMNS
+from onyxq.history.tables.selection import STATES
+from onyxq.history.tables.sources import Sources
 from onyxq.wire.tcp import split_address
 
-STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 ALL = "all"
 PRIORITY = (-(1 << 31), (1 << 31) - 1)
 TIMEOUT_S = 60
@@ -34,6 +37,7 @@ READ = (
     *("job", "version", "slots", "checkpoint", "input", "worker", "max_rows", "max_runs", "lease_ms", "state"),
     "partitions",
 )
+TABLE = (*COMMON, "table", "live", "archive", "records", "log_archive", "dump", "partitions")
 WRITE = (*COMMON, "priority", "delay_ms", "format", "name", "keep_s", "commit_timeout_s")
 SPARKS = ("path", "checkpointlocation", "queryname")
 """Options that Spark itself adds."""
@@ -63,6 +67,18 @@ class ReadOptions:
     lease_ms: int
     slots: int
     state: str | None
+    partitions: int
+
+
+@frozen(kw_only=True)
+class TableOptions:
+    """Options of a batch read of a table."""
+
+    target: Target | None
+    """None: no cluster."""
+    table: str
+    queues: tuple[str, ...] | None
+    sources: Sources
     partitions: int
 
 
@@ -117,6 +133,29 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         slots=_integer(given, "slots", 0, 0, 65_536),
         state=None if state == ALL else state,
         partitions=_integer(given, "partitions", 0, 0, 65_536),
+    )
+
+
+def table_options(options: Mapping[str, str]) -> TableOptions:
+    """Return the options of a table; raises `BadRequest`."""
+    given = _known(options, TABLE)
+    if given["table"] not in COLUMNS:
+        raise _wrong("table", f"must be one of {', '.join(COLUMNS)}, not {given['table']!r}")
+    live = given.get("live", "true").lower()
+    if live not in ("true", "false"):
+        raise _wrong("live", f"must be true or false, not {given['live']!r}")
+
+    def paths(name: str) -> tuple[Path, ...]:
+        return tuple(Path(one) for one in given.get(name, "").split(",") if one)
+
+    return TableOptions(
+        target=target_of(given) if live == "true" else None,
+        table=given["table"],
+        queues=tuple(given["queue"].split(",")) if "queue" in given else None,
+        sources=Sources(
+            archives=paths("archive"), records=paths("records"), logs=paths("log_archive"), dumps=paths("dump")
+        ),
+        partitions=_integer(given, "partitions", 4, 1, 65_536),
     )
 
 

@@ -39,6 +39,24 @@ HISTORY_COMMANDS: tuple[Command, ...] = (
             help="with --follow: time between two looks at the log (default 10m)",
         ),
     ),
+    peer_command(
+        "sql",
+        "past.sql:sql",
+        "query tasks, claims, attempts and entries of the log in SQL, live and archived",
+        "'select state, count(*) from tasks group by state'",
+        option("query", metavar="QUERY", help="query in DuckDB's dialect, or - to read it from stdin"),
+        *(
+            option(flag, dest=dest, action="append", metavar=metavar, help=f"also read {what}; may be repeated")
+            for flag, dest, metavar, what in (
+                ("--archive", "archives", "DIR", "this archive of tasks"),
+                ("--records", "records", "DIR", "the log records in DIR, written by `archive log` or a peer"),
+                ("--log-archive", "logs", "DIR", "this archive of the log"),
+                ("--dump", "dumps", "FILE", "this file of `log dump`"),
+            )
+        ),
+        option("--offline", action="store_true", help="ask no peer: read only the directories and files"),
+        option("--format", choices=("table", "csv"), default="table", help="form of the answer (default table)"),
+    ),
     local_command(
         "history check",
         "past.analysis:history_check",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from onyxq.core.errors import BadRequest
 from onyxq.history.archive import Part, parts
+from onyxq.history.live_log import end_of, live
 from onyxq.history.parquet.records import Written, write_records
 from onyxq.interfaces.cli.context import Context
-from onyxq.interfaces.cli.past.sources import end_of, live
 from onyxq.system.durations import milliseconds
 
 PROGRESS_RECORDS = 2_000
@@ -36,8 +36,8 @@ def _once(context: Context) -> Written:
     if archived and not args.live:
         return _write(context, archived, directory, None)
     with context.client() as client:
-        newest = live(client, client.call("cluster", {}))
-        return _write(context, [newest, *archived], directory, end_of(client))
+        newest = live(client.call)
+        return _write(context, [newest, *archived], directory, end_of(client.call))
 
 
 def _write(context: Context, pieces: list[Part], directory: Path, until: int | None) -> Written:

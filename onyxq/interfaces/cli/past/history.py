@@ -20,10 +20,11 @@ from onyxq.history.archive import Part, best, groups, parts
 from onyxq.history.dump import Dump, read, write
 from onyxq.history.file_format import HistoryFileWriter
 from onyxq.history.following import Trimmed, ask, replica
+from onyxq.history.live_log import end_of, live
 from onyxq.history.replay import Report, checked, replica_at
 from onyxq.interfaces.cli.context import Context, clock, found_id
 from onyxq.interfaces.cli.output import cell
-from onyxq.interfaces.cli.past.sources import end_of, live, pieces
+from onyxq.interfaces.cli.past.sources import pieces
 
 if TYPE_CHECKING:
     from onyxq.client import Client
@@ -53,8 +54,8 @@ def log_dump(context: Context) -> None:
 
 def _dump_once(context: Context, client: Client) -> dict[str, Any]:
     args, path = context.args, Path(context.args.file)
-    newest = live(client, client.call("cluster", {}), from_beginning=args.from_beginning)
-    end = end_of(client)
+    newest = live(client.call, from_beginning=args.from_beginning)
+    end = end_of(client.call)
     found = groups([newest, *parts(map(Path, args.archive))])[-1] if args.archive else newest.dump
 
     def progress(writer: HistoryFileWriter) -> None:
@@ -180,7 +181,7 @@ def _replica_of(context: Context) -> Replica:
     with context.client() as client:
         if args.at is None:
             return ask(replica(), client.call)
-        end = end_of(client)
+        end = end_of(client.call)
         if args.at > end:
             raise NotFound(
                 f"position {args.at} does not exist yet: the log ends at {end}", field="at", hint="Give a smaller one."
@@ -207,7 +208,7 @@ def task_explain(context: Context) -> None:
     with context.client() as client:
         wanted = found_id(client, context.args.id)
         known = _stored(context, client, wanted)
-        end = end_of(client)
+        end = end_of(client.call)
         dumps = groups(pieces(context, client))
         events = explain.from_store(wanted, known) if known else []
         for dump in dumps:
