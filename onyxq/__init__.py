@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from onyxq.jobs.model import (
         Aggregation,
         And,
+        BatchFunction,
         Condition,
+        Frame,
         Function,
         Input,
         Job,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         Output,
         Predicate,
         Reduce,
+        Sql,
         Trigger,
         Window,
     )
@@ -40,8 +43,10 @@ __all__ = [
     "And",
     "App",
     "AsyncClient",
+    "BatchFunction",
     "Client",
     "Condition",
+    "Frame",
     "Function",
     "GiveUp",
     "Input",
@@ -55,6 +60,7 @@ __all__ = [
     "Reduce",
     "Retry",
     "Snooze",
+    "Sql",
     "Step",
     "Trigger",
     "Window",
@@ -66,8 +72,9 @@ __all__ = [
 ]
 
 _JOBS = (
-    "Aggregation And Condition Function Input Job Join Lifecycle Not Or Output Predicate Reduce Trigger Window".split()
-)
+    "Aggregation And BatchFunction Condition Frame Function Input Job Join Lifecycle Not Or Output Predicate Reduce "
+    "Sql Trigger Window"
+).split()
 _HOMES = {
     "App": "onyxq.app",
     **dict.fromkeys(("AsyncClient", "Client", "OF_QUEUE", "Step"), "onyxq.client"),

@@ -33,6 +33,9 @@ TASKS: dict[str, type[Any]] = {
     "function": model.Function,
     "reduce": model.Reduce,
     "join": model.Join,
+    "frame": model.Frame,
+    "sql": model.Sql,
+    "batch_function": model.BatchFunction,
     "output": model.Output,
 }
 REFS = frozenset(

@@ -24,6 +24,8 @@ PARTS_MAX = 500
 EDGES_MAX = 2_000
 SLOTS_MAX = 100_000
 TIME_MS_MAX = 10 * 366 * 86_400_000
+SQL_CHARS_MAX = 50_000
+_BLANKS = str.maketrans("\n\r\t", "   ")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 Problem = tuple[str, str]
@@ -116,6 +118,15 @@ _OPTIONS = Kind(
     ),
     "a map from strings to strings",
 )
+_NAMES = Kind(
+    lambda value: isinstance(value, Mapping) and all(is_text(word) for pair in value.items() for word in pair),
+    "a map from names to names",
+)
+_SQL = Kind(
+    lambda value: isinstance(value, str) and is_text(value.translate(_BLANKS), SQL_CHARS_MAX),
+    f"a query in SQL, of 1 to {SQL_CHARS_MAX} characters",
+)
+_COLUMN = Kind(lambda value: is_text(value, NAME_CHARS_MAX) and ":" not in value, "the name of a column")
 _SLOTS = {
     "min_slots": _integer(1, SLOTS_MAX),
     "max_slots": _integer(1, SLOTS_MAX).or_none(),
@@ -134,15 +145,27 @@ _EXTERNAL = {
     "path": _TEXT.or_none(),
     "options": _OPTIONS,
 }
+_COLUMNS = Kind(lambda value: is_text(value, 100_000), "names and types of columns as in SQL")
+_EVENT_TIME = {"time": _COLUMN.or_none(), "watermark_ms": _TIME}
+_FRAME = {
+    "name": _TASK_NAME,
+    "schema": Kind(
+        lambda value: _COLUMNS.fits(value) or (_NAMES.fits(value) and bool(value)),
+        "names and types of columns as in SQL, or a map from tasks to them",
+    ).or_none(),
+    **_EVENT_TIME,
+}
 EXCEPTION_WORDS = ("kill", "restart", "defer")
 AGGREGATIONS = ("count", "sum", "min", "max", "average", "conj")
 
 KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
     model.Input: {
         **_EXTERNAL,
-        "schema": Kind(lambda value: is_text(value, 100_000), "names and types of columns as in SQL").or_none(),
+        "schema": _COLUMNS.or_none(),
         "bounded": _TRUTH,
         "max_rows": _integer(1, 10_000_000),
+        "static": _TRUTH,
+        **_EVENT_TIME,
     },
     model.Output: {
         **_EXTERNAL,
@@ -163,6 +186,9 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "watermark_ms": _TIME,
         **_SLOTS,
     },
+    model.Frame: {**_FRAME, "fn": _REF, "params": _VALUES, "frames": _NAMES},
+    model.Sql: {**_FRAME, "sql": _SQL},
+    model.BatchFunction: {**_FRAME, "fn": _REF, "params": _VALUES, "returns": _COLUMNS},
     model.Condition: {
         "from_": _NAME,
         "to": _many(_NAME, ("all", "none")),
@@ -216,7 +242,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
             lambda value: isinstance(value, tuple) and len(value) <= EDGES_MAX and all(map(_is_edge, value)),
             f"a list of at most {EDGES_MAX} pairs (from, to) of names",
         ),
-        "catalog": _list("Input, Function, Reduce, Join and Output"),
+        "catalog": _list("Input, Function, Reduce, Join, Frame, Sql, BatchFunction and Output"),
         "flow_conditions": _list("Condition"),
         "windows": _list("Window"),
         "triggers": _list("Trigger"),
@@ -238,7 +264,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
 """Every field of every part of a job."""
 
 LISTS: Mapping[str, tuple[type[Any], ...]] = {
-    "catalog": (model.Input, model.Function, model.Reduce, model.Join, model.Output),
+    "catalog": (model.Input, model.Function, model.Reduce, model.Join, *model.FRAME_TASKS, model.Output),
     "flow_conditions": (model.Condition,),
     "windows": (model.Window,),
     "triggers": (model.Trigger,),

@@ -48,16 +48,21 @@ class Compiled:
     of_exceptions: tuple[_Rule, ...]
 
 
+def of_task(job: Job, task: str) -> list[tuple[int, Condition]]:
+    """Return the conditions that decide about a task's segments, each with its place in the job's list."""
+    after = job.after(task)
+    return [(place, one) for place, one in enumerate(job.flow_conditions) if _concerns(one, task, after)]
+
+
 def compiled(job: Job, task: str, resolve: Resolve) -> Compiled:
     """Return the conditions of one task of a checked job."""
     after = job.after(task)
     rules: list[_Rule] = []
     of_exceptions: list[_Rule] = []
-    for place, condition in enumerate(job.flow_conditions):
-        if _concerns(condition, task, after):
-            (of_exceptions if condition.exceptions else rules).append(
-                _rule(condition, after, resolve, f"flow_conditions[{place}]")
-            )
+    for place, condition in of_task(job, task):
+        (of_exceptions if condition.exceptions else rules).append(
+            _rule(condition, after, resolve, f"flow_conditions[{place}]")
+        )
     handlers = {to for rule in of_exceptions for to in rule.to if len(rule.to) < len(after)}
     return Compiled(
         task=task,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 import attrs
 from attrs import frozen
 
-from onyxq.jobs import fields
+from onyxq.jobs import fields, frame_check
 from onyxq.jobs.encoding import REFS
 from onyxq.jobs.fields import Problem
-from onyxq.jobs.model import Aggregation, Job
-from onyxq.jobs.predicates import And, Not, Or, Predicate
+from onyxq.jobs.model import Aggregation, Frame, Job
+from onyxq.jobs.predicates import And, Not, Or, Pickled, Predicate
 from onyxq.system.settings import did_you_mean
 
 ANY_MODULE = "any"
@@ -44,6 +46,25 @@ def problems(job: Job) -> Iterator[Problem]:
         wrong = import_problem(name)
         if wrong:
             yield field, wrong
+    for place, task in enumerate(job.catalog):
+        if isinstance(task, Frame):
+            yield from _frame(job, task, f"catalog[{place}].fn")
+
+
+def _frame(job: Job, task: Frame, path: str) -> Iterator[Problem]:
+    """Yield the problem of a frame task's function that does not take its frames and params."""
+    if isinstance(task.fn, Pickled) or (isinstance(task.fn, str) and import_problem(task.fn)):
+        return
+    fn = _found(task.fn) if isinstance(task.fn, str) else task.fn
+    wanted = [*frame_check.parameters(job, task), *task.params]
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # a function of C without a signature
+    try:
+        signature.bind(**dict.fromkeys(wanted))
+    except TypeError as error:
+        yield path, f"cannot be called with {', '.join(wanted)}: {error}; each task before it must be a parameter"
 
 
 def references(job: Job) -> Iterator[tuple[str, str]]:
@@ -81,3 +102,8 @@ def import_problem(name: str) -> str:
             return f"is {name!r}, but {module} has no {part!r}{did_you_mean(part, dir(found))}"
         found = getattr(found, part)
     return "" if callable(found) else f"is {name!r}, which is a {type(found).__name__}, no function"
+
+
+def _found(name: str) -> Any:
+    module, _, parts = name.partition(":")
+    return operator.attrgetter(parts)(importlib.import_module(module))

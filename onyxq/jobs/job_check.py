@@ -14,9 +14,10 @@ from typing import Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import RESERVED
-from onyxq.jobs import fields, function_imports, options, slot_bounds
+from onyxq.jobs import fields, frame_check, function_imports, options, slot_bounds
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.slot_bounds import SLOTTED
 from onyxq.system.settings import did_you_mean
 
 OUTPUT_FORMATS = tuple(options.OUTPUTS)
@@ -51,6 +52,8 @@ def problems(job: Job) -> Iterator[Problem]:
         return  # the rest relies on the types
     for rule in (_catalog, _workflow, _ends, _cycles, _conditions, _windows, _triggers, _lifecycles, _slots):
         yield from rule(job)
+    if not any(_workflow(job)) and not any(_cycles(job)):
+        yield from frame_check.problems(job)
 
 
 def _near(name: str, known: list[str]) -> str:
@@ -86,7 +89,7 @@ def _catalog(job: Job) -> Iterator[Problem]:
         if isinstance(task, (Input, Output)):
             yield from _external(task, path)
             yield from options.problems(job.id, task, path)
-        elif task.max_slots is not None and task.max_slots < task.min_slots:
+        elif isinstance(task, SLOTTED) and task.max_slots is not None and task.max_slots < task.min_slots:
             yield f"{path}.max_slots", f"is {task.max_slots}, less than min_slots, {task.min_slots}"
         if isinstance(task, Join):
             yield from _join(job, task, path)
@@ -96,8 +99,8 @@ def _external(task: Input | Output, path: str) -> Iterator[Problem]:
     if (task.queue is None) == (task.format is None):
         yield path, f"must have either a queue or a format: {task.name!r} has {'neither' if not task.queue else 'both'}"
     if task.queue is not None and task.format is None:
-        for name in ("path", "options", "schema"):
-            if getattr(task, name, None):
+        for name in ("path", "options"):
+            if getattr(task, name):
                 yield f"{path}.{name}", "is for a format, not for a queue"
     if isinstance(task, Output) and (task.queue or "").startswith(RESERVED):
         yield f"{path}.queue", f"must not begin with {RESERVED}: {task.queue!r} is for OnyxQ's own tasks"
@@ -321,7 +324,7 @@ def _slots(job: Job) -> Iterator[Problem]:
         yield "percentage", f"is for the scheduler `percentage`, not for {job.scheduler!r}"
     total = 0
     for place, task in enumerate(job.catalog):
-        if isinstance(task, (Input, Output)):
+        if not isinstance(task, SLOTTED):
             continue
         total += task.percentage
         if task.percentage and total > 100:

@@ -21,7 +21,9 @@ from onyxq.jobs.predicates import And, Not, Or, Pickled, Predicate, Ref, predica
 __all__ = [
     "Aggregation",
     "And",
+    "BatchFunction",
     "Condition",
+    "Frame",
     "Function",
     "Input",
     "Job",
@@ -34,6 +36,7 @@ __all__ = [
     "Predicate",
     "Reduce",
     "Ref",
+    "Sql",
     "Task",
     "Trigger",
     "Window",
@@ -56,11 +59,20 @@ class Input:
     path: str | None = None
     options: Mapping[str, str] = attrs.field(factory=dict)
     schema: str | None = None
-    """Names and types of the columns as in SQL, for formats that do not hold them."""
+    """Names and types of the columns as in SQL, for formats that do not hold them.
+
+    A queue needs it if it feeds a frame task: its tasks are then JSON objects with these fields.
+    """
     bounded: bool = attrs.field(kw_only=True)
     """Whether all data exists at the start; default: True for files, False otherwise."""
     max_rows: int = attrs.field(default=10_000, kw_only=True)
     """Largest number of segments in one batch."""
+    static: bool = attrs.field(default=False, kw_only=True)
+    """Whether each batch reads all of it, for joins in frame tasks: a table beside the streams."""
+    time: str | None = attrs.field(default=None, kw_only=True)
+    """The timestamp column of Spark's watermark, for frame tasks."""
+    watermark_ms: int = attrs.field(default=0, kw_only=True)
+    """How much later than the newest row one may arrive, in milliseconds."""
 
     @bounded.default
     def _files_end(self) -> bool:
@@ -133,7 +145,64 @@ class Join:
     percentage: int = attrs.field(default=0, kw_only=True)
 
 
-Task: TypeAlias = Input | Output | Function | Reduce | Join
+@frozen
+class Frame:
+    """A task that computes a DataFrame of Spark from DataFrames.
+
+    ``fn(orders=frame, users=frame, **params)`` gets one frame for each task before it, and returns a frame. It runs in
+    the driver, once for each start of the job's query. A parameter has the name of the task, or the name that
+    ``frames`` maps to the task.
+    """
+
+    name: str
+    fn: Ref
+    params: Mapping[str, Any] = attrs.field(factory=dict)
+    frames: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
+    """Parameter -> task before it, where their names differ."""
+    schema: Any = attrs.field(default=None, kw_only=True)
+    """Columns of the segments that come from functions, windows and joins, as in SQL; or a map from task to columns."""
+    time: str | None = attrs.field(default=None, kw_only=True)
+    """The timestamp column of the result that has Spark's watermark."""
+    watermark_ms: int = attrs.field(default=0, kw_only=True)
+
+
+@frozen
+class Sql:
+    """A task that computes a frame by a query in SQL, in which each task before it is a view."""
+
+    name: str
+    sql: str
+    schema: Any = attrs.field(default=None, kw_only=True)
+    """Columns of the segments that come from functions, windows and joins, as in SQL; or a map from task to columns."""
+    time: str | None = attrs.field(default=None, kw_only=True)
+    """The timestamp column of the result that has Spark's watermark."""
+    watermark_ms: int = attrs.field(default=0, kw_only=True)
+
+
+@frozen
+class BatchFunction:
+    """A task that turns Arrow batches of rows into others.
+
+    ``fn(batch, **params)`` gets a `pyarrow.RecordBatch` and returns one with the columns that ``returns`` names, in any
+    number of rows.
+    """
+
+    name: str
+    fn: Ref
+    params: Mapping[str, Any] = attrs.field(factory=dict)
+    returns: str = attrs.field(kw_only=True)
+    """Names and types of the result's columns as in SQL."""
+    schema: Any = attrs.field(default=None, kw_only=True)
+    """Columns of the segments that come from functions, windows and joins, as in SQL; or a map from task to columns."""
+    time: str | None = attrs.field(default=None, kw_only=True)
+    """The timestamp column of the result that has Spark's watermark."""
+    watermark_ms: int = attrs.field(default=0, kw_only=True)
+
+
+FrameTask: TypeAlias = Frame | Sql | BatchFunction
+"""A task whose input and result are frames of columns instead of segments."""
+FRAME_TASKS = (Frame, Sql, BatchFunction)
+Task: TypeAlias = Input | Output | Function | Reduce | Join | FrameTask
 """An entry of the catalog."""
 
 

@@ -1,9 +1,9 @@
 """Bounds on the slots that each stage of a job may use at once, from the bounds of the job and of its tasks.
 
-A *cut* is a reduce or join: Spark must redistribute the segments there. All tasks of a job between two cuts are one
-stage. Spark runs a stage as a number of Spark tasks, and each uses one slot. So the smallest bound among the tasks of
-a stage applies to the stage. Stages that do not depend on each other run side by side, and share the bounds that apply
-to both.
+A *cut* is a reduce, join or frame task: Spark may redistribute the segments there. All tasks of a job between two cuts
+are one stage. Spark runs a stage as a number of Spark tasks, and each uses one slot. So the smallest bound among the
+tasks of a stage applies to the stage. Stages that do not depend on each other run side by side, and share the bounds
+that apply to both.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onyxq.jobs.fields import Problem
-from onyxq.jobs.model import Function, Job, Join, Reduce, Task
+from onyxq.jobs.model import FRAME_TASKS, Function, Job, Join, Reduce, Task
 
+SLOTTED = (Function, Reduce, Join)
+"""Tasks with bounds of their own."""
 OUTPUTS = ""
 """Name of the last stage, which leads to the outputs."""
 
@@ -28,11 +30,7 @@ def bounds(job: Job, slots: int) -> dict[str, int]:
     for stage, names in plan.stages.items():
         limits = [_share(job.max_slots, len(plan.beside[stage]) + 1)] if job.max_slots and not job.own_host else []
         for task in job.catalog:
-            if (
-                task.name in names
-                and isinstance(task, (Function, Reduce, Join))
-                and (task.max_slots or task.percentage)
-            ):
+            if task.name in names and isinstance(task, SLOTTED) and (task.max_slots or task.percentage):
                 limits.append(_share(_of_task(task, slots), len(plan.ways(stage, task.name))))
         if limits:
             found[stage] = min(limits)
@@ -43,6 +41,10 @@ def problems(job: Job) -> Iterator[Problem]:
     """Yield the first bound that cannot be kept, because stages that run side by side need a slot each."""
     if not _is_bounded(job):
         return
+    spread = next((task.name for task in job.catalog if isinstance(task, FRAME_TASKS)), None)
+    if spread is not None and job.max_slots and not job.own_host:
+        yield "max_slots", f"cannot be kept: Spark spreads {spread!r} over all slots of its host; set own_host to True"
+        return
     plan = _Plan(job)
     for stage, names in plan.stages.items():
         together = [stage, *plan.beside[stage]]
@@ -51,7 +53,7 @@ def problems(job: Job) -> Iterator[Problem]:
             yield "max_slots", f"{what}: give it more, or set own_host to True"
             return
         for place, task in enumerate(job.catalog):
-            if task.name not in names or not isinstance(task, (Function, Reduce, Join)):
+            if task.name not in names or not isinstance(task, SLOTTED):
                 continue
             ways = plan.ways(stage, task.name)
             few = task.max_slots is not None and task.max_slots < len(ways)
@@ -65,7 +67,7 @@ def problems(job: Job) -> Iterator[Problem]:
 
 
 def _is_bounded(job: Job) -> bool:
-    tasks = [task for task in job.catalog if isinstance(task, (Function, Reduce, Join))]
+    tasks = [task for task in job.catalog if isinstance(task, SLOTTED)]
     return bool(job.max_slots) or any(task.max_slots or task.percentage for task in tasks)
 
 
@@ -116,4 +118,4 @@ class _Plan:
 
 
 def _is_cut(task: Task) -> bool:
-    return isinstance(task, (Reduce, Join))
+    return isinstance(task, (Reduce, Join, *FRAME_TASKS))

@@ -265,7 +265,9 @@ def entry_of(job: Job, *, keep_ms: int) -> submit_job.Args:
         tags=job.tags,
         zones=job.zones,
         beside=job.beside or "",
-        inputs=tuple(task.name for task in job.catalog if isinstance(task, Input) and not task.bounded),
+        inputs=tuple(
+            task.name for task in job.catalog if isinstance(task, Input) and not (task.bounded or task.static)
+        ),
         tasks=tuple(_limits(task) for task in job.catalog if isinstance(task, (Function, Reduce, Join))),
         own_host=job.own_host,
         keep_ms=keep_ms,

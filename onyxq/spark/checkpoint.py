@@ -21,6 +21,7 @@ from onyxq.core.errors import Incomplete
 from onyxq.jobs.model import Job
 from onyxq.spark.places import exists, located, read, write
 from onyxq.spark.plan.regions import stateful
+from onyxq.spark.progress import EVENT_TIME_MAX_MS
 
 RECORD_BYTES_MAX = 60 * 1024
 """Maximum size of what the log records with a batch, with some reserve."""
@@ -65,6 +66,24 @@ class Checkpoints:
         system, root = located(f"{(job.checkpoint or self.base).rstrip('/')}/{job.id}")
         if exists(system, root):
             system.delete_dir(root)
+
+
+def end_event_time(folder: str) -> None:
+    """Raise Spark's watermark above all times, so that the next batch ends all windows and joins of frame tasks.
+
+    No query may run in the folder. Spark takes the watermark from its note about the last batch.
+    """
+    system, path = located(folder)
+    done = [name for name in _listed(system, f"{path}/commits") if name.isdigit()]
+    if not done:
+        return
+    last = max(done, key=int)
+    version, _, said = read(system, f"{path}/commits/{last}").decode().partition("\n")
+    note = {**json.loads(said), "nextBatchWatermarkMs": EVENT_TIME_MAX_MS}
+    checksum = f"{path}/commits/.{last}.crc"
+    if exists(system, checksum):
+        system.delete_file(checksum)
+    write(system, f"{path}/commits/{last}", f"{version}\n{json.dumps(note)}".encode())
 
 
 def recorded(folder: str, batch: int, mark: str = "") -> bytes:

@@ -62,7 +62,8 @@ class TaskFailed(Exception):
 
 def of_task(error: BaseException, *, task: str, segment: Any, restart: bool) -> TaskFailed:
     """Return the failure of a task's function at a segment."""
-    said = f"task {task}: {type(error).__name__}: {error}"
+    text = said_by(error) if type(error).__module__.startswith("pyspark.") else error
+    said = f"task {task}: {type(error).__name__}: {text}"
     code = error.code if isinstance(error, OnyxqError) else "task_failed"
     shown = _short(segment)
     if shown is not None:

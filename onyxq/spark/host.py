@@ -140,6 +140,7 @@ def main() -> None:
     asked = Asked(**json.loads(sys.stdin.readline()))
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(orders,), name="orders", daemon=True).start()
+    sys.path += [folder for folder in asked.modules if folder not in sys.path]  # functions of frame tasks run here
     try:
         session = open_session(_settings(asked))
     except OnyxqError as error:

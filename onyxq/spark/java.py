@@ -5,7 +5,15 @@ PySpark has no public way to them. `tests/tidy/test_private_names.py` names the 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
+
+_OTHER_CODE = re.compile(
+    r"'(?:[\w`.]+\.)?(?P<call>reflect|try_reflect|java_method)\(|(?P<node>ScriptTransformation|ExecuteImmediate)",
+    re.IGNORECASE,
+)
+"""What a parsed query contains that calls methods of Java, or starts programs."""
 
 
 def process(session: Any) -> Any:
@@ -38,6 +46,20 @@ def plan(frame: Any) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
 
+def leaves(frame: Any, name: str) -> Iterator[tuple[Any, bool]]:
+    """Yield the leaves of a frame's analyzed plan, each with whether it is below an alias of that name."""
+    waiting = [(plan(frame), False)]
+    while waiting:
+        node, below = waiting.pop()
+        below = below or (node.nodeName() == "SubqueryAlias" and node.alias() == name)
+        inside = node.children()
+        parts = [inside.apply(place) for place in range(inside.size())]
+        if parts:
+            waiting += [(part, below) for part in reversed(parts)]
+        else:
+            yield node, below
+
+
 def frame_of(writer: Any) -> Any:
     """Return the frame that a writer writes."""
     return writer._df
@@ -49,3 +71,22 @@ def reports(query: Any) -> list[str]:
     The public ``recentProgress`` asks the virtual machine for each field of each report.
     """
     return [one.json() for one in query._jsq.recentProgress()]
+
+
+def check_append(session: Any, frame: Any) -> None:
+    """Raise `AnalysisException` unless a stream can append the rows of a frame to a sink."""
+    root = packages(session).org.apache.spark.sql
+    root.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
+        plan(frame), root.streaming.OutputMode.Append()
+    )
+
+
+def sql_problem(session: Any, text: str) -> str:
+    """Return why a text is not a query that only reads; empty if it is. Raises `ParseException`."""
+    found = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    kinds = packages(session).java.lang.Class
+    logical = "org.apache.spark.sql.catalyst.plans.logical"
+    if any(kinds.forName(f"{logical}.{kind}").isInstance(found) for kind in ("Command", "ParsedStatement")):
+        return f"is a command ({found.nodeName()}), not a query"
+    calls = _OTHER_CODE.search(found.treeString())
+    return f"runs other code ({calls['call'] or calls['node']}), which a query may not" if calls else ""

@@ -20,13 +20,13 @@ from onyxq.jobs.encoding import decode
 from onyxq.jobs.key_state import later
 from onyxq.jobs.model import Job
 from onyxq.spark import java, pools, progress
-from onyxq.spark.checkpoint import Checkpoints, mark_of
+from onyxq.spark.checkpoint import Checkpoints, end_event_time, mark_of
 from onyxq.spark.failures import of_exception, with_full_disks
 from onyxq.spark.files import file_sink
 from onyxq.spark.places import check_place, located
 from onyxq.spark.plan import end_of_input, lifecycles
 from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inputs_of
-from onyxq.spark.plan.regions import stateful
+from onyxq.spark.plan.regions import stateful, timed
 from onyxq.spark.session import of_its_own
 
 LOOK_S = 0.2
@@ -100,6 +100,8 @@ class Running:
         """How many times the query's plan uses each source."""
         self._late: dict[str, int] = {}
         """Segments that were too late, as each window or join reported last."""
+        self._dropped = 0
+        """Rows that were too late for Spark's own operators in this run."""
         self._places: dict[str, str] = {}
         """Places that it writes to, for messages about a full disk."""
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
@@ -196,10 +198,12 @@ class Running:
     def _queries(self, session: Any, job: Job, setting: Setting) -> None:
         """Run the job's query.
 
-        With windows or joins, run it again after the end of its inputs, for their last output.
+        With windows, joins or frames, run it again after the end of its inputs, for their last output.
         """
         self._query_once(session, job, setting)
-        if bounded(job) and stateful(job) and not self._stopped and not end_of_input.noted(setting.checkpoint):
+        if stateful(job) and not self._stopped and not end_of_input.noted(setting.checkpoint):
+            if timed(job):
+                end_event_time(setting.checkpoint)
             end_of_input.note(setting.checkpoint)
             self._query_once(session, job, setting)
 
@@ -218,7 +222,7 @@ class Running:
     def _follow(self, query: Any, job: Job, setting: Setting) -> None:
         """Report each batch until the query has ended, or end it when the job is over; raises what ended it."""
         looked_at = 0.0
-        step: Step = self._until_over
+        step: Step = self._until_ended if end_of_input.noted(setting.checkpoint) else self._until_over
         while not query.awaitTermination(LOOK_S):
             self._tell_progress(query)
             # The order matters: the idle moment must come after the request.
@@ -239,7 +243,8 @@ class Running:
                 self._watermark_ms = later(self._watermark_ms, said["watermark_ms"])
                 self._late |= progress.late(recent)
                 self._rows += said["rows"]
-                late = sum(self._late.values()) if self._late else None
+                self._dropped += progress.dropped(recent)
+                late = sum(self._late.values()) + self._dropped if self._late or self._dropped else None
                 more = {"rows_total": self._rows, "watermark_ms": self._watermark_ms, "late": late}
                 self._tell("progress", progress={**said, **more})
 
@@ -259,7 +264,7 @@ class Running:
         quiet = not status["isTriggerActive"] and not status["isDataAvailable"]
         if not (endless or quiet or (recent and not recent[-1]["numInputRows"])):
             return self._until_drained
-        if not stateful(job):
+        if not stateful(job) or timed(job):
             query.stop()
             return self._stopping
         end_of_input.note(setting.checkpoint)

@@ -189,3 +189,24 @@ def pool(segment: Any) -> Any:
 def where(segment: Any) -> Any:
     """Return the segment, and whether an executor of a cluster has it."""
     return {**segment, "executor": "SPARK_EXECUTOR_DIRS" in os.environ}
+
+
+def fewer_columns(batch: Any, most: int) -> Any:
+    """Return the rows of an Arrow batch with an amount up to ``most``, with two columns."""
+    from pyarrow import compute
+
+    kept = batch.filter(compute.less_equal(batch.column("amount"), most))
+    return kept.select(["id", "amount"])
+
+
+def large_order(segment: Any) -> Any:
+    """Return a part of a large order, or nothing."""
+    return {"id": segment["id"], "user": segment["user"]} if segment["amount"] > 40 else None
+
+
+def hold_at(segment: Any, id: int, folder: str) -> Any:
+    """Return the segment; at one of them, note it in a file and wait for another file."""
+    if segment["id"] == id:
+        (Path(folder) / "held").touch()
+        hold(segment, f"{folder}/go")
+    return segment

@@ -65,6 +65,12 @@ class Staging:
             self._open[out] = self._opened(self._folders[out])
         self._open[out][1].add(payload)
 
+    def add_batch(self, out: str, batch: Any) -> None:
+        """Write rows of an Arrow batch with the columns of the output."""
+        if out not in self._open:
+            self._open[out] = self._opened(self._folders[out])
+        self._open[out][1].add_batch(batch)
+
     def finish(self) -> list[Written]:
         """Close all files."""
         return [Written(out, name, writer.close()) for out, (name, writer) in self._open.items()]

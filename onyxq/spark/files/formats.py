@@ -54,6 +54,9 @@ class Writer(Protocol):
     def add(self, payload: bytes) -> None:
         """Write one packed segment; raises `BadRequest` if it does not fit."""
 
+    def add_batch(self, batch: Any) -> None:
+        """Write the rows of an Arrow batch that has the columns of the output's schema."""
+
     def close(self) -> str:
         """Finish the file, and return the schema that was found in the segments, base64, or an empty string."""
 
@@ -83,6 +86,10 @@ class _Lines:
         except Unfit as error:
             raise refused(self._output, error, self._hint) from None
         self._stream.write(line.encode() + b"\n")
+
+    def add_batch(self, batch: Any) -> None:
+        for row in segments(batch):
+            self.add(pack(row))
 
     def close(self) -> str:
         self._stream.close()
@@ -203,6 +210,12 @@ class Parquet:
             columns = self._columns
             self._fitting(lambda: columns.add(segment))
             self._kept.write(payload)
+
+    def add_batch(self, batch: Any) -> None:
+        """Write the rows of an Arrow batch that has the columns of the output's schema."""
+        if self._rows:
+            self._flush()
+        self._writer.write_batch(batch.select(self._schema.names).cast(self._schema))
 
     def _write(self, segment: Any) -> None:
         self._rows.append(self._fitting(lambda: self._fit(segment)))

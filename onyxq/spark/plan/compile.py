@@ -1,27 +1,28 @@
 """A job as one Structured Streaming query.
 
-Inputs become frames. Each region becomes one `mapInArrow`, each cut the result of `onyxq.spark.plan.windows` or
-`onyxq.spark.plan.joins`, and all outputs one sink. `Setting` has what is known only at run time, such as offsets and
-the place of the checkpoint.
+Inputs become frames. Each region becomes one `mapInArrow`, each cut the result of `onyxq.spark.plan.windows`,
+`onyxq.spark.plan.joins` or `onyxq.spark.plan.frames`, and all outputs one sink. An input that several stages use is
+read once. `Setting` has what is known only at run time, such as offsets and the place of the checkpoint.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest
-from onyxq.jobs.model import Input, Job, Join, Output, Reduce
+from onyxq.jobs.model import FRAME_TASKS, FrameTask, Input, Job, Join, Output, Reduce
 from onyxq.jobs.slot_bounds import OUTPUTS, bounds
 from onyxq.spark.failures import said_by
 from onyxq.spark.files.file_sink import Folder
 from onyxq.spark.files.formats import WRITERS, check_schema, described
 from onyxq.spark.plan import end_of_input, outputs, rows
 from onyxq.spark.plan.fused import Place, run
-from onyxq.spark.plan.inputs import Opened, open_input
-from onyxq.spark.plan.regions import Region, Stage, stages, stateful
+from onyxq.spark.plan.inputs import Opened, open_input, placed, shared
+from onyxq.spark.plan.regions import Region, Stage, stages, stateful, timed, uses
 
 
 @frozen
@@ -48,18 +49,89 @@ def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
     ``session`` is the job's own: its SQL settings are changed. ``body`` is the job's bytes.
     """
     _configure(session, job)
-    common = _common(job, setting)
-    frames = {task.name: open_input(session, job, task, common) for task in inputs_of(job)}
-    end = _end(session, setting) if stateful(job) else None
-    place = Place(body=body, job=job.id, version=setting.version)
-    most = bounds(job, setting.slots if setting.share is None else setting.share)
-    for stage in stages(job):
-        sides = [_union([_region(frames[region.entry], region, place) for region in side]) for side in stage.sides]
-        limit = most.get(stage.task or OUTPUTS)
-        if stage.task is None:
-            return _sink(session, job, sides[0] if limit is None else sides[0].coalesce(limit), setting)
-        frames[stage.task] = Opened(_cut(job, stage, [side.unionAll(end) for side in sides], limit), rows.SEGMENTS)
-    raise AssertionError("a job's last stage is its outputs")
+    plan = stages(job)
+    flow = _Flow(session, job, setting, Place(body=body, job=job.id, version=setting.version))
+    flow.open(uses(plan))
+    for stage in plan[:-1]:
+        flow.add(stage)
+    return flow.sink(plan[-1])
+
+
+class _Flow:
+    """The frames of a job's inputs and cuts, one after the other."""
+
+    def __init__(self, session: Any, job: Job, setting: Setting, place: Place) -> None:
+        self._session = session
+        self._job = job
+        self._setting = setting
+        self._place = place
+        self._bounds = bounds(job, setting.slots if setting.share is None else setting.share)
+        self._end = _end(session, setting) if stateful(job) else None
+        self._opened: dict[str, Opened] = {}
+
+    def open(self, used: Mapping[str, int]) -> None:
+        """Open the inputs.
+
+        An input with several uses is shared, unless the job has bounds: it would be read beside the stages.
+        """
+        common = _common(self._job, self._setting)
+        for task in self._job.catalog:
+            if isinstance(task, Input):
+                opened = open_input(self._session, self._job, task, common)
+                several = used[task.name] > 1 and not task.static and not self._bounds
+                self._opened[task.name] = shared(opened, self._setting.slots) if several else opened
+
+    def add(self, stage: Stage) -> None:
+        """Add the cut that ends a stage."""
+        assert stage.task is not None, "the outputs are no cut"
+        task = self._job.task(stage.task)
+        if isinstance(task, FRAME_TASKS):
+            self._opened[stage.task] = Opened(self._frame(stage, task), rows.COLUMNS)
+            return
+        sides = [_union([self._region(region) for region in side]).unionAll(self._end) for side in stage.sides]
+        cut = _cut(self._job, stage.task, sides, self._bounds.get(stage.task))
+        self._opened[stage.task] = Opened(cut, rows.SEGMENTS)
+
+    def _region(self, region: Region) -> Any:
+        opened = self._opened[region.entry]
+        return placed(opened).mapInArrow(functools.partial(run, self._place, region, opened.shape), rows.SCHEMA)
+
+    def _frame(self, stage: Stage, task: FrameTask) -> Any:
+        from onyxq.spark.plan import frames
+
+        given = {name: frames.columns_from(self._job, name, self._opened[name]) for name, _ in stage.columns}
+        limit = self._bounds.get(task.name)
+        for side in stage.sides:
+            ((source, _),) = {edge for region in side for edge in region.wanted}
+            parts = [(self._opened[region.entry], region) for region in side]
+            segments = frames.columns_of_segments(self._job, task, source, parts, self._place)
+            given[source] = segments if limit is None else segments.coalesce(limit)
+        return frames.result(self._session, self._job, task, given, self._place)
+
+    def sink(self, stage: Stage) -> Any:
+        """Return the writer of all outputs."""
+        session, job, setting = self._session, self._job, self._setting
+        session.dataSource.register(outputs.Outputs)
+        folders, parts = _folders(session, job), [self._region(region) for region in stage.sides[0]]
+        if stage.columns:
+            from onyxq.spark.plan.frame_outputs import laid_out
+
+            folders, more = laid_out(
+                [(source, to, self._opened[source].frame) for source, to in stage.columns], folders
+            )
+            parts += more
+        if timed(job):
+            parts.append(self._end)
+        frame = functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+        limit = self._bounds.get(OUTPUTS)
+        queues = {task.name: _queue(task) for task in job.catalog if isinstance(task, Output) and task.queue}
+        options = outputs.options_of(folders, queues, {**_common(job, setting), "committed": str(setting.batch)})
+        writer = (frame if limit is None else frame.coalesce(limit)).writeStream.format(outputs.FORMAT)
+        writer = writer.options(**options).option("checkpointLocation", setting.checkpoint)
+        writer = writer.queryName(f"{job.id}/{setting.version}")
+        if bounded(job):
+            return writer.trigger(availableNow=True)
+        return writer.trigger(processingTime=f"{job.trigger_ms} milliseconds")
 
 
 def bounded(job: Job) -> bool:
@@ -68,8 +140,8 @@ def bounded(job: Job) -> bool:
 
 
 def inputs_of(job: Job) -> list[Input]:
-    """Return its inputs, in the catalog's order."""
-    return [task for task in job.catalog if isinstance(task, Input)]
+    """Return its inputs that are streams, in the catalog's order."""
+    return [task for task in job.catalog if isinstance(task, Input) and not task.static]
 
 
 def _configure(session: Any, job: Job) -> None:
@@ -78,11 +150,6 @@ def _configure(session: Any, job: Job) -> None:
     session.conf.set("spark.sql.files.minPartitionNum", groups)  # files are split in the same way on every peer
     session.conf.set("spark.sql.streaming.schemaInference", "true")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows.ROWS_MAX))
-
-
-def _region(source: Opened, region: Region, place: Place) -> Any:
-    work = functools.partial(run, place, region, source.shape)
-    return source.frame.mapInArrow(work, rows.SCHEMA)
 
 
 def _end(session: Any, setting: Setting) -> Any:
@@ -94,9 +161,8 @@ def _union(frames: list[Any]) -> Any:
     return functools.reduce(lambda one, other: one.unionAll(other), frames)
 
 
-def _cut(job: Job, stage: Stage, sides: list[Any], most: int | None) -> Any:
-    assert stage.task is not None
-    task = job.task(stage.task)
+def _cut(job: Job, name: str, sides: list[Any], most: int | None) -> Any:
+    task = job.task(name)
     if isinstance(task, Reduce):
         from onyxq.spark.plan.windows import apply
 
@@ -132,18 +198,9 @@ def _common(job: Job, setting: Setting) -> dict[str, str]:
     }
 
 
-def _sink(session: Any, job: Job, frame: Any, setting: Setting) -> Any:
-    session.dataSource.register(outputs.Outputs)
+def _folders(session: Any, job: Job) -> list[Folder]:
     names = [task.name for task in job.catalog]
-    folders = [_with_columns(session, folder, f"catalog[{names.index(folder.name)}]") for folder in folders_of(job)]
-    tasks = [task for task in job.catalog if isinstance(task, Output)]
-    queues = {task.name: _queue(task) for task in tasks if task.queue is not None}
-    options = outputs.options_of(folders, queues, {**_common(job, setting), "committed": str(setting.batch)})
-    writer = frame.writeStream.format(outputs.FORMAT).options(**options)
-    writer = writer.option("checkpointLocation", setting.checkpoint).queryName(f"{job.id}/{setting.version}")
-    if bounded(job):
-        return writer.trigger(availableNow=True)
-    return writer.trigger(processingTime=f"{job.trigger_ms} milliseconds")
+    return [_with_columns(session, folder, f"catalog[{names.index(folder.name)}]") for folder in folders_of(job)]
 
 
 def _queue(task: Output) -> dict[str, Any]:

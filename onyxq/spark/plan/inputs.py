@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest, Incomplete
 from onyxq.jobs.model import Input, Job
 from onyxq.spark.failures import said_by
 from onyxq.spark.files.texts import NULL
 from onyxq.spark.plan import rows
+from onyxq.spark.progress import SHARED
 
 FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
 """Formats whose rows contain the file that they are from."""
@@ -34,14 +35,17 @@ BATCH_BYTES = 1 << 30
 
 @frozen
 class Opened:
-    """A streaming frame, and the shape of its rows."""
+    """The frame of an input or cut, and the shape of its rows."""
 
     frame: Any
     shape: str
 
 
 def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> Opened:
-    """Return the frame of an input; raises `BadRequest` or `Incomplete` if Spark cannot read it."""
+    """Return the frame of an input; raises `BadRequest` or `Incomplete` if Spark cannot read it.
+
+    A static input is not a stream.
+    """
     if task.queue is not None:
         from onyxq.spark.datasource import register
 
@@ -64,24 +68,64 @@ def _columns(session: Any, task: Input) -> Any:
 
     kind = str(task.format).lower()
     options = {str(name): str(value) for name, value in task.options.items()}
-    if kind in FILES and not {"maxfilespertrigger", "maxbytespertrigger"} & {name.lower() for name in options}:
+    if (
+        kind in FILES
+        and not task.static
+        and not {"maxfilespertrigger", "maxbytespertrigger"} & {name.lower() for name in options}
+    ):
         options["maxBytesPerTrigger"] = str(BATCH_BYTES)
     given = {name.lower(): value for name, value in options.items()}
     corrupt = given.get("columnnameofcorruptrecord", "_corrupt_record")
     for name, value in DEFAULTS.get(kind, {}).items():
         if name.lower() not in given and not (name == "mode" and corrupt in (task.schema or "")):
             options[name] = value
-    reader = session.readStream.format(kind).options(**options)
+    reader = (session.read if task.static else session.readStream).format(kind).options(**options)
     if task.schema:
         reader = reader.schema(task.schema)
     frame = reader.load(task.path) if task.path is not None else reader.load()
-    added = [of.unix_millis(of.current_timestamp()).alias(rows.PLANNED)]
-    if kind not in FILES:
-        added.append(of.spark_partition_id().alias(rows.PART))
-    if kind in FILES:
-        added.append(of.col("_metadata.file_path").alias(rows.FILE))
-        added.append(of.col("_metadata.file_block_start").alias(rows.BLOCK))
-    return frame.select("*", *added)
+    return of.broadcast(frame) if task.static else frame
+
+
+def placed(opened: Opened) -> Any:
+    """Return the frame as a region reads it: a row of columns has its part of the batch, for lineage."""
+    from pyspark.sql import functions as of
+
+    if opened.shape != rows.COLUMNS:
+        return opened.frame
+    frame = opened.frame if rows.PART in opened.frame.columns else _with_part(opened.frame)
+    return frame.select("*", of.unix_millis(of.current_timestamp()).alias(rows.PLANNED))
+
+
+def _with_part(frame: Any) -> Any:
+    from pyspark.sql import functions as of
+
+    return frame.select("*", of.spark_partition_id().alias(rows.PART))
+
+
+def shared(opened: Opened, parts: int) -> Opened:
+    """Return the same rows, read and parsed once for all their uses in a plan; parts and their order stay.
+
+    Spark plans an exchange of equal content once. So nothing may move below it: its key names all columns, although
+    it uses only the part, and the filter above it is not deterministic, although always true.
+    """
+    from pyspark.sql import functions as of
+
+    frame, part = _with_part(opened.frame), of.col(rows.PART)
+    columns = [_hashable(of.col(quoted(field.name)), field.dataType) for field in opened.frame.schema]
+    key = of.when(part < 0, of.xxhash64(*columns)).otherwise(part)
+    exchanged = frame.repartition(parts, key).alias(SHARED)
+    return evolve(opened, frame=exchanged.where(of.spark_partition_id() >= 0))
+
+
+def _hashable(column: Any, kind: Any) -> Any:
+    """Return a column as a part of a key; Spark refuses maps and variants."""
+    text = kind.simpleString()
+    return column.isNull() if "map<" in text or "variant" in text else column
+
+
+def quoted(name: str) -> str:
+    """Return a name as Spark's SQL takes any name."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _package(kind: str) -> str:

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+import pyarrow
 from attrs import asdict, frozen
+from pyarrow import compute
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -24,8 +26,22 @@ from onyxq.spark.checkpoint import news_of, offsets_of, recorded
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import file_sink
 from onyxq.spark.files.file_sink import Folder, Staging
+from onyxq.spark.plan import rows
 
 FORMAT = "onyxq-outputs"
+COLUMNS = "columns_"
+"""Prefix of the sink's columns that hold the columns of frames, each as a struct."""
+
+
+def _of_frames(batch: Any) -> Iterator[tuple[str, Any]]:
+    """Yield output and table of the rows of a batch that are columns (`onyxq.spark.plan.frame_outputs`)."""
+    for name in batch.schema.names:
+        if not name.startswith(COLUMNS):
+            continue
+        mine = batch.filter(compute.is_valid(batch.column(name)))
+        for out in compute.unique(mine.column("out")).to_pylist():
+            one = mine.filter(compute.equal(mine.column("out"), out))
+            yield out, pyarrow.RecordBatch.from_struct_array(one.column(name))
 
 
 @frozen
@@ -103,9 +119,13 @@ class Routed(DataSourceStreamArrowWriter):
 
     def _write(self, iterator: Iterator[Any], staging: Staging, batch: int) -> tuple[bytes, ...]:
         sending = self._sending(batch)
-        for rows in iterator:
-            columns = [rows.column(name).to_pylist() for name in ("lineage", "out", "payload")]
+        for batch_rows in iterator:
+            for out, found in _of_frames(batch_rows):
+                staging.add_batch(out, found)
+            columns = [batch_rows.column(name).to_pylist() for name in rows.ARROW.names]
             for lineage, out, payload in zip(*columns, strict=True):
+                if payload is None or out == rows.END:
+                    continue
                 try:
                     if out in self._folders:
                         staging.add(out, payload)

@@ -1,8 +1,9 @@
 """A job's workflow cut into stages: the parts that Spark must know, and the rest as one function each.
 
-A *cut* is a task that keeps state across segments: a reduce or a join. Between inputs, cuts and outputs there are
-only functions and flow conditions. Everything between them is one *region*, and becomes one Python function
-(`onyxq.spark.plan.fused`), however many tasks and branches it has.
+A *cut* is a task that keeps state across segments (a reduce or a join), or one that computes frames of columns.
+Between inputs, cuts and outputs there are only functions and flow conditions. Everything between them is one *region*,
+and becomes one Python function (`onyxq.spark.plan.fused`), however many tasks and branches it has. Some edges have no
+region: over them columns go as they are.
 
 A stage is the flow into one cut, or into all outputs together. Its regions hold only the tasks that lead there, so
 no function runs for segments that are not needed. If one input feeds a cut and also outputs, the functions on both
@@ -11,11 +12,16 @@ ways run once for each.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from attrs import frozen
 
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce
+from onyxq.jobs import flow_conditions
+from onyxq.jobs.frame_check import gives_columns
+from onyxq.jobs.model import FRAME_TASKS, Frame, Function, Input, Job, Join, Output, Reduce, Sql
 
 Edge = tuple[str, str]
+CUTS = (Reduce, Join, *FRAME_TASKS)
 
 
 @frozen
@@ -38,7 +44,12 @@ class Stage:
 
     task: str | None
     sides: tuple[tuple[Region, ...], ...]
-    """The regions that feed it; a join has two sides, left and right."""
+    """The regions that feed it.
+
+    A join has two sides, left and right. A frame task has one for each task before it that gives segments.
+    """
+    columns: tuple[Edge, ...] = ()
+    """The edges over which columns reach it as they are."""
 
 
 def stages(job: Job) -> tuple[Stage, ...]:
@@ -50,14 +61,41 @@ def stages(job: Job) -> tuple[Stage, ...]:
             found.append(Stage(name, (regions(job, tuple((before, name) for before in job.before(name))),)))
         elif isinstance(task, Join):
             found.append(Stage(name, tuple(regions(job, ((side, name),)) for side in (task.left, task.right))))
+        elif isinstance(task, FRAME_TASKS):
+            found.append(_stage(job, name, tuple((before, name) for before in job.before(name))))
     outs = tuple(edge for edge in job.workflow if isinstance(job.task(edge[1]), Output))
-    return (*found, Stage(None, (regions(job, outs),)))
+    columns = tuple(edge for edge in outs if columnar(job, edge))
+    return (*found, Stage(None, (regions(job, tuple(edge for edge in outs if edge not in columns)),), columns))
+
+
+def _stage(job: Job, name: str, edges: tuple[Edge, ...]) -> Stage:
+    """Return the stage of a frame task."""
+    columns = tuple(edge for edge in edges if columnar(job, edge))
+    return Stage(name, tuple(regions(job, (edge,)) for edge in edges if edge not in columns), columns)
+
+
+def columnar(job: Job, edge: Edge) -> bool:
+    """Return whether rows go over an edge as columns: to a frame task, or from one to an output of files."""
+    source, to = edge
+    task = job.task(to)
+    if isinstance(task, Output):
+        files = task.queue is None and isinstance(job.task(source), FRAME_TASKS)
+        return files and not flow_conditions.of_task(job, source)
+    return isinstance(task, FRAME_TASKS) and gives_columns(job, source)
+
+
+def uses(stages: tuple[Stage, ...]) -> Counter[str]:
+    """Return how many stages use the rows of each input or cut."""
+    found = Counter(region.entry for stage in stages for side in stage.sides for region in side)
+    for stage in stages:
+        found.update(source for source, _ in stage.columns)
+    return found
 
 
 def regions(job: Job, wanted: tuple[Edge, ...]) -> tuple[Region, ...]:
     """Return a region for each input or cut whose segments reach the wanted edges, in the catalog's order."""
     leading = _leading(job, wanted)
-    entries = [task.name for task in job.catalog if isinstance(task, (Input, Reduce, Join))]
+    entries = [task.name for task in job.catalog if isinstance(task, (Input, *CUTS))]
     return tuple(_region(job, entry, leading) for entry in entries if any(edge[0] == entry for edge in leading))
 
 
@@ -73,8 +111,13 @@ def ordered(job: Job) -> list[str]:
 
 
 def stateful(job: Job) -> bool:
-    """Return whether Spark keeps state for the job, so that it cannot continue from offsets alone."""
-    return any(isinstance(task, (Reduce, Join)) for task in job.catalog)
+    """Return whether Spark may keep state for the job, so that it cannot continue from offsets alone."""
+    return any(isinstance(task, (Reduce, Join, Frame, Sql)) for task in job.catalog)
+
+
+def timed(job: Job) -> bool:
+    """Return whether tasks of the job may keep state up to Spark's watermark."""
+    return any(isinstance(task, (Frame, Sql)) for task in job.catalog)
 
 
 def _leading(job: Job, wanted: tuple[Edge, ...]) -> dict[Edge, bool]:

@@ -7,8 +7,8 @@ the columns of other sources.
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgpack
 import pyarrow
 
 from onyxq.core.ids import COUNTER_MAX, make_id
+from onyxq.jobs.key_state import hash64
 from onyxq.jobs.values import unpack
 from onyxq.spark.files import columns
 
@@ -32,8 +33,8 @@ ROWS_MAX = 10_000
 BYTES_MAX = 8 * 1024 * 1024
 """Approximate payload bytes of one Arrow batch; `ROWS_MAX` limits the rows."""
 
-FILE, BLOCK, PART, PLANNED = "_onyxq_file", "_onyxq_block", "_onyxq_part", "_onyxq_planned_ms"
-"""Columns that `onyxq.spark.plan.inputs` adds, for lineage; they are not part of a segment.
+PLANNED, PART = "_onyxq_planned_ms", "_onyxq_part"
+"""Columns that `onyxq.spark.plan.inputs.placed` adds, for lineage; they are not part of a segment.
 
 ``PART`` is the source's part of the batch. One task of Spark may process several of them.
 """
@@ -43,7 +44,7 @@ Segment = tuple[bytes, Any, str]
 
 
 def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str) -> Iterator[Segment]:
-    """Yield the segments of the Arrow batches from ``entry``; ``place`` distinguishes batches without files."""
+    """Yield the segments of the Arrow batches from ``entry``; ``place`` distinguishes batches."""
     if shape == COLUMNS:
         yield from _from_columns(batches, entry, place)
         return
@@ -64,24 +65,17 @@ def _from_queue(batch: Any) -> Iterator[Segment]:
 
 
 def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Segment]:
-    """Yield segments of rows.
-
-    Rows of files are identified by file, block and index, others by batch, part and index.
-    """
-    counts: dict[tuple[Any, ...], int] = {}
+    """Yield segments of rows, identified by their batch, part and index in it."""
+    counts: Counter[int] = Counter()
+    makers: dict[int, int] = {}
     for batch in batches:
         for row in columns.segments(batch):
-            planned = row.pop(PLANNED)
-            where = (entry, row.pop(FILE), row.pop(BLOCK)) if FILE in row else (entry, place, str(row.pop(PART)))
-            count = counts.get(where, 0)
-            counts[where] = count + 1
-            maker = _hash64(*where, str(count // (COUNTER_MAX + 1)))
-            yield make_id(planned, 0, maker, count % (COUNTER_MAX + 1)), row, ""
-
-
-def _hash64(*parts: Any) -> int:
-    said = msgpack.packb(parts)
-    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
+            planned, part = row.pop(PLANNED), row.pop(PART)
+            block, index = divmod(counts[part], COUNTER_MAX + 1)
+            counts[part] += 1
+            if index == 0:
+                makers[part] = hash64(msgpack.packb([entry, place, part, block]))
+            yield make_id(planned, 0, makers[part], index), row, ""
 
 
 def batches(rows: Iterable[tuple[str, bytes, bytes]]) -> Iterator[Any]:

@@ -24,7 +24,11 @@ class NewJob(Args):
     ] = UNSET
     workflow: Annotated[Any, Meta(description="Edges `[from, to]` between names of the catalog.")] = UNSET
     catalog: Annotated[
-        Any, Meta(description="Tasks: `type` (`input`, `function`, `reduce`, `join`, `output`), `name` and more.")
+        Any,
+        Meta(
+            description="Tasks: `type` (`input`, `function`, `reduce`, `join`, `frame`, `sql`, `batch_function`, "
+            "`output`), `name` and more."
+        ),
     ] = UNSET
     flow_conditions: Annotated[
         Any, Meta(description="Paths of segments: objects with `from`, `to`, `when` and more.")

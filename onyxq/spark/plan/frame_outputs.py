@@ -1,0 +1,80 @@
+"""Frames on their way to outputs of files: their columns stay columns up to the file.
+
+The sink gets one frame with the rows of all outputs. A row of a segment has its payload, and a row of a frame has its
+columns in a struct. There is one struct for each set of columns; all others are null in that row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attrs import evolve
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as of
+from pyspark.sql.types import StringType, StructField, StructType
+
+from onyxq.core.errors import BadRequest
+from onyxq.spark.failures import said_by
+from onyxq.spark.files.file_sink import Folder
+from onyxq.spark.files.formats import check_schema
+from onyxq.spark.plan.frames import arrow_schema, columns_in
+from onyxq.spark.plan.inputs import quoted
+from onyxq.spark.plan.outputs import COLUMNS
+
+
+def laid_out(frames: Sequence[tuple[str, str, Any]], folders: Iterable[Folder]) -> tuple[list[Folder], list[Any]]:
+    """Return the outputs with their columns, and the sink's rows of frames.
+
+    ``frames``: task, output and the task's frame, for each edge. An output without the option
+    ``schema`` gets the columns of its first frame. Raises `BadRequest` if a frame does not fit the columns of its
+    output.
+    """
+    found = {folder.name: folder for folder in folders}
+    columns = {folder.name: columns_in(folder.options["schema"]) for folder in folders if folder.schema}
+    groups: dict[tuple[str, str], tuple[Any, list[str]]] = {}
+    for source, name, frame in frames:
+        folder = found[name]
+        frame = frame.toDF("value") if folder.format == "text" and len(frame.columns) == 1 else frame
+        wanted = columns.setdefault(name, _nullable(frame.schema))
+        fitted = _fitted(folder, frame, wanted)
+        found[name] = folder = evolve(folder, schema=folder.schema or arrow_schema(wanted))
+        check_schema(folder)
+        groups.setdefault((source, wanted.json()), (fitted, []))[1].append(name)
+    structs = {said: f"{COLUMNS}{place}" for place, said in enumerate(dict.fromkeys(said for _, said in groups))}
+    rows = [_row(frame, names, structs[said]) for (_, said), (frame, names) in groups.items()]
+    return list(found.values()), rows
+
+
+def _nullable(columns: StructType) -> StructType:
+    """Return the columns as an output without a schema has them: any value may be missing."""
+    return StructType([StructField(part.name, part.dataType) for part in columns])
+
+
+def _fitted(folder: Folder, frame: Any, wanted: StructType) -> Any:
+    """Return the frame with the columns of its output; numbers may become wider, and missing columns are null."""
+    names = {name.lower() for name in wanted.names}
+    others = [name for name in frame.columns if name.lower() not in names]
+    if others and folder.options.get("other_fields") != "drop":
+        what = f"its frame has the column {others[0]!r}, which is not one of its columns: {', '.join(wanted.names)}"
+        raise _refused(folder, what)
+    if len({name.lower() for name in frame.columns}) < len(frame.columns):
+        raise _refused(folder, f"its frame has two columns of one name: {', '.join(frame.columns)}")
+    if folder.format == "text" and [(part.name, part.dataType) for part in wanted] != [("value", StringType())]:
+        raise _refused(folder, f"text has one column, a string, and its frame has {', '.join(frame.columns)}")
+    try:
+        return frame.to(wanted)
+    except PySparkException as error:
+        raise _refused(folder, said_by(error)) from error
+
+
+def _refused(folder: Folder, what: str) -> BadRequest:
+    return BadRequest(f"output {folder.name}: {what}", field=folder.name)
+
+
+def _row(frame: Any, names: list[str], struct: str) -> Any:
+    """Return the rows of a frame as the sink takes them, once for each of these outputs."""
+    columns = of.struct(*(of.col(quoted(name)) for name in frame.columns)).alias(struct)
+    nothing = of.lit(None).cast("binary")
+    out = of.lit(names[0]) if len(names) == 1 else of.explode(of.array(*map(of.lit, names)))
+    return frame.select(nothing.alias("lineage"), out.alias("out"), nothing.alias("payload"), columns)

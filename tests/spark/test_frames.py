@@ -1,0 +1,280 @@
+"""Frame tasks of jobs: DataFrames, SQL and functions of Arrow batches, as one query with exactly-once outputs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as of
+
+from onyxq import BatchFunction, Frame, Function, Input, Job, Output, Sql
+from onyxq.jobs.encoding import encode
+from onyxq.spark.checkpoint import Checkpoints
+from onyxq.spark.job_run import Order, Place, Running
+from tests.spark.job_world import HERE, written
+
+pytestmark = pytest.mark.long
+
+ORDERS = "id long, user string, amount long, at timestamp"
+
+
+def drive(spark: Any, job: Job, folder: Path, events: list[Any] | None = None) -> dict[str, Any]:
+    """Drive a job of bounded inputs to its end, as a host does, without a peer; return its last event."""
+    events = [] if events is None else events
+    order = Order(job=job.id, version=1, body=encode(job), slots=2, batch=-1, offsets=b"", sealed=frozenset())
+    place = Place(connect=None, slots=2, checkpoints=Checkpoints(str(folder / "checkpoints")))
+    running = Running(spark, order, place=place, say=events.append)
+    running.start()
+    running.join()
+    return dict(events[-1])
+
+
+def completed(spark: Any, job: Job, folder: Path, events: list[Any] | None = None) -> None:
+    """Drive a job, which must complete."""
+    last = drive(spark, job, folder, events)
+    assert last["event"] == "completed", last
+
+
+def write(folder: Path, rows: Iterable[Any]) -> str:
+    """Write rows as JSON lines, in two files; return the folder."""
+    folder.mkdir(parents=True)
+    lines = [json.dumps(row) + "\n" for row in rows]
+    for part in range(2):
+        (folder / f"{part}.json").write_text("".join(lines[part::2]))
+    return str(folder)
+
+
+def order(number: int) -> dict[str, Any]:
+    """Return an order; there is one a minute."""
+    at = f"2027-01-01T{number // 60:02d}:{number % 60:02d}:00Z"
+    return {"id": number, "user": f"u{number % 5}", "amount": number * 7 % 50, "at": at}
+
+
+def test_a_query_from_json_to_parquet(spark: Any, tmp_path: Path) -> None:
+    """Rows and types are those of the query; nothing but the files is left in the folder."""
+    orders = [order(number) for number in range(200)]
+    job = Job(
+        id="sql",
+        workflow=[("orders", "big"), ("big", "out"), ("big", "lines")],
+        catalog=[
+            Input("orders", format="json", path=write(tmp_path / "in", orders), schema=ORDERS),
+            Sql("big", "select id, upper(user) as user, amount / 2 as half, at from orders where amount > 30"),
+            Output("out", format="parquet", path=str(tmp_path / "out")),
+            Output(
+                "lines",
+                format="json",
+                path=str(tmp_path / "lines"),
+                options={"other_fields": "drop", "schema": "id long, half double"},
+            ),
+        ],
+    )
+    completed(spark, job, tmp_path)
+    big = {one["id"]: one["amount"] / 2 for one in orders if one["amount"] > 30}
+    assert {one["id"]: one["half"] for one in written(tmp_path / "out", "parquet")} == big
+    found = spark.read.parquet(str(tmp_path / "out"))
+    assert [part.dataType.simpleString() for part in found.schema] == ["bigint", "string", "double", "timestamp"]
+    assert {row.user for row in found.collect()} == {f"U{number}" for number in range(5)}
+    assert {one["id"]: one["half"] for one in written(tmp_path / "lines")} == big
+    assert not (tmp_path / "out" / "_onyxq").exists()
+
+
+def with_lands(orders: Any, users: Any) -> Any:
+    """Join a stream with a table."""
+    return orders.join(users, "user", "left")
+
+
+def visits(with_lands: Any) -> Any:
+    """Return sessions of users, which end after 7 minutes without an order."""
+    sessions = with_lands.groupBy(of.session_window("at", "7 minutes"), "user").agg(of.count("*").alias("n"))
+    return sessions.select("user", of.col("session_window.start").alias("began"), "n")
+
+
+def paid(orders: Any, payments: Any) -> Any:
+    """Return all orders, with their payment within five minutes if there is one."""
+    within = of.expr("id = order_id and paid_at between at and at + interval 5 minutes")
+    return orders.join(payments.withWatermark("paid_at", "10 minutes"), within, "left").select("id", "paid_at")
+
+
+def once(orders: Any) -> Any:
+    """Return one row for each user and hour."""
+    return orders.select("user", of.date_trunc("hour", "at").alias("at")).dropDuplicates(["user", "at"])
+
+
+HOURS = """
+select window.start as hour, land, sum(amount) as amount
+from with_lands
+group by window(at, '1 hour'), land
+"""
+
+
+def shop(folder: Path) -> Job:
+    """Return a job with a frame of each kind; orders come in two batches."""
+    orders = [order(number) for number in range(240)]
+    halves = folder / "orders"
+    for part in range(2):
+        write(halves / f"half-{part}", orders[part * 120 : part * 120 + 120])
+    payments = [{"order_id": one["id"], "paid_at": one["at"]} for one in orders if one["id"] % 3]
+    users = [{"user": f"u{number}", "land": "NO" if number % 2 else "SE"} for number in range(4)]
+    outputs = ["hours", "visits", "paid", "once"]
+    return Job(
+        id="shop",
+        workflow=[
+            *(("orders", "with_lands"), ("users", "with_lands"), ("with_lands", "hours"), ("with_lands", "visits")),
+            *(("orders", "paid"), ("payments", "paid"), ("orders", "once")),
+            *((name, f"{name} out") for name in outputs),
+        ],
+        catalog=[
+            Input(
+                "orders",
+                format="json",
+                path=f"{halves}/*",
+                schema=ORDERS,
+                options={"maxFilesPerTrigger": "2"},
+                time="at",
+                watermark_ms=600_000,
+            ),
+            Input(
+                "payments",
+                format="json",
+                path=write(folder / "payments", payments),
+                schema="order_id long, paid_at timestamp",
+            ),
+            Input(
+                "users",
+                format="json",
+                path=write(folder / "users", users),
+                schema="user string, land string",
+                static=True,
+            ),
+            Frame("with_lands", f"{__name__}:with_lands"),
+            Sql("hours", HOURS),
+            Frame("visits", f"{__name__}:visits"),
+            Frame("paid", f"{__name__}:paid"),
+            Frame("once", f"{__name__}:once"),
+            *(Output(f"{name} out", format="parquet", path=str(folder / name)) for name in outputs),
+        ],
+        key_groups=2,
+    )
+
+
+def test_joins_and_windows_agree_with_a_batch_computation(spark: Any, tmp_path: Path) -> None:
+    """The same functions on tables give the same rows, also those that only the end of the inputs completes."""
+    job = shop(tmp_path)
+    completed(spark, job, tmp_path)
+    tables = {
+        task.name: spark.read.schema(task.schema).json(str(task.path))
+        for task in job.catalog
+        if isinstance(task, Input)
+    }
+    tables["with_lands"] = with_lands(tables["orders"], tables["users"])
+    tables["with_lands"].createOrReplaceTempView("with_lands")
+    wanted = {
+        "hours": spark.sql(HOURS),
+        "visits": visits(tables["with_lands"]),
+        "paid": paid(tables["orders"], tables["payments"]),
+        "once": once(tables["orders"]),
+    }
+    for name, frame in wanted.items():
+        found = Counter(spark.read.schema(frame.schema).parquet(str(tmp_path / name)).collect())
+        assert found == Counter(frame.collect()), name
+        assert len(found) > 3
+
+
+def test_frames_and_functions_feed_each_other(spark: Any, tmp_path: Path) -> None:
+    """Segments become columns by a declared schema, and rows become segments; the input is read once for all."""
+    orders = [order(number) for number in range(200)]
+    job = Job(
+        id="mixed",
+        workflow=[
+            *(("orders", "large"), ("large", "names"), ("names", "same"), ("same", "out"), ("large", "out")),
+            *(("orders", "small"), ("small", "counted"), ("small", "again")),
+        ],
+        catalog=[
+            Input("orders", format="json", path=write(tmp_path / "in", orders), schema=ORDERS),
+            Function("large", f"{HERE}:large_order"),
+            Sql("names", "select id + 1000 as id, concat(user, '!') as user from large", schema="id int, user string"),
+            Function("same", f"{HERE}:same"),
+            BatchFunction("small", f"{HERE}:fewer_columns", {"most": 20}, returns="id long, amount long"),
+            Output("out", format="json", path=str(tmp_path / "out")),
+            Output("counted", format="csv", path=str(tmp_path / "counted"), options={"schema": "amount long, id long"}),
+            Output("again", format="parquet", path=str(tmp_path / "again")),
+        ],
+    )
+    events: list[Any] = []
+    completed(spark, job, tmp_path, events)
+    large = [one for one in orders if one["amount"] > 40]
+    wanted = {(one["id"], one["user"]) for one in large} | {(one["id"] + 1000, one["user"] + "!") for one in large}
+    assert {(one["id"], one["user"]) for one in written(tmp_path / "out")} == wanted
+    assert len(written(tmp_path / "out")) == len(wanted) == 2 * len(large) > 10
+    small = {(one["id"], one["amount"]) for one in orders if one["amount"] <= 20}
+    assert {(int(number), int(amount)) for amount, number in written(tmp_path / "counted", "csv")} == small
+    assert {(one["id"], one["amount"]) for one in written(tmp_path / "again", "parquet")} == small
+    assert next(one["progress"]["rows"] for one in events if one["event"] == "progress") == len(orders)
+
+
+def no_frame(orders: Any) -> Any:
+    """Return no frame."""
+    return orders.columns
+
+
+def wrong(orders: Any) -> Any:
+    """Name a column that does not exist."""
+    return orders.select("amuont")
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "a text that is no query": (Sql("t", "selec 1"), "catalog[1].sql", "Syntax error at or near 'selec'"),
+    "an unknown view": (Sql("t", "select * from order"), "catalog[1].sql", "its views are orders"),
+    "a command": (Sql("t", "drop table orders"), "catalog[1].sql", "is a command (DropTable), not a query"),
+    "a program": (
+        Sql("t", "select transform(id) using 'cat' as (id) from orders"),
+        "catalog[1].sql",
+        "runs other code (ScriptTransformation)",
+    ),
+    "a method of Java": (
+        Sql("t", "select reflect('java.lang.System', 'nanoTime') as n from orders"),
+        "catalog[1].sql",
+        "runs other code (reflect)",
+    ),
+    "an aggregation without a watermark": (
+        Sql("t", "select user, count(*) as n from orders group by user"),
+        "catalog[1]",
+        "Spark cannot append its rows to outputs",
+    ),
+    "no stream": (Sql("t", "select 1 as n"), "catalog[1]", "reads no stream"),
+    "no frame": (Frame("t", f"{__name__}:no_frame"), "catalog[1].fn", "returned a list, not a DataFrame"),
+    "a function that raises": (Frame("t", f"{__name__}:wrong"), "t", "task t: AnalysisException: "),
+    "a watermark of no time": (
+        Sql("t", "select * from orders", time="user"),
+        "catalog[1].time",
+        "cannot have the watermark",
+    ),
+    "other columns than the output's": (
+        Sql("t", "select id as number from orders"),
+        "out",
+        "output out: its frame has the column 'number', which is not one of its columns: id, user",
+    ),
+    "another type than the output's": (Sql("t", "select user as id from orders"), "out", "output out: "),
+}
+
+
+def test_a_frame_that_spark_cannot_use_is_refused_by_name(spark: Any, tmp_path: Path) -> None:
+    """The job fails at once, before a batch, and its error names the field."""
+    source = write(tmp_path / "in", [order(1)])
+    for name, (task, field, said) in REFUSED.items():
+        job = Job(
+            id="refused",
+            workflow=[("orders", "t"), ("t", "out")],
+            catalog=[
+                Input("orders", format="json", path=source, schema=ORDERS),
+                task,
+                Output("out", format="parquet", path=str(tmp_path / "out"), options={"schema": "id long, user string"}),
+            ],
+        )
+        last = drive(spark, job, tmp_path / name)
+        assert (last["event"], last["task"], last["restart"]) == ("failed", field, False), (name, last)
+        assert said in last["error"] and "\n" not in last["error"], (name, last["error"])
