@@ -20,6 +20,7 @@ EXAMPLES = ROOT / "examples" / "jobs"
 CHECKED = {
     "word_count.py": {"words by hour", "words in all"},
     "log_sessions.py": {"visits", "broken lines"},
+    "web_log.py": {"visits", "bytes by hour"},
     "join_inputs.py": {"imports of sources", "imports of others"},
     "queue_to_queue.py": {"functions", "classes", "completed tasks of the input"},
     "archive_analysis.py": {
