@@ -115,6 +115,33 @@ def with_delivery(view: dict[str, Any], callback: dict[str, Any] | None) -> dict
     return view | {"callback": shown}
 
 
+def shown_uri(uri: str) -> str:
+    """Return a URI without user, password, query and fragment, which may be secrets."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return HIDDEN  # only an installed transport accepts it
+    netloc, path = _after_user(parts.netloc), parts.path if parts.netloc else _after_user(parts.path)
+    return SplitResult(parts.scheme, netloc, path, HIDDEN if parts.query else "", "").geturl()
+
+
+def shown_error(error: str, uri: str) -> str:
+    """Return the error of a callback without the secrets of its URI."""
+    error = error.replace(uri, shown_uri(uri))
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return error
+    for secret in filter(None, (parts.netloc.rpartition("@")[0], parts.password, parts.query, parts.fragment)):
+        error = error.replace(secret, HIDDEN)
+    return error
+
+
+def _after_user(place: str) -> str:
+    user, _, rest = place.rpartition("@")
+    return f"{HIDDEN}@{rest}" if user else rest
+
+
 def of_list(view: dict[str, Any]) -> dict[str, Any]:
     """Return a task's view with the last of its tracebacks only: a list has many tasks."""
     last = max((one["token"] for one in view["claims"] if one["traceback"]), default=None)

@@ -79,7 +79,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "tasks": [{"queue": "page"}], "id": fresh_id(), "name": "page", "on_done": {"queue": "page", "data": b"x"},
     },
     "flow.get": {"id": ID, "limit": 1},
-    "flow.list": {"state": "running", "after": ID, "limit": 1, "newest_first": True},
+    "flow.list": {"state": "running", "after": ID, "limit": 1, "newest_first": True, "prefixes": ["mail"]},
     "flow.wait": {"id": ID, "wait_ms": 0},
     "flow.cancel": {"id": ID},
     "timer.set": {
