@@ -6,6 +6,7 @@ product is between a test and its bytes.
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import httpx
 import msgpack
+import pytest
 import trio
 from attrs import evolve
 
@@ -24,6 +26,7 @@ from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.grants import OPEN, Access
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
+from onyxq.interfaces.cli.main import run as run_command
 from onyxq.interfaces.daemon import Platform
 from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.node.jobs.host_process import launch
@@ -243,6 +246,26 @@ class Live:
             assert wire.call("complete", {"items": [[first, 1, token, None, [b"ok"]]]}) == {"results": [[]]}
         answer = self.http.get(f"/v1/tasks/{first.hex()}")
         assert answer.status_code == 200 and answer.json()["state"] == "completed"
+
+
+class Line:
+    """Runs commands on the cluster and reads their output."""
+
+    def __init__(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._connect = ["--connect", address]
+        self._capsys = capsys
+
+    def code(self, *arguments: str) -> int:
+        """Return the exit code."""
+        code = run_command([*arguments, *self._connect])
+        self.said = self._capsys.readouterr()
+        return code
+
+    def json(self, *arguments: str) -> Any:
+        """Return the document that a successful command prints with ``--json``."""
+        code = self.code(*arguments, "--json")
+        assert code == 0, self.said.err
+        return json.loads(self.said.out)
 
 
 def claim_of(*queues: str, **members: Any) -> dict[str, Any]:

@@ -31,12 +31,6 @@ def client(cluster: JobsCluster) -> Iterator[Client]:
         yield found
 
 
-@pytest.fixture
-def queue() -> str:
-    """A queue that no other test uses."""
-    return f"q{next(_names)}"
-
-
 def claimed(client: Client, queue: str, number: int, *, lease_ms: int = 60_000) -> list[tuple[TaskId, int, int, None]]:
     """Runs of claimed tasks, as a batch completes them."""
     client.enqueue_many(queue, [b"%d" % place for place in range(number)])

@@ -7,15 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from onyxq.interfaces.cli.main import run
+from tests.interfaces.live_world import Line
 
 STOP_SECONDS_MAX = 60
 PATIENCE = "20s"
@@ -48,36 +46,10 @@ def dev() -> Iterator[str]:
         assert process.returncode == 0, said
 
 
-class Line:
-    """Runs commands on the cluster and reads their output."""
-
-    def __init__(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self._connect = ["--connect", address]
-        self._capsys = capsys
-
-    def code(self, *arguments: str) -> int:
-        """Return the exit code."""
-        code = run([*arguments, *self._connect])
-        self.said = self._capsys.readouterr()
-        return code
-
-    def json(self, *arguments: str) -> Any:
-        """Return the document that a successful command prints with ``--json``."""
-        code = self.code(*arguments, "--json")
-        assert code == 0, self.said.err
-        return json.loads(self.said.out)
-
-
 @pytest.fixture
 def line(dev: str, capsys: pytest.CaptureFixture[str]) -> Line:
     """Commands against the cluster of this module."""
     return Line(dev, capsys)
-
-
-@pytest.fixture
-def queue() -> str:
-    """A queue of the test's own."""
-    return f"queue-{uuid.uuid4().hex[:8]}"
 
 
 def test_a_task_goes_from_enqueue_to_completion(line: Line, queue: str) -> None:

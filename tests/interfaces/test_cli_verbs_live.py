@@ -46,12 +46,6 @@ def line(cluster: str, capsys: pytest.CaptureFixture[str]) -> Line:
 
 
 @pytest.fixture
-def queue() -> str:
-    """A queue of the test's own."""
-    return f"queue-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
 def module(queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module with functions of the test's own."""
     name = f"tasks_{uuid.uuid4().hex[:8]}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +16,9 @@ from onyxq.errors import AlreadyFinished, BadRequest, Conflict, NotFound, TimedO
 from onyxq.interfaces.cli.main import run
 from onyxq.operations.flow.plan import planned
 from onyxq.operations.table.flow import MAKE_FLOW
-from tests.interfaces.live_world import Live, running
+from tests.interfaces.live_world import Live
 
 WAIT_MS = 10_000
-_serial = count(1)
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    """One node for all tests of this module, with HTTP."""
-    with running(http=True) as cluster:
-        found = Live(cluster)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def client(live: Live) -> Iterator[Client]:
-    """A client of it."""
-    with Client(live.address) as found:
-        yield found
-
-
-@pytest.fixture
-def queue() -> str:
-    """A queue that no other test uses."""
-    return f"queue-{next(_serial)}"
 
 
 def work(client: Client, queue: str) -> bytes:

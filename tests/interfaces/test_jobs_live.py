@@ -54,13 +54,6 @@ def live() -> Iterator[Live]:
         found.close()
 
 
-@pytest.fixture(scope="module")
-def client(live: Live) -> Iterator[Client]:
-    """A client of it."""
-    with Client(live.address) as found:
-        yield found
-
-
 def job_of(kind: str, **more: Any) -> Job:
     """Return a job with an id that no other test uses."""
     return Job(

@@ -4,41 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from onyxq import Client, Step
 from onyxq.errors import BadRequest, Conflict, KeyTaken, NotFound
-from onyxq.interfaces.cli.main import run
-from tests.interfaces.live_world import Live, running
+from tests.interfaces.live_world import Line, Live
 
 WAIT_MS = 10_000
-_serial = count(1)
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    """One node for all tests of this module, with HTTP."""
-    with running(http=True) as cluster:
-        found = Live(cluster)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def client(live: Live) -> Iterator[Client]:
-    """A client of it."""
-    with Client(live.address) as found:
-        yield found
-
-
-@pytest.fixture
-def queue() -> str:
-    """A queue that no other test uses."""
-    return f"queue-{next(_serial)}"
 
 
 def worked(client: Client, queue: str, tasks: int) -> list[bytes]:
@@ -228,31 +203,6 @@ def test_a_periodic_task_is_enqueued_until_it_is_removed(client: Client, queue: 
     client.remove_periodic(made["name"])
     with pytest.raises(NotFound):
         client.periodic(made["name"])
-
-
-class Line:
-    """Commands against the cluster."""
-
-    def __init__(self, live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-        self._connect = ["--connect", live.address]
-        self._capsys = capsys
-
-    def code(self, *typed: str) -> int:
-        """Run a command; return the exit code and keep its output."""
-        code = run([*typed, *self._connect])
-        self.said = self._capsys.readouterr()
-        return code
-
-    def json(self, *typed: str) -> Any:
-        """Return the document that a command prints."""
-        assert self.code(*typed, "--json") == 0, self.said.err
-        return json.loads(self.said.out)
-
-
-@pytest.fixture
-def line(live: Live, capsys: pytest.CaptureFixture[str]) -> Line:
-    """A command line."""
-    return Line(live, capsys)
 
 
 def test_the_command_line_enqueues_with_keys_and_dependencies(line: Line, client: Client, queue: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import anyio
@@ -19,8 +18,6 @@ from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.worker import Worker, blocking_context, context
 from tests.interfaces.live_world import running
 
-_names = count(1)
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
@@ -34,12 +31,6 @@ def web(cluster: LocalCluster) -> Iterator[httpx.Client]:
     """An HTTP client of one of them."""
     with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=20) as client:
         yield client
-
-
-@pytest.fixture
-def queue() -> str:
-    """A queue that no other test uses."""
-    return f"q{next(_names)}"
 
 
 def claimed(web: httpx.Client, queue: str, number: int) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -23,7 +23,7 @@ from onyxq.interfaces.cli.main import run
 from onyxq.outbox import OutboxDatabase, Relay
 from onyxq.outbox import psycopg as with_psycopg
 from onyxq.outbox import sqlalchemy as with_sqlalchemy
-from tests.interfaces.live_world import Live, running
+from tests.interfaces.live_world import Live
 from tests.outbox.dying_relay import STEPS
 from tests.processes.cluster import surroundings
 
@@ -52,22 +52,6 @@ class Order(Base):
 
 
 outbox = with_sqlalchemy.Outbox(Base.metadata)
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    """One node for all tests of this module."""
-    with running(http=True) as cluster:
-        found = Live(cluster)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def client(live: Live) -> Iterator[Client]:
-    """A client of it."""
-    with Client(live.address) as found:
-        yield found
 
 
 @pytest.fixture
