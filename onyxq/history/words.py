@@ -136,7 +136,7 @@ def callback(told: Args) -> str:
     if told["attempts"]:
         failed = "attempt failed" if told["attempts"] == 1 else "attempts failed"
         said += f"; {told['attempts']} {failed}, the last one: {brief(told['error'] or 'no error is known', 200)}"
-    return visible(f"{told['method']} {told['uri']}: {said}")
+    return visible(f"{told['method']} {brief(told['uri'], 200)}: {said}")
 
 
 def tasks(runs: Sequence[Args]) -> str:

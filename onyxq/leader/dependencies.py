@@ -37,7 +37,7 @@ from onyxq.core.ids import (
 )
 from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.core.replica import leader_node
-from onyxq.core.task_headers import DEPENDS, JOINS, failure_of
+from onyxq.core.task_headers import CALLBACK, DEPENDS, JOINS, failure_of
 from onyxq.leader.completion_rows import Finish, token_now
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
@@ -153,13 +153,20 @@ class Dependencies:
     def callback_row(self, task_id: TaskId) -> Row:
         """Return the row of a task's callback: a task of the timers' queue that waits for the end of the task.
 
-        It is stored in the same step as the task. Its id follows from the task's, so a repeat is the same row.
+        It is stored in the same step as the task. Its id follows from the task's, so a repeat is the same row. Raises
+        `BadRequest` if that id is another task's.
         """
         first = callback_of(task_id)
         row = self._host.store.task_row(first)
         if row is None:
             self._host.count_event(TIMERS_QUEUE, "enqueued", 1)
             row = first, facts.pack_task(_callback_header(task_id), [b"null"])
+        elif facts.task_header(row[1])[0]["queue"] != TIMERS_QUEUE:
+            raise BadRequest(
+                f"{first.hex()}, the id of the callback of this task, is another task's",
+                field=CALLBACK,
+                hint="Use an id from `GET /v1/ids`.",
+            )
         return facts.task_row(*row)
 
     def follow(self, task_id: TaskId) -> None:

@@ -20,7 +20,7 @@ from onyxq.client import Client, Step
 from onyxq.core.ids import callback_of
 from onyxq.core.limits import FLOWS_QUEUE, TIMERS_QUEUE
 from onyxq.core.queue_settings import DEFAULTS
-from onyxq.errors import BadRequest, Forbidden
+from onyxq.errors import BadRequest, Forbidden, NotFound
 from onyxq.interfaces.cli.main import run
 from tests.interfaces.live_world import Live, running
 
@@ -176,6 +176,30 @@ def test_a_callback_is_shown_without_the_secrets_of_its_address(
     pages = (f"/v1/tasks/{task_id}", f"/v1/tasks/{task_id}/history", "/v1/tasks?queue=secrets", f"/ui/tasks/{task_id}")
     for text in (capsys.readouterr().out, *(live.http.get(page).text for page in pages)):
         assert "http://127.0.0.1:9/ended?" in text and "hunter2" not in text
+
+
+def test_a_callback_with_a_hostile_address_is_shown_as_text(
+    live: Live, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page runs nothing of it, and the command shows its beginning."""
+    hostile = "http://127.0.0.1:9/<script>alert(1)</script>" + "x" * 7_000
+    task_id = client.enqueue("hostile", b"x", callback=hostile).hex()
+    page = live.http.get(f"/ui/tasks/{task_id}").text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "<script>alert(1)" not in page
+    assert run(["task", "get", task_id, "--connect", live.address]) == 0
+    assert len(max(capsys.readouterr().out.splitlines(), key=len)) < 400
+
+
+def test_a_callback_does_not_take_the_id_of_another_task(client: Client) -> None:
+    """Otherwise the end of one task would make a task of another caller due."""
+    (task_id,) = client.make_ids(1)
+    other = client.enqueue("others", b"theirs", id=callback_of(task_id))
+    with pytest.raises(BadRequest) as refused:
+        client.enqueue("mine", b"x", id=task_id, callback="http://127.0.0.1:9/")
+    assert refused.value.field == "callback"
+    assert (client.get(other).state, client.get(other).data) == ("ready", b"theirs")
+    with pytest.raises(NotFound):
+        client.get(task_id)
 
 
 def test_a_callback_that_was_withdrawn_or_given_up_is_shown_so(live: Live, client: Client) -> None:
