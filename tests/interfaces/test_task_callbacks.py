@@ -181,7 +181,7 @@ def test_a_callback_is_shown_without_the_secrets_of_its_address(
 def test_a_callback_with_a_hostile_address_is_shown_as_text(
     live: Live, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page runs nothing of it, and the command shows its beginning."""
+    """The page shows it as text, and the command shows its beginning."""
     hostile = "http://127.0.0.1:9/<script>alert(1)</script>" + "x" * 7_000
     task_id = client.enqueue("hostile", b"x", callback=hostile).hex()
     page = live.http.get(f"/ui/tasks/{task_id}").text
