@@ -26,8 +26,8 @@ KEYS_MAX = 20
 """Most keys of one branch of the replica."""
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 400
-ENTRIES_SHOWN = 5
-"""Entries of one record that are shown at once; further ones are folded."""
+ENTRIES_SHOWN, ENTRIES_MAX = 5, 20
+"""Entries of one record that are shown at once, and with those that are folded."""
 CHANGES_SHOWN = 10
 """Changes that are shown at once; further ones are folded."""
 WALL_MS = 1_000_000_000_000
@@ -63,7 +63,9 @@ def _records(view: View) -> list[dict[str, Any]]:
     """Return the records, newest first, with entries in words; consecutive records without entries are merged."""
     out: list[dict[str, Any]] = []
     for record, done in reversed(view.records):
-        entries = [brief(sentence(one.name, one.args, one.verdict), SENTENCE_CHARS_MAX) for one in done.outcomes]
+        entries = [
+            brief(sentence(one.name, one.args, one.verdict), SENTENCE_CHARS_MAX) for one in done.outcomes[:ENTRIES_MAX]
+        ]
         empty = not entries and not done.problem
         if empty and out and out[-1]["empty"]:
             out[-1] |= {"empty": out[-1]["empty"] + 1, "first": record.position, "first_at_ms": record.ctime_ms}
@@ -79,6 +81,7 @@ def _records(view: View) -> list[dict[str, Any]]:
                 "peers": {done.peer},
                 "problem": done.problem,
                 "entries": entries,
+                "count": len(done.outcomes),
             }
         )
     return out

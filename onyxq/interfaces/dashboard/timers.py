@@ -78,9 +78,9 @@ async def _found(call: Call, search: Search, args: TimersPage) -> tuple[list[Any
     if args.after is None:
         running = await _named(call, search.where)
         running += (await call.ask("list", **wanted, state="claimed", limit=ROWS // 2))["tasks"]
-    found = await call.ask("list.next", **wanted, after_ms=args.after_ms, after=args.after, limit=ROWS // 2)
+    found = await call.ask("list.next", **wanted, after_ms=args.after_ms, after=args.after, limit=ROWS)
     following = {"after_ms": found["after_ms"], "after": found["after"].hex()} if found["after"] is not None else None
-    tasks = {task["id"]: task for task in (*running, *found["ready"], *found["later"])}
+    tasks = {task["id"]: task for task in (*running, *found["ready"][: ROWS // 2], *found["later"])}
     return [*tasks.values()], following
 
 

@@ -69,6 +69,8 @@ class Past:
     """Position -> replica, of one log."""
     _start: Replica | None = None
     """The replica of the log's origin, once known."""
+    _recent: Replica = EMPTY
+    """The replica before the records of the last view: the next view is often near it."""
     _turn: anyio.Lock = field(factory=anyio.Lock)
 
     async def view(self, call: Call, at: int | None, window: int) -> View:
@@ -136,8 +138,8 @@ class Past:
 
     def _nearest(self, start: Replica, position: int) -> Replica:
         """Return the last known replica up to a position, at least the one from which the records are complete."""
-        known = [at for at in self._kept if start.position < at <= position]
-        return self._kept[max(known)] if known else start
+        known = [one for one in (*self._kept.values(), self._recent) if start.position < one.position <= position]
+        return max(known, key=lambda one: one.position, default=start)
 
     def _viewed(self, start: Replica, found: list[Record], bounds: tuple[int, int, int], window: int) -> View:
         done: list[tuple[Record, Step]] = []
@@ -148,7 +150,7 @@ class Past:
             if at // KEPT_EVERY != before.position // KEPT_EVERY:
                 self._keep(step.replica)
             if len(done) == window:
-                done.pop(0)
+                self._recent = done.pop(0)[1].replica
             done.append((by_position[at], step))
             after, before = before, step.replica
         changes: list[Change] = []
