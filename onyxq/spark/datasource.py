@@ -12,13 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from onyxq.core.errors import BadRequest
-from onyxq.spark.queues import arrow, tables
-from onyxq.spark.queues.options import read_options, table_options, write_options
-from onyxq.spark.queues.sink import QueueStreamWriter, QueueWriter, check_columns
+from onyxq.spark.queues import tables
+from onyxq.spark.queues.options import fail_options, read_options, table_options, write_options
+from onyxq.spark.queues.sink import FailureWriter, QueueStreamWriter, QueueWriter, check_columns
 from onyxq.spark.queues.source import QueueScan, QueueStream
 from onyxq.spark.queues.tables import TableScan
+from onyxq.spark.queues.task_columns import TaskShape, shape_of
 
 FORMAT = "onyxq"
 SCAN_SCHEMA = (
@@ -38,7 +40,10 @@ class OnyxqSource(DataSource):
         """Return the columns of a table, of a batch read that names a state, or of a stream."""
         if "table" in self.options:
             return tables.schema(table_options(self.options).table)
-        return SCAN_SCHEMA if "state" in self.options else arrow.SCHEMA
+        if "state" in self.options:
+            return SCAN_SCHEMA
+        options = read_options(self.options, streaming=True)
+        return shape_of(options.schema, headers=options.headers)
 
     def reader(self, schema: Any) -> QueueScan | TableScan:
         """Return a reader of a table, or of all tasks of a queue in their present state."""
@@ -48,10 +53,17 @@ class OnyxqSource(DataSource):
 
     def streamReader(self, schema: Any) -> QueueStream:
         """Return a reader that claims tasks batch by batch."""
-        return QueueStream(read_options(self.options, streaming=True))
+        options = read_options(self.options, streaming=True)
+        if not options.schema and not options.headers:
+            return QueueStream(options)
+        fields = to_arrow_schema(schema, timezone="UTC")
+        dead_letter = options.bad_rows == "dead_letter"
+        return QueueStream(options, TaskShape(fields, bool(options.schema), dead_letter))
 
-    def writer(self, schema: Any, overwrite: bool) -> QueueWriter:
-        """Return a writer that makes tasks of all rows at once."""
+    def writer(self, schema: Any, overwrite: bool) -> QueueWriter | FailureWriter:
+        """Return a writer that makes tasks of all rows at once, or one that fails the rows' tasks."""
+        if "fail" in self.options:
+            return FailureWriter(fail_options(self.options, [one.name for one in schema.fields]))
         if overwrite:
             raise BadRequest("a queue cannot be overwritten, only appended to", field="mode")
         check_columns(schema)

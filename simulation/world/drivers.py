@@ -169,7 +169,7 @@ class Driver:
         args: dict[str, Any] = {
             "name": self._name(plan),
             "prepared": parts,
-            "complete": [[*one, None] for one in plan.held],
+            "complete": [[*one[:3], None] for one in plan.held],
             "job": JOB,
             "version": self.version,
             "batch": plan.number,

@@ -185,7 +185,7 @@ def test_runs_are_spread_evenly_and_joined() -> None:
     shares = spread(held, 4)
     assert [sum(size for _, size in one) for one in shares] == [251, 251, 251, 248]
     tasks = [one for part in shares for first, size in part for one in ids_of(first, size)]
-    assert tasks == [one for first, size, _ in held for one in ids_of(first, size)]
+    assert tasks == [one for first, size, *_ in held for one in ids_of(first, size)]
     cut = [
         Held(make_id(1, 0, 7, start), 10, 5) for start in range(0, 2_048, 10) if start // 1_024 == (start + 9) // 1_024
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -32,12 +32,16 @@ KEEP_S = 86_400
 """How long a batch without a job is remembered, so that a repeat is recognized; in seconds."""
 
 COMMON = ("connect", "token", "timeout_s", "queue")
+BAD_ROWS = ("refuse", "dead_letter")
 READ = (
     *COMMON,
+    *("schema", "bad_rows", "headers"),
     *("job", "version", "slots", "checkpoint", "input", "worker", "max_rows", "max_runs", "lease_ms", "state"),
     "partitions",
 )
 TABLE = (*COMMON, "table", "live", "archive", "records", "log_archive", "dump", "partitions")
+FAILS = ("retry", "dead_letter")
+FAIL = ("connect", "token", "timeout_s", "fail")
 WRITE = (*COMMON, "priority", "delay_ms", "format", "name", "keep_s", "commit_timeout_s")
 SPARKS = ("path", "checkpointlocation", "queryname")
 """Options that Spark itself adds."""
@@ -61,6 +65,12 @@ class ReadOptions:
 
     target: Target
     queue: str
+    queues: tuple[str, ...]
+    """Of a stream: names, and patterns with ``*``."""
+    schema: str
+    """Columns of the JSON payloads; empty: they are not parsed."""
+    bad_rows: str
+    headers: bool
     worker: str
     max_rows: int
     max_runs: int
@@ -80,6 +90,15 @@ class TableOptions:
     queues: tuple[str, ...] | None
     sources: Sources
     partitions: int
+
+
+@frozen(kw_only=True)
+class FailOptions:
+    """Options of a write that fails the tasks of its rows."""
+
+    target: Target
+    outcome: str
+    """Of `FAILS`."""
 
 
 @frozen(eq=False, slots=False)
@@ -122,10 +141,23 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise _wrong("state", "is for batch reads: a stream claims what is ready")
     if not streaming and state not in (*STATES, ALL):
         raise _wrong("state", f"of a batch read must be {ALL} or one of {', '.join(STATES)}, not {state!r}")
+    bad_rows = given.get("bad_rows", BAD_ROWS[0])
+    if bad_rows not in BAD_ROWS:
+        raise _wrong("bad_rows", f"must be {' or '.join(BAD_ROWS)}, not {bad_rows!r}")
+    for name in ("schema", "bad_rows", "headers"):
+        if name in given and (not streaming or target.job):
+            raise _wrong(name, "is for streams of your own")
+    if "bad_rows" in given and "schema" not in given:
+        raise _wrong("bad_rows", "says what happens to payloads that do not fit the option schema, which is missing")
+    queue = _name(given, "queue")
     worker = f"job/{target.job}/{target.version}" if target.job else f"spark-{os.urandom(6).hex()}"
     return ReadOptions(
         target=target,
-        queue=_name(given, "queue"),
+        queue=queue,
+        queues=(queue,) if target.job else tuple(one.strip() for one in queue.split(",") if one.strip()),
+        schema=given.get("schema", ""),
+        bad_rows=bad_rows,
+        headers=_flag(given, "headers", default="schema" in given),
         worker=given.get("worker") or worker,
         max_rows=_integer(given, "max_rows", MAX_ROWS, 1, 1_000_000),
         max_runs=_integer(given, "max_runs", 4_000, 1, 4_000),
@@ -141,15 +173,12 @@ def table_options(options: Mapping[str, str]) -> TableOptions:
     given = _known(options, TABLE)
     if given["table"] not in COLUMNS:
         raise _wrong("table", f"must be one of {', '.join(COLUMNS)}, not {given['table']!r}")
-    live = given.get("live", "true").lower()
-    if live not in ("true", "false"):
-        raise _wrong("live", f"must be true or false, not {given['live']!r}")
 
     def paths(name: str) -> tuple[Path, ...]:
         return tuple(Path(one) for one in given.get(name, "").split(",") if one)
 
     return TableOptions(
-        target=target_of(given) if live == "true" else None,
+        target=target_of(given) if _flag(given, "live", default=True) else None,
         table=given["table"],
         queues=tuple(given["queue"].split(",")) if "queue" in given else None,
         sources=Sources(
@@ -177,6 +206,20 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         keep_ms=1_000 * _integer(given, "keep_s", KEEP_S, 0, 7 * 86_400),
         commit_timeout_ms=1_000 * _integer(given, "commit_timeout_s", COMMIT_TIMEOUT_S, 1, 86_400),
     )
+
+
+def fail_options(options: Mapping[str, str], columns: Sequence[str]) -> FailOptions:
+    """Return the options of a write that fails tasks, whose rows have some columns; raises `BadRequest`."""
+    given = _known(options, FAIL)
+    if given["fail"] not in FAILS:
+        raise _wrong("fail", f"must be {' or '.join(FAILS)}, not {given['fail']!r}")
+    if "task" not in columns or not set(columns) <= {"task", "error"}:
+        raise BadRequest(
+            f"rows that fail have the column task of a stream, and may have error, not {', '.join(columns)}",
+            field="task",
+            hint="Read the stream with the option headers, and select task and error.",
+        )
+    return FailOptions(target=target_of(given), outcome=given["fail"])
 
 
 def _known(options: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
@@ -214,6 +257,13 @@ def _name(given: Mapping[str, str], name: str) -> str:
     if found is None or not 1 <= len(found) <= 200:
         raise _wrong(name, "is missing" if found is None else "must have 1 to 200 characters")
     return found
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    found = given.get(name, str(default)).lower()
+    if found not in ("true", "false"):
+        raise _wrong(name, f"must be true or false, not {given[name]!r}")
+    return found == "true"
 
 
 def _integer(given: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:

@@ -25,10 +25,12 @@ class Held(NamedTuple):
     first: TaskId
     count: int  # type: ignore[assignment]  # shadows the tuple's method
     token: int
+    attempts: int = 0
+    """Number of failed or expired attempts before this one."""
 
 
 async def claim_tasks(
-    client: AsyncClient, queue: str, *, most: int, worker: str, lease_ms: int, runs_max: int = RUNS_MAX
+    client: AsyncClient, queues: str | Sequence[str], *, most: int, worker: str, lease_ms: int, runs_max: int = RUNS_MAX
 ) -> list[Held]:
     """Claim up to ``most`` tasks that are ready now, and return them in the order of the grants.
 
@@ -38,24 +40,24 @@ async def claim_tasks(
     left = most
     while left > 0 and len(held) < runs_max:
         try:
-            batch = await client.claim(queue, max=min(left, CLAIM_TASKS_MAX), lease_ms=lease_ms, worker=worker)
+            batch = await client.claim(queues, max=min(left, CLAIM_TASKS_MAX), lease_ms=lease_ms, worker=worker)
         except Unavailable:
             if not held:
                 raise
             break
         if not batch:
             break
-        held += [Held(run.first, run.count, run.token) for run in batch.runs]
+        held += [Held(run.first, run.count, run.token, run.attempts) for run in batch.runs]
         left -= len(batch)
     return joined(held)
 
 
 def joined(held: Sequence[Held]) -> list[Held]:
-    """Return the claims with neighbours of one token and stretch joined."""
+    """Return the claims with neighbours of one token, number of attempts and stretch joined."""
     out: list[Held] = []
     for one in held:
         last = out[-1] if out else None
-        follows = last is not None and last.token == one.token and _following(last) == one.first
+        follows = last is not None and last[2:] == one[2:] and _following(last) == one.first
         if last is not None and follows:
             out[-1] = last._replace(count=last.count + one.count)
         else:

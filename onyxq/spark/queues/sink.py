@@ -7,6 +7,7 @@ identified by its query and number. Writers whose attempt died and repeated comm
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from onyxq.client import AsyncClient
 from onyxq.client.batches import BatchCommitted
 from onyxq.core.errors import BadRequest
-from onyxq.spark.queues.options import QueueOutput, Target, WriteOptions
+from onyxq.spark.queues.options import FailOptions, QueueOutput, Target, WriteOptions
 from onyxq.spark.queues.shares import Piece, Share, task_of
 from onyxq.spark.queues.source import connected
+from onyxq.spark.queues.task_columns import fail_rows
+
+log = logging.getLogger(__name__)
 
 UNDER_WAY = 2
 """Number of pieces that one writer prepares at the same time."""
@@ -204,6 +208,31 @@ class QueueWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[Any]) -> None:
         """Do nothing: prepared rows expire at their deadline."""
+
+
+class FailureWriter(DataSourceArrowWriter):
+    """The sink of rows whose tasks failed: each is retried, or becomes a dead letter.
+
+    The batch that read a task continues: only the tasks that did not fail are completed with it.
+    """
+
+    def __init__(self, options: FailOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Fail the tasks of some rows; runs on an executor."""
+        one = self._options
+        for rows in iterator:
+            lost = fail_rows(connected(one.target), rows, outcome=one.outcome)
+            if lost:
+                log.info("%d tasks were not held any more, and did not fail", lost)
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[Any]) -> None:
+        """Do nothing: each task has failed already."""
+
+    def abort(self, messages: list[Any]) -> None:
+        """Do nothing: a repeat of the batch finds that its tasks have failed."""
 
 
 def share_name(name: str) -> str:

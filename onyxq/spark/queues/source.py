@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Any
 
@@ -25,11 +26,13 @@ from onyxq.client import AsyncClient
 from onyxq.client.batches import Bodies
 from onyxq.core.errors import NotFound, OnyxqError, Unavailable
 from onyxq.core.ids import TaskId
+from onyxq.operations.table.claim import QUEUES_MAX
 from onyxq.spark.connection import Connection, connection
 from onyxq.spark.queues import queue_claims
 from onyxq.spark.queues.arrow import batch_of
 from onyxq.spark.queues.options import ReadOptions, Target
 from onyxq.spark.queues.queue_claims import Held
+from onyxq.spark.queues.task_columns import TaskShape
 
 SPLIT_TASKS_MIN = 250
 """Minimum number of tasks per partition.
@@ -40,6 +43,8 @@ READ_TASKS = 8_000
 """Maximum number of tasks that an executor requests at once."""
 RENEWALS_PER_LEASE = 3
 PAGE_TASKS = 1_000
+PATTERN_S = 10.0
+"""How long the queues that fit a pattern are known, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +53,7 @@ Offset = dict[str, Any]
 
 def held_in(offset: Offset) -> list[Held]:
     """Return the claims of the batch that ends at an offset."""
-    return [Held(TaskId(bytes.fromhex(first)), count, token) for first, count, token in offset.get("claims", ())]
+    return [Held(TaskId(bytes.fromhex(first)), *rest) for first, *rest in offset.get("claims", ())]
 
 
 def queue_offsets(text: str) -> list[Offset]:
@@ -72,18 +77,23 @@ def digest_of(claims: Sequence[Sequence[Any]]) -> str:
 
 
 class Runs(InputPartition):
-    """A share of a batch."""
+    """A share of a batch, and the claims of the whole batch if its rows show them."""
 
-    def __init__(self, runs: list[tuple[bytes, int]], time_ms: int) -> None:
+    def __init__(self, runs: list[tuple[bytes, int]], time_ms: int, held: Sequence[Held] = ()) -> None:
         self.runs = runs
         self.time_ms = time_ms
+        self.held = held
 
 
 class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of a stream."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, shape: TaskShape | None = None) -> None:
         self._options = options
+        self._shape = shape
+        """Columns beside those that every stream has; None: only these."""
+        self._names: tuple[float, list[str]] = (0.0, [])
+        """Monotonic second at which the queues of a pattern were found, and they."""
         self._left: int | None = None
         """Tasks that a stream with the trigger ``availableNow`` may still claim; None without a limit."""
         self._keeper: Keeper | None = None
@@ -98,8 +108,45 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Limit the stream to the tasks that are ready now."""
-        counts = self._connection().call(lambda client: client.count(self._options.queue))
-        self._left = counts[self._options.queue]["ready"]
+        self._left = self._ready()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the backlog, which the query's progress shows as its latest offset."""
+        return {"onyxq": 1, "ready": self._ready()}
+
+    def _ready(self) -> int:
+        link = self._connection()
+        counts = [link.call(functools.partial(AsyncClient.count, queue=name)) for name in self._queues()]
+        return sum(depth["ready"] for one in counts for depth in one.values())
+
+    def _queues(self) -> list[str]:
+        """Return the queues of the stream; those of a pattern are looked up again after `PATTERN_S`."""
+        patterns = self._options.queues
+        if not any("*" in one for one in patterns):
+            return list(patterns)
+        at, names = self._names
+        if not names or time.monotonic() - at >= PATTERN_S:
+            found = self._connection().call(lambda client: client.queues())
+            names = sorted(one["queue"] for one in found if any(fnmatchcase(one["queue"], p) for p in patterns))
+            self._names = time.monotonic(), names
+        return names
+
+    def _claim(self, most: int) -> list[Held]:
+        """Claim up to ``most`` tasks of the stream's queues."""
+        one, names, held = self._options, self._queues(), list[Held]()
+        for start in range(0, len(names), QUEUES_MAX):
+            if len(held) >= one.max_runs or sum(run.count for run in held) >= most:
+                break
+            claiming = functools.partial(
+                queue_claims.claim_tasks,
+                queues=names[start : start + QUEUES_MAX],
+                most=most - sum(run.count for run in held),
+                worker=one.worker,
+                lease_ms=one.lease_ms,
+                runs_max=one.max_runs - len(held),
+            )
+            held += self._connection().call(claiming)
+        return held
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Claim the next batch.
@@ -110,17 +157,12 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._most(limit)
         if most <= 0:
             return start
-        one = self._options
         try:
-            held = self._connection().call(
-                lambda client: queue_claims.claim_tasks(
-                    client, one.queue, most=most, worker=one.worker, lease_ms=one.lease_ms, runs_max=one.max_runs
-                )
-            )
+            held = self._claim(most)
         except Unavailable as error:
             if self._left is not None:
                 raise
-            log.warning("queue %s: no batch now: %s", one.queue, error.message)
+            log.warning("queue %s: no batch now: %s", self._options.queue, error.message)
             return start
         if not held:
             self._left = None if self._left is None else 0
@@ -128,7 +170,8 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._left is not None:
             self._left -= sum(run.count for run in held)
         now_ms = self._connection().call(lambda client: client.now_ms())
-        claims = [[run.first.hex(), run.count, run.token] for run in held]
+        # Most claims are first attempts: an offset with many claims stays small.
+        claims = [[run.first.hex(), run.count, run.token, *([run.attempts] if run.attempts else [])] for run in held]
         end = {"onyxq": 1, "n": int(start["n"]) + 1, "time_ms": now_ms, "claims": claims, "digest": digest_of(claims)}
         self._keep(end)
         return end
@@ -147,7 +190,8 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held = held_in(end)
         tasks = sum(run.count for run in held)
         parts = max(1, min(self._options.slots or 2, tasks // SPLIT_TASKS_MIN))
-        return [Runs(runs, end["time_ms"]) for runs in spread(held, parts)]
+        shown = held if self._shape is not None else ()
+        return [Runs(runs, end["time_ms"], shown) for runs in spread(held, parts)]
 
     def commit(self, end: Offset) -> None:
         """Complete a batch that Spark has finished."""
@@ -185,7 +229,13 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the tasks of a share as Arrow batches; raises `NotFound` if one of them is gone."""
         assert isinstance(partition, Runs)
-        yield from read_runs(self._options, partition.runs, partition.time_ms)
+        target = self._options.target
+        for bodies in read_runs(self._options, partition.runs):
+            if self._shape is None:
+                yield from batch_of(bodies, partition.time_ms)
+            else:
+                link = connected(target)
+                yield from self._shape.batches(bodies, partition.time_ms, partition.held, link)
 
 
 def connected(target: Target) -> Connection:
@@ -198,7 +248,7 @@ def spread(held: Sequence[Held], parts: int) -> list[list[tuple[bytes, int]]]:
     shares: list[list[tuple[bytes, int]]] = [[]]
     each = -(-sum(run.count for run in held) // parts)
     room = each
-    for first, count, _ in held:
+    for first, count, *_ in held:
         while count > 0:
             if room == 0:
                 shares.append([])
@@ -210,8 +260,8 @@ def spread(held: Sequence[Held], parts: int) -> list[list[tuple[bytes, int]]]:
     return shares
 
 
-def read_runs(options: ReadOptions, runs: Sequence[tuple[bytes, int]], time_ms: int) -> Iterator[Any]:
-    """Yield Arrow batches of the tasks in runs.
+def read_runs(options: ReadOptions, runs: Sequence[tuple[bytes, int]]) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+    """Yield the bodies of the tasks in runs, with their first ids.
 
     The next ones are fetched while one is processed.
     """
@@ -229,7 +279,7 @@ def read_runs(options: ReadOptions, runs: Sequence[tuple[bytes, int]], time_ms: 
                     field="claims",
                     hint="Finished tasks are kept for their queue's retention: make it longer than batches take.",
                 )
-            yield from batch_of(found.found, time_ms)
+            yield found.found
         asked = begun
 
 
