@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onyxq.testing.drain import Drained, NotDrained
     from onyxq.testing.entry_check import check_extension
     from onyxq.testing.found_tasks import FoundTask
+    from onyxq.testing.job_preview import Preview, preview
     from onyxq.testing.workers import Run
 
 _HOMES = {
@@ -26,6 +27,8 @@ _HOMES = {
     "Drained": "drain",
     "NotDrained": "drain",
     "FoundTask": "found_tasks",
+    "Preview": "job_preview",
+    "preview": "job_preview",
     "Run": "workers",
 }
 
@@ -35,10 +38,12 @@ __all__ = [
     "Drained",
     "FoundTask",
     "NotDrained",
+    "Preview",
     "Run",
     "check_extension",
     "die_here",
     "open_cluster",
+    "preview",
 ]
 
 

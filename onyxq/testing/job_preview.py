@@ -1,0 +1,230 @@
+"""A job's workflow on given segments, in this process: without a cluster and without Spark.
+
+Functions, flow conditions, windows, triggers and joins are those that a job on Spark runs, and segments are packed and
+unpacked where Spark would do so. What surrounds the workflow is left out: lifecycles, the formats of inputs and
+outputs, and restarts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from attrs import define, field, frozen
+
+from onyxq.core.errors import BadRequest
+from onyxq.jobs import flow_conditions, join_pairs, window_groups
+from onyxq.jobs.function_imports import import_problem
+from onyxq.jobs.job_check import check
+from onyxq.jobs.key_state import later
+from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Ref, Task
+from onyxq.jobs.values import pack, pack_key, unpack
+from onyxq.jobs.windows import Parts, getter, time_of, windowings
+
+Routed = tuple[str, Any]
+"""``(from, segment)``: a segment, and the task that it comes from."""
+Made = tuple[str, Any]
+"""``(to, segment)``: a segment of a cut, and the only task that it goes to, or empty."""
+
+
+@frozen
+class Preview:
+    """What a job made of the segments."""
+
+    outputs: dict[str, list[Any]]
+    """Name of each output -> its segments, in the order in which they were made."""
+    late: dict[str, int]
+    """Name of each task with windows or a join -> number of segments that came too late."""
+
+
+def preview(
+    job: Job, rows: Mapping[str, Iterable[Any]], *, batch_rows: int | None = None, ended: bool = True
+) -> Preview:
+    """Run a job's workflow on segments of its inputs, and return what reaches its outputs.
+
+    ``rows``: name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; other inputs are
+    empty. ``batch_rows``: most segments of each input in one batch; default: all are one batch. ``ended``: whether the
+    inputs end after these segments, so that every window is emitted. Raises `BadRequest` for a job that would be
+    refused and for an unknown input, and what a function raises, with a note that names the task and the segment.
+    """
+    check(job, importable=True)
+    inputs = {task.name: list(rows.get(task.name, ())) for task in job.catalog if isinstance(task, Input)}
+    for name in rows:
+        if name not in inputs:
+            raise BadRequest(f"rows has {name!r}, which is not an input; inputs are {', '.join(inputs)}", field="rows")
+    if batch_rows is not None and batch_rows < 1:
+        raise BadRequest(f"batch_rows must be at least 1, not {batch_rows}", field="batch_rows")
+    workflow = _Workflow(job)
+    size = batch_rows or max(1, *map(len, inputs.values()))
+    count = max(1, *(-(-len(found) // size) for found in inputs.values()))
+    for number in range(count):
+        part = {name: found[number * size : (number + 1) * size] for name, found in inputs.items()}
+        workflow.batch(part)
+    if ended:
+        workflow.batch({}, ended=True)
+    return Preview(workflow.outputs, {name: cut.late for name, cut in workflow.cuts.items()})
+
+
+class _Workflow:
+    """The tasks of a job, ready to run batch by batch."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._order = _ordered(job)
+        self._conditions = {name: flow_conditions.compiled(job, name, _resolved) for name in self._order}
+        self.outputs: dict[str, list[Any]] = {one.name: [] for one in job.catalog if isinstance(one, Output)}
+        self.cuts: dict[str, _Windows | _Pairs] = {
+            one.name: _Windows(job, one.name) if isinstance(one, Reduce) else _Pairs(one)
+            for one in job.catalog
+            if isinstance(one, (Reduce, Join))
+        }
+
+    def batch(self, segments: Mapping[str, Sequence[Any]], *, ended: bool = False) -> None:
+        """Run all tasks once, each after those before it."""
+        now_ms = time.time_ns() // 1_000_000
+        waiting: dict[str, list[Routed]] = {name: [("", one) for one in segments.get(name, ())] for name in self._order}
+        for name in self._order:
+            if name in self.outputs:
+                self.outputs[name] += [one for _, one in waiting[name]]
+            elif name in self.cuts:
+                for to, made in self.cuts[name].batch(waiting[name], now_ms, ended=ended):
+                    self._route(name, made, [made], waiting, only=to)
+            else:
+                for _, one in waiting[name]:
+                    self._route(name, one, self._made(name, one), waiting)
+
+    def _made(self, name: str, segment: Any) -> list[Any]:
+        task = self._job.task(name)
+        if not isinstance(task, Function):
+            return [segment]
+        try:
+            made = _resolved(task.fn, name)(segment, **task.params)
+        except Exception as error:
+            return [error]
+        return made if isinstance(made, list) else [] if made is None else [made]
+
+    def _route(
+        self, name: str, segment: Any, made: Sequence[Any], waiting: dict[str, list[Routed]], *, only: str = ""
+    ) -> None:
+        """Hand what a task made of a segment to the tasks after it; ``only``: to this one at most."""
+        try:
+            found = [
+                route for one in made for route in flow_conditions.routes(self._conditions[name], one, made, segment)
+            ]
+            for to, value in found:
+                if not only or to == only:
+                    waiting[to].append((name, _handed_over(self._job.task(to), value)))
+        except Exception as error:
+            error.add_note(f"task {name}, segment {segment!r:.500}")
+            raise
+
+
+def _handed_over(task: Task, value: Any) -> Any:
+    """Return a segment as the next task gets it; raises `BadRequest` for a value that it cannot take."""
+    if isinstance(task, Function):
+        return value
+    key = task.ordering_key if isinstance(task, Output) else None
+    if key is not None and type(value.get(key) if isinstance(value, dict) else None) not in (str, int):
+        problem = f"output {task.name}: {key!r}, its ordering key, must be a string or an integer of the segment"
+        raise BadRequest(problem, field="ordering_key")
+    return unpack(pack(value))
+
+
+def _ordered(job: Job) -> list[str]:
+    """Return all tasks, each after those before it."""
+    found: list[str] = []
+    left = [task.name for task in job.catalog]
+    while left:
+        name = next(one for one in left if all(before in found for before in job.before(one)))
+        found.append(name)
+        left.remove(name)
+    return found
+
+
+def _resolved(ref: Ref, place: str) -> Callable[..., Any]:
+    """Return the function that a reference names."""
+    if callable(ref):
+        return ref
+    if not isinstance(ref, str):
+        raise BadRequest(f"{place}: a pickled function cannot be previewed", field=place, hint="Give the function.")
+    if problem := import_problem(ref):
+        raise BadRequest(f"{place} {problem}", field=place)
+    module, _, parts = ref.partition(":")
+    start: Any = importlib.import_module(module)
+    found: Callable[..., Any] = reduce(getattr, parts.split("."), start)
+    return found
+
+
+# --- tasks that keep segments ---------------------------------------------------------------------
+
+
+class _Store(dict[int, bytes]):
+    """The buckets of a cut."""
+
+    def load(self, number: int) -> bytes | None:
+        """Return the bytes under a number."""
+        return self.get(number)
+
+    def save(self, number: int, data: bytes | None) -> None:
+        """Store bytes under a number, or delete them."""
+        if data is None:
+            self.pop(number, None)
+        else:
+            self[number] = data
+
+
+class _Windows:
+    """The windows of one task."""
+
+    def __init__(self, job: Job, task: str) -> None:
+        self._windows = windowings(job, task, _resolved)
+        self._store, self._index = _Store(), window_groups.Index.unpack(None, len(self._windows))
+
+    @property
+    def late(self) -> int:
+        return self._index.late
+
+    def batch(self, segments: Sequence[Routed], now_ms: int, *, ended: bool) -> Iterator[Made]:
+        """Yield what the windows emit."""
+        folds = [Parts(one) for one in self._windows]
+        for _, segment in segments:
+            for fold in folds:
+                fold.add(segment, now_ms)
+        parts = [(place, key, piece) for place, fold in enumerate(folds) for key, piece in fold.take()]
+        group = window_groups.Group(self._windows, self._index, self._store)
+        newest = [[fold.newest for fold in folds]] if segments else []
+        for fired in group.batch(window_groups.Batch(now_ms, parts, newest, ended)):
+            segment = fired.emission.segment(unpack(fired.key))
+            for to in fired.emission.trigger.emit_to or ("",):
+                yield to, segment
+
+
+@define
+class _Pairs:
+    """One join."""
+
+    join: Join
+    _store: _Store = field(factory=_Store)
+    _index: join_pairs.Index = field(factory=lambda: join_pairs.Index.unpack(None))
+
+    @property
+    def late(self) -> int:
+        return self._index.late
+
+    def batch(self, segments: Sequence[Routed], now_ms: int, *, ended: bool) -> Iterator[Made]:
+        """Yield the pairs."""
+        on, time_in = getter(self.join.on, _resolved, "on"), getter(self.join.time, _resolved, "time")
+        assert on is not None, "a join has a key"
+        newest: list[int | None] = [None, None]
+        found = []
+        for source, value in segments:
+            side = int(source != self.join.left)
+            time_ms = None if time_in is None else time_of(time_in, value)
+            newest[side] = later(newest[side], time_ms)
+            found.append((side, pack_key(on(value)), time_ms, value))
+        group = join_pairs.Group(self.join, self._index, self._store)
+        for pair in group.batch(join_pairs.Batch(found, [newest] if segments else [], ended)):
+            yield "", pair

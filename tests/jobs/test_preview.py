@@ -1,0 +1,165 @@
+"""Jobs on given rows in the test's process, without a cluster and without Spark."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onyxq.errors import BadRequest
+from onyxq.jobs.model import Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.testing import preview
+
+
+def words(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the words of a line."""
+    return [{"word": word, "at_ms": line["at_ms"]} for word in line["value"].split()]
+
+
+def long(new: dict[str, Any], **_: Any) -> bool:
+    """Whether a word has more than three letters."""
+    return len(new["word"]) > 3
+
+
+def divided(segment: dict[str, int]) -> dict[str, float]:
+    """Divide 10 by ``n``."""
+    return {"share": 10 / segment["n"]}
+
+
+def job(**more: Any) -> Job:
+    """Return a job that counts words in windows of a second, and puts long words out by themselves."""
+    return Job(
+        workflow=[("lines", "words"), ("words", "counts"), ("words", "long"), ("counts", "counted")],
+        catalog=[
+            Input("lines", format="text", path="/no/such/path", bounded=True),
+            Function("words", words),
+            Reduce("counts"),
+            Output("counted", format="json", path="/no/such/counts"),
+            Output("long", format="json", path="/no/such/long"),
+        ],
+        flow_conditions=[Condition("words", ["counts"]), Condition("words", ["long"], long)],
+        windows=[Window("w", "counts", "fixed", range_ms=1_000, key="word", time="at_ms", aggregation="count", **more)],
+        triggers=[Trigger("w")],
+    )
+
+
+LINES = [{"value": "a line", "at_ms": 100}, {"value": "a word", "at_ms": 900}, {"value": "a", "at_ms": 1_500}]
+
+
+def test_functions_conditions_and_windows_run() -> None:
+    """All windows are emitted at the end of the inputs."""
+    found = preview(job(), {"lines": LINES})
+    assert [one["word"] for one in found.outputs["long"]] == ["line", "word"]
+    counted = {(one["key"], one["start_ms"]): one["value"] for one in found.outputs["counted"]}
+    assert counted == {("a", 0): 2, ("line", 0): 1, ("word", 0): 1, ("a", 1_000): 1}
+    assert found.late == {"counts": 0}
+
+
+def test_a_window_of_endless_inputs_is_emitted_when_the_watermark_passes_it() -> None:
+    """A segment for it that comes in a later batch is late."""
+    late = {"value": "late", "at_ms": 200}
+    found = preview(job(), {"lines": [*LINES, late]}, batch_rows=3, ended=False)
+    assert {one["start_ms"] for one in found.outputs["counted"]} == {0}
+    assert found.late == {"counts": 1}
+    assert (
+        preview(job(watermark_ms=5_000), {"lines": [*LINES, late]}, batch_rows=3, ended=False).outputs["counted"] == []
+    )
+
+
+def test_joins_pair_segments_of_both_sides() -> None:
+    """A left join emits segments without a partner at the end."""
+    joined = Job(
+        workflow=[("orders", "j"), ("users", "j"), ("j", "out")],
+        catalog=[
+            Input("orders", format="json", path="/o", bounded=True),
+            Input("users", format="json", path="/u", bounded=True),
+            Join("j", left="orders", right="users", on="user", how="left"),
+            Output("out", format="json", path="/x"),
+        ],
+    )
+    rows = {"orders": [{"user": 1, "n": 5}, {"user": 2, "n": 6}], "users": [{"user": 1, "name": "Ada"}]}
+    assert preview(joined, rows).outputs["out"] == [
+        {"left": {"user": 1, "n": 5}, "right": {"user": 1, "name": "Ada"}},
+        {"left": {"user": 2, "n": 6}, "right": None},
+    ]
+
+
+def test_an_exception_goes_where_the_conditions_send_it_or_names_the_task() -> None:
+    """So does a value that no segment can hold."""
+    parts = {
+        "workflow": [("in", "divide"), ("divide", "out"), ("divide", "bad")],
+        "catalog": [
+            Input("in", format="json", path="/i", bounded=True),
+            Function("divide", divided),
+            Output("out", format="json", path="/o"),
+            Output("bad", format="json", path="/b"),
+        ],
+    }
+    caught = Condition(
+        "divide", ["bad"], exceptions=True, short_circuit=True, transform=lambda old, error: {**old, "why": str(error)}
+    )
+    found = preview(Job(**parts, flow_conditions=[caught]), {"in": [{"n": 5}, {"n": 0}]})  # type: ignore[arg-type]
+    assert found.outputs == {"out": [{"share": 2.0}], "bad": [{"n": 0, "why": "division by zero"}]}
+    with pytest.raises(ZeroDivisionError) as raised:
+        preview(Job(**parts), {"in": [{"n": 0}]})  # type: ignore[arg-type]
+    assert raised.value.__notes__ == ["task divide, segment {'n': 0}"]
+    parts["catalog"][1] = Function("divide", lambda segment: object())  # type: ignore[index]
+    with pytest.raises(BadRequest, match="object"):
+        preview(Job(**parts), {"in": [{"n": 1}]})  # type: ignore[arg-type]
+
+
+def test_bad_input_is_refused() -> None:
+    """A job that a cluster would refuse, an input that it does not have, and an impossible batch."""
+    for call, name in (
+        (lambda: preview(job(), {"line": []}), "rows"),
+        (lambda: preview(job(), {}, batch_rows=0), "batch_rows"),
+    ):
+        with pytest.raises(BadRequest) as error:
+            call()
+        assert error.value.field == name
+    with pytest.raises(BadRequest, match="no Input"):
+        preview(Job(workflow=[("a", "b")], catalog=[]), {})
+
+
+def test_the_example_of_the_documentation_passes(tmp_path: Path) -> None:
+    """Both files are those of docs/jobs.rst."""
+    page = (Path(__file__).parents[2] / "docs" / "jobs.rst").read_text("utf-8")
+    for name in ("orders.py", "test_orders.py"):
+        _, _, rest = page.partition(f"   :caption: {name}\n")
+        block = re.match(r"(?:(?:   .*)?\n)+", rest)
+        assert block is not None
+        (tmp_path / name).write_text(textwrap.dedent(block[0]))
+    subprocess.run(
+        [sys.executable, "-c", "import test_orders as t; t.test_large_orders_are_passed_on()"], cwd=tmp_path, check=True
+    )
+    without = (tmp_path / "orders.py").read_text().replace('{"limit": 1_000})', '{"limit": 1_000}, ), exclude=["user"]')
+    (tmp_path / "orders.py").write_text(without)
+    failed = subprocess.run(
+        [sys.executable, "-c", "import test_orders as t; t.test_large_orders_are_passed_on()"],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "'user', its ordering key" in failed.stderr
+
+
+def test_neither_spark_nor_pandas_is_loaded() -> None:
+    """A preview works where only OnyxQ itself is installed."""
+    program = """
+import sys
+from onyxq import Function, Input, Job, Output
+from onyxq.testing import preview
+job = Job(
+    workflow=[("in", "f"), ("f", "out")],
+    catalog=[Input("in", queue="q", bounded=False), Function("f", lambda n: n + 1), Output("out", queue="r")],
+)
+assert preview(job, {"in": [1, 2]}).outputs == {"out": [2, 3]}
+assert not {"pyspark", "pandas", "pyarrow"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
