@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import msgpack
 from attrs import frozen
@@ -16,8 +15,6 @@ from onyxq.core.limits import TIMER_URI_CHARS_MAX as URI_CHARS_MAX
 
 DATA_BYTES_MAX = 1 << 20
 CALLBACK = ("transport", "uri", "method")
-HIDDEN = "…"
-"""Shown in place of a secret."""
 
 
 @frozen
@@ -40,33 +37,6 @@ class Timer:
     callback: Callback
     request: str = ""
     """Name of the request that set it, which distinguishes a repeat from a new request."""
-
-
-def shown_uri(uri: str) -> str:
-    """Return a URI without user, password, query and fragment, which may be secrets."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        return HIDDEN  # only an installed transport accepts it
-    netloc, path = _after_user(parts.netloc), parts.path if parts.netloc else _after_user(parts.path)
-    return SplitResult(parts.scheme, netloc, path, HIDDEN if parts.query else "", "").geturl()
-
-
-def shown_error(error: str, uri: str) -> str:
-    """Return the error of a callback without the secrets of its URI."""
-    error = error.replace(uri, shown_uri(uri))
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        return error
-    for secret in filter(None, (parts.netloc.rpartition("@")[0], parts.password, parts.query, parts.fragment)):
-        error = error.replace(secret, HIDDEN)
-    return error
-
-
-def _after_user(place: str) -> str:
-    user, _, rest = place.rpartition("@")
-    return f"{HIDDEN}@{rest}" if user else rest
 
 
 def timer_id(value: Any) -> str:

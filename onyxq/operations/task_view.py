@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from onyxq.core import facts
 from onyxq.core.facts import Completion, History, Update
@@ -11,10 +12,11 @@ from onyxq.core.ids import TaskId, callback_of, ms_of, offset_of, partition_of
 from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.core.replica import ClaimPiece, Replica
 from onyxq.core.task_headers import CALLBACK, UNIQUE_KEY, due_of, policy_of, unique_options
-from onyxq.core.timer_model import shown_error, shown_uri
 from onyxq.history.attempts import Ended, attempts_max, attempts_of, reports_of, shown
 from onyxq.store.store import Store
 
+HIDDEN = "…"
+"""Shown in place of a secret."""
 Rows = Sequence[tuple[bytes, bytes, bytes]]
 """(kind, first id, body) of rows that cover the task."""
 

@@ -7,10 +7,11 @@ from importlib.metadata import EntryPoint
 import pytest
 import trio
 
-from onyxq.core.timer_model import Callback, Delivery, shown_error, shown_uri
+from onyxq.core.timer_model import Callback, Delivery
 from onyxq.errors import BadExtension, BadRequest
 from onyxq.interfaces.callbacks.targets import Targets
 from onyxq.interfaces.callbacks.transports import Transports, loaded
+from onyxq.operations.task_view import shown_error, shown_uri
 
 GROUP = "onyxq.transports"
 HERE = "tests.timers.test_transports"
