@@ -555,12 +555,7 @@ def filled(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
 
 def on_trio(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     """Run an async test on trio."""
-
-    @functools.wraps(test)
-    def run() -> None:
-        anyio.run(test, backend="trio")
-
-    return run
+    return functools.wraps(test)(lambda: anyio.run(test, backend="trio"))
 
 
 def access_of(tokens: Mapping[str, str]) -> Access:
