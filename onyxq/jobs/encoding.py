@@ -39,7 +39,8 @@ TASKS: dict[str, type[Any]] = {
     "output": model.Output,
 }
 REFS = frozenset(
-    "fn on key time init fold merge result transform before_job after_job before_batch after_batch on_exception".split()
+    "fn on key time init fold merge result transform before_job after_job before_batch after_batch on_exception "
+    "foreach_batch".split()
 )
 """Fields that hold or may hold a function."""
 

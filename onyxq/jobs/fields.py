@@ -172,6 +172,8 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "priority": _integer(PRIORITY_MIN, PRIORITY_MAX),
         "ordering_key": _NAME.or_none(),
         "delay_ms": _TIME,
+        "foreach_batch": _REF.or_none(),
+        "errors": _NAME.or_none(),
     },
     model.Function: {"name": _TASK_NAME, "fn": _REF, "params": _VALUES, **_SLOTS},
     model.Reduce: {"name": _TASK_NAME, **_SLOTS},

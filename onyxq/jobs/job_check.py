@@ -20,8 +20,8 @@ from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join,
 from onyxq.jobs.slot_bounds import SLOTTED
 from onyxq.system.settings import did_you_mean
 
-OUTPUT_FORMATS = tuple(options.OUTPUTS)
-"""Formats of folders of files; `onyxq.spark.files.formats` writes them."""
+OUTPUT_FORMATS = tuple(sorted(name for name in options.OUTPUTS if name != options.CALL))
+"""Formats of folders of files and of tables; `onyxq.spark.files.formats` writes their files."""
 PROBLEMS_MAX = 20
 SLIDES_MAX = 1_000
 """Largest number of sliding windows that hold one segment."""
@@ -89,6 +89,7 @@ def _catalog(job: Job) -> Iterator[Problem]:
         if isinstance(task, (Input, Output)):
             yield from _external(task, path)
             yield from options.problems(job.id, task, path)
+            yield from _errors(job, task, path)
         elif isinstance(task, SLOTTED) and task.max_slots is not None and task.max_slots < task.min_slots:
             yield f"{path}.max_slots", f"is {task.max_slots}, less than min_slots, {task.min_slots}"
         if isinstance(task, Join):
@@ -96,9 +97,13 @@ def _catalog(job: Job) -> Iterator[Problem]:
 
 
 def _external(task: Input | Output, path: str) -> Iterator[Problem]:
-    if (task.queue is None) == (task.format is None):
-        yield path, f"must have either a queue or a format: {task.name!r} has {'neither' if not task.queue else 'both'}"
-    if task.queue is not None and task.format is None:
+    named = ("queue", "format") if isinstance(task, Input) else ("queue", "format", "foreach_batch")
+    given = [name for name in named if getattr(task, name) is not None]
+    if len(given) != 1:
+        words = ("neither", "", "both", "all")[len(given)]
+        what = "a queue or a format" if isinstance(task, Input) else "a queue or a format, or a function"
+        yield path, f"must have either {what}: {task.name!r} has {words}"
+    if given == ["queue"]:
         for name in ("path", "options"):
             if getattr(task, name):
                 yield f"{path}.{name}", "is for a format, not for a queue"
@@ -108,10 +113,33 @@ def _external(task: Input | Output, path: str) -> Iterator[Problem]:
         yield f"{path}.bounded", "is for files: a queue ends when it is sealed"
     if isinstance(task, Output) and task.format is not None and str(task.format).lower() not in OUTPUT_FORMATS:
         yield f"{path}.format", f"is {task.format!r}: outputs are {', '.join(OUTPUT_FORMATS)} or a queue"
-    if isinstance(task, Output) and task.format is not None:
+    if isinstance(task, Output) and task.queue is None:
+        if given and task.path is None:
+            yield (
+                f"{path}.path",
+                f"is missing: the folder in which files of {task.name!r} are, or wait for their commit",
+            )
         for name, nothing in (("priority", 0), ("ordering_key", None), ("delay_ms", 0)):
             if getattr(task, name) != nothing:
-                yield f"{path}.{name}", "is for a queue, not for a format"
+                yield f"{path}.{name}", "is for a queue only"
+
+
+def _errors(job: Job, task: Input | Output, path: str) -> Iterator[Problem]:
+    """Yield what is wrong with the output for segments that an output refuses."""
+    if isinstance(task, Input) or task.errors is None:
+        return
+    others = {other.name: other for other in job.catalog if isinstance(other, Output) and other.name != task.name}
+    if task.errors not in others:
+        yield f"{path}.errors", f"is {task.errors!r}, which is not another Output{_near(task.errors, list(others))}"
+    elif others[task.errors].errors is not None:
+        yield f"{path}.errors", f"is {task.errors!r}, which has errors of its own"
+    elif others[task.errors].ordering_key is not None or others[task.errors].format == "text":
+        what = (
+            "which can hold strings of one line only" if others[task.errors].format else "which needs an ordering key"
+        )
+        yield f"{path}.errors", f"is {task.errors!r}, {what}: it gets a dict of output, error and segment"
+    if options.format_of(task) in options.GROWING and "schema" not in task.options:
+        yield f"{path}.options.schema", "is missing: with errors, the columns must be known before the first row"
 
 
 def _join(job: Job, task: Join, path: str) -> Iterator[Problem]:
@@ -153,11 +181,12 @@ def _ends(job: Job) -> Iterator[Problem]:
     """Yield tasks that are on no path from an input to an output."""
     inputs = [task.name for task in job.catalog if isinstance(task, Input)]
     outputs = [task.name for task in job.catalog if isinstance(task, Output)]
-    reached = _reached(inputs, [(source, to) for source, to in job.workflow])
+    refusals = [(task.name, task.errors) for task in job.catalog if isinstance(task, Output) and task.errors]
+    reached = _reached(inputs, [*job.workflow, *refusals])
     leading = _reached(outputs, [(to, source) for source, to in job.workflow])
     for place, task in enumerate(job.catalog):
         path = f"catalog[{place}]"
-        if not job.before(task.name) and not job.after(task.name):
+        if not job.before(task.name) and not job.after(task.name) and all(task.name != to for _, to in refusals):
             yield path, f"{task.name!r} is in no edge of the workflow"
         elif inputs and task.name not in reached:
             yield path, f"{task.name!r} is never reached: no way leads to it from an Input"

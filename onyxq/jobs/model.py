@@ -81,7 +81,7 @@ class Input:
 
 @frozen
 class Output:
-    """Destination of segments: a queue, or any format that Spark can write.
+    """Destination of segments: a queue, a format of files or tables, or a function.
 
     In a ``queue`` bytes stay bytes; any other value becomes JSON.
     """
@@ -95,6 +95,18 @@ class Output:
     ordering_key: str | None = attrs.field(default=None, kw_only=True)
     """The field of a segment with its ordering key."""
     delay_ms: int = attrs.field(default=0, kw_only=True)
+    foreach_batch: Ref | None = attrs.field(default=None, kw_only=True)
+    """A function that is called as ``fn(rows, facts)`` with each committed batch, at least once.
+
+    ``rows`` is a list of segments, or an Arrow table if the options have a schema. ``facts`` has ``job``, ``version``,
+    ``task``, ``batch`` and ``key``, which is the same whenever the batch is repeated. ``path`` is a folder in which
+    rows wait for the commit.
+    """
+    errors: str | None = attrs.field(default=None, kw_only=True)
+    """The output for segments that this one refuses; default: such a segment fails the job.
+
+    It gets ``{"output", "error", "segment"}``, all strings. The segment is JSON, or else as Python shows it.
+    """
 
 
 @frozen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from onyxq.jobs.fields import Problem
@@ -9,13 +10,26 @@ from onyxq.jobs.model import Input, Output
 from onyxq.system.settings import did_you_mean
 
 COMPRESSIONS = ("snappy", "gzip", "zstd", "lz4", "brotli", "none")
-OTHER_FIELDS = ("refuse", "drop")
-_COLUMNS = ("schema", "other_fields")
+OTHER_FIELDS = ("refuse", "drop", "add")
+CALL = "foreach_batch"
+"""The word for outputs that are functions of the user, which have no format."""
+TABLES = ("delta", "postgres", CALL)
+"""Formats of outputs that are tables of other systems, rather than folders of files that become visible."""
+GROWING = ("parquet", "delta")
+"""Formats of outputs whose columns may grow: ``other_fields`` as ``add``."""
+_OF_COLUMNS = ("csv", "delta", "json", "parquet", "text")
+"""Formats that can hold any value of a column of their schema."""
+_NEEDED = {"postgres": ("url", "table")}
+_SIZES = ("file_rows_max", "file_bytes_max")
+_COLUMNS = ("schema", "other_fields", "partition_by", *_SIZES)
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "csv": (*_COLUMNS, "header", "sep"),
+    "delta": ("schema", "other_fields", "partition_by"),
+    "postgres": ("schema", "other_fields", "url", "table", "key"),
+    CALL: ("schema", "other_fields"),
     "json": _COLUMNS,
     "parquet": (*_COLUMNS, "compression"),
-    "text": (),
+    "text": _SIZES,
 }
 """Options of outputs by format; `onyxq.spark.files.formats` writes them."""
 
@@ -48,18 +62,55 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 """Options of inputs by format, for formats that Spark itself reads. Spark ignores the case of an option."""
 
+
+def format_of(task: Input | Output) -> str:
+    """Return the name of the options that an input or output has."""
+    return CALL if isinstance(task, Output) and task.foreach_batch is not None else str(task.format).lower()
+
+
+def takes_columns(task: Output) -> bool:
+    """Return whether columns go to an output as they are, so that it need not look at each row."""
+    kind = format_of(task)
+    by_row = {*_SIZES, *(() if kind in TABLES else ("partition_by",))}
+    looks = task.errors is not None or task.options.get("other_fields") == "add" or by_row & task.options.keys()
+    return kind in _OF_COLUMNS and not looks
+
+
+def _is_count(said: str) -> bool:
+    return said.isascii() and said.isdigit() and 1 <= int(said) <= COUNT_MAX
+
+
+def names_in(said: str) -> tuple[str, ...]:
+    """Return the names of an option that holds several, comma-separated."""
+    return tuple(name.strip() for name in said.split(","))
+
+
+def _are_names(said: str) -> bool:
+    names = names_in(said)
+    return all(names) and len(set(names)) == len(names)
+
+
+COUNT_MAX = (1 << 63) - 1
+_PASSWORD = re.compile(r"password|://[^/@]*:[^/@]*@")
+_COUNT = (_is_count, "a whole number from 1")
 _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "compression": (COMPRESSIONS.__contains__, f"one of {', '.join(COMPRESSIONS)}"),
+    "file_bytes_max": _COUNT,
+    "file_rows_max": _COUNT,
+    "key": (_are_names, "names of different columns, comma-separated"),
     "header": (("true", "false").__contains__, "true or false"),
-    "other_fields": (OTHER_FIELDS.__contains__, " or ".join(OTHER_FIELDS)),
+    "other_fields": (OTHER_FIELDS.__contains__, f"one of {', '.join(OTHER_FIELDS)}"),
+    "partition_by": (_are_names, "names of different columns, comma-separated"),
     "schema": (lambda said: bool(said.strip()), "names and types of columns, such as 'word string, n bigint'"),
+    "table": (lambda said: all(said.split(".")) and said.count(".") < 2, "a table, or schema.table"),
+    "url": (lambda said: not _PASSWORD.search(said), "without a password: everyone who sees the job would see it"),
     "sep": (lambda said: len(said) == 1 and said not in '"\r\n', "one character, no quote and no line break"),
 }
 
 
 def problems(job: str, task: Input | Output, path: str) -> Iterator[Problem]:
     """Yield problems with the options of an input or output of a job; ``path`` is its place in the catalog."""
-    kind = str(task.format).lower()
+    kind = format_of(task)
     word = "input" if isinstance(task, Input) else "output"
     known = (INPUTS if isinstance(task, Input) else OUTPUTS).get(kind)
     if known is None:
@@ -71,10 +122,29 @@ def problems(job: str, task: Input | Output, path: str) -> Iterator[Problem]:
             near = did_you_mean(name, list(known)) or f"; there are {', '.join(known) or 'none'}"
             yield f"{path}.options.{name}", f"is not an option {said}{near}"
         elif isinstance(task, Output) and not _VALUES[name][0](task.options[name]):
-            yield f"{path}.options.{name}", f"{said} must be {_VALUES[name][1]}, not {task.options[name]!r:.80}"
-    if isinstance(task, Output) and "schema" not in task.options:
-        if kind == "csv":
-            what = f"{said} is missing: CSV has neither names nor types; give them, such as 'word string, n bigint'"
-            yield f"{path}.options.schema", what
-        elif "other_fields" in task.options:
-            yield f"{path}.options.other_fields", f"{said} needs the option schema, which says what the columns are"
+            shown = "" if name == "url" else f", not {task.options[name]!r:.80}"
+            yield f"{path}.options.{name}", f"{said} must be {_VALUES[name][1]}{shown}"
+    if isinstance(task, Output):
+        yield from _of_columns(task, kind, path, said)
+
+
+def _of_columns(task: Output, kind: str, path: str, said: str) -> Iterator[Problem]:
+    """Yield options that do not fit the others."""
+    grows = task.options.get("other_fields") == "add"
+    if grows and kind not in GROWING:
+        what = f"{said} cannot be add: {', '.join(GROWING)} can add columns"
+        yield f"{path}.options.other_fields", what
+    for name in _NEEDED.get(kind, ()):
+        if name not in task.options:
+            yield f"{path}.options.{name}", f"{said} is missing"
+    if "schema" in task.options:
+        return
+    if kind == "postgres":
+        yield f"{path}.options.schema", f"{said} is missing: it has the types of the table's columns"
+    if kind == "csv":
+        what = f"{said} is missing: CSV has neither names nor types; give them, such as 'word string, n bigint'"
+        yield f"{path}.options.schema", what
+    elif "other_fields" in task.options and not grows:
+        yield f"{path}.options.other_fields", f"{said} needs the option schema, which says what the columns are"
+    if "partition_by" in task.options:
+        yield f"{path}.options.partition_by", f"{said} needs the option schema, which has the types of the columns"

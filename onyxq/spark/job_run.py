@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from onyxq.spark import java, pools, progress
 from onyxq.spark.checkpoint import Checkpoints, end_event_time, mark_of
 from onyxq.spark.failures import of_exception, with_full_disks
 from onyxq.spark.files import file_sink
+from onyxq.spark.files.staging import Folder
 from onyxq.spark.places import check_place, located
 from onyxq.spark.plan import end_of_input, lifecycles
 from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inputs_of
@@ -178,7 +180,7 @@ class Running:
         for folder in folders:
             located(folder.path)  # Only Arrow writes there.
         if folders and mark:
-            file_sink.publish(folders, job=job.id, batch=order.batch, mark=mark)
+            _recover(session, folders, order, mark)
         checkpoints = self._place.checkpoints
         self._places = {"its checkpoint": job.checkpoint or checkpoints.base}
         self._places |= {f"output {folder.name}": folder.path for folder in folders}
@@ -291,6 +293,17 @@ class Running:
 
     def _tell(self, event: str, **said: Any) -> None:
         self._say({"event": event, "job": self._order.job, "version": self._order.version, **said})
+
+
+def _recover(session: Any, folders: list[Folder], order: Order, mark: str) -> None:
+    """Make the files of the last batch visible: in a worker if a function of the user gets rows of it."""
+    publish = functools.partial(
+        file_sink.publish, folders, job=order.job, batch=order.batch, mark=mark, version=order.version
+    )
+    if any(folder.fn for folder in folders):
+        session.sparkContext.parallelize([mark], 1).foreach(lambda _: publish())
+    else:
+        publish()
 
 
 def _recent(query: Any) -> list[Any]:

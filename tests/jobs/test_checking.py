@@ -110,7 +110,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (catalog(Input("lines", queue="q", path="/x", bounded=False)), "catalog[0].path", "is for a format"),
     (catalog(Input("lines", queue="q", bounded=True)), "catalog[0].bounded", "when it is sealed"),
     (catalog(Input("lines", format="csv", options={"header": True})), "catalog[0].options", "strings to strings"),  # type: ignore[dict-item]
-    (catalog(Output("raw", format="kafka")), "catalog[3].format", "outputs are csv, json, parquet, text or a queue"),
+    (
+        catalog(Output("raw", format="kafka")),
+        "catalog[3].format",
+        "outputs are csv, delta, json, parquet, postgres, text or a queue",
+    ),
     (catalog(Output("raw", format="csv", path="/x", priority=5)), "catalog[3].priority", "is for a queue"),
     (catalog(Output("raw", queue="")), "catalog[3].queue", "a queue's name"),
     (catalog(Output("raw", queue="onyxq.timers")), "catalog[3].queue", "must not begin with onyxq."),
@@ -300,9 +304,34 @@ def _packed(value: Any) -> bytes:
     ("task", "field", "said"),
     [
         (
-            Output("out", format="parquet", path="/x", options={"partitionBy": "a", "nonsense": "1"}),
+            Output("out", format="parquet", path="/x", options={"partitionBy": "a"}),
             "catalog[1].options.partitionBy",
-            "is not an option of output 'out' (parquet) of job 'j'; there are schema, other_fields, compression",
+            "is not an option of output 'out' (parquet) of job 'j'; did you mean partition_by?",
+        ),
+        (
+            Output("out", format="parquet", path="/x", options={"nonsense": "1"}),
+            "catalog[1].options.nonsense",
+            "; there are schema, other_fields, partition_by, file_rows_max, file_bytes_max, compression",
+        ),
+        (
+            Output("out", format="json", path="/x", options={"partition_by": "day"}),
+            "catalog[1].options.partition_by",
+            "needs the option schema, which has the types of the columns",
+        ),
+        (
+            Output("out", format="json", path="/x", options={"schema": "day date", "partition_by": "day, day"}),
+            "catalog[1].options.partition_by",
+            "must be names of different columns, comma-separated, not 'day, day'",
+        ),
+        (
+            Output("out", format="json", path="/x", options={"file_rows_max": "0"}),
+            "catalog[1].options.file_rows_max",
+            "must be a whole number from 1, not '0'",
+        ),
+        (
+            Output("out", format="json", path="/x", options={"schema": "a int", "other_fields": "add"}),
+            "catalog[1].options.other_fields",
+            "cannot be add: parquet, delta can add columns",
         ),
         (
             Output("out", format="parquet", path="/x", options={"compresion": "zstd"}),
@@ -329,13 +358,57 @@ def _packed(value: Any) -> bytes:
             "catalog[1].options.other_fields",
             "needs the option schema",
         ),
-        (Output("out", format="text", path="/x", options={"schema": "a int"}), "catalog[1].options.schema", "none"),
+        (
+            Output("out", format="text", path="/x", options={"schema": "a int"}),
+            "catalog[1].options.schema",
+            "file_rows",
+        ),
+        (
+            Output("out", format="postgres", path="/x", options={"schema": "a int", "table": "t"}),
+            "catalog[1].options.url",
+            "is missing",
+        ),
+        (
+            Output("out", format="postgres", path="/x", options={"url": "postgresql://me:secret@db/x"}),
+            "catalog[1].options.url",
+            "must be without a password: everyone who sees the job would see it",
+        ),
+        (
+            Output("out", foreach_batch="shop.billing:charge", path="/x", options={"key": "a"}),
+            "catalog[1].options.key",
+            "there are schema, other_fields",
+        ),
     ],
 )
 def test_options_that_an_output_does_not_have_are_refused(task: Output, field: str, said: str) -> None:
     """The error names job, task and option, and the most similar existing option."""
     found = list(problems(Job(id="j", workflow=[("in", "out")], catalog=[Input("in", queue="q"), task])))
     assert found[0][0] == field and said in found[0][1]
+    assert "secret" not in found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("errors", "refused", "field", "said"),
+    [
+        ("refusd", {}, "catalog[1].errors", "is 'refusd', which is not another Output; did you mean refused"),
+        ("out", {}, "catalog[1].errors", "is 'out', which is not another Output"),
+        ("refused", {"errors": "out"}, "catalog[1].errors", "is 'refused', which has errors of its own"),
+        ("refused", {"ordering_key": "user"}, "catalog[1].errors", "which needs an ordering key"),
+    ],
+)
+def test_errors_of_an_output_must_be_an_output_that_takes_them(
+    errors: str, refused: dict[str, Any], field: str, said: str
+) -> None:
+    """No edge leads to it."""
+    catalog = [Input("in", queue="q"), Output("out", queue="p", errors=errors), Output("refused", queue="r", **refused)]
+    found = list(problems(Job(id="j", workflow=[("in", "out")], catalog=catalog)))
+    assert found[0][0] == field and said in found[0][1]
+
+
+def test_refused_rows_of_an_output_need_no_edge() -> None:
+    """The output for them is part of the job without one."""
+    catalog = [Input("in", queue="q"), Output("out", queue="p", errors="refused"), Output("refused", queue="r")]
+    assert list(problems(Job(id="j", workflow=[("in", "out")], catalog=catalog))) == []
 
 
 def test_options_that_an_input_does_not_have_are_refused() -> None:

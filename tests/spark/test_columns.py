@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 
 from onyxq.jobs.job_check import check
@@ -100,6 +101,22 @@ def test_a_field_that_no_column_is_for_fails_the_job_or_is_dropped_on_purpose(sp
     assert "output out: typo_colum: is not one of the columns: user" in said
     run(spark, job_of(tmp_path, parquet_of(tmp_path, schema="user string", other_fields="drop")), tmp_path, version=2)
     assert written(tmp_path / "out", "parquet") == [{"user": "a"}]
+
+
+def test_refused_rows_go_to_the_errors_of_their_output(spark: Any, tmp_path: Path) -> None:
+    """None is lost: each is in the output or among the errors, with output and column named."""
+    rows = [{"n": n, "price": n / 4} if n % 3 else {"n": n, "price": "free"} for n in range(30)]
+    lines(tmp_path / "in", rows[:20], rows[20:], [{"n": 1, "typo": 2}])
+    out = evolve(parquet_of(tmp_path, schema="n bigint, price double"), errors="refused")
+    job = job_of(tmp_path, out)
+    refused = Output("refused", format="json", path=str(tmp_path / "refused"))
+    run(spark, evolve(job, catalog=[*job.catalog, refused]), tmp_path)
+    assert sorted(row["n"] for row in written(tmp_path / "out", "parquet")) == [n for n in range(30) if n % 3]
+    found = sorted(written(tmp_path / "refused"), key=lambda row: json.loads(row["segment"])["n"])
+    assert [json.loads(row["segment"]) for row in found] == [rows[0], {"n": 1, "typo": 2}, *rows[3::3]]
+    assert found[0]["output"] == "out"
+    assert found[0]["error"].startswith("output out: price: must be a float that 64 bits hold exactly, not the str")
+    assert "typo: is not one of the columns" in found[1]["error"]
 
 
 @pytest.mark.parametrize(

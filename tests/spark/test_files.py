@@ -8,14 +8,18 @@ from typing import Any
 
 import msgpack
 import pytest
+from attrs import evolve
 
 pytest.importorskip("pyarrow")
 
+import pyarrow
+
 from onyxq.errors import BadRequest
 from onyxq.jobs.values import pack
-from onyxq.spark.files import file_sink
-from onyxq.spark.files.file_sink import Folder, Staging, Written, publish, stage, staged
-from onyxq.spark.files.formats import WRITERS
+from onyxq.spark.files import file_sink, staging
+from onyxq.spark.files.file_sink import publish, stage, staged
+from onyxq.spark.files.formats import WRITERS, described
+from onyxq.spark.files.staging import Folder, Staging, Written
 from tests.spark.job_world import written
 
 JOB = "j"
@@ -43,29 +47,31 @@ class Breaking:
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Breaking]:
     """Make all file operations fail after a number of calls."""
-    real = file_sink.located
+    real = staging.located
 
     def install(calls: int) -> Breaking:
         system = Breaking(real("/")[0], calls)
-        monkeypatch.setattr(file_sink, "located", lambda path: (system, path))
+        monkeypatch.setattr(staging, "located", lambda path: (system, path))
         return system
 
     return install
 
 
 def folders(base: Path) -> list[Folder]:
-    """Two outputs."""
-    return [Folder("a", "json", str(base / "a"), {}), Folder("b", "json", str(base / "b"), {})]
+    """Two outputs; the second one has partitions."""
+    columns = described(pyarrow.schema([("value", pyarrow.string()), ("part", pyarrow.int64())]))
+    parted = Folder("b", "json", str(base / "b"), {"partition_by": "part"}, columns)
+    return [Folder("a", "json", str(base / "a"), {}), parted]
 
 
 def write(outs: list[Folder], batch: int, value: Any) -> list[Written]:
     """Write the files of two tasks of a batch."""
     found: list[Written] = []
     for part in range(2):
-        staging = Staging({out.name: out for out in outs}, job=JOB, batch=batch, part=part)
+        task = Staging({out.name: out for out in outs}, job=JOB, batch=batch, part=part)
         for name in "ab":
-            staging.add(name, msgpack.packb([value, name, part]))
-        found += staging.finish()
+            task.add(name, msgpack.packb({"value": value, "part": part}))
+        found += task.finish()
     return found
 
 
@@ -78,12 +84,15 @@ def by_checkpoint(outs: list[Folder], batch: int, value: Any) -> None:
 
 def shown(base: Path) -> list[Any]:
     """Return all segments that readers see, sorted."""
-    return sorted(written(base / "a") + written(base / "b"))
+    plain = [("a", row["value"], row["part"]) for row in written(base / "a")]
+    return sorted(
+        plain + [("b", row["value"], part) for part in range(2) for row in written(base / "b" / f"part={part}")]
+    )
 
 
 def wanted(*values: Any) -> list[Any]:
     """Return the expected segments of these batches."""
-    return sorted([value, name, part] for value in values for name in "ab" for part in range(2))
+    return sorted((name, value, part) for value in values for name in "ab" for part in range(2))
 
 
 def test_batches_are_shown_one_by_one(tmp_path: Path) -> None:
@@ -144,9 +153,9 @@ def test_what_the_log_has_taken_is_shown_and_nothing_else(
 def test_what_a_failed_attempt_wrote_is_removed(tmp_path: Path) -> None:
     """It removes them on its own if it can, otherwise with the next batch."""
     outs = folders(tmp_path)
-    staging = Staging({out.name: out for out in outs}, job=JOB, batch=0, part=0)
-    staging.add("a", msgpack.packb(1))
-    staging.discard()
+    task = Staging({out.name: out for out in outs}, job=JOB, batch=0, part=0)
+    task.add("a", msgpack.packb(1))
+    task.discard()
     assert list((tmp_path / "a" / "_onyxq" / JOB).iterdir()) == []
     write(outs, 0, "died")
     by_checkpoint(outs, 0, "x")
@@ -177,16 +186,16 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path, kind: str, segment
 def test_parquet_says_which_segments_do_not_fit(tmp_path: Path) -> None:
     """The error also says how to declare columns."""
     outs = {"out": Folder("out", "parquet", str(tmp_path), {})}
-    staging = Staging(outs, job=JOB, batch=0, part=0)
-    staging.add("out", msgpack.packb({"n": 1}))
+    task = Staging(outs, job=JOB, batch=0, part=0)
+    task.add("out", msgpack.packb({"n": 1}))
     with pytest.raises(BadRequest, match="output out: n: is an int in one segment and a str in another") as caught:
-        staging.add("out", msgpack.packb({"n": "one"}))
+        task.add("out", msgpack.packb({"n": "one"}))
     assert "schema" in caught.value.advice
-    staging.discard()
+    task.discard()
 
 
 def test_folders_may_be_uris(tmp_path: Path) -> None:
     """Any file system of Arrow works."""
-    outs = [Folder("a", "json", f"file://{tmp_path}/a", {}), Folder("b", "json", f"file://{tmp_path}/b/", {})]
+    outs = [evolve(out, path=f"file://{out.path}/") for out in folders(tmp_path)]
     by_checkpoint(outs, 0, "x")
     assert shown(tmp_path) == wanted("x")

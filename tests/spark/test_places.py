@@ -13,6 +13,7 @@ from pyarrow import fs
 from onyxq.errors import Incomplete
 from onyxq.jobs.job_check import OUTPUT_FORMATS, check
 from onyxq.jobs.model import Function, Input, Job, Output
+from onyxq.jobs.options import CALL
 from onyxq.spark.files.formats import WRITERS
 from onyxq.spark.places import check_place, located
 from tests.spark.host_world import host_process
@@ -41,7 +42,7 @@ def test_kafka_without_its_jars_names_them(spark: Any, tmp_path: Path) -> None:
 
 def test_formats_of_outputs_are_those_that_can_be_written() -> None:
     """Jobs are checked against them without Spark."""
-    assert sorted(WRITERS) == list(OUTPUT_FORMATS)
+    assert sorted(WRITERS) == sorted([*OUTPUT_FORMATS, CALL])
 
 
 def test_a_scheme_that_spark_cannot_open_is_told(spark: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Values written to Parquet, JSON, CSV and text are equal when read, or refused with the output's name."""
+"""Values written to Parquet, JSON, CSV, text and queues are equal when read, or refused with the output's name."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from pyarrow import BufferReader, parquet, types
 from onyxq.errors import BadRequest
 from onyxq.jobs.values import pack
 from onyxq.spark.files.columns import segments
-from onyxq.spark.files.file_sink import Folder
 from onyxq.spark.files.formats import WRITERS, described
+from onyxq.spark.files.staging import Folder
+from onyxq.spark.queues.options import QueueOutput
+from onyxq.spark.queues.shares import task_of
 from tests.jobs.generated_values import TEXTS, values
 from tests.spark.generated_columns import Rows, alike, rows
 
@@ -153,6 +155,19 @@ def test_columns_of_csv(made: Rows) -> None:
             {part.name: from_csv(part.type, text) for part, text in zip(made.arrow, one, strict=True)} for one in lines
         ]
         assert alike(found, made.rows)
+
+
+@EXAMPLES
+@given(values())
+def test_tasks_of_queues(value: Any) -> None:
+    """Bytes stay bytes, values that JSON has are read as they were, and all others are refused."""
+    try:
+        output, payload, _ = task_of(QueueOutput("q"), pack(value), "out")
+    except BadRequest as error:
+        assert error.message.startswith("output out: ")
+        return
+    found = json.loads(payload) if output.format == "json" else payload
+    assert alike(found, value) and type(found) is type(value)
 
 
 @EXAMPLES

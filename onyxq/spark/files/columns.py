@@ -304,31 +304,47 @@ class Columns:
     def __init__(self) -> None:
         self._kinds: dict[str, Kind] = {}
 
+    def start(self, known: Any) -> Any:
+        """Begin with the columns of an Arrow schema that have no type yet, and return those that have one."""
+        self._kinds = {part.name: "null" for part in known if types.is_null(part.type)}
+        return pyarrow.schema([part for part in known if not types.is_null(part.type)])
+
     def add(self, segment: Any) -> None:
-        """Add the fields of a segment; raises `Unfit` if a field had another type before."""
-        kinds = self._kinds
+        """Add the fields of a segment; raises `Unfit`, and adds none, if a field had another type before."""
+        kinds, changed = self._kinds, {}
         for name, value in (segment if type(segment) is dict else {"value": segment}).items():
             if type(name) is not str:
                 raise Unfit(repr(name), f"the name of a column must be a string, not the {called(name)} {name!r:.60}")
             known, found = kinds.get(name), _WORDS.get(type(value))
             if known is None or found is None or known != found:
-                kinds[name] = _merged(name, "null" if known is None else known, _kind_of(name, value))
+                changed[name] = _merged(name, "null" if known is None else known, _kind_of(name, value))
+        if changed:
+            kinds |= changed
 
-    def schema(self) -> Any:
-        """Return them as an Arrow schema; raises `Unfit` for a field without a type, or if there are none."""
-        if not self._kinds:
-            raise Unfit("", "a file cannot hold rows without any column")
-        return pyarrow.schema([(name, _arrow(name, kind)) for name, kind in self._kinds.items()])
-
-
-def united(schemas: Iterable[Any]) -> Any:
-    """Return the schema that holds the rows of all these; raises `Unfit` if a field has two types."""
-    found = Columns()
-    for schema in schemas:
+    def add_columns(self, schema: Any) -> None:
+        """Add the columns of another file; raises `Unfit` if one had another type before."""
         for part in schema:
-            known = found._kinds.get(part.name, "null")
-            found._kinds[part.name] = _merged(part.name, known, _kind_of_arrow(part.type))
-    return found.schema()
+            known = self._kinds.get(part.name, "null")
+            self._kinds[part.name] = _merged(part.name, known, _kind_of_arrow(part.type))
+
+    def schema(self, known: Any = ()) -> Any:
+        """Return ``known`` with these columns as an Arrow schema.
+
+        Raises `Unfit` for a field without a type, or if there are none.
+        """
+        found = [*known, *(pyarrow.field(name, _arrow(name, kind)) for name, kind in self._kinds.items())]
+        if not found:
+            raise Unfit("", "a file cannot hold rows without any column")
+        return pyarrow.schema(found)
+
+
+def united(known: Any, schemas: Iterable[Any]) -> Any:
+    """Return the schema ``known`` with the other columns of all these; raises `Unfit` if a column has two types."""
+    found = Columns()
+    typed = found.start(known)
+    for schema in schemas:
+        found.add_columns([part for part in schema if part.name not in typed.names])
+    return found.schema(typed)
 
 
 def _kind_of(path: str, value: Any) -> Kind:

@@ -1,96 +1,28 @@
-"""Outputs that are folders of files: written to a hidden place, visible once their batch is committed.
+"""Outputs that are folders of files, or tables: written to a hidden place, visible once their batch is committed.
 
 Executors write into ``<path>/_onyxq/<job>/``, which readers of the folder ignore. Before a batch is committed, its
 files are listed in ``<batch>.<mark>.json``. The log decides whether the batch is committed, or Spark's checkpoint in
-a query without a log. Then `publish` moves the listed files into the folder. Both steps may be repeated, also by
-another process: a file moves once. Other files of the batch, from attempts that died or from a replaced driver, never
-become visible and are removed.
+a query without a log. Then `publish` moves the listed files into the folder, or gives their rows to a table. Both
+steps may be repeated, also by another process: a file moves once, and a table counts a batch once. Other files of the
+batch, from attempts that died or from a replaced driver, never become visible and are removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
 from pyarrow import fs
 
-from onyxq.spark.files.formats import WRITERS, Parquet, Writer, united_schema, widened
-from onyxq.spark.places import exists, located, read, write
+from onyxq.spark.files.formats import united_schema, widened
+from onyxq.spark.files.staging import HIDDEN, Folder, Written
+from onyxq.spark.places import exists, read, write
+from onyxq.spark.sinks import tables
 
-HIDDEN = "_onyxq"
 DONE = "done"
-
-
-@frozen
-class Folder:
-    """A file output of a job, in the form that executors get."""
-
-    name: str
-    format: str
-    path: str
-    options: dict[str, str]
-    schema: str = ""
-    """Names and types of the columns (an Arrow schema, base64), or empty: found in the segments."""
-
-    def system(self) -> tuple[fs.FileSystem, str]:
-        """Return the file system, and the path in it."""
-        return located(self.path)
-
-
-@frozen
-class Written:
-    """A hidden file that one task of a batch wrote."""
-
-    out: str
-    name: str
-    schema: str = ""
-    """The columns that were found in its segments, as `Folder.schema`; empty if they were given."""
-
-
-class Staging:
-    """The hidden files of one task of a batch: one for each output that gets segments."""
-
-    def __init__(self, folders: dict[str, Folder], *, job: str, batch: int, part: int) -> None:
-        self._folders = folders
-        self._job = job
-        self._stem = f"part-{batch:08d}-{part:05d}-{secrets.token_hex(4)}"
-        self._open: dict[str, tuple[str, Writer]] = {}
-
-    def add(self, out: str, payload: bytes) -> None:
-        """Write a segment, as msgpack, to an output."""
-        if out not in self._open:
-            self._open[out] = self._opened(self._folders[out])
-        self._open[out][1].add(payload)
-
-    def add_batch(self, out: str, batch: Any) -> None:
-        """Write rows of an Arrow batch with the columns of the output."""
-        if out not in self._open:
-            self._open[out] = self._opened(self._folders[out])
-        self._open[out][1].add_batch(batch)
-
-    def finish(self) -> list[Written]:
-        """Close all files."""
-        return [Written(out, name, writer.close()) for out, (name, writer) in self._open.items()]
-
-    def discard(self) -> None:
-        """Remove what was written."""
-        for out, (name, writer) in self._open.items():
-            writer.abandon()
-            system, path = self._folders[out].system()
-            system.delete_file(f"{path}/{HIDDEN}/{self._job}/{name}")
-
-    def _opened(self, folder: Folder) -> tuple[str, Writer]:
-        system, path = folder.system()
-        name = f"{self._stem}.{folder.format}"
-        system.create_dir(f"{path}/{HIDDEN}/{self._job}", recursive=True)
-        stream = system.open_output_stream(f"{path}/{HIDDEN}/{self._job}/{name}", compression=None)
-        if folder.format == "parquet" and not folder.schema:
-            found = _found(list(self._folders.values()), self._job).get(folder.name, "")
-            return name, Parquet(stream, folder, found)
-        return name, WRITERS[folder.format](stream, folder)
 
 
 def stage(folders: Sequence[Folder], written: Sequence[Written], *, job: str, batch: int, mark: str = "") -> str:
@@ -101,16 +33,22 @@ def stage(folders: Sequence[Folder], written: Sequence[Written], *, job: str, ba
     has two types.
     """
     mark = mark or secrets.token_hex(8)
-    system, aside = _notes(folders, job)
+    system, aside = folders[0].hidden(job)
     system.create_dir(aside, recursive=True)
-    schemas, names = _found(folders, job), []
+    before = _last_note(folders, job=job, batch=batch)
+    schemas, names = dict(before.get("schemas", {})), []
     for folder in folders:
         mine = [one for one in written if one.out == folder.name]
-        found = list(dict.fromkeys(one.schema for one in mine if one.schema))
-        if found:
-            schemas[folder.name] = united_schema(folder, found) if len(found) > 1 else found[0]
-        names += [[one.out, _alike(folder, job, one, schemas.get(folder.name, ""))] for one in mine]
-    _note(system, f"{aside}/{batch}.{mark}.json", {"files": names, "schemas": schemas})
+        made = list(dict.fromkeys(one.schema for one in mine if one.schema))
+        if made:
+            schema = united_schema(folder.of_files(), schemas.get(folder.name, ""), made)
+            if schema != schemas.get(folder.name):
+                tables.check(folder, schema)
+            schemas[folder.name] = schema
+        for one in mine:
+            names.append([one.out, one.folder, _alike(folder, job, one, schemas.get(folder.name, ""))])
+    note = {"files": names, "schemas": schemas, "mark": mark, "run": before.get("run", mark)}
+    _note(system, f"{aside}/{batch}.{mark}.json", note)
     return mark
 
 
@@ -118,24 +56,30 @@ def _alike(folder: Folder, job: str, one: Written, schema: str) -> str:
     """Return the name of a file with these columns: a new file if this one has fewer."""
     if one.schema == schema or not one.schema:
         return one.name
-    system, path = folder.system()
+    system, aside = folder.hidden(job)
     name = f"{one.name.removesuffix('.parquet')}-{secrets.token_hex(4)}.parquet"
-    with system.open_input_file(f"{path}/{HIDDEN}/{job}/{one.name}") as source:
-        stream = system.open_output_stream(f"{path}/{HIDDEN}/{job}/{name}", compression=None)
+    with system.open_input_file(f"{aside}/{one.name}") as source:
+        stream = system.open_output_stream(f"{aside}/{name}", compression=None)
         widened(source, stream, folder, schema)
     return name
 
 
-def _found(folders: Sequence[Folder], job: str) -> dict[str, str]:
-    """Return output -> schema that was found in committed batches."""
-    system, aside = _notes(folders, job)
-    done = [one for one in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)) if _is_done(one)]
-    last = max(done, key=lambda one: _batch_of(one.base_name), default=None)
-    return {} if last is None else dict(json.loads(read(system, last.path))["schemas"])
+def found_schemas(folders: Sequence[Folder], *, job: str, batch: int) -> dict[str, str]:
+    """Return output -> schema that was found in the committed batches before this one."""
+    return dict(_last_note(folders, job=job, batch=batch).get("schemas", {}))
 
 
-def _is_done(found: fs.FileInfo) -> bool:
-    return str(found.base_name).endswith(f".{DONE}.json")
+def _last_note(folders: Sequence[Folder], *, job: str, batch: int) -> dict[str, Any]:
+    """Return the note of the last published batch before this one, or an empty dict."""
+    system, aside = folders[0].hidden(job)
+    notes = [one for one in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)) if _is_done(one)]
+    before = [one for one in notes if _batch_of(one.base_name) < batch]
+    last = max(before, key=lambda one: _batch_of(one.base_name), default=None)
+    return {} if last is None else dict(json.loads(read(system, last.path)))
+
+
+def _is_done(info: fs.FileInfo) -> bool:
+    return str(info.base_name).endswith(f".{DONE}.json")
 
 
 def staged(folders: Sequence[Folder], *, job: str, batch: int) -> str | None:
@@ -143,7 +87,7 @@ def staged(folders: Sequence[Folder], *, job: str, batch: int) -> str | None:
 
     Some of its files may be visible already.
     """
-    system, aside = _notes(folders, job)
+    system, aside = folders[0].hidden(job)
     for found in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)):
         number, _, rest = found.base_name.partition(".")
         if number == str(batch) and rest.endswith(".json"):
@@ -151,21 +95,70 @@ def staged(folders: Sequence[Folder], *, job: str, batch: int) -> str | None:
     return None
 
 
-def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str) -> None:
-    """Make the files of the committed attempt visible, and remove other files up to this batch."""
-    notes, aside = _notes(folders, job)
-    noted = f"{aside}/{batch}.{mark}.json"
-    if mark != DONE and exists(notes, noted):
-        written = json.loads(read(notes, noted))
+def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str, version: int = 0) -> None:
+    """Make the committed attempt visible: move its files, or give them to their tables; then remove hidden files.
+
+    ``version`` is the driver's allocation. A repeat, also by another driver, changes nothing.
+    """
+    notes, aside = folders[0].hidden(job)
+    noted, done = f"{aside}/{batch}.{mark}.json", f"{aside}/{batch}.{DONE}.json"
+    if mark != DONE and exists(notes, noted) and not _is_published(notes, done, mark):
+        note = json.loads(read(notes, noted))
         for folder in folders:
-            system, path = folder.system()
-            for name in (name for out, name in written["files"] if out == folder.name):
-                if exists(system, f"{path}/{HIDDEN}/{job}/{name}"):
-                    system.move(f"{path}/{HIDDEN}/{job}/{name}", f"{path}/{name}")
-        _note(notes, f"{aside}/{batch}.{DONE}.json", written)
+            mine = [(place, name) for out, place, name in note["files"] if out == folder.name]
+            if not tables.is_table(folder):
+                _show(folder, job, mine)
+        for given in _for_tables(folders, note, job, batch, version):
+            tables.write(*given)
+        _note(notes, done, note)
     for folder in folders:
-        system, path = folder.system()
-        _clear(system, f"{path}/{HIDDEN}/{job}", batch)
+        _clear(*folder.hidden(job), batch)
+
+
+@contextlib.contextmanager
+def prepared(
+    folders: Sequence[Folder], *, job: str, batch: int, mark: str, version: int
+) -> Iterator[list[tables.Prepared]]:
+    """Have tables take the noted rows as far as they can before the log commits the batch.
+
+    Raises `BadRequest` for rows that a table refuses. What is not committed in the context is given up.
+    """
+    system, aside = folders[0].hidden(job)
+    note = json.loads(read(system, f"{aside}/{batch}.{mark}.json"))
+    with contextlib.ExitStack() as open_ones:
+        found = []
+        for given in _for_tables(folders, note, job, batch, version):
+            one = tables.prepare(*given)
+            if one is not None:
+                open_ones.callback(one.close)
+                found.append(one)
+        yield found
+
+
+def _for_tables(
+    folders: Sequence[Folder], note: Mapping[str, Any], job: str, batch: int, version: int
+) -> Iterator[tuple[Folder, tables.Files, tables.Batch]]:
+    """Yield the tables that get rows of a batch."""
+    for folder in filter(tables.is_table, folders):
+        system, hidden = folder.hidden(job)
+        paths = [f"{hidden}/{name}" for out, _, name in note["files"] if out == folder.name]
+        if paths:
+            yield folder, tables.Files(system, paths), tables.Batch(job, folder.name, note["run"], batch, version)
+
+
+def _is_published(system: fs.FileSystem, done: str, mark: str) -> bool:
+    """Return whether this attempt was published; an earlier job of the same id may have left a note of the batch."""
+    return exists(system, done) and bool(json.loads(read(system, done))["mark"] == mark)
+
+
+def _show(folder: Folder, job: str, files: Sequence[tuple[str, str]]) -> None:
+    """Move hidden files, given by partition and name, to where readers see them."""
+    system, path = folder.system()
+    for place, name in files:
+        if exists(system, f"{path}/{HIDDEN}/{job}/{name}"):
+            to = f"{path}/{place}" if place else path
+            system.create_dir(to, recursive=True)
+            system.move(f"{path}/{HIDDEN}/{job}/{name}", f"{to}/{name}")
 
 
 def forget(folders: Sequence[Folder], *, job: str) -> None:
@@ -176,11 +169,6 @@ def forget(folders: Sequence[Folder], *, job: str) -> None:
             system.delete_dir(f"{path}/{HIDDEN}/{job}")
             if not system.get_file_info(fs.FileSelector(f"{path}/{HIDDEN}")):
                 system.delete_dir(f"{path}/{HIDDEN}")
-
-
-def _notes(folders: Sequence[Folder], job: str) -> tuple[fs.FileSystem, str]:
-    system, path = folders[0].system()
-    return system, f"{path}/{HIDDEN}/{job}"
 
 
 def _clear(system: fs.FileSystem, aside: str, batch: int) -> None:

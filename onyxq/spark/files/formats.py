@@ -15,7 +15,7 @@ import pyarrow
 from pyarrow import parquet
 
 from onyxq.core.errors import BadRequest
-from onyxq.jobs.values import Unfit, called, encode_json, pack, to_json, unpack, unpack_all
+from onyxq.jobs.values import Unfit, called, encode_json, pack, parts, to_json, unpack, unpack_all
 from onyxq.spark.files.columns import Columns, row_fitter, segments, table, united
 from onyxq.spark.files.texts import csv_form, csv_name, json_form
 
@@ -51,6 +51,10 @@ class Described(Protocol):
 class Writer(Protocol):
     """A file that is being written."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file so far; rows that are not yet compressed count as msgpack."""
+
     def add(self, payload: bytes) -> None:
         """Write one packed segment; raises `BadRequest` if it does not fit."""
 
@@ -67,10 +71,11 @@ class Writer(Protocol):
 class _Lines:
     """Base of the formats that write a line for each segment."""
 
-    def __init__(self, stream: Any, output: Described) -> None:
+    def __init__(self, stream: Any, output: Described, found: str = "") -> None:
         self._stream = stream
         self._output = output
         self._hint = ""
+        self.size = 0
         try:
             self._form = self._former()
         except Unfit as error:
@@ -85,7 +90,9 @@ class _Lines:
             line = self._form(payload)
         except Unfit as error:
             raise refused(self._output, error, self._hint) from None
-        self._stream.write(line.encode() + b"\n")
+        data = line.encode() + b"\n"
+        self._stream.write(data)
+        self.size += len(data)
 
     def add_batch(self, batch: Any) -> None:
         for row in segments(batch):
@@ -171,21 +178,35 @@ def _at(name: str, form: Callable[[Any], str], value: Any) -> str:
 class Parquet:
     """A row for each segment, with the columns of the schema, or of all segments of the file together.
 
-    ``found`` is the schema of the output's earlier files, if none was given; this file gets the same.
+    ``found`` is the schema of the output's earlier files, if columns are found in segments. With ``other_fields`` as
+    ``add``, fields that it lacks become columns as well.
     """
 
-    def __init__(self, stream: Any, output: Described, found: str = "") -> None:
+    def __init__(self, stream: Any, output: Described, found: str = "", *, whole: bool = False) -> None:
+        """``whole``: the columns are exactly those of ``found``."""
         self._stream = stream
         self._output = output
-        self._columns = None if output.schema or found else Columns()
+        known = found or output.schema
+        grows = not whole and (not known or output.options.get("other_fields") == "add")
+        self._columns = Columns() if grows else None
         self._hint = "" if output.schema else _FOUND if found else _NO_SCHEMA
         self._rows: list[list[Any]] = []
+        self._unwritten = 0
+        """Bytes of the rows that are not in the file yet, as msgpack."""
         self._writer: Any = None
+        self._known = decoded(known) if known else pyarrow.schema([])
         if self._columns is None:
             self._kept: Any = io.BytesIO()
-            self._begin(decoded(output.schema or found))
+            self._begin(self._known)
         else:
+            self._known = self._columns.start(self._known)
+            self._fit = self._fitting(lambda: row_fitter(self._known))
             self._kept = tempfile.SpooledTemporaryFile(KEPT_BYTES_MAX)  # noqa: SIM115  # closed with the writer
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file so far; rows that are not yet compressed count as msgpack."""
+        return int(self._stream.tell()) + self._unwritten
 
     def _begin(self, schema: Any) -> None:
         self._schema = schema
@@ -202,14 +223,14 @@ class Parquet:
             raise refused(self._output, error, self._hint) from None
 
     def add(self, payload: bytes) -> None:
-        """Write one packed segment; without a schema it is kept until the columns are known."""
+        """Write one packed segment; it is kept until the columns are known."""
         segment = unpack(payload)
         if self._columns is None:
-            self._write(segment)
+            self._write(segment, len(payload))
         else:
-            columns = self._columns
-            self._fitting(lambda: columns.add(segment))
+            self._fitting(lambda: self._look_at(segment))
             self._kept.write(payload)
+            self._unwritten += len(payload)
 
     def add_batch(self, batch: Any) -> None:
         """Write the rows of an Arrow batch that has the columns of the output's schema."""
@@ -217,8 +238,17 @@ class Parquet:
             self._flush()
         self._writer.write_batch(batch.select(self._schema.names).cast(self._schema))
 
-    def _write(self, segment: Any) -> None:
+    def _look_at(self, segment: Any) -> None:
+        """Add the columns of a segment whose known fields fit."""
+        assert self._columns is not None
+        row = segment if type(segment) is dict else {"value": segment}
+        names = self._known.names
+        self._fit({name: value for name, value in row.items() if name in names})
+        self._columns.add({name: value for name, value in row.items() if name not in names})
+
+    def _write(self, segment: Any, size: int) -> None:
         self._rows.append(self._fitting(lambda: self._fit(segment)))
+        self._unwritten += size
         if len(self._rows) >= ROWS_MAX:
             self._flush()
 
@@ -228,20 +258,23 @@ class Parquet:
         except (pyarrow.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise refused(self._output, Unfit("", str(error)), self._hint) from error
         self._rows = []
+        self._unwritten = 0
 
     def close(self) -> str:
-        """Write the rest and the footer, and return the schema that was found."""
+        """Write the rest and the footer, and return the schema if columns were found."""
+        grows = self._columns is not None
         if self._columns is not None:
-            self._begin(self._fitting(self._columns.schema))
+            columns = self._columns
+            self._begin(self._fitting(lambda: columns.schema(self._known)))
             self._kept.seek(0)
             for segment in unpack_all(self._kept):
-                self._write(segment)
+                self._write(segment, 0)
         if self._rows:
             self._flush()
         self._writer.close()
         self._stream.close()
         self._kept.close()
-        return "" if self._output.schema else described(self._schema)
+        return described(self._schema) if grows or not self._output.schema else ""
 
     def abandon(self) -> None:
         if self._writer is not None:
@@ -252,7 +285,7 @@ class Parquet:
 
 def widened(source: Any, stream: Any, output: Described, schema: str) -> None:
     """Copy a Parquet file with the columns of a schema that includes all of the file's."""
-    writer = Parquet(stream, output, schema)
+    writer = Parquet(stream, output, schema, whole=True)
     with parquet.ParquetFile(source) as file:
         for batch in file.iter_batches(ROWS_MAX):
             for row in segments(batch):
@@ -260,10 +293,14 @@ def widened(source: Any, stream: Any, output: Described, schema: str) -> None:
     writer.close()
 
 
-def united_schema(output: Described, schemas: Iterable[str]) -> str:
-    """Return the schema that holds the rows of several files; raises `BadRequest` if a column has two types."""
+def united_schema(output: Described, found: str, schemas: Iterable[str]) -> str:
+    """Return the schema that holds the rows of several files; raises `BadRequest` if a column has two types.
+
+    ``found`` is the schema of the output's earlier files.
+    """
+    known = found or output.schema
     try:
-        return described(united(map(decoded, schemas)))
+        return described(united(decoded(known) if known else pyarrow.schema([]), map(decoded, schemas)))
     except Unfit as error:
         raise refused(output, error, _NO_SCHEMA) from None
 
@@ -289,5 +326,62 @@ def described(schema: Any) -> str:
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
-WRITERS: dict[str, type[Any]] = {"json": JsonLines, "text": Text, "csv": Csv, "parquet": Parquet}
-"""Format of an output -> its writer."""
+class Packed:
+    """Segments as msgpack, one after the other."""
+
+    def __init__(self, stream: Any, output: Described, found: str = "") -> None:
+        self._stream = stream
+        self.size = 0
+
+    def add(self, payload: bytes) -> None:
+        """Write one packed segment."""
+        self._stream.write(payload)
+        self.size += len(payload)
+
+    def add_batch(self, batch: Any) -> None:
+        """Write the rows of an Arrow batch."""
+        for row in segments(batch):
+            self.add(pack(row))
+
+    def close(self) -> str:
+        self._stream.close()
+        return ""
+
+    def abandon(self) -> None:
+        self._stream.close()
+
+
+class WithoutNulls(Parquet):
+    """Parquet without the null character, which PostgreSQL's strings cannot hold."""
+
+    def add(self, payload: bytes) -> None:
+        """Write one packed segment."""
+        if b"\0" in payload:
+            self._fitting(lambda: _refuse_nulls(unpack(payload), ""))
+        super().add(payload)
+
+
+def _refuse_nulls(value: Any, path: str) -> None:
+    if type(value) is str and "\0" in value:
+        raise Unfit(path.removeprefix("."), f"PostgreSQL cannot hold the null character in {value!r:.60}")
+    if isinstance(value, dict):
+        for key in value:
+            _refuse_nulls(key, path)
+    for place, part in parts(value):
+        _refuse_nulls(part, path + place)
+
+
+def _for_call(stream: Any, output: Described, found: str = "") -> Writer:
+    return Parquet(stream, output, found) if output.schema else Packed(stream, output, found)
+
+
+WRITERS: dict[str, Callable[..., Any]] = {
+    "json": JsonLines,
+    "text": Text,
+    "csv": Csv,
+    "parquet": Parquet,
+    "delta": Parquet,
+    "postgres": WithoutNulls,
+    "foreach_batch": _for_call,
+}
+"""Format of an output -> the writer of its files."""

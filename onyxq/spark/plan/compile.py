@@ -14,15 +14,18 @@ from typing import Any
 from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.jobs.job_check import OUTPUT_FORMATS
 from onyxq.jobs.model import FRAME_TASKS, FrameTask, Input, Job, Join, Output, Reduce
+from onyxq.jobs.options import format_of
 from onyxq.jobs.slot_bounds import OUTPUTS, bounds
 from onyxq.spark.failures import said_by
-from onyxq.spark.files.file_sink import Folder
 from onyxq.spark.files.formats import WRITERS, check_schema, described
+from onyxq.spark.files.staging import Folder
 from onyxq.spark.plan import end_of_input, outputs, rows
 from onyxq.spark.plan.fused import Place, run
 from onyxq.spark.plan.inputs import Opened, open_input, placed, shared
 from onyxq.spark.plan.regions import Region, Stage, stages, stateful, timed, uses
+from onyxq.spark.sinks import calls, tables
 
 
 @frozen
@@ -120,12 +123,17 @@ class _Flow:
                 [(source, to, self._opened[source].frame) for source, to in stage.columns], folders
             )
             parts += more
+        for folder in folders:
+            tables.check(folder, folder.schema)
         if timed(job):
             parts.append(self._end)
         frame = functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
         limit = self._bounds.get(OUTPUTS)
-        queues = {task.name: _queue(task) for task in job.catalog if isinstance(task, Output) and task.queue}
-        options = outputs.options_of(folders, queues, {**_common(job, setting), "committed": str(setting.batch)})
+        tasks = [task for task in job.catalog if isinstance(task, Output)]
+        queues = {task.name: _queue(task) for task in tasks if task.queue is not None}
+        errors = {task.name: task.errors for task in tasks if task.errors is not None}
+        common = {**_common(job, setting), "committed": str(setting.batch)}
+        options = outputs.options_of(folders, queues, errors, common)
         writer = (frame if limit is None else frame.coalesce(limit)).writeStream.format(outputs.FORMAT)
         writer = writer.options(**options).option("checkpointLocation", setting.checkpoint)
         writer = writer.queryName(f"{job.id}/{setting.version}")
@@ -209,15 +217,16 @@ def _queue(task: Output) -> dict[str, Any]:
 
 
 def _folder(task: Output, place: int) -> Folder:
-    kind = str(task.format).lower()
+    kind = format_of(task)
     if kind not in WRITERS:
-        known = ", ".join(sorted(WRITERS))
+        known = ", ".join(OUTPUT_FORMATS)
         raise BadRequest(
             f"catalog[{place}].format: outputs are {known} or a queue, not {task.format!r}",
             field=f"catalog[{place}].format",
         )
     options = {str(name): str(value) for name, value in task.options.items()}
-    return Folder(task.name, kind, str(task.path), options)
+    fn = "" if task.foreach_batch is None else calls.reference(task.foreach_batch)
+    return Folder(task.name, kind, str(task.path), options, fn=fn)
 
 
 def _with_columns(session: Any, folder: Folder, place: str) -> Folder:
@@ -235,5 +244,5 @@ def _with_columns(session: Any, folder: Folder, place: str) -> Folder:
         what = f"{place}.options.schema of output {folder.name}: {said_by(error)}"
         raise BadRequest(f"{what} (in {said!r:.200})", field=f"{place}.options.schema") from error
     found = evolve(folder, schema=described(schema))
-    check_schema(found)
+    check_schema(found.of_files())
     return found

@@ -11,7 +11,8 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, cached_property
 from typing import Any
 
 import pyarrow
@@ -21,11 +22,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from onyxq.core.errors import BadRequest
-from onyxq.jobs.values import unpack
+from onyxq.jobs.values import Unfit, pack, to_json, unpack
 from onyxq.spark.checkpoint import news_of, offsets_of, recorded
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import file_sink
-from onyxq.spark.files.file_sink import Folder, Staging
+from onyxq.spark.files.staging import Folder, Staging
+from onyxq.spark.files.staging import Written as File
 from onyxq.spark.plan import rows
 
 FORMAT = "onyxq-outputs"
@@ -48,17 +50,32 @@ def _of_frames(batch: Any) -> Iterator[tuple[str, Any]]:
 class Written(WriterCommitMessage):
     """The output of one task of a batch."""
 
-    files: tuple[file_sink.Written, ...]
+    files: tuple[File, ...]
     parts: tuple[bytes, ...] = ()
     """The parts that peers have prepared for queues."""
 
 
 def options_of(
-    folders: list[Folder], queues: Mapping[str, Mapping[str, Any]], common: Mapping[str, str]
+    folders: list[Folder],
+    queues: Mapping[str, Mapping[str, Any]],
+    errors: Mapping[str, str],
+    common: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the options of the sink; ``common`` are those that it shares with our source."""
+    """Return the options of the sink.
+
+    ``errors``: output -> the output for what it refuses; ``common``: the options that the sink shares with our source.
+    """
     said = {**common, "folders": json.dumps([asdict(folder) for folder in folders])}
-    return {**said, "outputs": json.dumps(queues)}
+    return {**said, "outputs": json.dumps(queues), "errors": json.dumps(errors)}
+
+
+def refusal(error: BadRequest, out: str, payload: bytes) -> bytes:
+    """Return the segment, as msgpack, about a segment that an output has refused."""
+    try:
+        shown = to_json(payload)
+    except Unfit:
+        shown = repr(unpack(payload))
+    return pack({"output": out, "error": error.message, "segment": shown})
 
 
 class Outputs(DataSource):
@@ -81,6 +98,7 @@ class Routed(DataSourceStreamArrowWriter):
         self._folders = folders
         self._options = options
         self._job = options["job"]
+        self._errors: dict[str, str] = json.loads(options.get("errors", "{}"))
 
     @cached_property
     def _target(self) -> Any:
@@ -106,7 +124,15 @@ class Routed(DataSourceStreamArrowWriter):
         """Prepare the rows of one task; runs on an executor."""
         context: Any = TaskContext.get()
         batch = int(context.getLocalProperty("streaming.sql.batchId"))
-        staging = Staging(self._folders, job=self._job, batch=batch, part=context.partitionId())
+        folders = list(self._folders.values())
+        found = cache(lambda: file_sink.found_schemas(folders, job=self._job, batch=batch))
+        staging = Staging(
+            self._folders,
+            job=self._job,
+            batch=batch,
+            part=context.partitionId(),
+            found=lambda folder: found().get(folder.name, ""),
+        )
         try:
             parts = self._write(iterator, staging, batch)
             return Written(tuple(staging.finish()), parts)
@@ -119,20 +145,25 @@ class Routed(DataSourceStreamArrowWriter):
 
     def _write(self, iterator: Iterator[Any], staging: Staging, batch: int) -> tuple[bytes, ...]:
         sending = self._sending(batch)
+
+        def put(out: str, payload: bytes, lineage: bytes) -> None:
+            try:
+                if out in self._folders:
+                    staging.add(out, payload)
+                else:
+                    sending.add(self._queues[out], payload, lineage=lineage, name=out)
+            except BadRequest as error:
+                if out not in self._errors:
+                    raise of_task(error, task=out, segment=unpack(payload), restart=False) from error
+                put(self._errors[out], refusal(error, out, payload), lineage)
+
         for batch_rows in iterator:
             for out, found in _of_frames(batch_rows):
                 staging.add_batch(out, found)
             columns = [batch_rows.column(name).to_pylist() for name in rows.ARROW.names]
             for lineage, out, payload in zip(*columns, strict=True):
-                if payload is None or out == rows.END:
-                    continue
-                try:
-                    if out in self._folders:
-                        staging.add(out, payload)
-                    else:
-                        sending.add(self._queues[out], payload, lineage=lineage, name=out)
-                except BadRequest as error:
-                    raise of_task(error, task=out, segment=unpack(payload), restart=False) from error
+                if payload is not None and out != rows.END:
+                    put(out, payload, lineage)
         return () if sending is None else tuple(sending.finish().parts)
 
     def _sending(self, batch: int) -> Any:
@@ -158,10 +189,20 @@ class Routed(DataSourceStreamArrowWriter):
             if mark:
                 file_sink.stage(folders, written, job=self._job, batch=batchId, mark=mark)
             parts = [part for message in messages if isinstance(message, Written) for part in message.parts]
-            if self._commit(parts, batchId, mark).repeat:
-                return  # Its files became visible when this driver began, or earlier.
+            with self._prepared(folders, batchId, mark) as tables:
+                if self._commit(parts, batchId, mark).repeat:
+                    return  # Its files became visible when this driver began, or earlier.
+                for table in tables:
+                    table.commit()
         if mark:
-            file_sink.publish(folders, job=self._job, batch=batchId, mark=mark)
+            version = int(self._options["version"])
+            file_sink.publish(folders, job=self._job, batch=batchId, mark=mark, version=version)
+
+    def _prepared(self, folders: list[Folder], batch: int, mark: str) -> AbstractContextManager[Any]:
+        if not mark:
+            return nullcontext([])
+        version = int(self._options["version"])
+        return file_sink.prepared(folders, job=self._job, batch=batch, mark=mark, version=version)
 
     def _mark(self, batch: int) -> str:
         """Return a mark that is the same for a repeat, and differs for a batch of this number with other offsets."""

@@ -19,6 +19,7 @@ from attrs import frozen
 from onyxq.jobs import flow_conditions
 from onyxq.jobs.frame_check import gives_columns
 from onyxq.jobs.model import FRAME_TASKS, Frame, Function, Input, Job, Join, Output, Reduce, Sql
+from onyxq.jobs.options import takes_columns
 
 Edge = tuple[str, str]
 CUTS = (Reduce, Join, *FRAME_TASKS)
@@ -79,7 +80,7 @@ def columnar(job: Job, edge: Edge) -> bool:
     source, to = edge
     task = job.task(to)
     if isinstance(task, Output):
-        files = task.queue is None and isinstance(job.task(source), FRAME_TASKS)
+        files = takes_columns(task) and isinstance(job.task(source), FRAME_TASKS)
         return files and not flow_conditions.of_task(job, source)
     return isinstance(task, FRAME_TASKS) and gives_columns(job, source)
 

@@ -1,0 +1,106 @@
+"""Outputs that are not folders of files: tables of other systems, and functions of the user.
+
+Executors write hidden files (`onyxq.spark.files.staging`), as for folders. After the log has committed the batch, the
+driver gives the files to the output. If it dies on the way, the next driver gives the same files again under the same
+`Batch`, by which the output recognizes them. So the log decides whether a batch counts, and the output counts it once.
+
+A module of an output has two functions. ``check(folder, schema)`` raises an `OnyxqError` before any row is written if
+the output cannot take these columns. ``write(folder, files, batch)`` takes the rows of a committed batch;
+the files have their columns, which a new driver knows from them alone. A module may
+have ``prepare(folder, files, batch)`` too: it does what can fail before the log commits the batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from attrs import frozen
+from pyarrow import fs, parquet
+
+from onyxq.jobs.options import CALL, TABLES
+from onyxq.spark.files.formats import decoded
+from onyxq.spark.files.staging import Folder
+
+ROWS_MAX = 10_000
+"""Rows that are read at once."""
+_MODULES = {
+    "delta": "onyxq.spark.sinks.delta",
+    "postgres": "onyxq.spark.sinks.postgres",
+    CALL: "onyxq.spark.sinks.calls",
+}
+"""Format of an output -> its module, which may need packages that OnyxQ does not."""
+
+
+@frozen
+class Batch:
+    """A committed batch, as an output counts it."""
+
+    job: str
+    output: str
+    run: str
+    """Distinguishes jobs that had the same id one after the other."""
+    number: int
+    version: int
+    """The allocation of the driver that writes: a later driver has a higher one."""
+
+    @property
+    def writer(self) -> str:
+        """The name under which the output counts batches."""
+        return f"onyxq/{self.job}/{self.output}/{self.run}"
+
+
+class Prepared(Protocol):
+    """A batch that its output can take at once."""
+
+    def commit(self) -> None:
+        """Make the batch count."""
+
+    def close(self) -> None:
+        """Give up what was not committed."""
+
+
+@frozen
+class Files:
+    """The hidden files of a batch for one output."""
+
+    system: fs.FileSystem
+    paths: Sequence[str]
+
+    def schema(self) -> Any:
+        """Return the columns, which are the same in all files."""
+        with self.system.open_input_file(self.paths[0]) as stream:
+            return parquet.ParquetFile(stream).schema_arrow
+
+    def batches(self) -> Iterator[Any]:
+        """Yield the rows as batches of Arrow."""
+        for path in self.paths:
+            with self.system.open_input_file(path) as stream:
+                yield from parquet.ParquetFile(stream).iter_batches(ROWS_MAX)
+
+
+def is_table(folder: Folder) -> bool:
+    """Return whether the output is one of these, rather than a folder of visible files."""
+    return folder.format in TABLES
+
+
+def check(folder: Folder, schema: str) -> None:
+    """Raise an `OnyxqError` if the output cannot be reached, or cannot take these columns (an Arrow schema, base64).
+
+    ``schema`` is empty before the columns are known.
+    """
+    if is_table(folder):
+        importlib.import_module(_MODULES[folder.format]).check(folder, decoded(schema) if schema else None)
+
+
+def prepare(folder: Folder, files: Files, batch: Batch) -> Prepared | None:
+    """Do what can fail before the log commits the batch; None if the output does all of it later."""
+    do = getattr(importlib.import_module(_MODULES[folder.format]), "prepare", None)
+    found: Prepared | None = None if do is None else do(folder, files, batch)
+    return found
+
+
+def write(folder: Folder, files: Files, batch: Batch) -> None:
+    """Give the rows of a committed batch to the output, which ignores a repeat."""
+    importlib.import_module(_MODULES[folder.format]).write(folder, files, batch)

@@ -1,0 +1,105 @@
+"""Functions of the user as outputs: each committed batch is given to them, again and with the same key if they fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+pytest.importorskip("pyarrow")
+
+import pyarrow
+
+from onyxq.jobs import functions
+from onyxq.jobs.values import pack
+from onyxq.spark.failures import TaskFailed
+from onyxq.spark.files.file_sink import publish, stage
+from onyxq.spark.files.formats import described
+from onyxq.spark.files.staging import Folder, Staging
+from onyxq.spark.sinks import calls
+
+CALLED: list[tuple[Any, dict[str, Any]]] = []
+
+
+def note(rows: Any, facts: dict[str, Any]) -> None:
+    """Note a call; an empty list of failures lets it succeed."""
+    CALLED.append((rows if isinstance(rows, list) else rows.to_pylist(), facts))
+    if FAILURES:
+        raise FAILURES.pop()
+
+
+FAILURES: list[Exception] = []
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Each test sees its own calls."""
+    CALLED.clear()
+    FAILURES.clear()
+
+
+def output(folder: Path) -> Folder:
+    """An output that is a function."""
+    return Folder("out", "foreach_batch", str(folder), {}, fn=calls.reference(f"{__name__}:note"))
+
+
+def staged(out: Folder, number: int, *tasks: list[Any]) -> None:
+    """Write and note a batch of several tasks."""
+    files = []
+    for part, rows in enumerate(tasks):
+        task = Staging({"out": out}, job="j", batch=number, part=part)
+        for row in rows:
+            task.add("out", pack(row))
+        files += task.finish()
+    stage([out], files, job="j", batch=number, mark=f"m{number}")
+
+
+def test_a_function_gets_the_segments_of_each_batch_with_its_key(tmp_path: Path) -> None:
+    """Without a schema any segments, in one call for each batch that has some."""
+    out = output(tmp_path)
+    for number, tasks in enumerate(([[{1}, (2, 3)], ["x"]], [], [[4]])):
+        staged(out, number, *tasks)
+        publish([out], job="j", batch=number, mark=f"m{number}", version=3)
+    facts = {"job": "j", "version": 3, "task": "out"}
+    assert [
+        ([{1}, (2, 3), "x"], {**facts, "batch": 0, "key": "onyxq/j/out/m0/0"}),
+        ([4], {**facts, "batch": 2, "key": "onyxq/j/out/m0/2"}),
+    ] == CALLED
+    assert list((tmp_path / "_onyxq" / "j").glob("part-*")) == []
+
+
+def test_with_a_schema_it_gets_a_table_of_arrow(tmp_path: Path) -> None:
+    """Of all tasks of the batch."""
+    schema = described(pyarrow.schema([("n", pyarrow.int32())]))
+    out = evolve(output(tmp_path), schema=schema, options={"schema": "n int"})
+    staged(out, 0, [{"n": 1}], [{"n": 2}, {}])
+    publish([evolve(out, schema="")], job="j", batch=0, mark="m0")
+    assert [rows for rows, _ in CALLED] == [[{"n": 1}, {"n": 2}, {"n": None}]]
+
+
+def test_a_call_that_fails_is_repeated_with_the_same_rows_and_key(tmp_path: Path) -> None:
+    """The job is restarted, and its next driver makes the call before anything else."""
+    out = output(tmp_path)
+    staged(out, 0, [1, 2])
+    FAILURES.append(ValueError("no room"))
+    with pytest.raises(TaskFailed) as caught:
+        publish([out], job="j", batch=0, mark="m0", version=1)
+    assert caught.value.failure.restart and caught.value.failure.error == "task out: ValueError: no room"
+    publish([out], job="j", batch=0, mark="m0", version=2)
+    publish([out], job="j", batch=0, mark="m0", version=2)
+    assert [(rows, facts["key"], facts["version"]) for rows, facts in CALLED] == [
+        ([1, 2], "onyxq/j/out/m0/0", 1),
+        ([1, 2], "onyxq/j/out/m0/0", 2),
+    ]
+
+
+def test_pickled_functions_are_called_too(tmp_path: Path) -> None:
+    """As in the rest of a job."""
+    marker = tmp_path / "called"
+    pickled = functions.named_or_pickled(lambda rows, facts: marker.write_text(f"{rows} {facts['batch']}"))
+    out = evolve(output(tmp_path / "out"), fn=calls.reference(pickled))
+    staged(out, 0, [5])
+    publish([out], job="j", batch=0, mark="m0")
+    assert marker.read_text() == "[5] 0"

@@ -1,0 +1,260 @@
+"""Tables of PostgreSQL as outputs: a batch counts once, refused rows never count, values come back unchanged."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+
+pytest.importorskip("psycopg")
+pytest.importorskip("pyarrow")
+
+import psycopg
+import pyarrow
+
+from onyxq.errors import BadRequest, Unavailable
+from onyxq.jobs.values import pack
+from onyxq.spark.files.file_sink import prepared, publish, stage
+from onyxq.spark.files.formats import described
+from onyxq.spark.files.staging import Folder, Staging
+from onyxq.spark.sinks import tables
+from tests.outbox.postgres import Postgres, database, postgres
+from tests.spark.generated_columns import Rows, alike, rows
+
+__all__ = ["database", "postgres"]
+
+COLUMNS = pyarrow.schema([pyarrow.field("id", pyarrow.int64(), nullable=False), ("said", pyarrow.string())])
+
+
+def output(database: str, folder: Path, schema: Any = COLUMNS, **options: str) -> Folder:
+    """An output that is a table."""
+    given = {"url": database, "table": "words", **options}
+    return Folder("out", "postgres", str(folder / "hidden"), given, described(schema))
+
+
+def staged(out: Folder, number: int, found: list[Any], mark: str = "m") -> None:
+    """Write and note a batch, as before its commit."""
+    task = Staging({"out": out}, job="j", batch=number, part=0)
+    for row in found:
+        task.add("out", pack(row))
+    stage([out], task.finish(), job="j", batch=number, mark=mark)
+
+
+def show(out: Folder, number: int, mark: str = "m") -> None:
+    """Publish a batch, as the next driver does at its start, before it knows the columns."""
+    publish([evolve(out, schema="")], job="j", batch=number, mark=mark, version=7)
+
+
+def do(database: str, *statements: str) -> list[Any]:
+    """Run statements, and return the rows of the last one."""
+    with psycopg.connect(database) as connection:
+        for said in statements:
+            cursor = connection.execute(said.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+WORDS = "CREATE TABLE words (id bigint PRIMARY KEY, said text CHECK (said <> 'no'), more integer DEFAULT 5)"
+
+
+@pytest.fixture
+def words(database: str) -> str:
+    """A database with a table."""
+    do(database, WORDS)
+    return database
+
+
+def test_rows_are_inserted_or_replace_those_of_their_key(words: str, tmp_path: Path) -> None:
+    """Of two rows in a batch the last one counts; columns that the job does not have stay."""
+    out = output(words, tmp_path, key="id")
+    tables.check(out, out.schema)
+    staged(out, 0, [{"id": 1, "said": "a"}, {"id": 2, "said": "b"}, {"id": 1, "said": "c"}])
+    show(out, 0)
+    do(words, "UPDATE words SET more = 6")
+    staged(out, 1, [{"id": 2, "said": None}, {"id": 3, "said": "d"}])
+    show(out, 1)
+    assert do(words, "SELECT * FROM words ORDER BY id") == [(1, "c", 6), (2, None, 6), (3, "d", 5)]
+
+
+def test_a_batch_counts_once_however_often_it_is_published(words: str, tmp_path: Path) -> None:
+    """Also if the note of the folder is lost, and for a driver that was replaced and writes an earlier batch."""
+    do(words, "ALTER TABLE words DROP CONSTRAINT words_pkey")
+    out = output(words, tmp_path)
+    tables.check(out, out.schema)
+    files = {}
+    for number in range(2):
+        staged(out, number, [{"id": number, "said": "x"}])
+        files[number] = kept(out, tmp_path / str(number))
+        show(out, number)
+        show(out, number)
+    for number in (0, 1, 0):
+        tables.write(out, files[number], tables.Batch("j", "out", "m", number, 1))
+    assert do(words, "SELECT id FROM words ORDER BY id") == [(0,), (1,)]
+    assert do(words, "SELECT writer, batch, version FROM onyxq_batches") == [("onyxq/j/out/m", 1, 7)]
+
+
+def kept(out: Folder, to: Path) -> tables.Files:
+    """The staged files, copied to where a publish does not remove them."""
+    system, aside = out.hidden("j")
+    to.mkdir()
+    for file in Path(aside).glob("part-*"):
+        system.copy_file(str(file), f"{to}/{file.name}")
+    return tables.Files(system, [str(file) for file in to.iterdir()])
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from tests.spark.test_postgres import output, show
+from onyxq.spark.sinks import postgres
+commit = postgres.Prepared.commit
+def dies(self):
+    if sys.argv[3] == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    commit(self)
+    os.kill(os.getpid(), signal.SIGKILL)
+postgres.Prepared.commit = dies
+show(output(sys.argv[1], Path(sys.argv[2])), 0)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_killed_driver_leaves_a_batch_that_counts_once(words: str, tmp_path: Path, when: str) -> None:
+    """SIGKILL before the database's commit, and between it and the note that the batch is done."""
+    do(words, "ALTER TABLE words DROP CONSTRAINT words_pkey")
+    out = output(words, tmp_path)
+    tables.check(out, out.schema)
+    staged(out, 0, [{"id": 1, "said": "x"}])
+    died = subprocess.run([sys.executable, "-c", DIES, words, str(tmp_path), when], timeout=240, check=False)
+    assert died.returncode == -signal.SIGKILL
+    show(out, 0)
+    assert do(words, "SELECT id, said FROM words") == [(1, "x")]
+
+
+def test_rows_that_the_database_refuses_fail_before_the_log_commits(words: str, tmp_path: Path) -> None:
+    """By a constraint here; without a commit of the log nothing is in the table."""
+    out = output(words, tmp_path)
+    tables.check(out, out.schema)
+    staged(out, 0, [{"id": 1, "said": "yes"}, {"id": 2, "said": "no"}], mark="bad")
+    with pytest.raises(BadRequest, match="output out: .*words_said_check"):
+        with prepared([out], job="j", batch=0, mark="bad", version=1):
+            raise AssertionError("the log must not be asked")
+    staged(out, 0, [{"id": 1, "said": "yes"}], mark="good")
+    with pytest.raises(ValueError, match="the log refuses"), prepared([out], job="j", batch=0, mark="good", version=1):
+        raise ValueError("the log refuses")
+    assert do(words, "SELECT * FROM words") == []
+    with prepared([out], job="j", batch=0, mark="good", version=1) as found:
+        for one in found:
+            one.commit()
+    show(out, 0, mark="good")
+    assert do(words, "SELECT id FROM words") == [(1,)]
+
+
+NOT_NULL = pyarrow.field("id", pyarrow.int64(), nullable=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "said"),
+    [
+        ([NOT_NULL, ("x", pyarrow.string())], {}, "x: the table has no such column; it has id, said, more"),
+        ([NOT_NULL, ("said", pyarrow.int64())], {}, "said: is int64; the table's column must be bigint"),
+        ([NOT_NULL, ("more", pyarrow.int64())], {}, "more: is int64; the table's column must be bigint"),
+        ([("id", pyarrow.int64())], {}, "id: is NOT NULL in the table: write NOT NULL after its type"),
+        ([("said", pyarrow.string())], {}, "id: the table's column is NOT NULL, has no default, and is not in"),
+        ([NOT_NULL], {"key": "said"}, "key names 'said', but the schema has id"),
+        ([NOT_NULL, ("said", pyarrow.string())], {"key": "said"}, "said: is a key: write NOT NULL"),
+        (
+            [NOT_NULL, pyarrow.field("said", pyarrow.string(), nullable=False)],
+            {"key": "said"},
+            "there is no unique or exclusion constraint matching",
+        ),
+        ([NOT_NULL], {"table": "wrds"}, r"the database has no table 'wrds': CREATE TABLE ... \(id bigint\)"),
+        ([NOT_NULL, ("said", pyarrow.map_(pyarrow.int64(), pyarrow.int64()))], {}, "said: JSON cannot hold"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_named_before_the_job_starts(
+    words: str, tmp_path: Path, fields: list[Any], options: dict[str, str], said: str
+) -> None:
+    """The check changes nothing in the table."""
+    out = output(words, tmp_path, pyarrow.schema(fields), **options)
+    with pytest.raises(BadRequest, match=f"output out: {said}"):
+        tables.check(out, out.schema)
+
+
+def test_a_database_that_is_away_is_tried_again(tmp_path: Path) -> None:
+    """Such an error is not the job's, so a restart may help."""
+    out = output("postgresql://nobody@127.0.0.1:1/x", tmp_path)
+    with pytest.raises(Unavailable, match="output out: "):
+        tables.check(out, out.schema)
+
+
+def test_the_null_character_is_refused_at_its_row(words: str, tmp_path: Path) -> None:
+    """PostgreSQL's strings cannot hold it; binaries can."""
+    task = Staging({"out": output(words, tmp_path)}, job="j", batch=0, part=0)
+    with pytest.raises(BadRequest, match="output out: said: PostgreSQL cannot hold the null character"):
+        task.add("out", pack({"id": 1, "said": "a\0b"}))
+    task.add("out", pack({"id": 0, "said": "ab"}))
+    task.discard()
+
+
+SQL = {
+    "int64": "bigint",
+    "int32": "integer",
+    "double": "double precision",
+    "float": "real",
+    "string": "text",
+    "bool": "boolean",
+    "date32[day]": "date",
+    "timestamp[us]": "timestamp",
+    "timestamp[us, tz=UTC]": "timestamptz",
+    "decimal128(10, 2)": "numeric(10,2)",
+    "decimal128(38, 20)": "numeric",
+    "binary": "bytea",
+}
+
+
+@pytest.fixture(scope="module")
+def server(postgres: Postgres) -> Iterator[str]:
+    """The URL of the server's own database."""
+    yield postgres.url
+
+
+@pytest.mark.long
+def test_values_come_back_unchanged(server: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All types of plain columns, and lists of them; a row that does not fit is refused."""
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(rows(nested=False, least=1))
+    def there_and_back(made: Rows) -> None:
+        lists = pyarrow.schema([(f"l{part.name}", pyarrow.list_(part.type)) for part in made.arrow])
+        schema = pyarrow.schema([*made.arrow, *lists, ("row", pyarrow.int64())])
+        columns = [f"{part.name} {SQL[str(part.type)]}, l{part.name} {SQL[str(part.type)]}[]" for part in made.arrow]
+        do(server, "DROP TABLE IF EXISTS words", f"CREATE TABLE words (row bigint, {', '.join(columns)})")
+        out = output(server, tmp_path_factory.mktemp("typed"), schema)
+        out = evolve(out, options={**out.options, "table": "public.words"})
+        tables.check(out, out.schema)
+        task, kept = Staging({"out": out}, job="j", batch=0, part=0), []
+        for number, row in enumerate(made.rows):
+            whole = {**row, **{f"l{name}": [value] for name, value in row.items()}, "row": number}
+            try:
+                task.add("out", pack(whole))
+                kept.append(whole)
+            except BadRequest as error:
+                assert error.message.startswith("output out: ")
+        mark = stage([out], task.finish(), job="j", batch=0)
+        show(out, 0, mark)
+        # As text a real has the digits that suffice for 32 bits, and Python would read another number.
+        wide = {"float": "::double precision", "list<item: float>": "::double precision[]"}
+        names = ", ".join(part.name + wide.get(str(part.type), "") for part in schema)
+        found = [
+            dict(zip(schema.names, one, strict=True)) for one in do(server, f"SELECT {names} FROM words ORDER BY row")
+        ]
+        assert alike(found, kept)
+
+    there_and_back()
