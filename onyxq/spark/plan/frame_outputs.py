@@ -16,8 +16,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from onyxq.core.errors import BadRequest
 from onyxq.spark.failures import said_by
-from onyxq.spark.files.staging import Folder
 from onyxq.spark.files.formats import check_schema
+from onyxq.spark.files.staging import Folder
 from onyxq.spark.plan.frames import arrow_schema, columns_in
 from onyxq.spark.plan.inputs import quoted
 from onyxq.spark.plan.outputs import COLUMNS
