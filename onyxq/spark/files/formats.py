@@ -241,6 +241,9 @@ class Parquet:
     def _look_at(self, segment: Any) -> None:
         """Add the columns of a segment whose known fields fit."""
         assert self._columns is not None
+        if not self._known:
+            self._columns.add(segment)
+            return
         row = segment if type(segment) is dict else {"value": segment}
         names = self._known.names
         self._fit({name: value for name, value in row.items() if name in names})

@@ -12,6 +12,7 @@ have ``prepare(folder, files, batch)`` too: it does what can fail before the log
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -19,7 +20,9 @@ from typing import Any, Protocol
 from attrs import frozen
 from pyarrow import fs, parquet
 
+from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.jobs.options import CALL, TABLES
+from onyxq.spark.failures import TaskFailed
 from onyxq.spark.files.formats import decoded
 from onyxq.spark.files.staging import Folder
 
@@ -91,16 +94,34 @@ def check(folder: Folder, schema: str) -> None:
     ``schema`` is empty before the columns are known.
     """
     if is_table(folder):
-        importlib.import_module(_MODULES[folder.format]).check(folder, decoded(schema) if schema else None)
+        with _named(folder):
+            _module(folder).check(folder, decoded(schema) if schema else None)
 
 
 def prepare(folder: Folder, files: Files, batch: Batch) -> Prepared | None:
     """Do what can fail before the log commits the batch; None if the output does all of it later."""
-    do = getattr(importlib.import_module(_MODULES[folder.format]), "prepare", None)
-    found: Prepared | None = None if do is None else do(folder, files, batch)
-    return found
+    with _named(folder):
+        do = getattr(_module(folder), "prepare", None)
+        found: Prepared | None = None if do is None else do(folder, files, batch)
+        return found
 
 
 def write(folder: Folder, files: Files, batch: Batch) -> None:
     """Give the rows of a committed batch to the output, which ignores a repeat."""
-    importlib.import_module(_MODULES[folder.format]).write(folder, files, batch)
+    with _named(folder):
+        _module(folder).write(folder, files, batch)
+
+
+def _module(folder: Folder) -> Any:
+    return importlib.import_module(_MODULES[folder.format])
+
+
+@contextlib.contextmanager
+def _named(folder: Folder) -> Iterator[None]:
+    """Name the output in errors of other packages; they may pass, so the job is tried again."""
+    try:
+        yield
+    except (OnyxqError, TaskFailed):
+        raise
+    except Exception as error:
+        raise Unavailable(f"output {folder.name}: {type(error).__name__}: {str(error).strip()}") from error
