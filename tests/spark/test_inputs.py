@@ -14,7 +14,7 @@ import pytest
 
 from onyxq.client import Client
 from onyxq.jobs.encoding import decode, encode
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
 from onyxq.spark import java, progress
 from onyxq.spark.plan.compile import Setting, compiled
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
@@ -133,6 +133,31 @@ def test_each_segment_arrives_once_on_every_branch(
         assert max(one["value"] for one in written(tmp_path / "summed")) == sum(NUMBERS)
     if "join" in shape:
         assert Counter(one["left"]["n"] for one in written(tmp_path / "paired")) == wanted
+
+
+def test_a_queue_is_read_as_columns_and_as_segments(
+    spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path
+) -> None:
+    """Its tasks are rows of a query and segments of a function in one batch, and each is completed once."""
+    queue, out = f"queue-{next(_names)}", f"queue-{next(_names)}"
+    client.enqueue_many(queue, [b'{"n": %d}' % number for number in NUMBERS], format="json")
+    job = Job(
+        id=f"job-{next(_names)}",
+        workflow=[("in", "odd"), ("odd", "doubled"), ("odd", "queue"), ("in", "same"), ("same", "rows")],
+        catalog=[
+            Input("in", queue=queue, schema="n bigint"),
+            Sql("odd", "select 2 * n as twice from `in` where n % 2 = 1"),
+            Function("same", f"{HERE}:same"),
+            Output("queue", queue=out),
+            *(Output(name, format="json", path=str(tmp_path / name)) for name in ("doubled", "rows")),
+        ],
+        key_groups=2,
+    )
+    run_queues(spark, cluster, client, job, tmp_path)
+    doubled = Counter(2 * number for number in NUMBERS if number % 2)
+    assert Counter(one["n"] for one in written(tmp_path / "rows")) == Counter(NUMBERS)
+    assert Counter(one["twice"] for one in written(tmp_path / "doubled")) == doubled
+    assert Counter(json.loads(task.data)["twice"] for task in client.list_all(out)) == doubled
 
 
 def test_an_input_that_feeds_several_stages_is_read_once(spark: Any, tmp_path: Path) -> None:
