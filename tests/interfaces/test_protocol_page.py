@@ -60,6 +60,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "queue": "page", "state": "ready", "after": ID, "limit": 1, "newest_first": True,
         "where": "text", "since_ms": 1, "until_ms": 2,
     },
+    "list.next": {"queue": "page", "where": "text", "after_ms": 1, "after": ID, "limit": 1},
     "count": {"queue": "page"},
     "tasks.bodies": {"runs": [[ID, 1]]},
     "queues.page": {"like": "a", "order": "name", "skip": 0, "limit": 1, "wait_ms": 1},

@@ -50,7 +50,8 @@ async def get_timers(call: Call) -> Response:
     state = "" if state in DUE_NEXT else state
     of_tasks = next((name for name, said in NAMES.items() if said == state), state)
     search = Search.of({"queue": TIMERS_QUEUE, "state": of_tasks, "where": args.where})
-    tasks, following = await _found(call, search, args)
+    counts = await counts_of(call, TIMERS_QUEUE) or {}
+    tasks, following = await _found(call, search, args, has_claims=bool(counts.get("claimed")))
     return page(
         call,
         "timers.html",
@@ -61,11 +62,13 @@ async def get_timers(call: Call) -> Response:
         is_first=args.after is None,
         search=search,
         state=state,
-        tabs=await _tabs(call, state, search.where),
+        tabs=_tabs(counts, state, search.where),
     )
 
 
-async def _found(call: Call, search: Search, args: TimersPage) -> tuple[list[Any], dict[str, Any] | None]:
+async def _found(
+    call: Call, search: Search, args: TimersPage, *, has_claims: bool
+) -> tuple[list[Any], dict[str, Any] | None]:
     """Return a page of tasks, and the fields of the address of the next one.
 
     Unfinished tasks are in the order of their due times; finished ones are the newest first.
@@ -77,6 +80,7 @@ async def _found(call: Call, search: Search, args: TimersPage) -> tuple[list[Any
     running: list[Any] = []
     if args.after is None:
         running = await _named(call, search.where)
+    if args.after is None and has_claims:
         running += (await call.ask("list", **wanted, state="claimed", limit=ROWS // 2))["tasks"]
     found = await call.ask("list.next", **wanted, after_ms=args.after_ms, after=args.after, limit=ROWS)
     following = {"after_ms": found["after_ms"], "after": found["after"].hex()} if found["after"] is not None else None
@@ -93,8 +97,7 @@ async def _named(call: Call, text: str) -> list[Any]:
         return []
 
 
-async def _tabs(call: Call, state: str, where: str) -> list[Tab]:
-    counts = await counts_of(call, TIMERS_QUEUE) or {}
+def _tabs(counts: Mapping[str, int], state: str, where: str) -> list[Tab]:
     numbers = {NAMES.get(name, name): number for name, number in counts.items()}
     numbers[""] = sum(numbers.get(name, 0) for name in DUE_NEXT)
     return [
