@@ -32,7 +32,9 @@ def is_name(value: str) -> bool:
 
 def settings_of(replica: Replica, queue: str) -> Queue:
     """Return a queue's settings."""
-    return replica.queues.get(queue, DEFAULTS)
+    if queue in replica.queues:  # mostly it is not: a map answers that at once, and `get` by way of an exception
+        return replica.queues[queue]
+    return DEFAULTS
 
 
 def problem_of(given: Mapping[str, int | str | bool], cleared: Iterable[str], version: int) -> str:

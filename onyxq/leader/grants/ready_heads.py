@@ -236,8 +236,7 @@ class Heads:
             ranks.append((priority, due_ms, tasks))
             listed += tasks
             if following is None:
-                following = heads.windows[partition].ranked(self._free)
-                next(following)
+                following = heads.windows[partition].after_head(self._free)
             if (after := next(following, None)) is not None:
                 heapq.heapreplace(found, (after[0], partition, after[1], following))
             else:

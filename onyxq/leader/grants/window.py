@@ -83,14 +83,15 @@ class Window:
                 return None
             self._read_on()
 
-    def ranked(self, free: Free) -> Iterator[tuple[SortKey, int]]:
-        """Yield the sort keys of the pieces in memory and how many tasks of each are grantable, best first.
+    def after_head(self, free: Free) -> Iterator[tuple[SortKey, int]]:
+        """Yield the sort keys of the pieces after the head and how many tasks of each are grantable, best first.
 
-        Nothing changes. If the store has more pieces, the last item has a count of 0: the tasks after it are
-        unknown.
+        Only pieces in memory count. Nothing changes. If the store has more pieces, the last item has a count of 0:
+        the tasks after it are unknown.
         """
-        heap, last = self._heap, None
+        heap = self._heap
         places = [(heap[0][:2], 0)] if heap else []
+        last = heap[0][0] if heap else None
         while places:
             (key, _), place = heapq.heappop(places)
             for child in (2 * place + 1, 2 * place + 2):
