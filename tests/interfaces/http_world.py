@@ -191,9 +191,7 @@ class FakeService:
         return {"tasks": page, "after": page[-1]["id"] if len(wanted) > len(page) else None}
 
     def _list_next(self, args: dict[str, Any]) -> dict[str, Any]:
-        ready = self._list({**args, "state": "ready", "after": None})
-        later = self._list({**args, "state": "scheduled", "after": None})
-        return {"ready": ready["tasks"], "later": later["tasks"], "after_ms": None, "after": None}
+        return {"ready": self._list({**args, "state": "ready"})["tasks"], "later": [], "after_ms": None, "after": None}
 
     def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
         results: list[Any] = []
