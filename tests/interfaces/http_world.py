@@ -404,13 +404,8 @@ class FakeService:
 
     def _timer_set(self, args: dict[str, Any]) -> dict[str, Any]:
         said = {name: args.get(name) for name in ("id", "timeout", "data", "callback")}
-        more = {
-            "state": "scheduled",
-            "at_ms": NOW_MS + said["timeout"],
-            "attempts": 0,
-            "error": None,
-            "task": bytes(20),
-        }
+        at_ms = NOW_MS + said["timeout"]
+        more = {"state": "scheduled", "at_ms": at_ms, "attempts": 0, "error": None, "task": bytes(20)}
         self.timers[args["id"]] = said | more
         return {"id": args["id"], "task": bytes(20)}
 
