@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 from pyspark.sql import functions as of
 
@@ -159,6 +160,49 @@ def shop(folder: Path) -> Job:
         ],
         key_groups=2,
     )
+
+
+def test_a_query_to_partitions_a_table_and_an_output_with_errors(spark: Any, tmp_path: Path) -> None:
+    """Rows of a frame reach every kind of output; one that an output refuses goes to its errors."""
+    orders = [order(number) for number in range(100)]
+    job = Job(
+        id="kinds",
+        workflow=[("orders", "half"), ("half", "users"), ("half", "lake"), ("half", "whole")],
+        catalog=[
+            Input("orders", format="json", path=write(tmp_path / "in", orders), schema=ORDERS),
+            Sql("half", "select id, user, amount / 2 as half, nullif(amount, 49) as amount from orders"),
+            Output(
+                "users",
+                format="parquet",
+                path=str(tmp_path / "users"),
+                options={
+                    "schema": "id long, user string, half double, amount long",
+                    "partition_by": "user",
+                    "file_rows_max": "10",
+                },
+            ),
+            Output("lake", format="delta", path=str(tmp_path / "lake")),
+            Output(
+                "whole",
+                format="json",
+                path=str(tmp_path / "whole"),
+                options={"schema": "id long, amount long not null", "other_fields": "drop"},
+                errors="broken",
+            ),
+            Output("broken", format="json", path=str(tmp_path / "broken")),
+        ],
+    )
+    completed(spark, job, tmp_path)
+    expected = {one["id"]: (one["user"], one["amount"] / 2) for one in orders}
+    users = spark.read.parquet(str(tmp_path / "users"))
+    assert {row.id: (row.user, row.half) for row in users.collect()} == expected
+    assert {one.name for one in (tmp_path / "users").glob("user=*")} == {f"user=u{number}" for number in range(5)}
+    lake = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table().to_pylist()
+    assert {row["id"]: (row["user"], row["half"]) for row in lake} == expected and len(lake) == 100
+    whole = {one["id"]: one["amount"] for one in written(tmp_path / "whole", "json")}
+    broken = {json.loads(one["segment"])["id"] for one in written(tmp_path / "broken", "json")}
+    assert whole == {one["id"]: one["amount"] for one in orders if one["amount"] != 49}
+    assert broken == expected.keys() - whole.keys() and broken
 
 
 def test_joins_and_windows_agree_with_a_batch_computation(spark: Any, tmp_path: Path) -> None:
