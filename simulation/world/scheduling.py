@@ -29,7 +29,7 @@ ROUNDS_MAX = 200_000
 LOOK_ROUNDS = 1_024
 """Rounds between two checks of the clock."""
 POLL_ROUNDS = 64
-"""Rounds of a busy run between two looks at what comes from outside, such as signals."""
+"""Rounds between two looks at what comes from outside, such as signals, unless the run waits for that alone."""
 
 
 @contextmanager
@@ -161,6 +161,8 @@ class _Naps(Deadlines):
         self._ends: list[tuple[float, int, Nap]] = []
         """Heap of the times at which naps end; of a nap that was changed or ended, also of earlier ones."""
         self._numbers = count()
+        self.next = math.inf
+        """What `next_deadline` found last."""
 
     def end_later(self, nap: Nap) -> None:
         heapq.heappush(self._ends, (nap.until, next(self._numbers), nap))
@@ -169,8 +171,10 @@ class _Naps(Deadlines):
         """Return the earliest of all."""
         while self._ends and (self._ends[0][2].task is None or self._ends[0][2].until != self._ends[0][0]):
             heapq.heappop(self._ends)
-        scopes = super().next_deadline()
-        return min(scopes, self._ends[0][0]) if self._ends else scopes
+        self.next = super().next_deadline()
+        if self._ends and self._ends[0][0] < self.next:
+            self.next = self._ends[0][0]
+        return self.next
 
     def expire(self, now: float) -> bool:
         """Cancel the scopes and end the naps whose time has come, and say whether there were any."""
@@ -220,9 +224,12 @@ class Rounds:
         self._runner, self._clock, self._system = runner, runner.clock, runner.io_manager
         self.process_events = self._system.process_events
         self._spinning = spinning
-        self._busy = 0
+        self._deadlines = _naps()
+        self._rounds = 0
         private: Any = runner
         private.io_manager = self
+        if not private.instruments:
+            private.instruments = {}  # A plain one: trio looks five times in each round of one task.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._system, name)
@@ -230,11 +237,13 @@ class Rounds:
     def get_events(self, timeout: float) -> Any:
         """Return what came from outside; if no task can run (``timeout`` is above 0), jump to the next deadline."""
         self._spinning.before_io_wait(timeout)
-        if timeout <= 0:
-            self._busy += 1
-            return () if self._busy % POLL_ROUNDS else self._system.get_events(0)
-        deadline = self._runner.deadlines.next_deadline()
-        events = self._system.get_events(0 if deadline < math.inf else timeout)
-        if not events and deadline < math.inf:
+        self._rounds += 1
+        deadline = self._deadlines.next if timeout > 0 else -math.inf
+        events: Any = ()
+        if deadline == math.inf:
+            events = self._system.get_events(timeout)
+        elif self._rounds % POLL_ROUNDS == 0:
+            events = self._system.get_events(0)
+        if not events and timeout > 0 and deadline < math.inf:
             self._clock.jump(deadline - self._clock.current_time())
         return events
