@@ -1,19 +1,24 @@
-"""Naps of tasks, and what the comparison of replicas skips."""
+"""Naps of tasks, and what checkers of replicas skip."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
 from attrs import evolve
 
+from onyxq.core.invariants.replica import STRUCTURE, structure_violations
 from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.step import Step
 from simulation.checkers import Broken
+from simulation.checkers.invariants_hold import InvariantsHold
 from simulation.checkers.replicas_equal import ReplicasEqual
 from simulation.world.clock import mock_clock
 from simulation.world.history import History
 from simulation.world.scheduling import Nap, Rounds, Spinning, seeded_scheduling, sleeping_by_naps
+from tests.entries.generated import generated_world
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -101,3 +106,26 @@ def test_a_part_that_changes_on_one_side_is_compared_again() -> None:
     wrong: Replica = evolve(other, position=8, log_time_ms=1)
     with pytest.raises(Broken, match="log_time_ms"):
         checker.compare("n0", wrong)
+
+
+def test_the_structure_follows_from_its_parts() -> None:
+    """So a record that leaves them alone cannot break it, and it need not be checked again."""
+
+    class Parts:
+        def __init__(self, replica: Replica) -> None:
+            for name in STRUCTURE:
+                setattr(self, name, getattr(replica, name))
+
+    for replica in generated_world(seed=1, records=300).replicas:
+        parts: Any = Parts(replica)
+        assert structure_violations(parts) == []
+
+
+def test_a_broken_structure_is_found_when_it_changes() -> None:
+    """It is reported at the record that broke it, whatever came before."""
+    replica = generated_world(seed=1, records=100).replicas[-1]
+    checker = InvariantsHold()
+    checker.step(EMPTY, Step(replica))
+    checker.step(replica, Step(evolve(replica, position=replica.position + 1)))
+    with pytest.raises(Broken, match="invariants hold: .*unknown node"):
+        checker.step(replica, Step(evolve(replica, nodes=EMPTY.nodes)))

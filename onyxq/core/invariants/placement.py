@@ -18,10 +18,11 @@ from onyxq.core.replica import HELD_MS, ClaimPiece, Partition, Replica
 
 def violations(replica: Replica) -> list[str]:
     """Return every broken invariant of partitions and claims, in words."""
-    return [*_of_partitions(replica), *_of_claims(replica)]
+    return [*partition_violations(replica), *claim_violations(replica)]
 
 
-def _of_partitions(replica: Replica) -> Iterator[str]:
+def partition_violations(replica: Replica) -> Iterator[str]:
+    """Yield every broken invariant of partitions, in words."""
     numbers = sorted(replica.partitions)
     if numbers and numbers != list(range(replica.settings.partitions)):
         yield f"partitions are {numbers}, not 0 to {replica.settings.partitions - 1}"
@@ -63,7 +64,8 @@ def _of_leader(replica: Replica, found: Partition) -> Iterator[str]:
         yield f"the leader {found.leader} is not in the ring"
 
 
-def _of_claims(replica: Replica) -> Iterator[str]:
+def claim_violations(replica: Replica) -> Iterator[str]:
+    """Yield every broken invariant of claims, in words."""
     for number in sorted(replica.claims):
         if number not in replica.partitions:
             yield f"claims on the unknown partition {number}"
