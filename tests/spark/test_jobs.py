@@ -180,7 +180,7 @@ def test_formats_that_are_not_there_say_so(spark: Any, tmp_path: Path) -> None:
         workflow=[("in", "out")],
         catalog=[Input("in", format="rate"), Output("out", format="xls", path=str(tmp_path))],
     )
-    with pytest.raises(BadRequest, match=r"catalog\[1\].format: outputs are csv, json"):
+    with pytest.raises(BadRequest, match=r"catalog\[1\].format: outputs are csv, delta, json"):
         run(spark, wrong, tmp_path)
     wrong = Job(
         workflow=[("in", "out")],
