@@ -20,7 +20,7 @@ from onyxq.jobs import flow_conditions, join_pairs, window_groups
 from onyxq.jobs.function_imports import import_problem
 from onyxq.jobs.job_check import check
 from onyxq.jobs.key_state import later
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Ref, Task
+from onyxq.jobs.model import FRAME_TASKS, Function, Input, Job, Join, Output, Reduce, Ref, Task
 from onyxq.jobs.values import pack, pack_key, unpack
 from onyxq.jobs.windows import Parts, getter, time_of, windowings
 
@@ -48,9 +48,14 @@ def preview(
     ``rows``: name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; other inputs are
     empty. ``batch_rows``: most segments of each input in one batch; default: all are one batch. ``ended``: whether the
     inputs end after these segments, so that every window is emitted. Raises `BadRequest` for a job that would be
-    refused and for an unknown input, and what a function raises, with a note that names the task and the segment.
+    refused, for a task that only Spark can run and for an unknown input, and what a function raises, with a note that
+    names the task and the segment.
     """
     check(job, importable=True)
+    for place, task in enumerate(job.catalog):
+        if isinstance(task, FRAME_TASKS):
+            what = f"catalog[{place}]: {task.name!r} is a {type(task).__name__}, which only Spark can run"
+            raise BadRequest(what, field=f"catalog[{place}]", hint="Call its function with a DataFrame of your own.")
     inputs = {task.name: list(rows.get(task.name, ())) for task in job.catalog if isinstance(task, Input)}
     for name in rows:
         if name not in inputs:

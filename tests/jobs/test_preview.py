@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from onyxq.errors import BadRequest
-from onyxq.jobs.model import Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.model import Condition, Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
 from onyxq.testing import preview
 
 
@@ -163,3 +163,18 @@ assert preview(job, {"in": [1, 2]}).outputs == {"out": [2, 3]}
 assert not {"pyspark", "pandas", "pyarrow"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_task_that_only_spark_runs_is_refused_by_name() -> None:
+    """A query is not passed over as if it changed nothing."""
+    queried = Job(
+        workflow=[("orders", "big"), ("big", "out")],
+        catalog=[
+            Input("orders", format="json", path="/no/such/path", schema="n long", bounded=True),
+            Sql("big", "select n from orders where n > 3"),
+            Output("out", format="json", path="/no/such/out"),
+        ],
+    )
+    with pytest.raises(BadRequest, match="'big' is a Sql, which only Spark can run") as refused:
+        preview(queried, {"orders": [{"n": 1}]})
+    assert refused.value.field == "catalog[1]"
