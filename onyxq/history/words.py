@@ -232,7 +232,7 @@ def _ended(event: int, said: Args) -> str:
     if event == REOPENED:
         return f"opened again, due at {moment(said['retry_ms'])}, after {said['attempts']} attempts"
     if event == EXPIRED:
-        return f"lease expired {under}, attempt {said['attempts']}"
+        return f"taken back {under}: the lease expired, attempt {said['attempts']}"
     return f"ended by event {event} {under}"
 
 

@@ -345,9 +345,9 @@ PEER_METHODS = (
     "cohort.position", "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "job.told", "lead.bodies",
     "lead.cancel", "lead.rows", "lead.claim", "lead.complete", "lead.counts", "lead.dead", "lead.depended",
     "lead.dead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.flow.states", "lead.give_up",
-    "lead.head", "lead.list", "lead.offer", "lead.outcomes", "lead.postpone", "lead.prepare", "lead.queue.purge",
-    "lead.rates", "lead.rates.history", "lead.release", "lead.renew", "lead.request.record", "lead.dead.requeue",
-    "lead.timer.cancel", "lead.timer.find", "lead.timer.set", "lead.told", "lead.update", "lead.view", "lead.waiting",
+    "lead.head", "lead.list", "lead.list.next", "lead.offer", "lead.outcomes", "lead.postpone", "lead.prepare",
+    "lead.queue.purge", "lead.rates", "lead.rates.history", "lead.release", "lead.renew", "lead.request.record",
+    "lead.dead.requeue", "lead.timer.cancel", "lead.timer.find", "lead.timer.set", "lead.told", "lead.update", "lead.view", "lead.waiting",
     "peer.leave",
 )  # fmt: skip
 

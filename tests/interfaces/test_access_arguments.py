@@ -223,7 +223,7 @@ def test_a_call_that_names_a_missing_task_changes_no_other_task(wires: tuple[Wir
 
 NEUTRAL = set(
     """
-    ahead_ms after all args backoff batch by bytes_max callback claimed client count data deadline_ms digest
+    ahead_ms after after_ms all args backoff batch by bytes_max callback claimed client count data deadline_ms digest
     duration_ms error expires_ms for_ms format from input job keep_ms key lease_ms like limit made_ms max missed
     newest_first offsets
     order owned part paused permanent priority progress request replace seen seen_seq seen_token schedule

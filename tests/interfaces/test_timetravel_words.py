@@ -60,7 +60,7 @@ def test_claims_read_as_a_story() -> None:
     assert "failed under token 41 (no such host), attempt 2, due again at 2023-11-14 22:14:20.000Z" in said
     assert "500 tasks from" in said and "finished under token 42" in said and "given back under token" in said
     expired = expire_claims.Args(3, 2, (expire_claims.Expiry(41, 3, ONE),))
-    assert "lease expired under token 41, attempt 3" in sentence("expire_claims", expired)
+    assert "taken back under token 41: the lease expired, attempt 3" in sentence("expire_claims", expired)
 
 
 def test_long_entries_are_cut_and_say_so() -> None:
@@ -98,7 +98,7 @@ def test_a_reason_is_told() -> None:
         (GRANTED, "granted to worker w under token 5"),
         (RELEASED, "given back under token 5; the attempt does not count"),
         (RETRIED, "failed under token 5 (why), attempt 2"),
-        (EXPIRED, "lease expired under token 5"),
+        (EXPIRED, "taken back under token 5: the lease expired"),
     ],
 )
 def test_history_rows_are_told(event: int, start: str) -> None:

@@ -347,7 +347,7 @@ ELSEWHERE = frozenset(
     backup.hold backup.rows claim cohort.keys cohort.pending cohort.position cohort.push cohort.reach
     cohort.rows
     cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
-    lead.flow.states lead.head lead.list lead.offer lead.prepare lead.queue.purge
+    lead.flow.states lead.head lead.list lead.list.next lead.offer lead.prepare lead.queue.purge
     lead.rates lead.rates.history lead.request.record lead.rows lead.timer.cancel lead.timer.find lead.timer.set
     lead.told
     lead.waiting leave partition.force peer.leave submit

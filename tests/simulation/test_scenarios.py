@@ -48,7 +48,7 @@ def test_what_a_scenario_printed_is_written_anew(tmp_path: Path, capsys: pytest.
         ("expect watches a b", "found: ['nobody']"),
         ("expect verdict refused", "found: applied"),
         ("join a", "the last peer of a still runs"),
-        ("show everything", "show partitions"),
+        ("show everything", "'everything' is none of partitions"),
     ],
 )
 def test_a_mistake_is_named_with_file_and_line(line: str, said: str) -> None:
