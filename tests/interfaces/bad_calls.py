@@ -347,8 +347,8 @@ PEER_METHODS = (
     "lead.dead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.flow.states", "lead.give_up",
     "lead.head", "lead.list", "lead.list.next", "lead.offer", "lead.outcomes", "lead.postpone", "lead.prepare",
     "lead.queue.purge", "lead.rates", "lead.rates.history", "lead.release", "lead.renew", "lead.request.record",
-    "lead.dead.requeue", "lead.timer.cancel", "lead.timer.find", "lead.timer.set", "lead.told", "lead.update", "lead.view", "lead.waiting",
-    "peer.leave",
+    "lead.dead.requeue", "lead.timer.cancel", "lead.timer.find", "lead.timer.set", "lead.told", "lead.update",
+    "lead.view", "lead.waiting", "peer.leave",
 )  # fmt: skip
 
 VALUES = st.recursive(
