@@ -1,7 +1,7 @@
 """Check of frame tasks before a job is submitted: where their columns come from, and the names that they use.
 
-A frame task reads columns. Inputs and frame tasks give columns; functions, windows and joins give segments, whose
-columns must be declared. `onyxq.jobs.job_check` asks for these problems among the others.
+A frame task reads columns. Inputs and other frame tasks give columns. Functions, windows and joins give segments, so
+the frame task must declare their columns. `onyxq.jobs.job_check` includes these problems.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EXAMPLE = "such as 'user string, n bigint'"
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """Yield the problems of inputs and tasks that have to do with columns; the job's edges must be valid."""
+    """Yield the problems of columns, of inputs and of frame tasks; the job's edges must be valid."""
     for place, task in enumerate(job.catalog):
         path = f"catalog[{place}]"
         if isinstance(task, Input):
@@ -118,7 +118,7 @@ def _parameters(job: Job, task: Frame, path: str) -> Iterator[Problem]:
         if parameter in task.params:
             yield f"{path}.params", f"names {parameter!r}, which is the frame of {source!r}"
     if len(found) < len(set(before)):
-        yield f"{path}.frames", "gives a parameter the name of another task before it"
+        yield f"{path}.frames", "gives two tasks before it the same parameter: choose another name"
 
 
 def _views(job: Job, task: Sql, path: str) -> Iterator[Problem]:
@@ -126,14 +126,14 @@ def _views(job: Job, task: Sql, path: str) -> Iterator[Problem]:
     for source in job.before(task.name):
         other = seen.setdefault(source.lower(), source)
         if other != source:
-            yield path, f"reads {other!r} and {source!r}, which are one name in SQL"
+            yield path, f"reads {other!r} and {source!r}, which are the same name in SQL"
 
 
 def _static(job: Job) -> Iterator[Problem]:
-    """Yield edges over which the same rows would go again in every batch."""
+    """Yield edges that would send the same rows again in every batch."""
     inputs = [task for task in job.catalog if isinstance(task, Input)]
     if inputs and all(task.static for task in inputs):
-        yield "catalog", "has static inputs alone: one Input must be a stream"
+        yield "catalog", "has only static inputs: at least one Input must be a stream"
         return
     static = {task.name for task in inputs if task.static}
     frames = [task.name for task in job.catalog if isinstance(task, FRAME_TASKS)]
@@ -158,5 +158,5 @@ def _lifecycles(job: Job) -> Iterator[Problem]:
     frames = [task.name for task in job.catalog if isinstance(task, (Frame, Sql))]
     for place, lifecycle in enumerate(job.lifecycles):
         if lifecycle.task in frames:
-            what = f"is {lifecycle.task!r}, which Spark computes with others: lifecycles are for tasks with functions"
+            what = f"is {lifecycle.task!r}: Frame and Sql tasks have no lifecycle"
             yield f"lifecycles[{place}].task", what

@@ -117,7 +117,7 @@ def _external(task: Input | Output, path: str) -> Iterator[Problem]:
         if given and task.path is None:
             yield (
                 f"{path}.path",
-                f"is missing: the folder in which files of {task.name!r} are, or wait for their commit",
+                f"is missing: name the folder for the files of {task.name!r}, or for its rows until their commit",
             )
         for name, nothing in (("priority", 0), ("ordering_key", None), ("delay_ms", 0)):
             if getattr(task, name) != nothing:
@@ -125,7 +125,7 @@ def _external(task: Input | Output, path: str) -> Iterator[Problem]:
 
 
 def _errors(job: Job, task: Input | Output, path: str) -> Iterator[Problem]:
-    """Yield what is wrong with the output for segments that an output refuses."""
+    """Yield the problems of ``errors``, the output for segments that an output refuses."""
     if isinstance(task, Input) or task.errors is None:
         return
     others = {other.name: other for other in job.catalog if isinstance(other, Output) and other.name != task.name}
@@ -139,7 +139,7 @@ def _errors(job: Job, task: Input | Output, path: str) -> Iterator[Problem]:
         )
         yield f"{path}.errors", f"is {task.errors!r}, {what}: it gets a dict of output, error and segment"
     if options.format_of(task) in options.GROWING and "schema" not in task.options:
-        yield f"{path}.options.schema", "is missing: with errors, the columns must be known before the first row"
+        yield f"{path}.options.schema", "is missing: an output with errors must know its columns before the first row"
 
 
 def _join(job: Job, task: Join, path: str) -> Iterator[Problem]:

@@ -68,11 +68,11 @@ class Input:
     max_rows: int = attrs.field(default=10_000, kw_only=True)
     """Largest number of segments in one batch."""
     static: bool = attrs.field(default=False, kw_only=True)
-    """Whether each batch reads all of it, for joins in frame tasks: a table beside the streams."""
+    """Whether the input is a table beside the streams, which each batch reads as a whole; for joins in frame tasks."""
     time: str | None = attrs.field(default=None, kw_only=True)
     """The timestamp column of Spark's watermark, for frame tasks."""
     watermark_ms: int = attrs.field(default=0, kw_only=True)
-    """How much later than the newest row one may arrive, in milliseconds."""
+    """How much older than the newest row a row may be, in milliseconds; older rows are late."""
 
     @bounded.default
     def _files_end(self) -> bool:
@@ -98,14 +98,15 @@ class Output:
     foreach_batch: Ref | None = attrs.field(default=None, kw_only=True)
     """A function that is called as ``fn(rows, facts)`` with each committed batch, at least once.
 
-    ``rows`` is a list of segments, or an Arrow table if the options have a schema. ``facts`` has ``job``, ``version``,
-    ``task``, ``batch`` and ``key``, which is the same whenever the batch is repeated. ``path`` is a folder in which
-    rows wait for the commit.
+    ``rows`` is a list of segments, or an Arrow table if the options have a schema. ``facts`` is a dict of ``job``,
+    ``version``, ``task``, ``batch`` and ``key``. A repeated call has the same ``key``. ``path`` is a folder for the
+    rows until the call.
     """
     errors: str | None = attrs.field(default=None, kw_only=True)
     """The output for segments that this one refuses; default: such a segment fails the job.
 
-    It gets ``{"output", "error", "segment"}``, all strings. The segment is JSON, or else as Python shows it.
+    It gets a dict of the strings ``output``, ``error`` and ``segment``. The segment is JSON, or its ``repr`` if JSON
+    cannot hold it.
     """
 
 
@@ -170,7 +171,7 @@ class Frame:
     fn: Ref
     params: Mapping[str, Any] = attrs.field(factory=dict)
     frames: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
-    """Parameter -> task before it, where their names differ."""
+    """Parameter of the function -> task before it, for tasks whose name is not the parameter."""
     schema: Any = attrs.field(default=None, kw_only=True)
     """Columns of the segments that come from functions, windows and joins, as in SQL; or a map from task to columns."""
     time: str | None = attrs.field(default=None, kw_only=True)

@@ -12,11 +12,11 @@ from onyxq.system.settings import did_you_mean
 COMPRESSIONS = ("snappy", "gzip", "zstd", "lz4", "brotli", "none")
 OTHER_FIELDS = ("refuse", "drop", "add")
 CALL = "foreach_batch"
-"""The word for outputs that are functions of the user, which have no format."""
+"""Name that outputs with a function of the user have in place of a format."""
 TABLES = ("delta", "postgres", CALL)
-"""Formats of outputs that are tables of other systems, rather than folders of files that become visible."""
+"""Outputs that are not folders of files: tables of other systems, and functions of the user."""
 GROWING = ("parquet", "delta")
-"""Formats of outputs whose columns may grow: ``other_fields`` as ``add``."""
+"""Formats of outputs that can add columns: ``other_fields`` as ``add``."""
 _OF_COLUMNS = ("csv", "delta", "json", "parquet", "text")
 """Formats that can hold any value of a column of their schema."""
 _NEEDED = {"postgres": ("url", "table")}
@@ -64,16 +64,15 @@ INPUTS: dict[str, tuple[str, ...]] = {
 
 
 def format_of(task: Input | Output) -> str:
-    """Return the name of the options that an input or output has."""
+    """Return the format of an input or output, the key of `INPUTS` or `OUTPUTS`."""
     return CALL if isinstance(task, Output) and task.foreach_batch is not None else str(task.format).lower()
 
 
 def takes_columns(task: Output) -> bool:
-    """Return whether columns go to an output as they are, so that it need not look at each row."""
-    kind = format_of(task)
-    by_row = {*_SIZES, *(() if kind in TABLES else ("partition_by",))}
-    looks = task.errors is not None or task.options.get("other_fields") == "add" or by_row & task.options.keys()
-    return kind in _OF_COLUMNS and not looks
+    """Return whether an output takes columns as they are: none of its options needs a look at each row."""
+    by_row = {"partition_by", *_SIZES} & task.options.keys()
+    looks = task.errors is not None or task.options.get("other_fields") == "add" or by_row
+    return format_of(task) in _OF_COLUMNS and not looks
 
 
 def _is_count(said: str) -> bool:
@@ -81,7 +80,7 @@ def _is_count(said: str) -> bool:
 
 
 def names_in(said: str) -> tuple[str, ...]:
-    """Return the names of an option that holds several, comma-separated."""
+    """Return the names in an option with comma-separated names."""
     return tuple(name.strip() for name in said.split(","))
 
 
@@ -129,10 +128,10 @@ def problems(job: str, task: Input | Output, path: str) -> Iterator[Problem]:
 
 
 def _of_columns(task: Output, kind: str, path: str, said: str) -> Iterator[Problem]:
-    """Yield options that do not fit the others."""
+    """Yield the problems of an output's options with each other: missing ones, and ones that need another."""
     grows = task.options.get("other_fields") == "add"
     if grows and kind not in GROWING:
-        what = f"{said} cannot be add: {', '.join(GROWING)} can add columns"
+        what = f"{said} cannot be add: only {' and '.join(GROWING)} can add columns"
         yield f"{path}.options.other_fields", what
     for name in _NEEDED.get(kind, ()):
         if name not in task.options:
@@ -140,11 +139,11 @@ def _of_columns(task: Output, kind: str, path: str, said: str) -> Iterator[Probl
     if "schema" in task.options:
         return
     if kind == "postgres":
-        yield f"{path}.options.schema", f"{said} is missing: it has the types of the table's columns"
+        yield f"{path}.options.schema", f"{said} is missing: name the columns and their types, such as 'n bigint'"
     if kind == "csv":
         what = f"{said} is missing: CSV has neither names nor types; give them, such as 'word string, n bigint'"
         yield f"{path}.options.schema", what
     elif "other_fields" in task.options and not grows:
-        yield f"{path}.options.other_fields", f"{said} needs the option schema, which says what the columns are"
+        yield f"{path}.options.other_fields", f"{said} needs the option schema, which names the columns"
     if "partition_by" in task.options:
         yield f"{path}.options.partition_by", f"{said} needs the option schema, which has the types of the columns"

@@ -82,11 +82,11 @@ def check_append(session: Any, frame: Any) -> None:
 
 
 def sql_problem(session: Any, text: str) -> str:
-    """Return why a text is not a query that only reads; empty if it is. Raises `ParseException`."""
+    """Return why a text is not a query that only reads; empty if it is such a query. Raises `ParseException`."""
     found = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
     kinds = packages(session).java.lang.Class
     logical = "org.apache.spark.sql.catalyst.plans.logical"
     if any(kinds.forName(f"{logical}.{kind}").isInstance(found) for kind in ("Command", "ParsedStatement")):
         return f"is a command ({found.nodeName()}), not a query"
     calls = _OTHER_CODE.search(found.treeString())
-    return f"runs other code ({calls['call'] or calls['node']}), which a query may not" if calls else ""
+    return f"runs other code ({calls['call'] or calls['node']}), which is not allowed in a query" if calls else ""

@@ -331,7 +331,7 @@ def _packed(value: Any) -> bytes:
         (
             Output("out", format="json", path="/x", options={"schema": "a int", "other_fields": "add"}),
             "catalog[1].options.other_fields",
-            "cannot be add: parquet, delta can add columns",
+            "cannot be add: only parquet and delta can add columns",
         ),
         (
             Output("out", format="parquet", path="/x", options={"compresion": "zstd"}),

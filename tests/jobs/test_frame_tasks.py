@@ -11,6 +11,7 @@ from onyxq import BatchFunction, Condition, Frame, Function, Input, Job, Lifecyc
 from onyxq.errors import BadRequest
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.job_check import check, problems
+from onyxq.jobs.options import takes_columns
 
 
 def enrich(orders: Any, people: Any, rate: float) -> Any:
@@ -34,6 +35,22 @@ def job(*tasks: Any, edges: tuple[tuple[str, str], ...] = (), **changes: Any) ->
     catalog |= {task.name: task for task in tasks}
     edges = (*flow, ("queued", "clean"), ("big", "out"), ("clean", "out"), *edges)
     return Job(**{"id": "frames", "workflow": edges, "catalog": [*catalog.values()], **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("parquet", {"options": {"file_rows_max": "9"}}),
+        ("parquet", {"options": {"other_fields": "add"}}),
+        ("json", {"errors": "broken"}),
+        ("delta", {"options": {"schema": "day string, n int", "partition_by": "day"}}),
+        ("postgres", {}),
+    ],
+)
+def test_an_output_that_looks_at_each_row_does_not_take_columns(kind: str, more: dict[str, Any]) -> None:
+    """Rows of frames then become segments, so that a table with partitions refuses an empty string, too."""
+    assert not takes_columns(Output("out", format=kind, path="/out", **more))
+    assert takes_columns(Output("out", format="delta", path="/out"))
 
 
 def test_a_job_with_frame_tasks_is_valid_and_survives_its_encoding() -> None:
@@ -117,14 +134,14 @@ WRONG: dict[str, tuple[Job, str, str]] = {
     "a lifecycle of a query": (
         job(lifecycles=[Lifecycle("big", on_exception="restart")]),
         "lifecycles[0].task",
-        "is 'big', which Spark computes",
+        "is 'big': Frame and Sql tasks have no lifecycle",
     ),
     "a bound": (job(max_slots=2), "max_slots", "cannot be kept: Spark spreads 'enrich' over all slots"),
     "an empty query": (job(Sql("big", "")), "catalog[5].sql", "must be a query in SQL"),
     "two views of one name": (
         job(Input("Parse", format="json", path="/x"), edges=(("Parse", "big"),)),
         "catalog[5]",
-        "reads 'parse' and 'Parse', which are one name in SQL",
+        "reads 'parse' and 'Parse', which are the same name in SQL",
     ),
     "a circle": (job(edges=(("big", "enrich"),)), "workflow[8]", "closes a circle: enrich -> big -> enrich"),
 }

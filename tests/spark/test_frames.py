@@ -289,7 +289,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "catalog[1]",
         "Spark cannot append its rows to outputs",
     ),
-    "no stream": (Sql("t", "select 1 as n"), "catalog[1]", "reads no stream"),
+    "no stream": (Sql("t", "select 1 as n"), "catalog[1]", "does not use its stream"),
     "no frame": (Frame("t", f"{__name__}:no_frame"), "catalog[1].fn", "returned a list, not a DataFrame"),
     "a function that raises": (Frame("t", f"{__name__}:wrong"), "t", "task t: AnalysisException: "),
     "a watermark of no time": (

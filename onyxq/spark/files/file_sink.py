@@ -29,8 +29,8 @@ def stage(folders: Sequence[Folder], written: Sequence[Written], *, job: str, ba
     """Note the files of a batch before it is committed, and return the mark that identifies them.
 
     The mark is random if not given. The note is one file, in the first of the folders, so that it exists for all or for
-    none. Files of an output whose columns were found get the same columns first. Raises `BadRequest` if a column
-    has two types.
+    none. If the columns of an output were found in segments, all its files get the same columns first. Raises
+    `BadRequest` if a column has two types.
     """
     mark = mark or secrets.token_hex(8)
     system, aside = folders[0].hidden(job)
@@ -119,9 +119,9 @@ def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str, versi
 def prepared(
     folders: Sequence[Folder], *, job: str, batch: int, mark: str, version: int
 ) -> Iterator[list[tables.Prepared]]:
-    """Have tables take the noted rows as far as they can before the log commits the batch.
+    """Yield prepared writes of the noted rows to tables, for commits after the log has committed the batch.
 
-    Raises `BadRequest` for rows that a table refuses. What is not committed in the context is given up.
+    Raises `BadRequest` for rows that a table refuses. Writes that are not committed in the context are rolled back.
     """
     system, aside = folders[0].hidden(job)
     note = json.loads(read(system, f"{aside}/{batch}.{mark}.json"))

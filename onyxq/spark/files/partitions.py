@@ -20,7 +20,7 @@ NAME_BYTES_MAX = 255
 """Longest name of a folder on most file systems, in bytes."""
 _ESCAPED = frozenset(map(chr, range(1, 0x20))) | frozenset("\"#%'*/:=?\\\x7f{[]^")
 _COPYING = "._COPYING_"
-"""The end of names that Spark's readers skip."""
+"""End of names that Spark's readers ignore."""
 
 
 def escaped(text: str) -> str:
@@ -29,7 +29,7 @@ def escaped(text: str) -> str:
 
 
 class Partitions:
-    """The partition of each segment: its folder, and what is left for its file."""
+    """The partition of each segment: its folder, and the other fields, which go to the file."""
 
     def __init__(self, schema: Any, names: tuple[str, ...]) -> None:
         """Raise `Unfit` if a column is not in the schema, has another type, or if no column is left."""

@@ -22,7 +22,7 @@ from onyxq.spark.places import located
 
 HIDDEN = "_onyxq"
 OPEN_MAX = 32
-"""Largest number of files that one task has open for an output; the one that waits longest is closed for another."""
+"""Largest number of open files of a Spark task for an output; then the file with the oldest last row is closed."""
 
 
 @frozen
@@ -36,7 +36,7 @@ class Folder:
     schema: str = ""
     """Names and types of the columns (an Arrow schema, base64), or empty: found in the segments."""
     fn: str = ""
-    """The function of an output that is one, see `onyxq.spark.sinks.calls`."""
+    """The function of an output with ``foreach_batch``, as `onyxq.spark.sinks.calls.reference` encodes it."""
 
     def system(self) -> tuple[fs.FileSystem, str]:
         """Return the file system, and the path in it."""
@@ -49,7 +49,7 @@ class Folder:
 
     @property
     def finds_columns(self) -> bool:
-        """Whether its segments decide what its columns are."""
+        """Whether its columns are found in its segments."""
         return not self.schema or self.options.get("other_fields") == "add"
 
     def partitions(self) -> Partitions | None:
@@ -62,9 +62,9 @@ class Folder:
             raise refused(self, error) from None
 
     def of_files(self) -> Folder:
-        """Return it with the columns of its files: without those that are names of folders.
+        """Return the output with the columns of its files: without columns that are names of folders.
 
-        A table makes partitions itself, so its files have all columns.
+        A table makes its own partitions, so its files have all columns.
         """
         found = self.partitions()
         return self if found is None or self.format in TABLES else evolve(self, schema=described(found.rest))
@@ -150,7 +150,7 @@ class _Files:
         self._bytes_max = int(folder.options.get("file_bytes_max", 0))
         self._system, self._aside = folder.hidden(job)
         self._open: dict[str, _File] = {}
-        """Partition -> file; the first one has waited longest for a row."""
+        """Partition -> file, in the order of their last rows."""
         self._closed: list[Written] = []
         self._count = itertools.count()
 

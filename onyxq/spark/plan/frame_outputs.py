@@ -1,7 +1,7 @@
-"""Frames on their way to outputs of files: their columns stay columns up to the file.
+"""Frames that go to outputs of files: their rows are columns until they are in the file.
 
-The sink gets one frame with the rows of all outputs. A row of a segment has its payload, and a row of a frame has its
-columns in a struct. There is one struct for each set of columns; all others are null in that row.
+The sink gets one frame with the rows of all outputs. A row of a segment has a payload. A row of a frame has its columns
+in a struct. There is one struct for each set of columns, and in a row the other structs are null.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from onyxq.spark.plan.outputs import COLUMNS
 
 
 def laid_out(frames: Sequence[tuple[str, str, Any]], folders: Iterable[Folder]) -> tuple[list[Folder], list[Any]]:
-    """Return the outputs with their columns, and the sink's rows of frames.
+    """Return the outputs with their columns, and the frames with the sink's rows.
 
-    ``frames``: task, output and the task's frame, for each edge. An output without the option
-    ``schema`` gets the columns of its first frame. Raises `BadRequest` if a frame does not fit the columns of its
-    output.
+    ``frames``: task, output and the task's frame, for each edge. An output without the option ``schema`` gets the
+    columns of its first frame. Raises `BadRequest` if a frame does not fit the columns of its output.
     """
     found = {folder.name: folder for folder in folders}
     columns = {folder.name: columns_in(folder.options["schema"]) for folder in folders if folder.schema}

@@ -1,8 +1,8 @@
 """Frame tasks on Spark: DataFrames from functions of the user, from SQL, and from functions of Arrow batches.
 
-What is built here is only a plan; Spark runs it with the rest of the job's query, so a frame task has the job's
-commit, fencing and checkpoint. Spark keeps event time for these tasks, with one watermark for the whole job. Rows are
-only appended to outputs. A frame that Spark cannot append is refused here, with the name of its task.
+This module only builds a plan. Spark runs it with the rest of the job's query, so a frame task has the job's commit,
+fencing and checkpoint. Spark tracks event time for these tasks, with one watermark for the whole job. Rows are only
+appended to outputs. If Spark cannot append the rows of a frame, the job is refused here with the name of the task.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _parsed(frame: Any, columns: StructType) -> Any:
 def columns_of_segments(
     job: Job, task: FrameTask, source: str, regions: Iterable[tuple[Opened, Region]], place: Place
 ) -> Any:
-    """Return the segments that reach a frame task from a function, window or join, as its schema says."""
+    """Return the segments that reach a frame task from a function, window or join, with the columns of its schema."""
     declared = columns_of(task, source)
     assert declared is not None, "a checked job names the columns of segments"
     columns = _struct(job, task, "schema", declared)
@@ -116,7 +116,7 @@ def result(session: Any, job: Job, task: FrameTask, given: Mapping[str, Any], pl
     found = _timed(job, task, found)
     streams = [name for name, frame in given.items() if frame.isStreaming]
     if streams and not found.isStreaming:
-        raise _wrong(job, task, "", f"reads no stream: its rows, without those of {streams[0]!r}, would never change")
+        raise _wrong(job, task, "", f"does not use its stream {streams[0]!r}: all batches would have the same rows")
     try:
         java.check_append(session, found)
     except PySparkException as error:

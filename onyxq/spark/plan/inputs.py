@@ -103,10 +103,11 @@ def _with_part(frame: Any) -> Any:
 
 
 def shared(opened: Opened, parts: int) -> Opened:
-    """Return the same rows, read and parsed once for all their uses in a plan; parts and their order stay.
+    """Return the same rows, read and parsed once for all their uses in a plan; parts and their order do not change.
 
-    Spark plans an exchange of equal content once. So nothing may move below it: its key names all columns, although
-    it uses only the part, and the filter above it is not deterministic, although always true.
+    Spark plans equal exchanges once, so the optimizer must not move projections or filters below the exchange. For
+    this, the exchange's key names all columns, although only the part decides, and the filter above it is not
+    deterministic, although it is always true.
     """
     from pyspark.sql import functions as of
 

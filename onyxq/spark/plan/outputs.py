@@ -1,8 +1,8 @@
 """The sink of a job's query: one for all its outputs, so that a batch is committed once.
 
-Rows for queues are prepared with the peers (`onyxq.spark.queues.sink`), rows for folders are written to a hidden
-place (`onyxq.spark.files.file_sink`). Then one entry of the log commits the batch with the tasks that it has read,
-and files become visible. Without a peer (a query that is run by hand) only Spark's checkpoint decides.
+Rows for queues are prepared with the peers (`onyxq.spark.queues.sink`). Rows for other outputs are written to hidden
+files (`onyxq.spark.files.file_sink`). Then one entry of the log commits the batch with the tasks that it has read, and
+files become visible. Without a peer (a query that is run by hand) only Spark's checkpoint decides.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def options_of(
 ) -> dict[str, str]:
     """Return the options of the sink.
 
-    ``errors``: output -> the output for what it refuses; ``common``: the options that the sink shares with our source.
+    ``errors``: output -> the output for segments that it refuses; ``common``: the options that the sink shares with
+    the source of queues.
     """
     said = {**common, "folders": json.dumps([asdict(folder) for folder in folders])}
     return {**said, "outputs": json.dumps(queues), "errors": json.dumps(errors)}

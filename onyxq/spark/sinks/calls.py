@@ -1,6 +1,6 @@
-"""Functions of the user as outputs: called with the rows of each committed batch, at least once.
+"""Functions of the user as outputs, called with the rows of each committed batch, at least once.
 
-A batch is committed before its call, so a repeated call has the same rows under the same key.
+The log commits a batch before the call. So a repeated call has the same rows and the same key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check(folder: Folder, schema: Any) -> None:
 
 
 def write(folder: Folder, files: Files, batch: Batch) -> None:
-    """Call the function; raises `TaskFailed`, after which the job is restarted, if it raises."""
+    """Call the function. If it raises, raise `TaskFailed`, after which the job is restarted."""
     said = json.loads(folder.fn)
     ref = said if isinstance(said, str) else Pickled(said["named"], base64.b64decode(said["pickled"]))
     call = resolve(ref, f"output {folder.name}: foreach_batch")

@@ -1,6 +1,7 @@
-"""Delta tables: a batch is one version of the table, with the job's batch as its application transaction.
+"""Delta tables: each batch becomes one version of the table.
 
-The table keeps the last batch of each writer (``txn`` in its log), so a batch that is written again is skipped.
+The version stores the writer and the number of the batch (``txn`` in the table's log). A batch whose number the table
+has already is skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from onyxq.spark.files.staging import Folder
 from onyxq.spark.sinks.tables import Batch, Files
 
 TRIES = 5
-"""How often a version is written again if another writer was first."""
+"""Number of attempts to write a version while other writers add versions."""
 
 try:
     import deltalake
@@ -69,11 +70,11 @@ def write(folder: Folder, files: Files, batch: Batch) -> None:
             return
         except exceptions.CommitFailedError as error:
             failure = error
-    raise Unavailable(f"output {folder.name}: other writers of the table were first {TRIES} times: {failure}")
+    raise Unavailable(f"output {folder.name}: other writers added versions during {TRIES} attempts: {failure}")
 
 
 def _append(table: Any, reader: Any, batch: Batch) -> None:
-    """Write a version after the one that was read; raises `CommitFailedError` if another writer was first."""
+    """Write the version after the one that was read; raises `CommitFailedError` if another writer has added it."""
     mark = deltalake.Transaction(batch.writer, batch.number)
     deltalake.write_deltalake(
         table,
@@ -111,7 +112,7 @@ def _without_nulls(schema: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two types are the same, whatever their parts are called and wherever strings are kept."""
+    """Return whether two types hold the same values; names of list items and layouts of strings do not count."""
     if one == other or (_is_text(one) and _is_text(other)) or (_is_bytes(one) and _is_bytes(other)):
         return True
     if types.is_timestamp(one) and types.is_timestamp(other):

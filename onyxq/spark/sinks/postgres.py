@@ -1,7 +1,7 @@
-"""Tables of PostgreSQL: the rows of a batch, and the note that the table has it, in one transaction.
+"""Tables of PostgreSQL: one transaction has the rows of a batch and its number in ``onyxq_batches``.
 
-The transaction is open, with all rows in it, when the log commits the batch. So the database refuses rows before they
-count. If the driver dies before the database's own commit, the next driver writes the batch from its hidden files.
+When the log commits the batch, the transaction is open and has all rows. So the database refuses rows before the batch
+counts. If the driver dies before the database's own commit, the next driver writes the batch from its hidden files.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Prepared:
         self._connection.commit()
 
     def close(self) -> None:
-        """Give up what was not committed."""
+        """Roll back unless it was committed."""
         self._connection.close()
 
 
 def check(folder: Folder, schema: Any) -> None:
-    """Raise `BadRequest` unless the table holds all values of these columns, and has what an upsert needs."""
+    """Raise `BadRequest` unless the table holds all values of these columns, and has a unique index for the key."""
     for part in schema:
         try:
             _form(part.type)
@@ -115,7 +115,10 @@ def _check_columns(folder: Folder, schema: Any, found: dict[str, Any]) -> None:
 
 
 def prepare(folder: Folder, files: Files, batch: Batch) -> Prepared | None:
-    """Return an open transaction with the batch, or None if the table has it; raises `BadRequest` for its rows."""
+    """Return an open transaction with the batch; None if the table has the batch already.
+
+    Raises `BadRequest` if the database refuses a row.
+    """
     connection = _connected(folder)
     try:
         if not connection.execute(_NOTE, [batch.writer, batch.number, batch.version]).rowcount:

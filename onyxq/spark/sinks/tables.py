@@ -1,13 +1,17 @@
 """Outputs that are not folders of files: tables of other systems, and functions of the user.
 
 Executors write hidden files (`onyxq.spark.files.staging`), as for folders. After the log has committed the batch, the
-driver gives the files to the output. If it dies on the way, the next driver gives the same files again under the same
-`Batch`, by which the output recognizes them. So the log decides whether a batch counts, and the output counts it once.
+driver passes the files to the output. If the driver dies before it has finished, the next driver passes the same files
+with the same `Batch` again, and the output recognizes the repeat. So the log decides whether a batch counts, and the
+output counts it once.
 
-A module of an output has two functions. ``check(folder, schema)`` raises an `OnyxqError` before any row is written if
-the output cannot take these columns. ``write(folder, files, batch)`` takes the rows of a committed batch;
-the files have their columns, which a new driver knows from them alone. A module may
-have ``prepare(folder, files, batch)`` too: it does what can fail before the log commits the batch.
+The module of an output has these functions:
+
+* ``check(folder, schema)`` raises an `OnyxqError` if the output cannot take these columns. It is called before any row
+  is written.
+* ``write(folder, files, batch)`` writes the rows of a committed batch. It reads the columns from the files, because a
+  new driver knows them from there only.
+* ``prepare(folder, files, batch)``, which is optional, does the steps that can fail before the log commits the batch.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ class Prepared(Protocol):
         """Make the batch count."""
 
     def close(self) -> None:
-        """Give up what was not committed."""
+        """Roll back unless it was committed."""
 
 
 @frozen
@@ -99,7 +103,7 @@ def check(folder: Folder, schema: str) -> None:
 
 
 def prepare(folder: Folder, files: Files, batch: Batch) -> Prepared | None:
-    """Do what can fail before the log commits the batch; None if the output does all of it later."""
+    """Do the steps that can fail before the log commits the batch; None if there are none."""
     with _named(folder):
         do = getattr(_module(folder), "prepare", None)
         found: Prepared | None = None if do is None else do(folder, files, batch)
@@ -107,7 +111,7 @@ def prepare(folder: Folder, files: Files, batch: Batch) -> Prepared | None:
 
 
 def write(folder: Folder, files: Files, batch: Batch) -> None:
-    """Give the rows of a committed batch to the output, which ignores a repeat."""
+    """Write the rows of a committed batch to the output, which ignores a repeat."""
     with _named(folder):
         _module(folder).write(folder, files, batch)
 
@@ -118,7 +122,7 @@ def _module(folder: Folder) -> Any:
 
 @contextlib.contextmanager
 def _named(folder: Folder) -> Iterator[None]:
-    """Name the output in errors of other packages; they may pass, so the job is tried again."""
+    """Name the output in errors of other packages. These errors may be temporary, so the job is restarted."""
     try:
         yield
     except (OnyxqError, TaskFailed):
