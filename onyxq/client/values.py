@@ -45,12 +45,12 @@ class TaskCallback(NamedTuple):
     task: TaskId
     """The task in the queue ``onyxq.timers`` that delivers it."""
     state: str
-    """``waiting`` until its task ends, then ``scheduled``, ``ready``, ``claimed``; at the end ``delivered``, ``failed``
-    or ``cancelled``. ``purged``: it ended and is no longer kept."""
+    """``waiting`` until its task ends; then ``scheduled``, ``ready`` or ``claimed``; at the end ``delivered``,
+    ``failed`` or ``cancelled``. ``purged``: it has ended and is no longer kept."""
     attempts: int
     """Number of attempts that failed or whose lease expired."""
     at_ms: int | None
-    """When the next attempt is due; None if none is."""
+    """When the next attempt is due; None if there is none."""
     delivered_ms: int | None
     error: str | None
     """Error of the last attempt that failed."""

@@ -1,4 +1,4 @@
-"""The log that a peer still has, as a part of the history beside archives and dumps."""
+"""The part of the log that a peer has, in the form in which archives and dumps are read."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Lists of tasks: leaders read their partitions in id order, and the results are merged.
 
-An answer comes soon for any number of tasks: a search ends after a number of rows, and returns the id that it has
-reached.  So a page may have fewer tasks than the request wants, or none, and still name the id after which the next
-page begins.
+The time of an answer does not grow with the number of tasks: a search ends after a number of rows, and returns the id
+that it has reached.  So a page may have fewer tasks than the request wants, or none, and still name the id after which
+the next page begins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onyxq.store.state_lookup import last_of
 
 UNFINISHED = ("scheduled", "waiting", "ready")
 PATIENCE_S = 0.06
-"""Time in which a page is filled further, in seconds."""
+"""Time after which a page is returned even if it is not full, in seconds."""
 LOOKS_MAX = 4_000
 """Largest number of rows that one search reads."""
 VIEW_LOOKS = 40
@@ -37,7 +37,7 @@ VIEW_LOOKS = 40
 TEXT_LOOKS = 10
 """Cost of looking for a text in the rows about a stretch, as a number of rows read."""
 BYTES_PER_LOOK = 16 * 1024
-"""Bytes in which a text is looked for that cost as much as a row read."""
+"""Number of bytes whose search for a text costs as much as a row read."""
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of payloads and results after which a page ends; the last task may exceed them."""
 LOOKS_PER_TURN = 250
@@ -328,7 +328,7 @@ class NextTasks:
         return converted(NextPage, found)
 
     async def _look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
-        """Search partitions led from here; ``reached``: the last place searched, None at the end."""
+        """Search partitions led from here; ``reached`` is the last due time and id searched, None at the end."""
         wanted = LIST_NEXT.decode(args)
         ready = [] if wanted.after is not None else self._ready(wanted, partitions)
         start: Due = (wanted.after_ms or 0, wanted.after or b"")
@@ -356,7 +356,7 @@ class NextTasks:
         return {"ready": ready, "later": later, "reached": None}
 
     def _ready(self, wanted: ListNext, partitions: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the tasks that are granted first."""
+        """Return the ready tasks in the order in which they are granted."""
         store, found = self._node.store, []
         pieces = [store.ready(number, wanted.queue, limit=wanted.limit) for number in partitions]
         for piece in heapq.merge(*pieces, key=lambda one: one.sort_key):
@@ -366,7 +366,7 @@ class NextTasks:
         return found[: wanted.limit]
 
     def _later(self, partition: int, start: Due) -> Iterator[Piece]:
-        """Yield the pieces of a partition that may have tasks after a place, earliest first."""
+        """Yield the pieces of a partition that may have tasks after ``start``, by due time."""
         last, rows = (start[0], b""), ROWS_FIRST
         while True:
             found = self._node.store.due(partition, last[0], TIME_MS_MAX, limit=rows)
@@ -374,7 +374,7 @@ class NextTasks:
             yield from (piece for piece in new if (piece.due_ms, last_of(stretch_of(piece.first))) > start)
             if len(found) < rows:
                 return
-            # Many pieces may have one due time. Then a larger part is read from there.
+            # Many pieces may have the same due time. Then more rows are read from that time on.
             rows = min(2 * rows, ROWS_MAX) if found[-1].due_ms > last[0] else 2 * rows
             last = _piece_place(found[-1])
 

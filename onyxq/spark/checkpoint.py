@@ -69,9 +69,9 @@ class Checkpoints:
 
 
 def end_event_time(folder: str) -> None:
-    """Raise Spark's watermark above all times, so that the next batch ends all windows and joins of frame tasks.
+    """Set Spark's watermark to the end of the year 9999, so that the next batch completes windows and joins of frames.
 
-    No query may run in the folder. Spark takes the watermark from its note about the last batch.
+    No query may run in the folder. Spark reads the watermark from its record of the last batch.
     """
     system, path = located(folder)
     done = [name for name in _listed(system, f"{path}/commits") if name.isdigit()]

@@ -46,7 +46,7 @@ class OnyxqSource(DataSource):
         return shape_of(options.schema, headers=options.headers)
 
     def reader(self, schema: Any) -> QueueScan | TableScan:
-        """Return a reader of a table, or of all tasks of a queue in their present state."""
+        """Return a reader of a table, or of a queue's tasks as they are now."""
         if "table" in self.options:
             return TableScan(table_options(self.options), schema)
         return QueueScan(read_options(self.options, streaming=False))
@@ -61,7 +61,7 @@ class OnyxqSource(DataSource):
         return QueueStream(options, TaskShape(fields, bool(options.schema), dead_letter))
 
     def writer(self, schema: Any, overwrite: bool) -> QueueWriter | FailureWriter:
-        """Return a writer that makes tasks of all rows at once, or one that fails the rows' tasks."""
+        """Return a writer that enqueues all rows as tasks in one step, or one that fails the tasks of the rows."""
         if "fail" in self.options:
             return FailureWriter(fail_options(self.options, [one.name for one in schema.fields]))
         if overwrite:

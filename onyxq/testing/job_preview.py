@@ -1,8 +1,7 @@
 """A job's workflow on given segments, in this process: without a cluster and without Spark.
 
-Functions, flow conditions, windows, triggers and joins are those that a job on Spark runs, and segments are packed and
-unpacked where Spark would do so. What surrounds the workflow is left out: lifecycles, the formats of inputs and
-outputs, and restarts.
+The same code as on Spark runs functions, flow conditions, windows, triggers and joins. Segments are packed and unpacked
+where Spark would do so. Lifecycles, formats of inputs and outputs, and restarts are left out.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from onyxq.jobs.windows import Parts, getter, time_of, windowings
 Routed = tuple[str, Any]
 """``(from, segment)``: a segment, and the task that it comes from."""
 Made = tuple[str, Any]
-"""``(to, segment)``: a segment of a cut, and the only task that it goes to, or empty."""
+"""``(to, segment)``: a segment of a cut, and the only task that it goes to; empty: all tasks after the cut."""
 
 
 @frozen
 class Preview:
-    """What a job made of the segments."""
+    """The result of a preview."""
 
     outputs: dict[str, list[Any]]
-    """Name of each output -> its segments, in the order in which they were made."""
+    """Name of each output -> its segments, in the order in which they reached it."""
     late: dict[str, int]
     """Name of each task with windows or a join -> number of segments that came too late."""
 
@@ -46,16 +45,17 @@ def preview(
     """Run a job's workflow on segments of its inputs, and return what reaches its outputs.
 
     ``rows``: name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; other inputs are
-    empty. ``batch_rows``: most segments of each input in one batch; default: all are one batch. ``ended``: whether the
-    inputs end after these segments, so that every window is emitted. Raises `BadRequest` for a job that would be
-    refused, for a task that only Spark can run and for an unknown input, and what a function raises, with a note that
-    names the task and the segment.
+    empty. ``batch_rows``: largest number of segments of each input in a batch; default: all are one batch. ``ended``:
+    whether the inputs end after these segments, so that every window is emitted.
+
+    Raises `BadRequest` if the job is not valid, contains a task that only Spark can run, or has no input of a name in
+    ``rows``. Raises the exception of a function, with a note that names the task and the segment.
     """
     check(job, importable=True)
     for place, task in enumerate(job.catalog):
         if isinstance(task, FRAME_TASKS):
             what = f"catalog[{place}]: {task.name!r} is a {type(task).__name__}, which only Spark can run"
-            raise BadRequest(what, field=f"catalog[{place}]", hint="Call its function with a DataFrame of your own.")
+            raise BadRequest(what, field=f"catalog[{place}]", hint="Test such a job on Spark.")
     inputs = {task.name: list(rows.get(task.name, ())) for task in job.catalog if isinstance(task, Input)}
     for name in rows:
         if name not in inputs:
@@ -114,7 +114,7 @@ class _Workflow:
     def _route(
         self, name: str, segment: Any, made: Sequence[Any], waiting: dict[str, list[Routed]], *, only: str = ""
     ) -> None:
-        """Hand what a task made of a segment to the tasks after it; ``only``: to this one at most."""
+        """Pass the segments that a task made of a segment to the tasks after it; ``only``: to this task alone."""
         try:
             found = [
                 route for one in made for route in flow_conditions.routes(self._conditions[name], one, made, segment)
@@ -128,7 +128,7 @@ class _Workflow:
 
 
 def _handed_over(task: Task, value: Any) -> Any:
-    """Return a segment as the next task gets it; raises `BadRequest` for a value that it cannot take."""
+    """Return a segment as the next task gets it; raises `BadRequest` for a value that this task cannot take."""
     if isinstance(task, Function):
         return value
     key = task.ordering_key if isinstance(task, Output) else None

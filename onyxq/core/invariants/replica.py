@@ -29,7 +29,7 @@ def structure_violations(replica: Replica) -> list[str]:
 
 
 def other_violations(replica: Replica) -> list[str]:
-    """Return every broken invariant that `structure_violations` does not know."""
+    """Return every broken invariant that `structure_violations` does not check."""
     return [
         *log_violations(replica),
         *extension_violations(replica),

@@ -1,6 +1,6 @@
-"""The tables of everything that happened, as SQL and Spark show them: names and types of their columns.
+"""The tables of tasks, claims, attempts and log entries for SQL and Spark: names and types of their columns.
 
-Each thing has one row, whether the cluster, an archive or the log's history holds it. Pure except for pyarrow.
+A row may come from the cluster, an archive or the log's history. Pure except for pyarrow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _QUEUE, _IS_ARCHIVED = ("queue", "text"), ("archived", "flag")
 
 
 def _like(table: str, *names: str) -> tuple[tuple[str, str], ...]:
-    """Return columns that the archive's table has under the same names."""
+    """Return columns of an archive's table, with the same names and kinds."""
     return tuple((name, _ARCHIVED[table][name]) for name in names)
 
 
@@ -72,7 +72,7 @@ def table_of(table: str, rows: Sequence[Row]) -> Any:
 
 
 def fitted(table: str, rows: Any, **constants: Any) -> Any:
-    """Return an Arrow table with the columns of a table: nulls where ``rows`` lacks one, or a constant."""
+    """Return rows with exactly the columns of a table: a missing column has its constant, or nulls."""
     pa, wanted = pyarrow(), arrow_schema(table)
     columns = []
     for one in wanted:
@@ -86,9 +86,9 @@ def fitted(table: str, rows: Any, **constants: Any) -> Any:
 
 
 def newest(rows: Any, keys: Sequence[str], order: Sequence[str]) -> Any:
-    """Return the rows in the order of ``keys``, and of rows with equal keys the one with the greatest ``order``.
+    """Return one row for each combination of ``keys``, sorted by them: the row with the greatest ``order``.
 
-    ``keys`` are never null. A null ``order`` counts as smallest.
+    ``keys`` are never null. A null in ``order`` counts as smallest.
     """
     pa = pyarrow()
     if rows.num_rows < 2:

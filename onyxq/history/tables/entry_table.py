@@ -1,8 +1,8 @@
 """The table ``entries``: every entry of the log with its verdict, each once.
 
-Files of records (`onyxq.history.parquet.records`) have verdicts. Whatever they lack is computed by applying the log,
-which dumps, the archive of the log and a peer have. The latter is one piece of work, because records are applied
-in order.
+Files of records (`onyxq.history.parquet.records`) have verdicts. For other positions the verdicts are computed: the
+records are read from dumps, archives of the log and a peer, and applied to a replica. This is one piece of work,
+because records are applied in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHUNK_ROWS = 10_000
 
 @frozen
 class RecordFile:
-    """Positions of a file that no other piece of work reads."""
+    """A file of records, and the positions in it that no other piece of work reads."""
 
     path: Path
     spans: tuple[Range, ...]
@@ -38,7 +38,7 @@ class RecordFile:
 
 @frozen
 class Replay:
-    """The log from dumps, archives and a peer, without the positions that files of records have."""
+    """The log from dumps, archives and a peer, without the positions in files of records."""
 
     dumps: tuple[Path, ...]
     logs: tuple[Path, ...]
@@ -76,7 +76,7 @@ def shares(
 
 
 def without(one: Range, held: Iterable[Range]) -> Iterator[Range]:
-    """Yield the parts of a range that others do not have; these are in order and apart."""
+    """Yield the parts of a range that are in no other range; ``held`` is sorted, without overlaps."""
     first = one.first
     for other in held:
         if other.last >= first and other.first <= one.last:

@@ -1,4 +1,4 @@
-"""What a query can use of the tables: queues, states and times, to read no more than needed. Pure."""
+"""The part of a table that a query needs, by queue, state and time. It limits what is read. Pure."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ FAR_MS = 253_402_300_800_000
 
 @frozen(kw_only=True)
 class Selection:
-    """The rows that a query can use; more may be read."""
+    """The rows and columns that a query needs. Readers may return more rows."""
 
     queues: tuple[str, ...] | None = None
-    """None: all. Then the caller must be allowed to read every queue."""
+    """None: all queues, for which the caller needs the right to read every queue."""
     states: frozenset[str] | None = None
-    """Of tasks."""
+    """States of tasks; None: all."""
     since_ms: int = 0
     until_ms: int = TIME_MS_MAX
-    """Times in ids, both included; for entries, times of the log."""
+    """First and last time of the ids, in ms since the epoch; for entries, times of the log."""
     columns: frozenset[str] | None = None
+    """None: all."""
 
     def of_queues(self, names: set[str]) -> Selection:
-        """Return what is left of it in some queues."""
+        """Return the selection limited to these queues."""
         kept = names if self.queues is None else names & set(self.queues)
         return evolve(self, queues=tuple(sorted(kept)))
 
     def of_states(self, names: set[str]) -> Selection:
-        """Return what is left of it in some states."""
+        """Return the selection limited to these states."""
         return evolve(self, states=frozenset(names if self.states is None else names & self.states))
 
     def of_times(self, since_ms: int, until_ms: int) -> Selection:
-        """Return what is left of it in a time, both ends included."""
+        """Return the selection limited to a time span, both ends included."""
         return evolve(self, since_ms=max(self.since_ms, since_ms), until_ms=min(self.until_ms, until_ms))

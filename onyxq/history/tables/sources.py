@@ -23,7 +23,7 @@ Share: TypeAlias = Span | RecordFile | Replay
 
 @frozen(kw_only=True)
 class Sources:
-    """Directories and files beside a cluster."""
+    """Directories and files that are read in addition to a cluster."""
 
     archives: tuple[Path, ...] = ()
     """Archives of tasks; if they have records of the log, those are read too."""
@@ -35,9 +35,10 @@ class Sources:
     """Files of ``onyxq log dump``."""
 
     def shares(self, call: Call | None, table: str, selection: Selection, *, parts: int = 1) -> list[Share]:
-        """Return the pieces of work for a table; ``call``: of the cluster, None: none.
+        """Return the pieces of work for a table.
 
-        Raises `NotFound` if a directory is not what it should be, `Forbidden` if the caller may not read a queue.
+        ``call`` reads from the cluster; None: only directories and files are read. Raises `NotFound` if a directory
+        does not exist or is of another kind, `Forbidden` if the caller may not read a queue.
         """
         if table != ENTRIES:
             return [*task_tables.spans(call, self.archives, selection, parts=parts)]
@@ -46,7 +47,10 @@ class Sources:
         return [*entry_table.shares(call, unique, logs=self.logs, dumps=self.dumps, selection=selection)]
 
     def read(self, call: Call | None, table: str, share: Share, selection: Selection) -> Iterator[Any]:
-        """Yield the rows of a piece of work as Arrow tables with all columns; those not selected may be null."""
+        """Yield the rows of a piece of work as Arrow tables with all columns.
+
+        Columns that are not selected may be null.
+        """
         try:
             if isinstance(share, Span):
                 yield from task_tables.read_span(call, self.archives, table, selection=selection, span=share)

@@ -1,8 +1,8 @@
-"""The tables ``tasks``, ``claims`` and ``attempts``: what the cluster and archives hold, each thing once.
+"""The tables ``tasks``, ``claims`` and ``attempts``, from the cluster and from archives, without duplicates.
 
-A task is purged only after its archive is durable. So the cluster is read first, then the archives, and no task is
-missed. Rows that both have are joined by id. Work is divided by spans of ids, which begin with a time: one process
-reads all sources of a span.
+A task is purged only after its copy in the archive is durable. So the cluster is read before the archives, and no task
+is missed. If both have a task, the cluster's row counts. Ids begin with a time, so the work is divided by spans of
+time: one process reads the ids of a span from all sources.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ CHUNK_BYTES = 8 * 1024 * 1024
 
 @frozen
 class Span:
-    """Ids of a time, both ends included."""
+    """A span of ids, by the times with which they begin, in ms; both ends are included."""
 
     since_ms: int
     until_ms: int
 
 
 def spans(call: Call | None, archives: Sequence[Path], selection: Selection, *, parts: int = 1) -> list[Span]:
-    """Return spans of ids that together have all that is selected.
+    """Return spans of ids that together cover a selection.
 
-    Each has at most about `CHUNK_BYTES` of archives; ``parts``: least number into which the cluster's tasks are
-    divided, by time. Raises `NotFound` if a directory is not an archive.
+    Each span has at most about `CHUNK_BYTES` of archives. ``parts`` is the least number of spans for the cluster's
+    tasks. Raises `NotFound` if a directory is not an archive.
     """
     check_archives(archives)
     since_ms, until_ms = selection.since_ms, selection.until_ms
@@ -79,7 +79,7 @@ def _queues(selection: Selection) -> tuple[str | None, ...]:
 
 
 def _steps(call: Call, selection: Selection, parts: int) -> Iterator[int]:
-    """Yield times that divide the ids from the cluster's first task to its last one into equal parts."""
+    """Yield times that divide the time from the cluster's first selected task to its last one into equal parts."""
     ends = []
     for queue in _queues(selection):
         asked = _request(queue, Span(selection.since_ms, selection.until_ms)) | {"limit": 1}
@@ -139,10 +139,10 @@ def _request(queue: str | None, span: Span) -> dict[str, Any]:
 
 
 def _asked_state(selection: Selection, archives: Sequence[Path]) -> str | None:
-    """Return the only state whose tasks the cluster is asked for; None: all.
+    """Return the state of the tasks that the cluster is asked for; None: tasks in all states.
 
-    A copy in an archive does not count while the cluster has the task, whatever its state is there. So if archives
-    can have a selected state, the tasks in all states must be known.
+    If the cluster has a task, its copy in an archive does not count, even if the two states differ. So if archives can
+    have the selected state, the cluster's tasks in all states must be known.
     """
     states = selection.states
     if states is None or len(states) != 1 or (archives and states & FINISHED):
@@ -186,7 +186,7 @@ _SHOWN = (
 
 
 def _left_out(history: Sequence[dict[str, Any]], known: set[int]) -> list[Attempt]:
-    """Return the claims of a task's history that an answer leaves out, without tracebacks."""
+    """Return the claims in a task's history that ``list`` leaves out; they have no tracebacks."""
     found = [one for one in attempts_of([History(**event) for event in history], {}, {}) if one.token not in known]
     reopened = [event["position"] for event in history if event["event"] == facts.REOPENED]
     for one, after in zip(found, [*(one.token for one in found[1:]), max(reopened, default=0)], strict=True):
@@ -201,7 +201,7 @@ def _left_out(history: Sequence[dict[str, Any]], known: set[int]) -> list[Attemp
 def _with_archived(
     live: Any, archives: Sequence[Path], table: str, queue: str | None, *, selection: Selection, ids: tuple[str, str]
 ) -> Any:
-    """Return rows of the cluster and those of archives with ids between two, each thing once."""
+    """Return the rows of the cluster and of archives with ids from ``ids[0]`` to ``ids[1]``, without duplicates."""
     pa = pyarrow()
     states = selection.states
     if table == TASKS and states is not None and not states & FINISHED:
@@ -245,7 +245,7 @@ def _files(archives: Sequence[Path], table: str, queue: str | None, span: Span) 
 
 
 def _attempts(claims: Any) -> Any:
-    """Return the attempts that claims belong to: the last claim of each tells how it ended."""
+    """Return the attempts of claims; the outcome of an attempt is that of its last claim."""
     pa = pyarrow()
     last = pa.compute.ScalarAggregateOptions(skip_nulls=False, min_count=0)
     of_last = ("queue", "worker", "ended", "outcome", "error", "retry", "given_up", "traceback", "archived")

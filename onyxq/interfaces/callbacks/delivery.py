@@ -1,8 +1,8 @@
 """Delivery of timers: the node that leads the partition of a due timer claims it and makes the callback.
 
 Claims, retries, backoff and dead letters are those of any task.  Callbacks run in parallel, in lanes
-(`onyxq.interfaces.callbacks.lanes`).  If the wait in a lane is long, or its host has its share of the places, timers
-are postponed, and that counts as no attempt.  So receivers that never answer delay only their own timers.
+(`onyxq.interfaces.callbacks.lanes`).  If a timer would wait too long in its lane, it is postponed, which does not count
+as an attempt.  So a receiver that never answers delays mainly its own timers.
 
 Leases are shorter than the session timeout, and renewed until the outcome is reported.  So if a node dies, its
 attempts are repeated as soon as its partitions have another leader.

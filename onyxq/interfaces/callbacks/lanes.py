@@ -1,10 +1,10 @@
-"""The places of a node's callbacks, shared by their receivers.  Pure: callers pass the time.
+"""Limits of a node's callbacks, so that receivers that do not answer delay few others.  Pure: callers pass the time.
 
-Callbacks to one receiver (a host and port) are a lane.  A lane is quick once a callback showed so, slow while callbacks
-take long, and new before that.  Lanes share the places by hosts.  The limit of a host is a part of what is free, so it
-falls as more hosts have callbacks, and some places stay free (source: Choudhury and Hahne, "Dynamic queue length
-thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998).  Slow lanes leave places
-for new ones, and both for quick ones.  So receivers that hang, however many they are, delay no quick one.
+A lane has the callbacks to one receiver (a host and port).  It is new before its first callback has ended, then slow
+while callbacks take longer than `SLOW_S`, otherwise quick.  All lanes share `RUNS_MAX` places.  A host may use a part
+of the free places, so its limit falls while many hosts are busy, and some places are always free (source: Choudhury and
+Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2),
+1998).  Slow lanes leave places for new ones, and both leave places for quick ones.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from attrs import define, field, frozen
 
 PLACES = 512
-"""Most callbacks that a node has claimed at a time."""
+"""Largest number of callbacks that a node has claimed at a time."""
 AHEAD_MAX = 128
-"""Most of them that wait in lanes."""
+"""Largest number of them that wait in lanes."""
 RUNS_MAX = PLACES - AHEAD_MAX
-"""Most of them that run. Each can have a connection."""
+"""Largest number of them that run. Each may have a connection."""
 SLOW_S = 1.0
 """Longest time of a callback in a lane that is not slow, in seconds."""
 SLOW_AHEAD_MAX = AHEAD_MAX // 2
-"""Most callbacks that wait in slow lanes."""
+"""Largest number of callbacks that wait in slow lanes."""
 PATIENCE_S = 2.0
 """Longest expected wait in a lane, in seconds."""
 WEIGHT = 0.1
 """Weight of the latest callback in the average time of a lane."""
 LANES_MAX = 2_000
-"""Most lanes that are remembered, also without callbacks."""
+"""Number of lanes, with those without callbacks, above which an idle one is forgotten."""
 
 T = TypeVar("T")
 Admission: TypeAlias = Literal["runs", "waits", "late"]
-"""Whether a callback may run now, waits in its lane, or has to come later."""
+"""Whether a callback runs now, waits in its lane, or must be postponed."""
 
 
 @frozen
@@ -42,11 +42,11 @@ class Limits:
     """Limits of the running callbacks in lanes of one kind."""
 
     lane: int
-    """Most in one lane."""
+    """Largest number in one lane."""
     kept: int
     """Free places that these lanes leave for lanes of other kinds."""
     part: int
-    """A callback runs if its host has less than one in this number of the free places."""
+    """Divisor of the free places, less ``kept``: the result is the limit of a host."""
 
 
 QUICK, NEW, SLOW = Limits(lane=32, kept=0, part=1), Limits(lane=32, kept=64, part=4), Limits(lane=8, kept=128, part=32)
@@ -63,7 +63,7 @@ class Lane(Generic[T]):
     took_s: float = 0.0
     """Average time of recent callbacks, in seconds."""
     is_known: bool = False
-    """Whether a callback was made."""
+    """Whether a callback to the receiver has ended."""
 
     @property
     def is_idle(self) -> bool:
@@ -71,7 +71,7 @@ class Lane(Generic[T]):
         return not self.begun_s and not self.waiting
 
     def is_slow(self, now_s: float) -> bool:
-        """Return whether callbacks take long."""
+        """Return whether callbacks take longer than `SLOW_S`."""
         return self._takes_s(now_s) > SLOW_S
 
     def limits(self, now_s: float) -> Limits:
@@ -98,7 +98,7 @@ class Lanes(Generic[T]):
         """Number of running callbacks by host."""
 
     def admit(self, name: str, one: T, now_s: float) -> Admission:
-        """Let a callback run, let it wait in its lane, or refuse it for now."""
+        """Start a callback, put it into its lane to wait, or refuse it because the wait would be too long."""
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = Lane(name.rpartition(":")[0] or name)
@@ -115,9 +115,9 @@ class Lanes(Generic[T]):
         return "waits"
 
     def end(self, name: str, one: T, now_s: float, *, made: bool) -> list[T]:
-        """Note the end of a callback that ran, and return those of its lane that run now.
+        """Note the end of a callback that ran, and return callbacks of its lane that start now.
 
-        ``made``: whether the receiver was asked, so that the time shows how quick it is.
+        ``made``: whether the receiver was called. Only then the time shows how quick the receiver is.
         """
         lane, found = self._lanes[name], list[T]()
         took_s = now_s - lane.begun_s.pop(one)
@@ -135,11 +135,11 @@ class Lanes(Generic[T]):
         return found
 
     def late(self, now_s: float) -> list[T]:
-        """Take the callbacks that would now wait for too long out of their lanes, and return them."""
+        """Remove the callbacks whose wait would be too long now from their lanes, and return them."""
         return self._taken(lambda lane: self._is_late(lane, now_s))
 
     def drained(self) -> list[T]:
-        """Take all callbacks that wait out of their lanes, and return them."""
+        """Remove all waiting callbacks from their lanes, and return them."""
         return self._taken(lambda lane: True)
 
     def _taken(self, goes: Callable[[Lane[T]], bool]) -> list[T]:
@@ -160,16 +160,16 @@ class Lanes(Generic[T]):
         return fits and len(lane.begun_s) < limits.lane
 
     def _is_late(self, lane: Lane[T], now_s: float) -> bool:
-        """Return whether the last callback that waits in a lane has to come later."""
+        """Return whether the last waiting callback of a lane must be postponed."""
         if not lane.begun_s or lane.wait_s(now_s) > PATIENCE_S:
-            return True  # Only the end of a callback lets the next one of its lane run.
+            return True  # A waiting callback starts only when a callback of its lane ends.
         return lane.is_slow(now_s) and self._waiting_in_slow(now_s) > SLOW_AHEAD_MAX
 
     def _waiting_in_slow(self, now_s: float) -> int:
         return sum(len(lane.waiting) for lane in self._lanes.values() if lane.waiting and lane.is_slow(now_s))
 
     def _rest(self, name: str) -> None:
-        """Forget a lane without callbacks if it is new, or the one that has had none for longest if there are many."""
+        """Forget a lane if it is idle and new; if there are too many lanes, forget the one that is idle for longest."""
         lane = self._lanes[name]
         if not lane.is_idle:
             return

@@ -22,9 +22,9 @@ from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.periodic import LIST_PERIODIC, ListPeriodic, PeriodicView
 
 TIMES_TRIED = 3
-"""Latest times of a schedule at which the last run is looked for: the newest may be about to run, or was skipped."""
+"""Number of latest times of a schedule at which the last run is looked for; the newest may not have a run yet."""
 LOOK_BACK_MS = 9 * 366 * 86_400_000
-"""Age up to which the last run is looked for; every schedule is due in this time."""
+"""Greatest age of a last run that is looked for; every schedule has a time in this period."""
 
 
 class PeriodicPage(PageArgs):

@@ -1,4 +1,4 @@
-"""The replica at any position that the log or this node's archive still has, for views of the log.
+"""The replica at any position in the log or in this node's archive, for views of the log.
 
 A replica follows from the records, so it is computed again from the log's origin, or from the snapshot of an archived
 file. This happens in a thread beside the loop and for one request at a time.  Replicas on the way are kept. They share
@@ -33,7 +33,7 @@ KEPT_MAX = 128
 KEPT_EVERY = 250
 """Number of records between two kept replicas."""
 FILES_READ = 3
-"""Files before a position of the archive among which its snapshot is looked for; files of several peers overlap."""
+"""Number of archived files before a position whose snapshots are tried; files of several peers overlap."""
 
 
 @frozen
@@ -70,7 +70,7 @@ class Past:
     _start: Replica | None = None
     """The replica of the log's origin, once known."""
     _recent: Replica = EMPTY
-    """The replica before the records of the last view: the next view is often near it."""
+    """The replica before the records of the last view. The next view is often near it."""
     _turn: anyio.Lock = field(factory=anyio.Lock)
 
     async def view(self, call: Call, at: int | None, window: int) -> View:
@@ -114,14 +114,14 @@ class Past:
         return self._start
 
     def _earliest(self) -> int:
-        """Return the first position of the archive, or one after every log."""
+        """Return the first position of the archive; without one, a position after the end of every log."""
         found = [] if self.archive is None else archives.files(self.archive)
         return max(0, found[0][0] - 1) if found else 1 << 62
 
     def _archived(self, origin: Replica, wanted: int, window: int) -> tuple[Replica, list[Record]]:
         """Return a replica of the archive, and the records from there to a position.
 
-        For a position inside a hole of the archive, this is the next replica after it.
+        If the archive lacks the position, this is the next replica after it, without records.
         """
         assert self.archive is not None
         files = archives.files(self.archive)
@@ -137,7 +137,7 @@ class Past:
         return next((start for start in after if start.position > wanted), origin), []
 
     def _nearest(self, start: Replica, position: int) -> Replica:
-        """Return the last known replica up to a position, at least the one from which the records are complete."""
+        """Return the last replica in memory up to a position, or ``start``, from which the records are complete."""
         known = [one for one in (*self._kept.values(), self._recent) if start.position < one.position <= position]
         return max(known, key=lambda one: one.position, default=start)
 

@@ -73,8 +73,10 @@ class CallbackView(Result):
     task: Annotated[TaskIdBytes, Meta(description="The task in the queue ``onyxq.timers`` that delivers it.")]
     state: DeliveryState
     attempts: Annotated[int, Meta(description="Number of attempts that failed or whose lease expired.")] = 0
-    at_ms: Annotated[int | None, Meta(description="When the next attempt is due; null: none is.", extra=MOMENT)] = None
-    delivered_ms: Annotated[int | None, Meta(description="When the receiver had it.", extra=MOMENT)] = None
+    at_ms: Annotated[
+        int | None, Meta(description="When the next attempt is due; null if there is none.", extra=MOMENT)
+    ] = None
+    delivered_ms: Annotated[int | None, Meta(description="When it was delivered.", extra=MOMENT)] = None
     error: Annotated[str | None, Meta(description="Error of the last attempt that failed.")] = None
 
 

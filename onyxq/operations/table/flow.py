@@ -143,8 +143,8 @@ class GetFlow(Args):
 class ListFlows(Args):
     """Return flows in the order of their ids, which begin with the time.
 
-    A caller with roles on some queues gets the flows all of whose queues are among these. A page that is short need
-    not be the last one.
+    A caller with roles on some queues gets only flows whose tasks are all in these queues. A short page may not be the
+    last one: ``after`` is null on the last page.
     """
 
     state: Annotated[FlowState | None, Meta(description="Only in this state.")] = None
@@ -213,7 +213,10 @@ MAKE_FLOW = Operation(
             run=f"{_RUN}:flow_make",
             more=(
                 (("file",), {"metavar": "FILE", "help": 'JSON {"tasks": [...], "on_done": {...}}; - for stdin'}),
-                (("--on-done",), {"metavar": "JSON", "help": "a task that starts once all others have ended"}),
+                (
+                    ("--on-done",),
+                    {"metavar": "JSON", "help": "task, as JSON, that starts once all others have ended"},
+                ),
             ),
         ),
     ),

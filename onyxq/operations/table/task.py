@@ -116,7 +116,7 @@ class TaskView(Result):
     on_conflict: Annotated[
         OnConflict | None, Meta(description="What its enqueue was to do to another task of its unique key.")
     ] = None
-    callback: Annotated[CallbackView | None, Meta(description="Where its end is reported, and how that goes.")] = None
+    callback: Annotated[CallbackView | None, Meta(description="Its callback, and the state of the delivery.")] = None
 
     @property
     def attempt(self) -> str:
@@ -254,16 +254,16 @@ class ListTasks(Args):
 class NextPage(Result):
     """The next tasks of a queue."""
 
-    ready: Annotated[list[TaskView], Meta(description="Ready tasks, those first that are granted first.")]
-    later: Annotated[list[TaskView], Meta(description="Tasks that are due later, the earliest first.")]
+    ready: Annotated[list[TaskView], Meta(description="Ready tasks, in the order in which they are granted.")]
+    later: Annotated[list[TaskView], Meta(description="Tasks that are due later, by due time.")]
     after_ms: Annotated[int | None, Meta(description="Due time at which the next page begins; null: no more.")]
     after: Annotated[TaskIdBytes | None, Meta(description="Id after which the next page begins at that time.")]
 
 
 class ListNext(Args, kw_only=True):
-    """Return the next tasks of a queue: ready ones, and those that are due later by their due times.
+    """Return the next tasks of a queue: ready tasks, and tasks that are due later, by due time.
 
-    With ``after_ms`` and ``after``, the answer continues a page, and has no ready tasks.
+    With ``after_ms`` and ``after``, the answer is a further page of tasks that are due later, without ready tasks.
     """
 
     queue: Name

@@ -66,7 +66,7 @@ class ReadOptions:
     target: Target
     queue: str
     queues: tuple[str, ...]
-    """Of a stream: names, and patterns with ``*``."""
+    """Names of a stream's queues, and patterns with ``*``."""
     schema: str
     """Columns of the JSON payloads; empty: they are not parsed."""
     bad_rows: str
@@ -85,7 +85,7 @@ class TableOptions:
     """Options of a batch read of a table."""
 
     target: Target | None
-    """None: no cluster."""
+    """None: only directories and files are read."""
     table: str
     queues: tuple[str, ...] | None
     sources: Sources
@@ -98,7 +98,7 @@ class FailOptions:
 
     target: Target
     outcome: str
-    """Of `FAILS`."""
+    """One of `FAILS`."""
 
 
 @frozen(eq=False, slots=False)
@@ -148,7 +148,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         if name in given and (not streaming or target.job):
             raise _wrong(name, "is for streams of your own")
     if "bad_rows" in given and "schema" not in given:
-        raise _wrong("bad_rows", "says what happens to payloads that do not fit the option schema, which is missing")
+        raise _wrong("bad_rows", "is for payloads that do not fit the option schema, which is missing")
     queue = _name(given, "queue")
     worker = f"job/{target.job}/{target.version}" if target.job else f"spark-{os.urandom(6).hex()}"
     return ReadOptions(
@@ -215,9 +215,9 @@ def fail_options(options: Mapping[str, str], columns: Sequence[str]) -> FailOpti
         raise _wrong("fail", f"must be {' or '.join(FAILS)}, not {given['fail']!r}")
     if "task" not in columns or not set(columns) <= {"task", "error"}:
         raise BadRequest(
-            f"rows that fail have the column task of a stream, and may have error, not {', '.join(columns)}",
+            f"a write with the option fail needs the column task, and may have error, not {', '.join(columns)}",
             field="task",
-            hint="Read the stream with the option headers, and select task and error.",
+            hint="Read the stream with headers=true or a schema, and select task and error.",
         )
     return FailOptions(target=target_of(given), outcome=given["fail"])
 
@@ -239,7 +239,9 @@ def target_of(given: Mapping[str, str]) -> Target:
         try:
             split_address(address)
         except BadRequest as error:
-            raise _wrong("connect", f"must be HOST:PORT, or several with commas: {error.message}") from None
+            raise _wrong(
+                "connect", f"must be HOST:PORT, or several of them, comma-separated: {error.message}"
+            ) from None
     job = given.get("job", "")
     if job and "version" not in given:
         raise _wrong("version", "is missing: a job is driven under a version")

@@ -211,9 +211,9 @@ class QueueWriter(DataSourceArrowWriter):
 
 
 class FailureWriter(DataSourceArrowWriter):
-    """The sink of rows whose tasks failed: each is retried, or becomes a dead letter.
+    """The sink of rows whose tasks failed: each task is retried, or becomes a dead letter.
 
-    The batch that read a task continues: only the tasks that did not fail are completed with it.
+    The batch that read the tasks continues. Its other tasks are completed with it.
     """
 
     def __init__(self, options: FailOptions) -> None:
@@ -225,14 +225,14 @@ class FailureWriter(DataSourceArrowWriter):
         for rows in iterator:
             lost = fail_rows(connected(one.target), rows, outcome=one.outcome)
             if lost:
-                log.info("%d tasks were not held any more, and did not fail", lost)
+                log.info("%d tasks did not fail: their claims are no longer valid", lost)
         return WriterCommitMessage()
 
     def commit(self, messages: list[Any]) -> None:
         """Do nothing: each task has failed already."""
 
     def abort(self, messages: list[Any]) -> None:
-        """Do nothing: a repeat of the batch finds that its tasks have failed."""
+        """Do nothing: failing the same tasks again has no effect."""
 
 
 def share_name(name: str) -> str:

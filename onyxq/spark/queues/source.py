@@ -44,7 +44,7 @@ READ_TASKS = 8_000
 RENEWALS_PER_LEASE = 3
 PAGE_TASKS = 1_000
 PATTERN_S = 10.0
-"""How long the queues that fit a pattern are known, in seconds."""
+"""Time after which the queues that match a pattern are looked up again, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +91,9 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, shape: TaskShape | None = None) -> None:
         self._options = options
         self._shape = shape
-        """Columns beside those that every stream has; None: only these."""
+        """Columns of a stream with ``schema`` or ``headers``; None: the columns that every stream has."""
         self._names: tuple[float, list[str]] = (0.0, [])
-        """Monotonic second at which the queues of a pattern were found, and they."""
+        """Monotonic time, in seconds, of the last look-up of patterns, and the queues that it found."""
         self._left: int | None = None
         """Tasks that a stream with the trigger ``availableNow`` may still claim; None without a limit."""
         self._keeper: Keeper | None = None
@@ -111,7 +111,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._left = self._ready()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the backlog, which the query's progress shows as its latest offset."""
+        """Return the number of ready tasks. The query's progress shows it as the latest offset."""
         return {"onyxq": 1, "ready": self._ready()}
 
     def _ready(self) -> int:

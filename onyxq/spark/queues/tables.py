@@ -1,7 +1,7 @@
-"""The tables of everything that happened as a batch read of Spark (`onyxq.history.tables`).
+"""The tables of tasks, claims, attempts and log entries (`onyxq.history.tables`) as batch reads of Spark.
 
-The planner divides the work; executors read the cluster and the archives. Spark applies every filter again, so a filter
-that is not understood here costs time, and never rows.
+The driver divides the work, and executors read the cluster and the archives. Spark applies all filters to the rows. So
+a filter that is not used here costs time, but the answer is right.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Piece(InputPartition):
 
 
 class TableScan(DataSourceReader):
-    """A batch read of a table: each thing once, whether the cluster or an archive has it."""
+    """A batch read of a table, without duplicates if both the cluster and an archive have a task."""
 
     def __init__(self, options: TableOptions, schema: Any) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class TableScan(DataSourceReader):
         self._selection = Selection(queues=options.queues)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Limit what is read, and leave all filters to Spark, too."""
+        """Limit what is read by the filters, and return all of them, so that Spark applies them too."""
         for one in filters:
             self._selection = limited(self._selection, self._options.table, one)
         return filters
@@ -94,7 +94,7 @@ def _call(target: Target | None) -> Call | None:
 
 
 def limited(selection: Selection, table: str, one: Filter) -> Selection:
-    """Return what a filter leaves of a selection; the same if the filter is not understood."""
+    """Return a selection limited by a filter; the same selection if the filter cannot be used."""
     names: tuple[str, ...] = getattr(one, "attribute", ())
     name = names[0] if len(names) == 1 else ""
     if isinstance(one, (EqualTo, In)):
@@ -116,7 +116,7 @@ def limited(selection: Selection, table: str, one: Filter) -> Selection:
 
 
 def _time_of_id(value: Any, fill: str) -> int | None:
-    """Return the time with which an id begins, the missing digits filled up; None: it cannot be an id."""
+    """Return the time with which an id begins, with ``fill`` for missing digits; None: it cannot be an id."""
     if not isinstance(value, str) or not _HEX.fullmatch(value):
         return None
     return int(value[:TIME_DIGITS].ljust(TIME_DIGITS, fill), 16)
@@ -133,4 +133,4 @@ _TIMES: dict[tuple[bool, str], Callable[[Any, str], int | None]] = {
     (False, "made"): _moment,
     (True, "time"): _moment,
 }
-"""(Whether the table is that of entries, column) -> time in ms of a value that the column is compared with."""
+"""(Whether the table is ``entries``, column) -> function that returns the time, in ms, of a value in a comparison."""

@@ -1,7 +1,7 @@
-"""Columns of a stream beside the payload: the fields of JSON payloads, and what is known of each task.
+"""Columns of a stream beside the payload: the fields of JSON payloads, and the fields of each task.
 
-Without Spark. A payload that does not fit the schema goes into a column, makes its task a dead letter, or fails the
-batch.
+This module does not use Spark. A payload that does not fit the schema goes into a column, makes its task a dead letter,
+or fails the batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TASK_FIELDS = {
     "unique_key": "string",
     "format": "string",
 }
-"""Field of the column ``task`` -> its type. ``attempts``: failed or expired ones before this one."""
+"""Field of the column ``task`` -> its type. ``attempts``: number of failed or expired attempts before this one."""
 TASK_COLUMN = f"{TASK} struct<{', '.join(f'{name}: {kind}' for name, kind in TASK_FIELDS.items())}>"
 ERROR_CHARS_MAX = 500
 NO_ERROR = "failed by a Spark program"
@@ -55,7 +55,7 @@ def shape_of(schema: str, *, headers: bool) -> str:
 
 @frozen
 class TaskShape:
-    """The columns of a stream that parses payloads, or shows what is known of tasks."""
+    """The columns of a stream that parses payloads or has the column ``task``."""
 
     fields: Any
     """All columns, as an Arrow schema."""
@@ -71,7 +71,7 @@ class TaskShape:
                 raise BadRequest(f"option schema: {name} is a column of every stream", field="schema")
         if self.dead_letter and CORRUPT in names:
             raise BadRequest(
-                f"option bad_rows: the schema has the column {CORRUPT} for them, so none is a dead letter",
+                f"option bad_rows cannot be dead_letter: the schema has the column {CORRUPT} for such payloads",
                 field="bad_rows",
             )
         if self.parsed:
@@ -160,21 +160,21 @@ def _array(values: Any, kind: Any) -> Any:
 
 
 def _give_up(link: Connection, task: dict[str, Any], why: str) -> None:
-    """Make a task a dead letter; a repeat of the batch finds that it is one."""
+    """Make a task a dead letter; in a repeat of the batch this changes nothing."""
     claim = claims_of([Held(TaskId(task["id"]), 1, task["token"])])
     try:
         link.call(lambda client: client.give_up(claim, why[:ERROR_CHARS_MAX]))
     except BatchRefused:
-        log.info("task %s was not held any more", task["id"].hex())
+        log.info("task %s is not a dead letter: its claim is no longer valid", task["id"].hex())
 
 
 # --- failing rows ---------------------------------------------------------------------------------
 
 
 def fail_rows(link: Connection, rows: Any, *, outcome: str) -> int:
-    """Fail the tasks of an Arrow batch's rows, and return how many were not held any more.
+    """Fail the tasks of an Arrow batch's rows, and return the number of tasks whose claims are no longer valid.
 
-    The rows have the column ``task``, and may have ``error``. ``outcome``: of `onyxq.spark.queues.options.FAILS`.
+    The rows have the column ``task``, and may have ``error``. ``outcome``: one of `onyxq.spark.queues.options.FAILS`.
     """
     tasks = rows.column(TASK).to_pylist()
     errors = rows.column("error").to_pylist() if "error" in rows.schema.names else [None] * len(tasks)

@@ -42,20 +42,20 @@ HISTORY_COMMANDS: tuple[Command, ...] = (
     peer_command(
         "sql",
         "past.sql:sql",
-        "query tasks, claims, attempts and entries of the log in SQL, live and archived",
+        "query live and archived tasks, claims, attempts and log entries in SQL",
         "'select state, count(*) from tasks group by state'",
-        option("query", metavar="QUERY", help="query in DuckDB's dialect, or - to read it from stdin"),
+        option("query", metavar="QUERY", help="query in DuckDB's dialect; - reads it from stdin"),
         *(
             option(flag, dest=dest, action="append", metavar=metavar, help=f"also read {what}; may be repeated")
             for flag, dest, metavar, what in (
-                ("--archive", "archives", "DIR", "this archive of tasks"),
+                ("--archive", "archives", "DIR", "the archive of tasks in DIR"),
                 ("--records", "records", "DIR", "the log records in DIR, written by `archive log` or a peer"),
-                ("--log-archive", "logs", "DIR", "this archive of the log"),
-                ("--dump", "dumps", "FILE", "this file of `log dump`"),
+                ("--log-archive", "logs", "DIR", "the archive of the log in DIR"),
+                ("--dump", "dumps", "FILE", "FILE, which `log dump` wrote"),
             )
         ),
-        option("--offline", action="store_true", help="ask no peer: read only the directories and files"),
-        option("--format", choices=("table", "csv"), default="table", help="form of the answer (default table)"),
+        option("--offline", action="store_true", help="ask no peer; read only the named directories and files"),
+        option("--format", choices=("table", "csv"), default="table", help="format of the answer (default table)"),
     ),
     local_command(
         "history check",

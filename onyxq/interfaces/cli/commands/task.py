@@ -88,7 +88,7 @@ TASK_COMMANDS: tuple[Command, ...] = (
             metavar="FATE",
             help="what to do if a task of --after fails: fail (default), cancel or run",
         ),
-        option("--callback", metavar="URL", help="post the outcome of the task to this URL once it ends"),
+        option("--callback", metavar="URL", help="send the outcome of the task to URL by POST when it ends"),
         option("--retries", metavar="N", help="number of retries, or none for no limit (default: as the queue says)"),
         option(
             "--backoff",

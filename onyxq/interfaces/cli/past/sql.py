@@ -52,7 +52,7 @@ def _cluster(context: Context) -> Iterator[Call | None]:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Return the names of columns, with a number after those that there were before."""
+    """Return the names of columns; a repeated name gets a number, such as ``id:1``."""
     found: list[str] = []
     for name in names:
         count = names[: len(found)].count(name)

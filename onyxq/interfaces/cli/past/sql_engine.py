@@ -1,8 +1,8 @@
-"""SQL over the tables of everything that happened, on DuckDB in this process.
+"""SQL over tasks, claims, attempts and log entries (`onyxq.history.tables`), on DuckDB in this process.
 
-DuckDB reads a table through Arrow, and passes on the columns and the filter that it needs. Arrow decides which queues,
-states and times a filter can be true for, so no more than these is read. Rows that do not fit are removed afterwards:
-a filter that is not understood costs time, and never rows.
+DuckDB reads a table through Arrow, and passes the columns and the filter of the query. Arrow decides for which queues,
+states and times the filter can be true, and only these are read. The filter is then applied to the rows. So a filter
+that limits nothing costs time, but the answer is right.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from onyxq.history.tables.sources import Sources
 _FILES, _FORMAT = LocalFileSystem(), dataset.ParquetFileFormat()
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 CANDIDATES_MAX = 1_000
-"""Most texts of a filter that are tried as names of queues."""
+"""Largest number of strings in a filter that are tried as names of queues."""
 CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
 }
 SETTINGS = ("SET timezone = 'UTC'", "SET enable_external_access = false", "SET lock_configuration = true")
-"""A query sees the tables and nothing else: no files, no network, no variables of this program."""
+"""A query sees only the tables. It cannot read files or this program, use the network or change settings."""
 
 
 def answer(query: str, sources: Sources, call: Call | None) -> Any:
-    """Return the answer to a query as an Arrow table; ``call``: of a cluster, None: none.
+    """Return the answer to a query as an Arrow table.
 
-    Raises `BadRequest` for a query that DuckDB refuses, `Incomplete` without DuckDB, and errors of the sources.
+    ``call`` reads from the cluster; None: only ``sources`` are read. Raises `BadRequest` for a query that DuckDB
+    refuses, `Incomplete` if DuckDB is not installed, and the errors of reading.
     """
     try:
         import duckdb
@@ -54,7 +55,7 @@ def answer(query: str, sources: Sources, call: Call | None) -> Any:
         try:
             found = database.sql(query)
             if found is None:
-                raise BadRequest("the statement has no answer: only queries are of use", field="query")
+                raise BadRequest("the statement is not a query: it returns no rows", field="query", hint=_HINT)
             return found.to_arrow_table()
         except (duckdb.Error, pyarrow.ArrowException) as error:
             for table in tables:
@@ -67,7 +68,7 @@ _HINT = f"The tables are {', '.join(COLUMNS)}; `describe tasks` shows columns. T
 
 
 class _Table(dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """A table as DuckDB reads it: it calls ``scanner`` for each scan of a query."""
+    """A table in the form that DuckDB reads. DuckDB calls ``scanner`` for each scan of a query."""
 
     def __init__(self, name: str, sources: Sources, call: Call | None) -> None:
         self.name = name
@@ -99,7 +100,7 @@ class _Table(dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
 
 
 def selection_of(table: str, columns: list[str] | None, filter: Any) -> Selection:
-    """Return what a scan with such columns and such a filter of Arrow can use."""
+    """Return the part of a table that a scan with these columns and this filter (of Arrow) needs."""
     if filter is None:
         return Selection(columns=None if columns is None else frozenset(columns))
     # The scanner reads the columns of the filter, too.
@@ -123,7 +124,7 @@ def _named_in(table: str, filter: Any) -> frozenset[str]:
 
 
 def _may_be(schema: Any, filter: Any, guarantee: Any) -> bool:
-    """Return whether a filter can be true for rows for which a guarantee is true."""
+    """Return whether a filter can be true for rows for which ``guarantee`` is true."""
     fragment = _FORMAT.make_fragment("rows", filesystem=_FILES, partition_expression=guarantee)
     return any(
         True for _ in dataset.FileSystemDataset([fragment], schema, _FORMAT, _FILES).get_fragments(filter=filter)
@@ -131,7 +132,7 @@ def _may_be(schema: Any, filter: Any, guarantee: Any) -> bool:
 
 
 def _queues(filter: Any, may_be: Any) -> set[str] | None:
-    """Return the queues for which a filter can be true; None: others than those that it names."""
+    """Return the queues for which a filter can be true; None: it can be true for queues that it does not name."""
     queue = compute.field("queue")
     named = sorted(set(_QUOTED.findall(str(filter))))
     if not named or len(named) > CANDIDATES_MAX:
@@ -143,7 +144,7 @@ def _queues(filter: Any, may_be: Any) -> set[str] | None:
 
 
 def _first_ms(table: str, may_be: Any, first: int = 0, last: int = TIME_MS_MAX) -> int | None:
-    """Return the first time in ids, from one to another, for which a filter can be true."""
+    """Return the first time from ``first`` to ``last``, in ms, for which a filter can be true; None: there is none."""
     if not may_be(_of_time(table, first, last)):
         return None
     if first == last:
@@ -154,7 +155,7 @@ def _first_ms(table: str, may_be: Any, first: int = 0, last: int = TIME_MS_MAX) 
 
 
 def _last_ms(table: str, may_be: Any, first: int = 0, last: int = TIME_MS_MAX) -> int | None:
-    """Return the last time in ids, from one to another, for which a filter can be true."""
+    """Return the last time from ``first`` to ``last``, in ms, for which a filter can be true; None: there is none."""
     if not may_be(_of_time(table, first, last)):
         return None
     if first == last:
@@ -165,7 +166,7 @@ def _last_ms(table: str, may_be: Any, first: int = 0, last: int = TIME_MS_MAX) -
 
 
 def _of_time(table: str, first: int, last: int) -> Any:
-    """Return what is true for rows of a time, both ends included."""
+    """Return an expression that is true for rows from one time to another, in ms, both ends included."""
     if table == ENTRIES:
         return _between("time", first, last)
     ids = (compute.field("id") >= f"{first:012x}") & (compute.field("id") <= f"{last:012x}g")
@@ -173,7 +174,7 @@ def _of_time(table: str, first: int, last: int) -> Any:
 
 
 def _between(name: str, first: int, last: int) -> Any:
-    """Return what is true for times of a column, from one to another in ms."""
+    """Return an expression that is true if a column is from one time to another, in ms, both ends included."""
     kind = pyarrow.timestamp("us", tz="UTC")
     low, high = (pyarrow.scalar(1_000 * ms, kind) for ms in (first, last))
     return (compute.field(name) >= low) & (compute.field(name) <= high)
