@@ -32,7 +32,7 @@ def is_name(value: str) -> bool:
 
 def settings_of(replica: Replica, queue: str) -> Queue:
     """Return a queue's settings."""
-    if queue in replica.queues:  # mostly it is not: a map answers that at once, and `get` by way of an exception
+    if queue in replica.queues:  # `get` of this map is slow for a missing key, which is the usual case
         return replica.queues[queue]
     return DEFAULTS
 

@@ -33,7 +33,7 @@ class Title:
     arguments: str
     """The arguments of the function, the target of the timer, or the beginning of the data."""
     kind: str = "no function"
-    """What it has in common with others: the function, or the target of the timer."""
+    """The group of tasks to which it belongs: the function, or the target of the timer."""
 
     @property
     def text(self) -> str:

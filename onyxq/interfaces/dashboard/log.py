@@ -27,9 +27,9 @@ KEYS_MAX = 20
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 400
 ENTRIES_SHOWN, ENTRIES_MAX = 5, 20
-"""Entries of one record that are shown at once, and with those that are folded."""
+"""Largest numbers of entries of a record: shown without a click, and in all."""
 CHANGES_SHOWN = 10
-"""Changes that are shown at once; further ones are folded."""
+"""Largest number of changes that are shown without a click."""
 WALL_MS = 1_000_000_000_000
 """Smallest number that is read as a time since the epoch in ms; smaller ones are durations, or log time."""
 

@@ -31,7 +31,7 @@ from onyxq.store.tables import Table, rows_of
 Entries = dict[tuple[str, bytes], int]
 """Entries that follow from a row with rules: (table, key) -> mask."""
 Loose = tuple[Owner, Entries | None]
-"""A row that is being changed, and its entries, which are still stored. None: it has a unique key and was taken out."""
+"""A row that is being changed, and its entries, which are still stored. None: it has a unique key and was removed."""
 
 
 class Ruled:
@@ -181,7 +181,7 @@ class Ruled:
     # --- one row, while it is not superseded
 
     def _enter(self, stretch: Stretch, owner: Owner, rules: Rules, stored: Entries | None = None) -> None:
-        """Put a row into the indexes, which have the entries ``stored`` of it."""
+        """Add a row to the indexes, which already have its entries ``stored``."""
         self._count(stretch, owner, 1)
         if rules.key:
             self._head(stretch.key[:2] + rules.key)
@@ -201,7 +201,7 @@ class Ruled:
             getattr(self._tables, name).delete(key)
 
     def _loosen(self, stretch: Stretch, owner: Owner, rules: Rules) -> Entries:
-        """Take a row out of the indexes, except for its entries, which are returned."""
+        """Remove a row from the indexes, except for its entries, which are returned."""
         self._count(stretch, owner, -1)
         found = facets(stretch, owner, rules)
         if rules.key:

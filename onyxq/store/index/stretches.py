@@ -71,7 +71,7 @@ class Stretch:
         self.granted = 0
         """Tasks of rows whose rules watch grants, and that were granted at least once."""
         self.unwatched = 0
-        """Tasks of rows with rules that do not watch grants, as far as memory has it: it is not stored."""
+        """Tasks of rows with rules that do not watch grants. It is not stored, so it may lack some of them."""
         self.dirty = False
 
     def copy(self) -> Stretch:
