@@ -169,7 +169,7 @@ class Lanes(Generic[T]):
         return sum(len(lane.waiting) for lane in self._lanes.values() if lane.waiting and lane.is_slow(now_s))
 
     def _rest(self, name: str) -> None:
-        """Forget a lane if it is idle and new; if there are too many lanes, forget the one that is idle for longest."""
+        """Forget a lane if it is idle and new. If there are too many lanes, forget the one idle for longest."""
         lane = self._lanes[name]
         if not lane.is_idle:
             return
