@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 _OTHER_CODE = re.compile(
-    r"'(?:[\w`.]+\.)?(?P<call>reflect|try_reflect|java_method)\(|(?P<node>ScriptTransformation|ExecuteImmediate)",
+    r"'(?:[\w`.]+\.)?(?P<call>reflect|try_reflect|java_method)\(|"
+    r"(?P<node>ScriptTransformation|ExecuteImmediate|\w+WithUnresolvedIdentifier)",
     re.IGNORECASE,
 )
-"""What a parsed query contains that calls methods of Java, or starts programs."""
+"""What a parsed query contains that calls methods of Java, starts programs, or computes the name of what it calls."""
+_COMMANDS = ("Command", "ParsedStatement", "ExecutableDuringAnalysis", "InsertIntoDir")
+"""Kinds of nodes that Spark executes as soon as it reads them, also below ``WITH`` and in a union of inserts."""
+_FIELDS = "spark.sql.debug.maxToStringFields"
+"""Spark's setting for how many parts of a node are in its text; further ones are left out."""
 
 
 def process(session: Any) -> Any:
@@ -52,8 +57,7 @@ def leaves(frame: Any, name: str) -> Iterator[tuple[Any, bool]]:
     while waiting:
         node, below = waiting.pop()
         below = below or (node.nodeName() == "SubqueryAlias" and node.alias() == name)
-        inside = node.children()
-        parts = [inside.apply(place) for place in range(inside.size())]
+        parts = _children(node)
         if parts:
             waiting += [(part, below) for part in reversed(parts)]
         else:
@@ -84,9 +88,29 @@ def check_append(session: Any, frame: Any) -> None:
 def sql_problem(session: Any, text: str) -> str:
     """Return why a text is not a query that only reads; empty if it is such a query. Raises `ParseException`."""
     found = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    kinds = packages(session).java.lang.Class
     logical = "org.apache.spark.sql.catalyst.plans.logical"
-    if any(kinds.forName(f"{logical}.{kind}").isInstance(found) for kind in ("Command", "ParsedStatement")):
-        return f"is a command ({found.nodeName()}), not a query"
-    calls = _OTHER_CODE.search(found.treeString())
+    kinds = [packages(session).java.lang.Class.forName(f"{logical}.{kind}") for kind in _COMMANDS]
+    waiting = [found]
+    while waiting:
+        node = waiting.pop()
+        if any(kind.isInstance(node) for kind in kinds):
+            return f"is a command ({node.nodeName()}), not a query"
+        waiting += _children(node)
+    calls = _OTHER_CODE.search(_whole_text(session, found))
     return f"runs other code ({calls['call'] or calls['node']}), which is not allowed in a query" if calls else ""
+
+
+def _whole_text(session: Any, plan: Any) -> str:
+    """Return a plan with all parts of its nodes as text."""
+    make_active(session)  # Spark reads the setting of the thread's session.
+    before = session.conf.get(_FIELDS)
+    session.conf.set(_FIELDS, str((1 << 31) - 1))
+    try:
+        return str(plan.treeString())
+    finally:
+        session.conf.set(_FIELDS, before)
+
+
+def _children(node: Any) -> list[Any]:
+    inside = node.children()
+    return [inside.apply(place) for place in range(inside.size())]

@@ -270,6 +270,8 @@ def wrong(orders: Any) -> Any:
     return orders.select("amuont")
 
 
+NOWHERE = "/nowhere/onyxq"
+"""A folder that no test makes."""
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "a text that is no query": (Sql("t", "selec 1"), "catalog[1].sql", "Syntax error at or near 'selec'"),
     "an unknown view": (Sql("t", "select * from order"), "catalog[1].sql", "its views are orders"),
@@ -284,6 +286,42 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "catalog[1].sql",
         "runs other code (reflect)",
     ),
+    "a method of Java after many columns": (
+        Sql("t", f"select {', '.join(f'id + {n} as n{n}' for n in range(40))}, reflect('a.B', 'c') as n from orders"),
+        "catalog[1].sql",
+        "runs other code (reflect)",
+    ),
+    "a method of Java in a wide row": (
+        Sql("t", f"select ({', '.join(map(str, range(40)))}, reflect('a.B', 'c')) as row from orders"),
+        "catalog[1].sql",
+        "runs other code (reflect)",
+    ),
+    "a computed name of a function": (
+        Sql("t", "select identifier('ref' || 'lect')('java.lang.System', 'nanoTime') as n from orders"),
+        "catalog[1].sql",
+        "runs other code (expressionwithunresolvedidentifier)",
+    ),
+    "a method of Java for a computed name": (
+        Sql("t", "select id from orders, identifier('ran' || 'ge')(reflect('java.lang.System', 'nanoTime'))"),
+        "catalog[1].sql",
+        "runs other code (PlanWithUnresolvedIdentifier)",
+    ),
+    "files of its own": (
+        Sql("t", f"insert overwrite directory '{NOWHERE}' using csv select 1"),
+        "catalog[1].sql",
+        "is a command (InsertIntoDir), not a query",
+    ),
+    "a command after WITH": (
+        Sql("t", f"with a as (select 1 as n) insert into csv.`{NOWHERE}` select * from a"),
+        "catalog[1].sql",
+        "is a command (InsertIntoStatement), not a query",
+    ),
+    "several commands": (
+        Sql("t", f"from orders insert into csv.`{NOWHERE}` select id insert into csv.`{NOWHERE}` select user"),
+        "catalog[1].sql",
+        "is a command (InsertIntoStatement), not a query",
+    ),
+    "a procedure": (Sql("t", "call system.work()"), "catalog[1].sql", "is a command (Call), not a query"),
     "an aggregation without a watermark": (
         Sql("t", "select user, count(*) as n from orders group by user"),
         "catalog[1]",
