@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import compute
-from pytest import MonkeyPatch
+from pytest import CaptureFixture, MonkeyPatch
 
 from onyxq.core.ids import make_id
 from onyxq.core.limits import TIME_MS_MAX
@@ -22,6 +23,7 @@ from onyxq.history.tables import entry_table, task_tables
 from onyxq.history.tables.columns import arrow_schema
 from onyxq.history.tables.selection import Selection
 from onyxq.history.tables.sources import Sources
+from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.past.sql_engine import answer, selection_of
 
 NOW_MS = 1_800_000_000_000
@@ -211,3 +213,32 @@ def test_bad_input_is_refused_by_name(tmp_path: Path, monkeypatch: MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "duckdb", None)
     with pytest.raises(Incomplete, match="DuckDB"):
         answer("select 1", Sources(), None)
+
+
+def test_a_query_reads_and_writes_no_files(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Nor those that other queries put aside, where DuckDB would put them."""
+    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp" / "kept").write_text("secret")
+    monkeypatch.chdir(tmp_path)
+    for query in (
+        "select * from read_text('.tmp/kept')",
+        "select * from read_text('kept')",
+        "select * from 'kept.csv'",
+        "copy (select 1) to '.tmp/made.csv'",
+        "copy (select 1) to 'made.csv'",
+        "attach 'made.db'",
+    ):
+        with pytest.raises(BadRequest) as refused:
+            answer(query, Sources(), None)
+        assert refused.value.field == "query", query
+    assert [path.name for path in tmp_path.rglob("*")] == [".tmp", "kept"]
+
+
+def test_values_that_json_or_python_lacks(capsys: CaptureFixture[str]) -> None:
+    """A division by zero is a text in JSON; a time that Python cannot hold is an error with advice."""
+    assert run(["sql", "--offline", "--json", "select 1 / 0 as a, 'nan'::double as b, [0.5::double] as c"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == [{"a": "inf", "b": "nan", "c": [0.5]}]
+    for value in ("timestamp 'infinity'", "[date '100000-01-01']", "timestamptz '290000-01-01'"):
+        assert run(["sql", "--offline", f"select {value} as late"]) == 2
+        said = capsys.readouterr().err
+        assert "column 'late'" in said and "as text" in said, said

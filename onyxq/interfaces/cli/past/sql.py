@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,8 +62,19 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _rows(found: Any) -> Iterator[list[Any]]:
-    columns = [[_plain(value) for value in column.to_pylist()] for column in found.columns]
+    columns = map(_values, found.column_names, found.columns)
     return map(list, zip(*columns, strict=True))
+
+
+def _values(name: str, column: Any) -> list[Any]:
+    try:
+        return [_plain(value) for value in column.to_pylist()]
+    except (OverflowError, ValueError) as error:
+        raise BadRequest(
+            f"query: column {name!r} has a value that cannot be shown: {error}",
+            field="query",
+            hint="Convert the column to text in the query: cast(... as text).",
+        ) from None
 
 
 def _plain(value: Any) -> Any:
@@ -92,6 +104,10 @@ def _number(value: Decimal) -> int | float:
     return int(value) if value == value.to_integral_value() else float(value)
 
 
+def _real(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)  # JSON has neither infinity nor NaN
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -100,7 +116,8 @@ _SHOWN: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (bytes, _text),
     (datetime, _time),
     (Decimal, _number),
-    ((str, bool, int, float), _same),
+    (float, _real),
+    ((str, bool, int), _same),
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow
@@ -33,7 +34,10 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoload_known_extensions": False,
 }
 SETTINGS = ("SET timezone = 'UTC'", "SET enable_external_access = false", "SET lock_configuration = true")
-"""A query sees only the tables. It cannot read files or this program, use the network or change settings."""
+"""A query sees the tables and nothing else: no files, no network, no variables of this program.
+
+The exception is DuckDB's directory for what does not fit into memory: each query has a new one, which is then deleted.
+"""
 
 
 def answer(query: str, sources: Sources, call: Call | None) -> Any:
@@ -47,7 +51,10 @@ def answer(query: str, sources: Sources, call: Call | None) -> Any:
     except ImportError as error:
         raise Incomplete(f"SQL needs DuckDB: {error}", hint="pip install 'onyxq[sql]'") from None
     tables = [_Table(name, sources, call) for name in COLUMNS]
-    with duckdb.connect(":memory:", config=CONFIG) as database:
+    with (
+        TemporaryDirectory(prefix="onyxq-sql-") as aside,
+        duckdb.connect(":memory:", config=CONFIG | {"temp_directory": aside}) as database,
+    ):
         for table in tables:
             database.register(table.name, table)
         for setting in SETTINGS:
