@@ -22,7 +22,7 @@ from onyxq.spark.queues.arrow import batch_of
 from onyxq.spark.queues.options import QueueOutput, read_options, write_options
 from onyxq.spark.queues.queue_claims import Held, joined
 from onyxq.spark.queues.shares import Share, task_of
-from onyxq.spark.queues.source import digest_of, held_in, queue_offsets, spread
+from onyxq.spark.queues.source import digest_of, fitting, held_in, queue_offsets, spread
 
 NOW_MS = 1_800_000_000_000
 OUT = QueueOutput("out")
@@ -219,11 +219,20 @@ def test_a_queue_that_is_used_twice_in_a_plan_has_claimed_its_tasks_once() -> No
 # --- options --------------------------------------------------------------------------------------
 
 
+def test_queues_of_onyxq_fit_no_pattern() -> None:
+    """A stream of all queues would otherwise take the timers of the cluster."""
+    names = ["onyxq.timers", "onyxq.flows", "mail.in", "mail.out", "bills"]
+    assert fitting(names, ["*"]) == ["bills", "mail.in", "mail.out"]
+    assert fitting(names, ["onyxq.*", "mail.*"]) == ["mail.in", "mail.out"]
+    assert fitting(names, ["onyxq.flows", "b*"]) == ["bills", "onyxq.flows"]
+
+
 def test_options_name_what_is_wrong() -> None:
     """The error says what was expected, or the most similar name."""
     good = {"connect": "127.0.0.1:1", "queue": "q"}
     cases: list[tuple[Any, dict[str, str], str]] = [
         (read_options, {}, "queue"),
+        (read_options, good | {"queue": " , "}, "queue"),
         (read_options, good | {"connect": "nowhere"}, "connect"),
         (read_options, good | {"max_rows": "0"}, "max_rows"),
         (read_options, good | {"max_rows": "many"}, "max_rows"),

@@ -56,7 +56,7 @@ def test_filters_of_spark_limit_what_is_read() -> None:
     at_ms = 1_800_000_000_000
     found = Selection()
     filters = [
-        In(("queue",), ("a", "b")),
+        In(("queue",), ("a", "b", None)),
         EqualTo(("queue",), "a"),
         In(("state",), ("ready", "failed")),
         GreaterThan(("made",), datetime.fromtimestamp(at_ms / 1_000, UTC)),

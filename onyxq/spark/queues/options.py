@@ -150,11 +150,14 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     if "bad_rows" in given and "schema" not in given:
         raise _wrong("bad_rows", "is for payloads that do not fit the option schema, which is missing")
     queue = _name(given, "queue")
+    queues = (queue,) if target.job else tuple(one.strip() for one in queue.split(",") if one.strip())
+    if not queues:
+        raise _wrong("queue", f"must name queues, comma-separated, not {queue!r}")
     worker = f"job/{target.job}/{target.version}" if target.job else f"spark-{os.urandom(6).hex()}"
     return ReadOptions(
         target=target,
         queue=queue,
-        queues=(queue,) if target.job else tuple(one.strip() for one in queue.split(",") if one.strip()),
+        queues=queues,
         schema=given.get("schema", ""),
         bad_rows=bad_rows,
         headers=_flag(given, "headers", default="schema" in given),

@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -26,6 +26,7 @@ from onyxq.client import AsyncClient
 from onyxq.client.batches import Bodies
 from onyxq.core.errors import NotFound, OnyxqError, Unavailable
 from onyxq.core.ids import TaskId
+from onyxq.core.limits import RESERVED
 from onyxq.operations.table.claim import QUEUES_MAX
 from onyxq.spark.connection import Connection, connection
 from onyxq.spark.queues import queue_claims
@@ -85,6 +86,12 @@ class Runs(InputPartition):
         self.held = held
 
 
+def fitting(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names of queues that fit a pattern; OnyxQ's own queues fit only their full name."""
+    others = (name for name in names if not name.startswith(RESERVED) or name in patterns)
+    return sorted(name for name in others if any(fnmatchcase(name, one) for one in patterns))
+
+
 class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of a stream."""
 
@@ -127,7 +134,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at, names = self._names
         if not names or time.monotonic() - at >= PATTERN_S:
             found = self._connection().call(lambda client: client.queues())
-            names = sorted(one["queue"] for one in found if any(fnmatchcase(one["queue"], p) for p in patterns))
+            names = fitting([one["queue"] for one in found], patterns)
             self._names = time.monotonic(), names
         return names
 

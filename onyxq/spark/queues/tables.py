@@ -98,7 +98,7 @@ def limited(selection: Selection, table: str, one: Filter) -> Selection:
     names: tuple[str, ...] = getattr(one, "attribute", ())
     name = names[0] if len(names) == 1 else ""
     if isinstance(one, (EqualTo, In)):
-        values = set(one.value) if isinstance(one, In) else {one.value}
+        values = set(one.value) - {None} if isinstance(one, In) else {one.value}  # nothing equals null
         if name == "queue" and table != ENTRIES:
             return selection.of_queues(values)
         if name == "state" and table == TASKS:
