@@ -90,7 +90,8 @@ def _are_names(said: str) -> bool:
 
 
 COUNT_MAX = (1 << 63) - 1
-_PASSWORD = re.compile(r"password|://[^/@]*:[^/@]*@")
+_PASSWORD = re.compile(r"password|secret|^[^?=]*:(?!//)[^?@]*@", re.IGNORECASE)
+"""What an address of PostgreSQL with a password contains, also one that PostgreSQL cannot read."""
 _COUNT = (_is_count, "a whole number from 1")
 _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "compression": (COMPRESSIONS.__contains__, f"one of {', '.join(COMPRESSIONS)}"),

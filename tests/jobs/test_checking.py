@@ -388,6 +388,24 @@ def test_options_that_an_output_does_not_have_are_refused(task: Output, field: s
 
 
 @pytest.mark.parametrize(
+    ("url", "is_refused"),
+    [
+        ("postgresql://etl@[::1]:5432/shop?connect_timeout=5", False),
+        ("host=/cloudsql/shop:europe:main user=etl@shop.iam dbname=shop", False),
+        ("postgresql://etl:s3/cr=t@db/shop", True),
+        ("etl:s3cr3t@db/shop", True),
+        ("postgresql://db/shop?PassWord=s3cr3t", True),
+        ("host=db oauth_client_secret=s3cr3t", True),
+    ],
+)
+def test_an_address_with_a_password_is_refused_also_if_it_is_malformed(url: str, is_refused: bool) -> None:
+    """A job with a typing error would show the password as well."""
+    out = Output("out", format="postgres", path="/x", options={"url": url, "table": "t", "schema": "a int"})
+    found = list(problems(Job(id="j", workflow=[("in", "out")], catalog=[Input("in", queue="q"), out])))
+    assert [field for field, _ in found] == ["catalog[1].options.url"] * is_refused
+
+
+@pytest.mark.parametrize(
     ("errors", "refused", "field", "said"),
     [
         ("refusd", {}, "catalog[1].errors", "is 'refusd', which is not another Output; did you mean refused"),

@@ -194,6 +194,15 @@ def test_a_database_that_is_away_is_tried_again(tmp_path: Path) -> None:
         tables.check(out, out.schema)
 
 
+@pytest.mark.parametrize("url", ["shop", "postgresql://127.0.0.1:1/x?sslmod=require"])
+def test_an_address_that_cannot_be_read_is_an_error_of_the_job(url: str, tmp_path: Path) -> None:
+    """A restart would not help."""
+    out = output(url, tmp_path)
+    with pytest.raises(BadRequest, match="output out: ") as refused:
+        tables.check(out, out.schema)
+    assert refused.value.field == "out.options.url"
+
+
 def test_the_null_character_is_refused_at_its_row(words: str, tmp_path: Path) -> None:
     """PostgreSQL's strings cannot hold it; binaries can."""
     task = Staging({"out": output(words, tmp_path)}, job="j", batch=0, part=0)

@@ -157,6 +157,8 @@ def _connected(folder: Folder) -> Any:
             f"output {folder.name}: {str(error).strip()}",
             hint="Passwords come from ~/.pgpass, PGPASSWORD or a service file of the user that runs Spark.",
         ) from error
+    except psycopg.ProgrammingError as error:
+        raise _wrong(folder, str(error).strip(), "url") from None
 
 
 # --- statements --------------------------------------------------------------------
