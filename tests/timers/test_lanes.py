@@ -6,6 +6,7 @@ from itertools import count
 
 from onyxq.interfaces.callbacks.lanes import (
     AHEAD_MAX,
+    LANES_MAX,
     PATIENCE_S,
     PLACES,
     QUICK,
@@ -119,6 +120,20 @@ def test_receivers_that_were_slow_leave_places_for_new_ones() -> None:
     node.wait(2 * SLOW_S)
     assert node.lanes.waiting <= SLOW_AHEAD_MAX
     assert node.claim("new.example:80", 10) == ["runs"] * 10
+
+
+def test_a_quick_receiver_stays_known_beside_very_many_slow_ones() -> None:
+    """More than the node remembers: otherwise its callbacks would wait like those of a new one."""
+    node = Node()
+    known_as_quick(node, "quick.example:80")
+    for number in range(LANES_MAX + 10):
+        node.claim(f"slow-{number}.example:80", 1)
+        node.now_s += TIMEOUT_S
+        node.end(f"slow-{number}.example:80")
+    for number in range(PLACES):
+        node.claim(f"new-{number}.example:80", 1)
+    assert node.admit("another.example:80") == "late"
+    assert node.admit("quick.example:80") == "runs"
 
 
 def test_a_receiver_that_becomes_quick_has_all_its_places_again() -> None:

@@ -9,7 +9,7 @@ Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, Literal, TypeAlias, TypeVar
 
@@ -92,8 +92,8 @@ class Lanes(Generic[T]):
     def __init__(self) -> None:
         self.waiting = 0
         """Number of callbacks that wait."""
-        self._lanes: dict[str, Lane[T]] = {}
-        """Lanes in the order in which they were made or became idle."""
+        self._lanes: OrderedDict[str, Lane[T]] = OrderedDict()
+        """Lanes in the order in which they were made or became idle; slow ones that became idle are first."""
         self._running: Counter[str] = Counter()
         """Number of running callbacks by host."""
 
@@ -169,13 +169,14 @@ class Lanes(Generic[T]):
         return sum(len(lane.waiting) for lane in self._lanes.values() if lane.waiting and lane.is_slow(now_s))
 
     def _rest(self, name: str) -> None:
-        """Forget a lane if it is idle and new. If there are too many lanes, forget the one idle for longest."""
+        """Forget a lane if it is idle and new. If there are too many lanes, forget a slow one or the longest idle."""
         lane = self._lanes[name]
         if not lane.is_idle:
             return
         del self._lanes[name]
         if lane.is_known:
             self._lanes[name] = lane
+            self._lanes.move_to_end(name, last=lane.took_s <= SLOW_S)
         if len(self._lanes) > LANES_MAX:
             idle = (other for other, lane in self._lanes.items() if lane.is_idle)
             self._lanes.pop(next(idle, name), None)
