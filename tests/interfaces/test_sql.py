@@ -234,6 +234,20 @@ def test_a_query_reads_and_writes_no_files(tmp_path: Path, monkeypatch: MonkeyPa
     assert [path.name for path in tmp_path.rglob("*")] == [".tmp", "kept"]
 
 
+def test_columns_of_one_name_are_all_shown(capsys: CaptureFixture[str]) -> None:
+    """JSON has each name once."""
+    assert run(["sql", "--offline", "--json", 'select 1 as a, 2 as a, 3 as "a:1"']) == 0
+    assert json.loads(capsys.readouterr().out) == [{"a": 1, "a:1": 2, "a:1:1": 3}]
+
+
+def test_names_of_columns_cannot_control_the_terminal(capsys: CaptureFixture[str]) -> None:
+    """They may come from data: ``pivot`` makes a column for each value."""
+    query = "pivot (select chr(27) || '[2J' as key, 1 as n) on key using sum(n)"
+    for form in ([], ["--format", "csv"], ["--json"]):
+        assert run(["sql", "--offline", query, *form]) == 0
+        assert chr(27) not in capsys.readouterr().out, form
+
+
 def test_values_that_json_or_python_lacks(capsys: CaptureFixture[str]) -> None:
     """A division by zero is a text in JSON; a time that Python cannot hold is an error with advice."""
     assert run(["sql", "--offline", "--json", "select 1 / 0 as a, 'nan'::double as b, [0.5::double] as c"]) == 0

@@ -97,7 +97,7 @@ class Output:
             self.text(empty)
             return
         self.end_progress()
-        heads = [column.replace("_", " ") for column in columns]
+        heads = [visible(column.replace("_", " ")) for column in columns]
         right = [bool(cells) and all(_number(row[i]) for row in cells) for i in range(len(columns))]
         if terminal:
             terminal.table(heads, cells, right)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -56,8 +57,8 @@ def _distinct(names: list[str]) -> list[str]:
     """Return the names of columns; a repeated name gets a number, such as ``id:1``."""
     found: list[str] = []
     for name in names:
-        count = names[: len(found)].count(name)
-        found.append(f"{name}:{count}" if count else name)
+        others = (f"{name}:{number}" for number in itertools.count(1))
+        found.append(next(one for one in itertools.chain([name], others) if one not in found))
     return found
 
 
