@@ -122,12 +122,14 @@ def test_a_string_that_no_folder_can_have_as_its_name_is_refused(tmp_path: Path,
     [
         ("s, x", "output out: x: partition_by names it, but the schema has s, n, b, d"),
         ("s, n, b, d", "output out: d: partition_by names every column"),
+        (".day", "output out: .day: Spark does not read folders whose names begin with a full stop"),
         ("at", "output out: at: partition_by is for strings, integers, booleans and dates, not for timestamp"),
     ],
 )
 def test_partitions_that_cannot_be_are_refused_before_any_row(tmp_path: Path, names: str, said: str) -> None:
     """With the names of output and column."""
-    schema = SCHEMA if "at" not in names else SCHEMA.append(pyarrow.field("at", pyarrow.timestamp("us")))
+    schema = SCHEMA.append(pyarrow.field(".day", pyarrow.string()))
+    schema = SCHEMA if names.startswith("s") else schema.append(pyarrow.field("at", pyarrow.timestamp("us")))
     with pytest.raises(BadRequest, match=said):
         output(tmp_path, schema, partition_by=names).of_files()
 

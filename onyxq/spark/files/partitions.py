@@ -36,6 +36,8 @@ class Partitions:
         for name in names:
             if name not in schema.names:
                 raise Unfit(name, f"partition_by names it, but the schema has {', '.join(schema.names)}")
+            if name.startswith("."):
+                raise Unfit(name, "Spark does not read folders whose names begin with a full stop")
         self.rest = pyarrow.schema([part for part in schema if part.name not in names])
         """The columns of the files."""
         if not len(self.rest):
