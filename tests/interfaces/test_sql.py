@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -232,6 +235,20 @@ def test_a_query_reads_and_writes_no_files(tmp_path: Path, monkeypatch: MonkeyPa
             answer(query, Sources(), None)
         assert refused.value.field == "query", query
     assert [path.name for path in tmp_path.rglob("*")] == [".tmp", "kept"]
+
+
+def test_ctrl_c_ends_a_query_at_once() -> None:
+    """Not only when the query has its answer."""
+
+    def call(method: str, args: dict[str, Any]) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return {"tasks": [], "after": None}
+
+    long = "select count(*) from range(1_000_000_000) r, (select count(*) as n from tasks) t where r.range % 7 = n"
+    began_s = time.process_time()
+    with pytest.raises(KeyboardInterrupt):
+        answer(long, Sources(), call)
+    assert time.process_time() - began_s < 2
 
 
 def test_columns_of_one_name_are_all_shown(capsys: CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +27,8 @@ from onyxq.history.tables.sources import Sources
 
 _FILES, _FORMAT = LocalFileSystem(), dataset.ParquetFileFormat()
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+LOOK_S = 0.1
+"""Longest time until Ctrl-C is noticed, in seconds."""
 CANDIDATES_MAX = 1_000
 """Largest number of strings in a filter that are tried as names of queues."""
 CONFIG: dict[str, str | bool | int | float | list[str]] = {
@@ -60,15 +63,38 @@ def answer(query: str, sources: Sources, call: Call | None) -> Any:
         for setting in SETTINGS:
             database.execute(setting)
         try:
-            found = database.sql(query)
-            if found is None:
-                raise BadRequest("the statement is not a query: it returns no rows", field="query", hint=_HINT)
-            return found.to_arrow_table()
+            return _interruptible(database, query)
         except (duckdb.Error, pyarrow.ArrowException) as error:
             for table in tables:
                 if table.error is not None:
                     raise table.error from None
             raise BadRequest(f"query: {error}", field="query", hint=_HINT) from None
+
+
+def _interruptible(database: Any, query: str) -> Any:
+    """Return the answer to a query, computed in another thread.
+
+    In the main thread DuckDB would notice Ctrl-C only at the end of the query. The signal may come to a thread of
+    DuckDB, so this one looks again and again.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(_answered, database, query)
+        try:
+            while not answered.done():
+                wait([answered], timeout=LOOK_S)
+        except KeyboardInterrupt:
+            while not answered.done():  # DuckDB forgets an interrupt as it begins the next part of its work.
+                database.interrupt()
+                wait([answered], timeout=LOOK_S)
+            raise
+        return answered.result()
+
+
+def _answered(database: Any, query: str) -> Any:
+    found = database.sql(query)
+    if found is None:
+        raise BadRequest("the statement is not a query: it returns no rows", field="query", hint=_HINT)
+    return found.to_arrow_table()
 
 
 _HINT = f"The tables are {', '.join(COLUMNS)}; `describe tasks` shows columns. The dialect is DuckDB's."
