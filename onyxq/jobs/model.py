@@ -391,3 +391,13 @@ class Job:
     def before(self, name: str) -> tuple[str, ...]:
         """Return the names of the tasks that a task's segments come from, in the workflow's order."""
         return tuple(source for source, to in self.workflow if to == name)
+
+    def ordered(self) -> list[str]:
+        """Return the names of all tasks, each after those before it; otherwise in the catalog's order."""
+        found: list[str] = []
+        left = [task.name for task in self.catalog]
+        while left:
+            name = next(one for one in left if all(before in found for before in self.before(one)))
+            found.append(name)
+            left.remove(name)
+        return found

@@ -78,7 +78,7 @@ class _Workflow:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._order = _ordered(job)
+        self._order = job.ordered()
         self._conditions = {name: flow_conditions.compiled(job, name, _resolved) for name in self._order}
         self.outputs: dict[str, list[Any]] = {one.name: [] for one in job.catalog if isinstance(one, Output)}
         self.cuts: dict[str, _Windows | _Pairs] = {
@@ -136,17 +136,6 @@ def _handed_over(task: Task, value: Any) -> Any:
         problem = f"output {task.name}: {key!r}, its ordering key, must be a string or an integer of the segment"
         raise BadRequest(problem, field="ordering_key")
     return unpack(pack(value))
-
-
-def _ordered(job: Job) -> list[str]:
-    """Return all tasks, each after those before it."""
-    found: list[str] = []
-    left = [task.name for task in job.catalog]
-    while left:
-        name = next(one for one in left if all(before in found for before in job.before(one)))
-        found.append(name)
-        left.remove(name)
-    return found
 
 
 def _resolved(ref: Ref, place: str) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce
-from onyxq.spark.plan.regions import ordered, stages, stateful
+from onyxq.spark.plan.regions import stages, stateful
 from tests.spark.naive import jobs
 
 SAME = "tests.spark.tasks:same"
@@ -75,7 +75,7 @@ def test_a_join_has_two_sides() -> None:
 def test_stages_follow_each_other(job: Job) -> None:
     """A stage's regions start with an input, or with the cut of an earlier stage."""
     known = {task.name for task in job.catalog if isinstance(task, Input)}
-    order = ordered(job)
+    order = job.ordered()
     for stage in stages(job):
         for side in stage.sides:
             for region in side:

@@ -68,7 +68,28 @@ class Writer(Protocol):
         """Release the file; its content is not needed."""
 
 
-class _Lines:
+class _BySegment:
+    """Base of the formats that write one segment after the other to a stream."""
+
+    _stream: Any
+    size: int
+
+    def add(self, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def add_batch(self, batch: Any) -> None:
+        for row in segments(batch):
+            self.add(pack(row))
+
+    def close(self) -> str:
+        self._stream.close()
+        return ""
+
+    def abandon(self) -> None:
+        self._stream.close()
+
+
+class _Lines(_BySegment):
     """Base of the formats that write a line for each segment."""
 
     def __init__(self, stream: Any, output: Described, found: str = "") -> None:
@@ -93,17 +114,6 @@ class _Lines:
         data = line.encode() + b"\n"
         self._stream.write(data)
         self.size += len(data)
-
-    def add_batch(self, batch: Any) -> None:
-        for row in segments(batch):
-            self.add(pack(row))
-
-    def close(self) -> str:
-        self._stream.close()
-        return ""
-
-    def abandon(self) -> None:
-        self._stream.close()
 
     def _fitter(self, schema: Any) -> Callable[[Any], list[Any]]:
         fit: Callable[[Any], list[Any]] = row_fitter(
@@ -329,7 +339,7 @@ def described(schema: Any) -> str:
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
-class Packed:
+class Packed(_BySegment):
     """Segments as msgpack, one after the other."""
 
     def __init__(self, stream: Any, output: Described, found: str = "") -> None:
@@ -340,18 +350,6 @@ class Packed:
         """Write one packed segment."""
         self._stream.write(payload)
         self.size += len(payload)
-
-    def add_batch(self, batch: Any) -> None:
-        """Write the rows of an Arrow batch."""
-        for row in segments(batch):
-            self.add(pack(row))
-
-    def close(self) -> str:
-        self._stream.close()
-        return ""
-
-    def abandon(self) -> None:
-        self._stream.close()
 
 
 class WithoutNulls(Parquet):

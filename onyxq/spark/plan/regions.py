@@ -56,7 +56,7 @@ class Stage:
 def stages(job: Job) -> tuple[Stage, ...]:
     """Return the stages in the order in which they depend on each other; the outputs come last."""
     found = []
-    for name in ordered(job):
+    for name in job.ordered():
         task = job.task(name)
         if isinstance(task, Reduce):
             found.append(Stage(name, (regions(job, tuple((before, name) for before in job.before(name))),)))
@@ -100,17 +100,6 @@ def regions(job: Job, wanted: tuple[Edge, ...]) -> tuple[Region, ...]:
     return tuple(_region(job, entry, leading) for entry in entries if any(edge[0] == entry for edge in leading))
 
 
-def ordered(job: Job) -> list[str]:
-    """Return all tasks, each after its predecessors; otherwise in the catalog's order."""
-    found: list[str] = []
-    waiting = [task.name for task in job.catalog]
-    while waiting:
-        name = next(name for name in waiting if all(before in found for before in job.before(name)))
-        found.append(name)
-        waiting.remove(name)
-    return found
-
-
 def stateful(job: Job) -> bool:
     """Return whether Spark may keep state for the job, so that it cannot continue from offsets alone."""
     return any(isinstance(task, (Reduce, Join, Frame, Sql)) for task in job.catalog)
@@ -146,7 +135,7 @@ def _region(job: Job, entry: str, leading: dict[Edge, bool]) -> Region:
     edges = tuple(edge for edge in job.workflow if edge in leading and edge[0] in reached)
     return Region(
         entry=entry,
-        tasks=tuple(name for name in ordered(job) if name in reached and name != entry),
+        tasks=tuple(name for name in job.ordered() if name in reached and name != entry),
         edges=edges,
         wanted=tuple(edge for edge in edges if leading[edge]),
     )
