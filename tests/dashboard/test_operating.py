@@ -225,7 +225,16 @@ def test_settings_have_sources_and_no_secrets(world: World, tab: Tab) -> None:
 @pytest.mark.long
 def test_the_pages_are_fit_for_everybody(world: World, chromium: Any) -> None:
     """With content, axe has no finding on a page, and nothing is wider than a phone."""
-    timer, failed = (world.client.timer(name)["task"].hex() for name in ("order-3", "late"))
+    client, uri = world.client, world.receiver.uri
+    client.set_queue("onyxq.timers", retries=0)
+    client.set_timer("ahead", 3_600_000, f"{uri}/ahead", {"order": 3})
+    client.set_timer("behind", 1, f"{uri}/broken")
+    client.set_periodic("weekly", "reports", "0 9 * * mon", zone="Europe/Berlin")
+    _submit(client, "huge", min_slots=65)
+    _submit(client, "bad")
+    timer, failed = (client.timer(name)["task"].hex() for name in ("ahead", "behind"))
+    with Tab(chromium) as tab:
+        tab.open(f"{world.base}/ui/timers?state=failed&where=behind").wait_for_selector("tbody tr:has-text('503')")
     paths = ("/ui/timers", "/ui/timers?state=failed", "/ui/periodic", "/ui/jobs", "/ui/job?id=bad", "/ui/job?id=huge")
     paths += ("/ui/log", "/ui/settings", "/ui/cluster", f"/ui/tasks/{timer}", f"/ui/tasks/{failed}")
     found = {}
