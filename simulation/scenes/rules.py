@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -192,19 +192,26 @@ async def _bury_all(world: World, over: trio.Event, *, discard: bool = True) -> 
                     await act(task.id)
 
 
-async def same_again(world: World) -> None:
-    """Enqueues of a few unique keys are repeated by several clients while leaders change and workers take the tasks."""
+async def _enqueued_while_leaders_change(
+    world: World, enqueue: Callable[[World, int], Awaitable[None]], *, changes: int
+) -> None:
+    """Run three of these clients, and workers until all tasks are finished; partitions get other leaders meanwhile."""
     over = trio.Event()
     async with world.client() as client, trio.open_nursery() as nursery:
         nursery.start_soon(hired, world, over)
         async with trio.open_nursery() as enqueuers:
             for name in range(3):
-                enqueuers.start_soon(_enqueue_unique, world, name)
-            for _ in range(2):
+                enqueuers.start_soon(enqueue, world, name)
+            for _ in range(changes):
                 await trio.sleep(world.random.uniform(0.5, 3))
                 await lead_elsewhere(world)
         await finished(client)
         over.set()
+
+
+async def same_again(world: World) -> None:
+    """Enqueues of a few unique keys are repeated by several clients while leaders change and workers take the tasks."""
+    await _enqueued_while_leaders_change(world, _enqueue_unique, changes=2)
 
 
 async def _enqueue_unique(world: World, name: int) -> None:
@@ -225,17 +232,7 @@ async def _enqueue_unique(world: World, name: int) -> None:
 
 async def once_per_period(world: World) -> None:
     """Enqueues of a few keys with a period are repeated in many periods, before and after their tasks end."""
-    over = trio.Event()
-    async with world.client() as client, trio.open_nursery() as nursery:
-        nursery.start_soon(hired, world, over)
-        async with trio.open_nursery() as enqueuers:
-            for name in range(3):
-                enqueuers.start_soon(_enqueue_in_periods, world, name)
-            for _ in range(3):
-                await trio.sleep(world.random.uniform(0.5, 3))
-                await lead_elsewhere(world)
-        await finished(client)
-        over.set()
+    await _enqueued_while_leaders_change(world, _enqueue_in_periods, changes=3)
 
 
 async def _enqueue_in_periods(world: World, name: int) -> None:

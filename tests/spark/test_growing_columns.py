@@ -93,7 +93,7 @@ def test_two_types_of_a_new_field_in_two_tasks_are_refused_by_name(tmp_path: Pat
 
 
 def test_a_refused_segment_adds_no_column(tmp_path: Path) -> None:
-    """What follows it is written as if it had not come."""
+    """The segments after it are written, and have the columns that they would have without it."""
     out = output(tmp_path, [("n", pyarrow.int64())])
     made = Staging({"out": out}, job="j", batch=0, part=0)
     for row in ({"n": "one", "x": 1}, {"x": "text", "y": 1j.real, 5: 1}):
