@@ -19,9 +19,8 @@ from onyxq.leader.dependencies import Dependencies, Outcome
 from onyxq.leader.grants.bodies import Bodies
 from onyxq.leader.outcomes import ENDS, UNSERVED
 from onyxq.leader.task_keys import TaskKeys
-from onyxq.store.index.facets import Facets, free_bits
-from onyxq.store.index.heads import Rules
-from onyxq.store.index.stretches import Owner, Stretch, owners
+from onyxq.store.index.facets import free_bits
+from onyxq.store.index.stretches import Stretch, owners
 from onyxq.store.interface import Piece
 from onyxq.store.key_reads import RuledReads
 from simulation.planted.planted import Planted
@@ -107,16 +106,6 @@ def _a_minute_late(original: Callable[..., int]) -> Callable[..., int]:
         return original(bodies, piece, bits, header)
 
     return wanted
-
-
-def _granted_expire_too(
-    original: Callable[[Stretch, Owner, Rules], Facets],
-) -> Callable[[Stretch, Owner, Rules], Facets]:
-    def facets(stretch: Stretch, owner: Owner, rules: Rules) -> Facets:
-        found = original(stretch, owner, rules)
-        return found._replace(expiring=found.live if rules.expires_ms is not None else 0)
-
-    return facets
 
 
 def _void_after_an_end(stretch: Stretch, token: int) -> int:
@@ -292,8 +281,8 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "tasks that were granted in time expire",
-        "onyxq.store.index.facets:facets",
-        _granted_expire_too,
+        "onyxq.store.index.key_index:Ruled.grant",
+        returning(None),
         "a task that was started in time and waits for a retry fails",
         "due_at_a_takeover",
         quick=3,
