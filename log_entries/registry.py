@@ -39,6 +39,7 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
     replace_node,
+    report_job,
     seal_input,
     set_periodic,
     set_queue,
@@ -87,6 +88,7 @@ MODULES: tuple[ModuleType, ...] = (
     kill_job,
     complete_job,
     fail_job,
+    report_job,
     gc,
     finish_gc,
 )

@@ -257,6 +257,8 @@ class Job:
     offsets: bytes = b""
     """How far that batch had read."""
     ended_ms: int = -1
+    progress: bytes = b""
+    """The last report of its driver, as the driver packed it."""
 
 
 @frozen(slots=False)

@@ -376,6 +376,7 @@ _SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
         "commit_batch": _commit_batch,
         "complete_job": "job {job} is completed under version {version}",
         "fail_job": _fail_job,
+        "report_job": "the progress of job {job} under version {version} is recorded",
         "gc": "log collection: the replica at this position becomes the snapshot, and earlier records are trimmed",
         "finish_gc": "the collection at {position} is finished: {trimmed} records are trimmed, "
         "the snapshot has {origin_bytes} bytes",

@@ -61,6 +61,7 @@ class Health:
         if self._driver is not None:
             metrics.spark_host_up.set(int(self._driver.host_state == "up"))
             metrics.jobs_driven.replace({(state,): n for state, n in self._driver.states().items()})
+            self._driver.show_series()
         metrics.partition_leader.replace({(str(number),): int(one.ready) for number, one in node.leaders.items()})
         depths: dict[tuple[str, ...], float] = {}
         oldest: dict[tuple[str, ...], float] = {}

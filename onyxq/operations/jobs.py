@@ -32,6 +32,7 @@ from onyxq.jobs import encoding
 from onyxq.jobs.function_imports import references
 from onyxq.jobs.job_check import check as check_job
 from onyxq.jobs.model import Function, Input, Job, Join, Reduce
+from onyxq.jobs.progress import shown_of
 from onyxq.node.jobs.driver import Driving
 from onyxq.node.node import Node
 from onyxq.operations.handlers import Handler, merged, served
@@ -169,9 +170,11 @@ class Jobs:
         name = args.id
         found = await self._found(name)
         job = self._node.replica.jobs.get(name)
-        more: dict[str, Any] = {"job": None, "progress": None}
         if job is not None:
             more = {"job": described(job.body), "progress": await self._told(job)}
+        else:
+            kept = lifetime.outcome_of(self._node.replica, name)
+            more = {"job": None, "progress": None if kept is None else shown_of(kept.get("progress", b""))}
         return converted(JobView, {**found, **more})
 
     async def wait(self, args: WaitJob) -> JobView:
@@ -219,20 +222,12 @@ class Jobs:
         one["progress"] = None if job is None else await self._told(job)
 
     async def _told(self, job: Known) -> dict[str, Any] | None:
-        """Return the report of the job's driver, or of its last driver, if that answers soon."""
-        replica = self._node.replica
-        if job.driver:
-            return await self._told_by(job.driver, job)
-        if not lifetime.is_over(job) or job.version < 0:
-            return None
-        for name in sorted(replica.ring.members):
-            peer = replica.peers.get(name)
-            if peer is not None and peer.slots and (told := await self._told_by(name, job)) is not None:
-                return told
-        return None
+        """Return the report of the job's driver if that answers soon, otherwise the last one in the log."""
+        told = await self._told_by(job.driver, job) if job.driver else None
+        return shown_of(job.progress) if told is None else told
 
     async def _told_by(self, name: str, job: Known) -> dict[str, Any] | None:
-        """Return a peer's report of a job that it drives or drove, if it answers soon."""
+        """Return a peer's report of a job that it drives, if it answers soon."""
         node = self._node
         peer = node.replica.peers.get(name)
         if peer is None:

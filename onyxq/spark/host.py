@@ -150,7 +150,7 @@ def main() -> None:
         warm_up.warm(session, Path(asked.work))
     host = Host(session, asked, out)
     _watch(session, host)
-    host.say({"event": "up", "alive_s": asked.alive_s})
+    host.say({"event": "up", "alive_s": asked.alive_s, "ui": session.sparkContext.uiWebUrl})
     threading.Thread(target=_tell_alive, args=(session, host, asked.alive_s), name="alive", daemon=True).start()
     if asked.archive:
         threading.Thread(target=home.build_archive, args=(home.find_home(),), name="archive", daemon=True).start()

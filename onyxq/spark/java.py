@@ -51,17 +51,18 @@ def plan(frame: Any) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
 
-def leaves(frame: Any, name: str) -> Iterator[tuple[Any, bool]]:
-    """Yield the leaves of a frame's analyzed plan, each with whether it is below an alias of that name."""
-    waiting = [(plan(frame), False)]
+def leaves(frame: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Yield the leaves of a frame's analyzed plan, each with the aliases above it, outermost first."""
+    waiting: list[tuple[Any, tuple[str, ...]]] = [(plan(frame), ())]
     while waiting:
-        node, below = waiting.pop()
-        below = below or (node.nodeName() == "SubqueryAlias" and node.alias() == name)
+        node, aliases = waiting.pop()
+        if node.nodeName() == "SubqueryAlias":
+            aliases = (*aliases, str(node.alias()))
         parts = _children(node)
         if parts:
-            waiting += [(part, below) for part in reversed(parts)]
+            waiting += [(part, aliases) for part in reversed(parts)]
         else:
-            yield node, below
+            yield node, aliases
 
 
 def frame_of(writer: Any) -> Any:
@@ -69,12 +70,18 @@ def frame_of(writer: Any) -> Any:
     return writer._df
 
 
-def reports(query: Any) -> list[str]:
-    """Return Spark's reports of a query's last batches as JSON, oldest first.
+def reports(query: Any, *, after: int = -1, most: int | None = None) -> list[str]:
+    """Return Spark's reports of a query's batches after ``after`` as JSON, oldest first; ``most``: the latest only.
 
     The public ``recentProgress`` asks the virtual machine for each field of each report.
     """
-    return [one.json() for one in query._jsq.recentProgress()]
+    known = query._jsq.recentProgress()
+    found: list[str] = []
+    for place in reversed(range(len(known))):
+        if known[place].batchId() <= after or len(found) == most:
+            break
+        found.append(known[place].json())
+    return found[::-1]
 
 
 def check_append(session: Any, frame: Any) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.jobs.encoding import decode
-from onyxq.jobs.key_state import later
 from onyxq.jobs.model import Job
 from onyxq.spark import java, pools, progress
 from onyxq.spark.checkpoint import Checkpoints, end_event_time, mark_of
@@ -36,6 +35,8 @@ LOOK_S = 0.2
 OVER_EVERY_S = 1.0
 """Pause between two checks whether the job is over, in seconds."""
 UNFINISHED = ("scheduled", "waiting", "ready", "claimed")
+LOOKED_AT = 4
+"""Number of the latest batches that show whether the inputs have ended."""
 QUEUE_TIMEOUT_MS = 10_000
 ENDLESS = ("rate", "rate-micro-batch")
 """Input formats that never run out of rows."""
@@ -94,16 +95,10 @@ class Running:
         self._idle_wanted = False
         self._ready = False
         self._sealed = set(order.sealed)
-        self._told = order.batch
-        self._watermark_ms: int | None = None
-        self._rows = 0
-        """Rows of all batches of this run."""
-        self._uses: list[int] = []
-        """How many times the query's plan uses each source."""
-        self._late: dict[str, int] = {}
-        """Segments that were too late, as each window or join reported last."""
-        self._dropped = 0
-        """Rows that were too late for Spark's own operators in this run."""
+        self._told = -1
+        """The last batch that was reported."""
+        self._uses: list[progress.Use] = []
+        """The sources of the query's plan."""
         self._places: dict[str, str] = {}
         """Places that it writes to, for messages about a full disk."""
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
@@ -225,7 +220,7 @@ class Running:
         """Report each batch until the query has ended, or end it when the job is over; raises what ended it."""
         looked_at = 0.0
         step: Step = self._until_ended if end_of_input.noted(setting.checkpoint) else self._until_over
-        while not query.awaitTermination(LOOK_S):
+        while not self._has_ended(query):
             self._tell_progress(query)
             # The order matters: the idle moment must come after the request.
             if self._idle_wanted and not query.status["isTriggerActive"]:
@@ -236,19 +231,20 @@ class Running:
                 looked_at = time.monotonic()
         self._tell_progress(query)
 
+    def _has_ended(self, query: Any) -> bool:
+        """Wait a moment for the end of the query; before it raises what ended it, it reports the last batches."""
+        try:
+            return bool(query.awaitTermination(LOOK_S))
+        except Exception:
+            with contextlib.suppress(PySparkException, Py4JError):  # The first error counts.
+                self._tell_progress(query)
+            raise
+
     def _tell_progress(self, query: Any) -> None:
         """Report the batches that were finished since the last call."""
-        for recent in _recent(query):
-            said = progress.told(recent, self._uses)
-            if said["batch"] > self._told:
-                self._told = said["batch"]
-                self._watermark_ms = later(self._watermark_ms, said["watermark_ms"])
-                self._late |= progress.late(recent)
-                self._rows += said["rows"]
-                self._dropped += progress.dropped(recent)
-                late = sum(self._late.values()) + self._dropped if self._late or self._dropped else None
-                more = {"rows_total": self._rows, "watermark_ms": self._watermark_ms, "late": late}
-                self._tell("progress", progress={**said, **more})
+        for recent in map(json.loads, java.reports(query, after=self._told)):
+            self._told = recent["batchId"]
+            self._tell("progress", progress=progress.report(recent, self._uses))
 
     # The steps of a job's end. Each returns the next one once it is done.
 
@@ -307,8 +303,8 @@ def _recover(session: Any, folders: list[Folder], order: Order, mark: str) -> No
 
 
 def _recent(query: Any) -> list[Any]:
-    """Return Spark's reports of the last batches, oldest first."""
-    return [json.loads(one) for one in java.reports(query)]
+    """Return Spark's reports of the latest batches, oldest first."""
+    return [json.loads(one) for one in java.reports(query, most=LOOKED_AT)]
 
 
 def _queue_is_done(connect: str | None, queue: str) -> bool:

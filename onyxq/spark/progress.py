@@ -1,9 +1,11 @@
-"""The progress of a running query, in the form that the peer shows."""
+"""The progress of a running query, in the form that the peer adds up (`onyxq.jobs.progress`)."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
+
+from attrs import evolve, frozen
 
 from onyxq.spark import java
 
@@ -17,59 +19,79 @@ LATE = "late"
 """Name of the metric with the number of segments that came too late so far, from windows and joins."""
 
 
-def uses_of(frame: Any) -> list[int]:
-    """Return how many times Spark reads each source for the plan of a frame, in Spark's order of sources."""
+INPUT = "onyxq_input:"
+"""Prefix of the alias that an input's frame has in a plan; its name follows."""
+
+
+@frozen
+class Use:
+    """A source of a plan."""
+
+    name: str
+    """The input; empty if it is not an input of the job."""
+    count: int = 1
+    """How many times Spark reads it in each batch."""
+
+
+def uses_of(frame: Any) -> list[Use]:
+    """Return the sources of the plan of a frame, in Spark's order."""
     sources: list[Any] = []
-    counts: list[int] = []
-    for leaf, shared in java.leaves(frame, SHARED):
+    uses: list[Use] = []
+    for leaf, aliases in java.leaves(frame):
         if not leaf.isStreaming():
             continue
         known = next((at for at, source in enumerate(sources) if source.equals(leaf)), None)
         if known is None:
             sources.append(leaf)
-            counts.append(1)
-        elif not shared:
-            counts[known] += 1
-    return counts
+            names = [one.removeprefix(INPUT) for one in aliases if one.startswith(INPUT)]
+            uses.append(Use(names[-1] if names else ""))
+        elif SHARED not in aliases:
+            uses[known] = evolve(uses[known], count=uses[known].count + 1)
+    return uses
 
 
-def rows_of(progress: dict[str, Any], uses: list[int]) -> int:
-    """Return how many rows a batch has read.
+def rows_of(progress: dict[str, Any], uses: list[Use]) -> tuple[int, dict[str, int]]:
+    """Return how many rows a batch has read, and how many of each input.
 
-    Spark counts a row each time that it reads the source.
+    Spark counts a row each time that it reads the source. A join of an input with itself has two sources.
     """
-    read = [0 if _is_end(source) else source.get("numInputRows", 0) for source in progress.get("sources") or []]
-    if len(read) != len(uses):
-        return sum(read)
-    return int(sum(rows // count for rows, count in zip(read, uses, strict=True)))
+    sources = progress.get("sources") or []
+    if len(sources) != len(uses):
+        return sum(_read(source) for source in sources), {}
+    inputs: dict[str, int] = {}
+    others = 0
+    for source, use in zip(sources, uses, strict=True):
+        rows = _read(source) // use.count
+        if use.name:
+            inputs.setdefault(use.name, rows)
+        else:
+            others += rows
+    return sum(inputs.values()) + others, inputs
 
 
-def told(progress: dict[str, Any], uses: list[int]) -> dict[str, Any]:
-    """Return the progress of one batch from Spark's report; ``uses``: the result of `uses_of`."""
-    counted, rows = progress.get("numInputRows", 0), rows_of(progress, uses)
+def report(progress: dict[str, Any], uses: list[Use]) -> dict[str, Any]:
+    """Return Spark's report of one batch in the form of `onyxq.jobs.progress.BatchReport`; ``uses``: of its plan."""
+    rows, inputs = rows_of(progress, uses)
+    counted = progress.get("numInputRows", 0)
     per_s = (progress.get("processedRowsPerSecond") or 0.0) * (rows / counted if counted else 0.0)
     operators = progress.get("stateOperators") or []
     observed = [one.get(WATERMARK) for one in _observed(progress).values()] + [_sparks_watermark(progress)]
+    named = zip(progress.get("sources") or [], uses, strict=False)
+    lags = {use.name: _lag(source) for source, use in named if use.name}
     return {
         "batch": progress["batchId"],
+        "at_ms": _ms(progress["timestamp"]),
+        "duration_ms": progress.get("batchDuration", 0),
         "rows": rows,
         "rows_per_s": round(per_s, 1),
+        "inputs": inputs,
+        "lags": {name: lag for name, lag in lags.items() if lag is not None},
         "watermark_ms": min((mark for mark in observed if mark is not None), default=None),
+        "late": {name: one[LATE] for name, one in _observed(progress).items() if one.get(LATE) is not None},
+        "dropped": sum(one.get("numRowsDroppedByWatermark", 0) for one in operators),
         "state_rows": sum(one.get("numRowsTotal", 0) for one in operators),
         "state_bytes": sum(one.get("memoryUsedBytes", 0) for one in operators),
-        "duration_ms": progress.get("batchDuration", 0),
-        "at_ms": _ms(progress["timestamp"]),
     }
-
-
-def late(progress: dict[str, Any]) -> dict[str, int]:
-    """Return the numbers of segments that were too late so far, by window or join; only those that the batch has."""
-    return {name: one[LATE] for name, one in _observed(progress).items() if one.get(LATE) is not None}
-
-
-def dropped(progress: dict[str, Any]) -> int:
-    """Return how many rows of the batch were too late for Spark's own operators, those of frame tasks."""
-    return sum(one.get("numRowsDroppedByWatermark", 0) for one in progress.get("stateOperators") or [])
 
 
 def _sparks_watermark(progress: dict[str, Any]) -> int | None:
@@ -90,6 +112,26 @@ def has_ended(progress: dict[str, Any]) -> bool:
 def _is_end(source: dict[str, Any]) -> bool:
     """Return whether a source is `onyxq.spark.plan.end_of_input`, whose row does not count as input."""
     return set(source.get("endOffset") or ()) == {"ended"}
+
+
+def _read(source: dict[str, Any]) -> int:
+    rows: int = 0 if _is_end(source) else source.get("numInputRows", 0)
+    return rows
+
+
+def _lag(source: dict[str, Any]) -> int | None:
+    """Return how many rows a topic of Kafka had beyond the batch; None for sources that do not report that."""
+    ends, latest = source.get("endOffset"), source.get("latestOffset")
+    if not (isinstance(ends, dict) and isinstance(latest, dict)):
+        return None
+    if not all(isinstance(one, dict) for one in (*ends.values(), *latest.values())):
+        return None
+    lags: list[int] = [
+        max(0, end - ends.get(topic, {}).get(partition, 0))
+        for topic, partitions in latest.items()
+        for partition, end in partitions.items()
+    ]
+    return sum(lags)
 
 
 def _ms(said: str | None) -> int | None:

@@ -74,7 +74,7 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         "spark.sql.streaming.minBatchesToRetain": "10",
-        "spark.sql.streaming.numRecentProgressUpdates": "4",
+        "spark.sql.streaming.numRecentProgressUpdates": "100",
         "spark.sql.session.timeZone": "UTC",
         "spark.executorEnv.PYTHONPATH": python_path(settings),
         "spark.python.daemon.module": "onyxq.spark.daemon",

@@ -68,6 +68,10 @@ class _Series:
         if len(labels) != len(self.labels):
             raise ValueError(f"{self.name} has the labels {self.labels}")
 
+    def replace(self, values: Mapping[Labels, Number]) -> None:
+        """Set all series at once; series that are not named are removed."""
+        self._values = dict(sorted(values.items())[: self._series_max])
+
     def render(self) -> Iterator[str]:
         yield from _head(self.name, self.kind, self.doc)
         for labels, value in sorted(self._values.items()):
@@ -132,10 +136,6 @@ class Gauge(_Series):
         if labels in self._values or len(self._values) < self._series_max:
             self._values[labels] = value
 
-    def replace(self, values: Mapping[Labels, Number]) -> None:
-        """Set all series at once; series that are not named are removed."""
-        self._values = dict(sorted(values.items())[: self._series_max])
-
     def value(self, *labels: str) -> Number | None:
         """Return the present value of a series, or None."""
         return self._values.get(labels)
@@ -190,7 +190,7 @@ class Metrics:
         self._add_tasks(series_max)
         self._add_log()
         self._add_claims()
-        self._add_jobs()
+        self._add_jobs(series_max)
         self._add_copies()
         self._add_store()
         self._add_timers()
@@ -241,10 +241,52 @@ class Metrics:
             "onyxq_prepared_transactions", "Parts of transactions kept here that are neither settled nor given up."
         )
 
-    def _add_jobs(self) -> None:
+    def _add_jobs(self, series_max: int) -> None:
+        """Add metrics of jobs; the number of series by job is bounded, because users name jobs and inputs."""
         self.spark_host_up = Gauge("onyxq_spark_host_up", "1 while the peer's Spark host has its session open.")
         self.jobs_driven = Gauge("onyxq_jobs_driven", "Jobs driven here: starting, running, pausing.", "state")
         self.job_failures = Counter("onyxq_job_failures_total", "Runs of jobs driven here that failed.")
+        self.job_rows = Counter(
+            "onyxq_job_rows_total",
+            "Rows that a job driven here has read, each counted once.",
+            "spark_job",
+            "input",
+            series_max=series_max,
+        )
+        self.job_lag_rows = Gauge(
+            "onyxq_job_lag_rows",
+            "Rows that a job driven here has still to read, those of its present batch included.",
+            "spark_job",
+            "input",
+            series_max=series_max,
+        )
+        self.job_late_rows = Counter(
+            "onyxq_job_late_rows_total",
+            "Rows that came too late for windows and joins of a job driven here.",
+            "spark_job",
+            series_max=series_max,
+        )
+        self.job_watermark_seconds = Gauge(
+            "onyxq_job_watermark_timestamp_seconds",
+            "Watermark of a job driven here: windows that end before it are complete.",
+            "spark_job",
+            series_max=series_max,
+        )
+        self.job_batch_seconds = Gauge(
+            "onyxq_job_batch_seconds",
+            "Time that the last batch of a job driven here took.",
+            "spark_job",
+            series_max=series_max,
+        )
+        self.job_state_rows = Gauge(
+            "onyxq_job_state_rows", "Rows in the state of a job driven here.", "spark_job", series_max=series_max
+        )
+        self.job_state_bytes = Gauge(
+            "onyxq_job_state_bytes",
+            "Memory that the state of a job driven here takes.",
+            "spark_job",
+            series_max=series_max,
+        )
 
     def _add_copies(self) -> None:
         """Add metrics of copying rows between nodes, of purging them, and of refused writes."""

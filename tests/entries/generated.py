@@ -37,6 +37,7 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
     replace_node,
+    report_job,
     seal_input,
     set_periodic,
     set_queue,
@@ -216,6 +217,7 @@ def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
         return submit_job.Args(name, b"body", name.encode().ljust(16), scheduler, share, *slots, (), zones, *named)
     version = found.version - (random.random() < 0.1)
     said: list[Any] = [*[driver_ready.Args(name, version)] * 3, seal_input.Args(name, "in"), kill_job.Args(name)]
+    said.append(report_job.Args(name, version, b"%d rows" % random.randrange(9)))
     return random.choice([*said, complete_job.Args(name, version), fail_job.Args(name, version, "no")])
 
 

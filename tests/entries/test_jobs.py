@@ -17,6 +17,7 @@ from log_entries import (
     kill_job,
     leave_cluster,
     prepare_join_cluster,
+    report_job,
     seal_input,
     set_slots,
     submit_job,
@@ -26,7 +27,7 @@ from onyxq.core.duties import Drive, duties
 from onyxq.core.entry import Stamp
 from onyxq.core.invariants.replica import violations
 from onyxq.core.jobs import lifetime
-from onyxq.core.jobs.lifetime import outcome_of
+from onyxq.core.jobs.lifetime import PROGRESS_BYTES_MAX, outcome_of
 from onyxq.core.replica import Job
 from onyxq.core.snapshot import pack, unpack
 from tests.entries.golden.jobs import job
@@ -171,7 +172,7 @@ def test_a_job_does_not_begin_anew_because_offsets_were_forgotten(
     world: World, monkeypatch: pytest.MonkeyPatch, batch: int, known: bool
 ) -> None:
     """One committed batch is enough for this. Without a batch there is nothing to forget."""
-    monkeypatch.setattr(lifetime, "OFFSETS_BYTES_MAX", 0)
+    monkeypatch.setattr(lifetime, "KEPT_BYTES_MAX", 0)
     done(world, job("one"))
     how_far = evolve(now(world, "one"), batch=batch, offsets=b"so far" if known else b"")
     world.replicas[-1] = evolve(world.now, jobs=world.now.jobs.set("one", how_far))
@@ -184,7 +185,7 @@ def test_a_job_does_not_begin_anew_because_offsets_were_forgotten(
 
 def test_offsets_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that ended first lose their offsets, and no job can continue from these."""
-    monkeypatch.setattr(lifetime, "OFFSETS_BYTES_MAX", 10)
+    monkeypatch.setattr(lifetime, "KEPT_BYTES_MAX", 10)
     for name in ("one", "two", "three"):
         done(world, job(name))
         how_far = evolve(now(world, name), batch=7, offsets=b"so far")
@@ -194,6 +195,32 @@ def test_offsets_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, m
     assert [outcome_of(world.now, name)["offsets"] for name in ("one", "two", "three")] == [b"", b"", b"so far"]
     assert refused(world, job("four", resume="one")) == "resume names a job whose offsets are not kept any more"
     done(world, job("five", resume="three"))
+
+
+@pytest.mark.parametrize("end", ["complete", "kill"])
+def test_the_last_report_of_a_job_is_kept_with_its_outcome(world: World, end: str) -> None:
+    """It may come after the end: a killed job's driver learns of that later."""
+    done(world, job("one"))
+    version = now(world, "one").version
+    done(world, report_job.Args("one", version, b"7 rows"))
+    assert refused(world, report_job.Args("one", version, bytes(PROGRESS_BYTES_MAX + 1))).startswith("progress must")
+    done(world, complete_job.Args("one", version) if end == "complete" else kill_job.Args("one"))
+    done(world, report_job.Args("one", version, b"8 rows"))
+    assert now(world, "one").progress == b"8 rows"
+    done(world, gc.Args())
+    assert outcome_of(world.now, "one")["progress"] == b"8 rows"
+    assert refused(world, report_job.Args("one", version, b"9 rows")) == "already ended"
+
+
+def test_reports_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs that ended first lose theirs."""
+    monkeypatch.setattr(lifetime, "KEPT_BYTES_MAX", 10)
+    for name in ("one", "two"):
+        done(world, job(name))
+        done(world, report_job.Args(name, now(world, name).version, b"7 rows"))
+        pass_time(world, 1)
+        done(world, kill_job.Args(name), gc.Args())
+    assert [outcome_of(world.now, name)["progress"] for name in ("one", "two")] == [b"", b"7 rows"]
 
 
 # --- drivers --------------------------------------------------------------------
@@ -213,6 +240,7 @@ def test_a_driver_that_dies_is_replaced_under_a_higher_version(world: World) -> 
         driver_ready.Args("one", old.version),
         complete_job.Args("one", old.version),
         fail_job.Args("one", old.version, "late"),
+        report_job.Args("one", old.version, b"late"),
     ):
         assert refused(world, late, other) == "superseded"
     done(world, driver_ready.Args("one", new.version), complete_job.Args("one", new.version), peer=other)

@@ -278,46 +278,6 @@ def test_a_job_with_a_host_of_its_own_shares_none() -> None:
     on_stage(play, spark=(0,))
 
 
-def test_the_figures_of_a_job_are_known_after_its_end() -> None:
-    """Every node asks the last driver for them."""
-
-    async def play(stage: Stage) -> None:
-        await submit(stage)
-        await stage.ready()
-        stage.say("progress", progress={"batch": 3, "rows": 0, "rows_total": 812, "late": 518, "watermark_ms": 7})
-        stage.say("completed")
-        assert (await stage.ended()).state == "completed"
-        await trio.sleep(1)
-        for node in stage.world.nodes:
-            assert node.running is not None and node.running.service is not None
-            found = await node.running.service.call("job.get", {"id": "j"})
-            assert found["state"] == "completed" and found["driver"] is None
-            assert (found["progress"]["rows_total"], found["progress"]["late"]) == (812, 518)
-
-    on_stage(play)
-
-
-def test_progress_is_told_by_whoever_is_asked() -> None:
-    """Any node asks the driver for it; numbers that an answer cannot contain are left out."""
-
-    async def play(stage: Stage) -> None:
-        await submit(stage)
-        await stage.ready()
-        stage.say("progress", progress={"batch": 3, "rows": 12, "rows_per_s": 1.5, "odd": float("nan"), "deep": [1]})
-        await trio.sleep(1)
-        for node in stage.world.nodes:
-            assert node.running is not None and node.running.service is not None
-            told = (await node.running.service.call("job.get", {"id": "j"}))["progress"]
-            assert (told["state"], told["host"], told["batch"], told["rows_per_s"]) == ("running", "up", 3, 1.5)
-            assert "odd" not in told and "deep" not in told
-        driver = stage.driver().running
-        assert driver is not None and driver.service is not None
-        text = (await driver.service.call("metrics", {}))["text"]
-        assert "\nonyxq_spark_host_up 1\n" in text and 'onyxq_jobs_driven{state="running"} 1' in text
-
-    on_stage(play)
-
-
 @pytest.mark.parametrize("own_host", [False, True])
 def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_by_its_host(own_host: bool) -> None:
     """This is done on any peer, not before the log has recorded the end, and not by a replaced driver."""

@@ -43,6 +43,8 @@ HEALTHY = {
     f"onyxq_spark_host_up{{{A}}}": "1x120",
     f'onyxq_jobs_driven{{{A},state="running"}}': "1x120",
     f"onyxq_job_failures_total{{{A}}}": "0x120",
+    f'onyxq_job_rows_total{{{A},spark_job="bills",input="orders"}}': "0+60x120",
+    f'onyxq_job_lag_rows{{{A},spark_job="bills",input="orders"}}': "5x120",
 }
 
 CONDITIONS = {
@@ -146,6 +148,15 @@ CONDITIONS = {
         "70m",
         "Runs of jobs failed 60 times in an hour on a",
         ON_A,
+    ),
+    "OnyxqJobReadsNothing": Condition(
+        {
+            f'onyxq_job_rows_total{{{A},spark_job="bills",input="orders"}}': "900x40",
+            f'onyxq_job_lag_rows{{{A},spark_job="bills",input="orders"}}': "5x40",
+        },
+        "20m",
+        "The job bills reads nothing of orders, which has 5 rows for it",
+        {"spark_job": "bills", "input": "orders"},
     ),
     "OnyxqVersionsDiffer": Condition(
         {f'onyxq_build_info{{{A},version="1"}}': "1x1500", f'onyxq_build_info{{{B},version="2"}}': "1x1500"},

@@ -243,7 +243,7 @@ async def transactions(at: Worked) -> None:
 
 
 async def jobs(at: Worked) -> None:
-    """A job is started, fails, and its Spark host dies"""
+    """A job is started, reads, fails, and its Spark host dies"""
     stage = at.stage
     for hosts in stage.hosts.values():
         hosts.up_by_themselves = False
@@ -252,6 +252,16 @@ async def jobs(at: Worked) -> None:
     stage.link().up()
     await stage.ready()
     await at.until('onyxq_jobs_driven{state="running"}')
+    await at.client.enqueue("a", [b"row"])
+    for batch in range(3):
+        figures = {"rows": 40, "inputs": {"in": 40}, "late": {"window": 2 * batch + 1}, "duration_ms": 400}
+        state = {"watermark_ms": 5_000 * (batch + 1), "state_rows": 12, "state_bytes": 4_096}
+        stage.say("progress", progress={"batch": batch, **figures, **state})
+        await trio.sleep(2 * SCRAPE_S)
+    for name in ("rows_total", "lag_rows", "late_rows_total", "watermark_timestamp_seconds", "batch_seconds"):
+        await at.until(f"onyxq_job_{name}")
+    await at.until("onyxq_job_state_rows")
+    await at.until("onyxq_job_state_bytes")
     stage.say("failed", error="no number", restart=True)
     await at.until('onyxq_jobs_driven{state="pausing"}')
     await at.until("onyxq_spark_host_up")

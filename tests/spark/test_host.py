@@ -50,6 +50,7 @@ def test_a_job_runs_to_its_end_and_tells_of_it(host: HostProcess, tmp_path: Path
     assert host.event("ready", "failed", job="whole")["version"] == 7
     progress = host.event("progress", "failed", job="whole")["progress"]
     assert (progress["batch"], progress["rows"], progress["state_rows"]) == (0, 2, 0)
+    assert list(progress["inputs"].values()) == [2]
     assert progress["duration_ms"] > 0 and progress["at_ms"] > 1_700_000_000_000
     assert host.event("completed", "failed", job="whole") == {"event": "completed", "job": "whole", "version": 7}
     assert sorted(one["word"] for one in written(tmp_path / "out")) == ["a", "b", "c"]

@@ -171,4 +171,6 @@ def test_an_input_that_feeds_several_stages_is_read_once(spark: Any, tmp_path: P
     query.awaitTermination()
     (first,) = [json.loads(one) for one in java.reports(query)]
     assert first["numInputRows"] == len(NUMBERS)
-    assert (uses, progress.told(first, uses)["rows"]) == ([1, 1], len(NUMBERS))
+    said = progress.report(first, uses)
+    assert [use.count for use in uses] == [1, 1]
+    assert (said["rows"], said["inputs"]) == (len(NUMBERS), {job.catalog[0].name: len(NUMBERS)})

@@ -19,8 +19,7 @@ from onyxq.spark.failures import of_exception
 from onyxq.spark.plan import end_of_input
 from onyxq.spark.plan.compile import Setting, compiled
 from onyxq.spark.plan.groups import labels
-from onyxq.spark.progress import has_ended, told
-from onyxq.spark.progress import late as late_of
+from onyxq.spark.progress import has_ended, report
 from tests.spark.job_world import HERE, run, written
 
 pytestmark = pytest.mark.long
@@ -105,7 +104,7 @@ def test_windows_of_files_over_several_batches(spark: Any, tmp_path: Path) -> No
     setting = Setting(version=1, slots=2, checkpoint=str(at), connect=None)
     query = compiled(spark, decode(body), body, setting).start()
     query.awaitTermination()
-    marks = [told(json.loads(one.json), [])["watermark_ms"] for one in query.recentProgress if one.numInputRows]
+    marks = [report(json.loads(one.json), [])["watermark_ms"] for one in query.recentProgress if one.numInputRows]
     assert marks == [max(one["at"] for one in segments[end - 100 : end]) - 500 for end in (100, 200, 300)]
     early = written(tmp_path / "counts")
     assert early and {one["start_ms"] for one in early} == {0, 1_000}, "the watermark is 500 ms behind 3499"
@@ -134,7 +133,7 @@ def test_late_segments_are_counted(spark: Any, tmp_path: Path) -> None:
     lines(tmp_path / "in", "3.json", late)
     query = compiled(spark, decode(body), body, Setting(version=1, slots=2, checkpoint=str(at), connect=None)).start()
     query.awaitTermination()
-    said = [list(late_of(json.loads(one.json)).values()) for one in query.recentProgress if one.numInputRows]
+    said = [list(report(json.loads(one.json), [])["late"].values()) for one in query.recentProgress if one.numInputRows]
     newest = [max(one["at"] for one in segments[: 100 * (place + 1)]) - 500 for place in range(3)]
     so_far = [0, 0, 0, 0]
     for place in range(3):
@@ -224,7 +223,7 @@ def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: An
     assert not written(tmp_path / "last")
     end_of_input.note(setting.checkpoint)
     _waited(query, lambda: any(has_ended(json.loads(one.json)) for one in query.recentProgress))
-    shown = [told(json.loads(one.json), [])["watermark_ms"] for one in query.recentProgress]
+    shown = [report(json.loads(one.json), [])["watermark_ms"] for one in query.recentProgress]
     assert shown and set(shown) == {None}, "there is no time but the clock's"
     query.stop()
     assert {one["key"]: one["value"] for one in written(tmp_path / "last")} == {"a": 2, "b": 1}

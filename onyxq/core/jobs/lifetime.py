@@ -27,8 +27,10 @@ SUPERSEDED = "superseded"
 
 ERROR_BYTES_MAX = 8 << 10
 """Most bytes of the error with which a job failed."""
-OFFSETS_BYTES_MAX = 16 << 20
-"""Most bytes of offsets of all ended jobs together; the oldest ended jobs lose theirs first."""
+PROGRESS_BYTES_MAX = 8 << 10
+"""Most bytes of a job's progress."""
+KEPT_BYTES_MAX = 16 << 20
+"""Most bytes of offsets and progress of all ended jobs together; the oldest ended jobs lose theirs first."""
 _ID_CHARACTERS_MAX = 120
 _ID_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -64,7 +66,8 @@ def digest_of(replica: Replica, name: str) -> bytes | None:
 def outcome_of(replica: Replica, name: str) -> Any:
     """Return the remembered outcome of a job that log collection (``gc``) removed, or None.
 
-    The outcome is a map of ``state``, ``error``, ``digest``, ``submitted_ms``, ``ended_ms``, ``batch`` and ``offsets``.
+    The outcome is a map of ``state``, ``error``, ``digest``, ``submitted_ms``, ``ended_ms``, ``batch``, ``offsets``
+    and ``progress``.
     """
     kept = recall(replica, KIND, name)
     return kept.answer if kept is not None else None
@@ -117,7 +120,7 @@ def forget_ended(replica: Replica) -> Replica:
         job = replica.jobs[name]
         del jobs[name]
         replica = remember(replica, KIND, name, for_ms=_left_ms(replica, job), answer=_outcome(job))
-    return _without_old_offsets(evolve(replica, jobs=jobs.persistent()))
+    return _without_old_parts(evolve(replica, jobs=jobs.persistent()))
 
 
 def _left_ms(replica: Replica, job: Job) -> int:
@@ -125,16 +128,17 @@ def _left_ms(replica: Replica, job: Job) -> int:
     return max(0, job.ended_ms + job.keep_ms - replica.clock_ms)
 
 
-def _without_old_offsets(replica: Replica) -> Replica:
-    """Return the replica with the offsets of ended jobs cut to `OFFSETS_BYTES_MAX` in total."""
-    prefix, left = f"{KIND}/", OFFSETS_BYTES_MAX
+def _without_old_parts(replica: Replica) -> Replica:
+    """Return the replica with offsets and progress of ended jobs cut to `KEPT_BYTES_MAX` in total."""
+    prefix, left = f"{KIND}/", KEPT_BYTES_MAX
     kept = [(one.answer["ended_ms"], key) for key, one in replica.remembered.items() if key.startswith(prefix)]
     remembered = replica.remembered
     for _, key in sorted(kept, reverse=True):
         one = remembered[key]
-        left -= len(one.answer["offsets"])
-        if left < 0 and one.answer["offsets"]:
-            remembered = remembered.set(key, evolve(one, answer=one.answer.set("offsets", b"")))
+        parts = {name: b"" for name in ("offsets", "progress") if one.answer.get(name)}
+        left -= sum(len(one.answer[name]) for name in parts)
+        if left < 0 and parts:
+            remembered = remembered.set(key, evolve(one, answer=one.answer.update(parts)))
     return evolve(replica, remembered=remembered)
 
 
@@ -148,5 +152,6 @@ def _outcome(job: Job) -> Any:
             "ended_ms": job.ended_ms,
             "batch": job.batch,
             "offsets": job.offsets,
+            **({"progress": job.progress} if job.progress else {}),
         }
     )

@@ -169,8 +169,11 @@ def _progress(report: dict[str, Any] | None) -> dict[str, Any]:
     shown = {
         f"driver_{name}" if name in ("state", "error") else name: value
         for name, value in (report or {}).items()
-        if name != "batches"
+        if name not in ("batches", "inputs") and value is not None
     }
+    for name, one in (report or {}).get("inputs", {}).items():
+        left = "" if one["lag"] is None else f", {one['lag']} still to read"
+        shown[f"input {name}"] = f"{one['rows']} rows read{left}"
     for name, ms in (("watermark", shown.pop("watermark_ms", None)), ("reported", shown.pop("at_ms", None))):
         if ms is not None:
             shown[name] = moment(ms)

@@ -14,24 +14,27 @@ from __future__ import annotations
 
 import base64
 import logging
-import math
 import shutil
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 from attrs import define, evolve, field, frozen
 
-from log_entries import complete_job, driver_ready, fail_job
+from log_entries import complete_job, driver_ready, fail_job, report_job
 from onyxq.core.duties import Drive
 from onyxq.core.errors import LogUnavailable, OnyxqError
-from onyxq.core.jobs.lifetime import ERROR_BYTES_MAX, is_over
+from onyxq.core.jobs.lifetime import ERROR_BYTES_MAX, PROGRESS_BYTES_MAX, is_over
 from onyxq.core.replica import Job
 from onyxq.jobs import encoding
+from onyxq.jobs.model import Input
+from onyxq.jobs.progress import Progress, reported, unpacked
 from onyxq.node.jobs.held_claims import LEASE_MS, Held, held, parts, to_renew, useless
 from onyxq.node.jobs.hosts import LAST_EVENTS, HostEnded, HostStopped, KeptHost, Launch, Message, Plan, Run
+from onyxq.node.jobs.job_series import JobSeries
 from onyxq.node.jobs.standby import foresee
 from onyxq.node.node import Node
 
@@ -41,14 +44,11 @@ STEADY_S = 60.0
 """Seconds of running after which a failure starts a new series."""
 HOLD_EVERY_S = 15.0
 """Pause between two checks of the claims of jobs that are driven here, in seconds."""
+FOLLOW_EVERY_S = 10.0
+"""Pause between two counts of what a job has still to read, and between two records of its progress, in seconds."""
 LOG_RETRY_S = 0.5
 GIVE_BACK_TRIES = 5
 CLAIMS_TOGETHER = 2_000
-PROGRESS_FIELDS_MAX = 40
-ENDED_MAX = 1_000
-"""Number of ended jobs whose last progress a driver keeps."""
-BATCHES_MAX = 120
-"""Latest batches of a run whose times a driver keeps, for a curve."""
 RESTARTS = 5
 KEPT_FOLDERS = ("checkpoints", "jobs")
 """Folders in a host's directory; each has directories named by job id."""
@@ -90,9 +90,7 @@ class Driven:
     """Number in a row."""
     error: str = ""
     """Text of the last failure."""
-    progress: Message | None = None
-    batches: deque[dict[str, Any]] = field(factory=lambda: deque(maxlen=BATCHES_MAX))
-    """The latest batches, oldest first: number, start in ms since the epoch, duration and rows."""
+    progress: Progress = field(factory=Progress)
     slots: int = 0
     sealed: tuple[str, ...] = ()
     """Sealed inputs that the host knows.
@@ -128,17 +126,19 @@ class Driven:
             "host_starts": self.host.starts,
             "failures": self.failures,
             "error": self.error,
-            **(self.progress or {}),
-            "batches": list(self.batches),
+            "spark_ui": self.host.ui,
+            **self.progress.shown(),
         }
 
-    def report(self, progress: Message) -> None:
-        """Note the progress that the host reports; a new batch ends a series of failures."""
-        before = (self.progress or {}).get("batch")
-        self.progress = _plain(progress)
-        if self.progress.get("batch") != before:
+    def hear(self, said: Any) -> None:
+        """Add a batch that the host reports; a new batch ends a series of failures."""
+        try:
+            report = reported(said)
+        except msgspec.ValidationError as error:
+            log.warning("job %s: the host's report of a batch cannot be read: %s", self.job, error)
+            return
+        if self.progress.add(report):
             self.failures = 0
-            self.batches.append({name: self.progress.get(name) for name in ("batch", "at_ms", "duration_ms", "rows")})
 
 
 class Driving:
@@ -150,8 +150,7 @@ class Driving:
         self._node = node
         self._settings = settings
         self._launch = launch
-        self._last: dict[tuple[str, int], dict[str, Any]] = {}
-        """(job, version) -> last progress of a job that ended here."""
+        self._series = JobSeries(node.metrics)
         self._ending: dict[str, trio.Event] = {}
         """Job id -> event that is set once the job's last run here has ended."""
         self._shared: KeptHost | None = None
@@ -191,11 +190,9 @@ class Driving:
         )
 
     def told(self, job: str, version: int) -> dict[str, Any] | None:
-        """Return the last progress of a job, if it is or was driven here under that version."""
+        """Return the state and progress of a job, if it is driven here under that version."""
         driven = self.driven.get(job)
-        if driven is not None and driven.version == version:
-            return driven.told()
-        return self._last.get((job, version))
+        return driven.told() if driven is not None and driven.version == version else None
 
     @property
     def host_state(self) -> str:
@@ -205,6 +202,10 @@ class Driving:
     def states(self) -> Counter[str]:
         """Return the number of jobs that are driven here, by their state."""
         return Counter(one.state for one in self.driven.values())
+
+    def show_series(self) -> None:
+        """Set the metrics of jobs."""
+        self._series.show({job: one.progress for job, one in self.driven.items()}, trio.current_time())
 
     # --- one job
 
@@ -220,6 +221,7 @@ class Driving:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, driven)
+                nursery.start_soon(self._follow, driven)
                 await self._attempts(driven)
                 nursery.cancel_scope.cancel()
         finally:
@@ -239,6 +241,7 @@ class Driving:
             host, own = KeptHost(self._plan(job.id, job.slots), self._launch), trio.CancelScope()
             self._nursery.start_soon(self._keep, host, own)
         driven = Driven(job.id, job.version, host, own, batch=job.batch, slots=job.slots, sealed=job.sealed)
+        driven.progress = unpacked(job.progress)
         self.driven[job.id] = driven
         return driven
 
@@ -263,14 +266,16 @@ class Driving:
                 log.exception("job %s: driving it failed", driven.job)
                 event = {"error": f"its driver failed: {error!r}", "restart": True}
             if event.get("event") == "completed":
-                await self._append(driven, complete_job.Args(driven.job, driven.version))
+                driven.progress.finish()
+                await self._append(driven, *self._report(driven), complete_job.Args(driven.job, driven.version))
                 return
             if driven.ready_at is not None and trio.current_time() - driven.ready_at > STEADY_S:
                 driven.failures = 0
             driven.failures, driven.error = driven.failures + 1, error_text(event)
             self._node.metrics.job_failures.add()
             if driven.failures > restarts or not event.get("restart"):
-                await self._append(driven, fail_job.Args(driven.job, driven.version, driven.error))
+                failed = fail_job.Args(driven.job, driven.version, driven.error)
+                await self._append(driven, *self._report(driven), failed)
                 return
             log.warning("job %s failed, %d in a row: %s", driven.job, driven.failures, event.get("error"))
             driven.state = "pausing"
@@ -305,8 +310,8 @@ class Driving:
         if event["event"] == "ready":
             driven.state, driven.ready_at = "running", trio.current_time()
             await self._append(driven, driver_ready.Args(driven.job, driven.version))
-        elif event["event"] == "progress" and isinstance(event.get("progress"), dict):
-            driven.report(event["progress"])
+        elif event["event"] == "progress":
+            driven.hear(event.get("progress"))
         elif event["event"] == "idle":
             driven.idle()
 
@@ -339,16 +344,46 @@ class Driving:
                 driven.sealed = (*driven.sealed, name)
                 await run.order("seal", input=name)
 
-    async def _append(self, driven: Driven, entry: Any) -> None:
-        """Append an entry about the job, unless the job is not driven here any more by then."""
+    async def _follow(self, driven: Driven) -> None:
+        """Count what queues have for the job, and record its progress, from time to time."""
+        job, recorded = self._node.replica.jobs[driven.job], driven.progress.last
+        queues = _queues(job)
+        while True:
+            for name, queue in queues.items():
+                driven.progress.set_lag(name, await self._waiting(queue))
+            if driven.progress.last is not recorded:
+                recorded = driven.progress.last
+                await self._append(driven, *self._report(driven, curves=False))
+            await trio.sleep(FOLLOW_EVERY_S)
+
+    def _report(self, driven: Driven, *, curves: bool = True) -> list[report_job.Args]:
+        """Return the entry that records a job's progress; none before its first batch, and until all peers know it."""
+        if driven.progress.last is None or "report_job" not in self._node.replica.enabled:
+            return []
+        packed = driven.progress.pack(PROGRESS_BYTES_MAX, curves=curves)
+        return [report_job.Args(driven.job, driven.version, packed)]
+
+    async def _waiting(self, queue: str) -> int | None:
+        """Return the number of tasks of a queue that are ready or in a batch; None if that is unknown."""
+        if self._node.ask is None:
+            return None
+        try:
+            counts = (await self._node.ask("count", {"queue": queue}))["counts"][queue]
+        except OnyxqError:
+            return None
+        return int(counts["ready"]) + int(counts["claimed"])
+
+    async def _append(self, driven: Driven, *entries: Any) -> None:
+        """Append entries about the job in one record, unless the job is not driven here any more by then."""
         while self._job(driven.job, driven.version) is not None:
             try:
-                _, (verdict,) = await self._node.verdicts([entry])
+                _, verdicts = await self._node.verdicts(list(entries))
             except LogUnavailable as error:
                 log.info("job %s: %s", driven.job, error.message)
                 await trio.sleep(LOG_RETRY_S)
             else:
-                log.info("job %s: %s: %s", driven.job, type(entry).__module__.rpartition(".")[2], verdict)
+                for entry, verdict in zip(entries, verdicts, strict=True):
+                    log.info("job %s: %s: %s", driven.job, type(entry).__module__.rpartition(".")[2], verdict)
                 return
 
     async def _end(self, driven: Driven) -> None:
@@ -362,24 +397,30 @@ class Driving:
             await self._forget(driven)
             if driven.own is not None:
                 driven.own.cancel()
+            await self._leave(driven)
             for _ in range(GIVE_BACK_TRIES):
                 if await self._give_back(driven):
                     break
                 await trio.sleep(LOG_RETRY_S)
         finally:
             if self.driven.get(driven.job) is driven:
-                self._remember(driven)
                 del self.driven[driven.job]
             self._ending.pop(driven.job).set()
 
-    def _remember(self, driven: Driven) -> None:
-        """Keep the last progress of a job that has ended, for display."""
+    async def _leave(self, driven: Driven) -> None:
+        """Record the progress of a job that was killed, or that has no driver now."""
         job = self._node.replica.jobs.get(driven.job)
-        if driven.progress is not None and job is not None and is_over(job):
-            told = {**driven.progress, "failures": driven.failures, "batches": list(driven.batches)}
-            self._last[driven.job, driven.version] = told
-            for key in list(self._last)[:-ENDED_MAX]:
-                del self._last[key]
+        if job is None or job.version != driven.version:
+            return
+        if is_over(job):
+            self._series.keep(job.id, driven.progress, trio.current_time())
+        report = self._report(driven, curves=is_over(job))
+        if [one.progress for one in report] in ([], [job.progress]):
+            return
+        try:
+            await self._node.verdicts(report)
+        except LogUnavailable as error:
+            log.info("job %s: its last progress is not recorded: %s", job.id, error.message)
 
     async def _forget(self, driven: Driven) -> None:
         """Let the host delete the job's checkpoint, once the log records the job's end."""
@@ -464,17 +505,6 @@ class Driving:
         return True
 
 
-def _plain(progress: Message) -> Message:
-    """Return the fields of a progress that any answer can hold."""
-    kinds = (int, str, bool, type(None))
-    fine = {
-        str(name): value
-        for name, value in progress.items()
-        if isinstance(value, kinds) or (isinstance(value, float) and math.isfinite(value))
-    }
-    return dict(list(fine.items())[:PROGRESS_FIELDS_MAX])
-
-
 def error_text(event: Message) -> str:
     """Return why a job failed, as text that fits an entry."""
     lines = [str(event.get("error") or "the job failed and the host did not say why")]
@@ -490,6 +520,16 @@ def error_text(event: Message) -> str:
     # The last lines of a traceback are the most useful.
     half = ERROR_BYTES_MAX // 2 - 8
     return whole[:half].decode("utf-8", "ignore") + "\n...\n" + whole[-half:].decode("utf-8", "ignore")
+
+
+def _queues(job: Job) -> dict[str, str]:
+    """Return the inputs that are queues, by name."""
+    try:
+        tasks = encoding.decode(job.body).catalog
+    except OnyxqError as error:
+        log.error("job %s: %s", job.id, error.message)
+        return {}
+    return {task.name: task.queue for task in tasks if isinstance(task, Input) and task.queue is not None}
 
 
 def _restarts(job: Job) -> int:

@@ -142,6 +142,8 @@ class KeptHost:
         """Used by the next start."""
         self.starts = 0
         """Number of starts."""
+        self.ui: str | None = None
+        """Address of Spark's own pages while the host is up and has them."""
         self.silent_s = SILENT_S
         self._launch = launch
         self._runs: dict[Key, Run] = {}
@@ -206,7 +208,7 @@ class KeptHost:
         finally:
             up_s = trio.current_time() - began if self._is_up.is_set() else 0.0
             self._expected, was_up = False, self._is_up.is_set()
-            self._link, self._is_up = None, trio.Event()
+            self._link, self._is_up, self.ui = None, trio.Event(), None
             self._tell_end(why)
             self._wake("" if self._on_purpose or was_up else why)
         if not self._on_purpose:
@@ -227,7 +229,7 @@ class KeptHost:
                 continue
             if event is None:
                 return link.why()
-            self.state, self._expected = "up", False
+            self.state, self._expected, self.ui = "up", False, _web_address(event.get("ui"))
             self._is_up.set()
             self._wake()
         if not self._is_up.is_set():
@@ -348,3 +350,8 @@ class KeptHost:
         if self._link is None:
             raise HostEnded("the Spark host has ended")
         await self._link.send(message)
+
+
+def _web_address(said: Any) -> str | None:
+    """Return an address to which a page may link, or None."""
+    return said if isinstance(said, str) and said.startswith(("http://", "https://")) else None

@@ -53,7 +53,8 @@ class JobView(Result):
         Meta(description="What was submitted; null once only the outcome is kept."),
     ] = UNSET
     progress: Annotated[
-        dict[str, Any] | UnsetType | None, Meta(description="What its driver reports; null if it does not answer.")
+        dict[str, Any] | UnsetType | None,
+        Meta(description="What its driver reports, or has recorded last; null before its first batch."),
     ] = UNSET
 
 

@@ -25,6 +25,7 @@ from onyxq.spark.plan import end_of_input, outputs, rows
 from onyxq.spark.plan.fused import Place, run
 from onyxq.spark.plan.inputs import Opened, open_input, placed, shared
 from onyxq.spark.plan.regions import Region, Stage, stages, stateful, timed, uses
+from onyxq.spark.progress import INPUT
 from onyxq.spark.sinks import calls, tables
 
 
@@ -81,6 +82,8 @@ class _Flow:
         for task in self._job.catalog:
             if isinstance(task, Input):
                 opened = open_input(self._session, self._job, task, common)
+                if not task.static:
+                    opened = evolve(opened, frame=opened.frame.alias(INPUT + task.name))
                 several = used[task.name] > 1 and not task.static and not self._bounds
                 self._opened[task.name] = shared(opened, self._setting.slots) if several else opened
 

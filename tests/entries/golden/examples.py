@@ -41,6 +41,7 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
     replace_node,
+    report_job,
     seal_input,
     set_periodic,
     set_queue,
@@ -57,7 +58,7 @@ from onyxq.core.log.interface import Record
 from onyxq.core.log.record import encode_entry, encode_record
 from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.golden.batches import batch_log
-from tests.entries.golden.jobs import job_log
+from tests.entries.golden.jobs import job_log, report_log
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
 
 FIRST = make_id(START_MS, 0, 0x0123456789ABCDEF, 0)
@@ -153,6 +154,7 @@ EXAMPLES: Mapping[str, Any] = {
     "kill_job": kill_job.Args("words-7"),
     "complete_job": complete_job.Args("words-7", 1 << 33),
     "fail_job": fail_job.Args("words-7", 1 << 33, "task count: no such column"),
+    "report_job": report_job.Args("words-7", 1 << 33, b"rows: 7"),
     "gc": gc.Args(),
     "finish_gc": finish_gc.Args(1 << 33, 20_000, 64 << 20),
 }
@@ -437,5 +439,6 @@ SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "jobs": job_log,
     "batches": batch_log,
     "holds": hold_log,
+    "reports": report_log,
 }
 """Name of a log's file -> function that makes its records."""

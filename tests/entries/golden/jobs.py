@@ -1,4 +1,4 @@
-"""The script of a log in which jobs start, move and end."""
+"""The scripts of logs in which jobs start, move, report and end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from log_entries import (
     gc,
     kill_job,
     leave_cluster,
+    report_job,
     seal_input,
     set_slots,
     submit_job,
@@ -101,3 +102,19 @@ def _ended(world: World) -> None:
         world.now_ms += 4_900
         world.submit("a")
     world.submit("a", gc.Args(), kill_job.Args("one"), job("one"))
+
+
+def report_log() -> list[Record]:
+    """Make a log with reports of jobs: of their driver, of one that was replaced, too large, after the end."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a", "b")
+    world.settle("a", "b")
+    world.submit("a", job("one"), job("two"))
+    one, two = world.now.jobs["one"].version, world.now.jobs["two"].version
+    world.submit("a", report_job.Args("one", one, b"7 rows"), report_job.Args("one", one - 1, b"8 rows"))
+    world.submit("a", report_job.Args("none", one, b"7 rows"), report_job.Args("two", two, b"x" * 8_193))
+    world.submit("a", report_job.Args("one", one, b"9 rows"), complete_job.Args("one", one))
+    world.submit("a", kill_job.Args("two"), report_job.Args("two", two, b"x" * 8_192))
+    world.submit("a", gc.Args(), report_job.Args("one", one, b"10 rows"))
+    return world.records

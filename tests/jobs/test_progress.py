@@ -1,0 +1,215 @@
+"""The progress of a job: each batch counts once whatever process dies, and the figures outlive the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from onyxq.jobs.progress import INPUTS_MAX, POINTS_MAX, BatchReport, Progress, reported, shown_of, unpacked
+from onyxq.node.jobs.job_series import KEPT_S, JobSeries
+from onyxq.system.metrics import Metrics
+from tests.jobs.driving_world import Stage, on_stage, submit
+
+BYTES_MAX = 8 << 10
+
+
+def report(batch: int, rows: int = 10, **more: object) -> BatchReport:
+    """Return the report of a batch that read some rows of one input, one second after the one before."""
+    said = {"batch": batch, "at_ms": 1_000 * batch, "duration_ms": 400, "rows": rows, "inputs": {"in": rows}}
+    return reported({**said, **more})
+
+
+def after(*reports: BatchReport) -> Progress:
+    """Return the progress after batches."""
+    progress = Progress()
+    for one in reports:
+        progress.add(one)
+    return progress
+
+
+def test_a_batch_that_is_repeated_counts_once() -> None:
+    """This holds for a driver that continues from what the log has, too."""
+    progress = unpacked(after(report(0), report(1, late={"w": 2})).pack(BYTES_MAX))
+    assert not progress.add(report(1, late={"w": 2}))
+    assert progress.add(report(2, late={"w": 3}, dropped=4))
+    assert (progress.rows, progress.inputs["in"].rows, progress.late_rows) == (30, 30, 7)
+    assert progress.missed_batches == 0
+
+
+def test_a_batch_that_was_never_reported_is_told() -> None:
+    """The first batch of all may have any number: the job may continue another one's offsets."""
+    progress = after(report(7), report(8), report(11))
+    assert (progress.missed_batches, progress.rows) == (2, 30)
+
+
+def test_the_watermark_of_a_job_never_goes_back() -> None:
+    """A batch without rows has none."""
+    progress = after(report(0, watermark_ms=9), report(1), report(2, watermark_ms=5))
+    assert progress.shown()["watermark_ms"] == 9
+
+
+def test_a_curve_covers_all_batches_with_a_bounded_number_of_points() -> None:
+    """No row is lost from it, and the rate of several batches is that of their time."""
+    count = 5 * POINTS_MAX + 3
+    progress = after(*(report(number, lags={"in": number}) for number in range(count)))
+    points = progress.shown()["batches"]
+    assert POINTS_MAX / 2 <= len(points) <= POINTS_MAX
+    assert sum(one["rows"] for one in points) == 10 * count
+    assert (points[0]["at_ms"], points[-1]["batch"], points[-1]["lag"]) == (0, count - 1, count - 1)
+    assert {one["rows_per_s"] for one in points[:-1]} == {10.0}
+
+
+def test_the_logs_copy_is_never_too_large() -> None:
+    """Points are merged, then inputs are left out; the sums stay."""
+    many = {f"{'input' * 20}-{number}": 3 for number in range(2 * INPUTS_MAX)}
+    progress = after(*(report(number, 1 << 40, at_ms=1_800_000_000_000 + number) for number in range(POINTS_MAX)))
+    progress.add(report(POINTS_MAX, inputs=many, late=many, lags=many))
+    assert len(progress.inputs) == INPUTS_MAX
+    packed = progress.pack(BYTES_MAX)
+    assert len(packed) <= BYTES_MAX and unpacked(packed).rows == progress.rows
+    assert len(unpacked(progress.pack(BYTES_MAX, curves=False)).points) == 0
+    assert len(progress.points) > POINTS_MAX // 2
+
+
+def test_a_job_without_batches_has_no_figures() -> None:
+    """It may have counts of queues already."""
+    progress = Progress()
+    progress.set_lag("in", 4)
+    assert progress.shown() == {"inputs": {"in": {"rows": 0, "lag": 4}}, "batches": []}
+    assert shown_of(b"") is None
+    assert shown_of(after(report(1)).pack(BYTES_MAX, curves=False)) is not None
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"batch": "1"}, {"batch": 1, "rows_per_s": float("nan")}])
+def test_a_report_that_is_none_is_refused(said: object) -> None:
+    """The driver continues without it."""
+    with pytest.raises(msgspec.ValidationError):
+        reported(said)
+
+
+def test_series_of_an_ended_job_go_away() -> None:
+    """They stay for some time, so that each scrape sees the last values."""
+    metrics = Metrics()
+    series = JobSeries(metrics)
+    ended, running = after(report(0, lags={"in": 5})), after(report(0, watermark_ms=2_500))
+    series.keep("one", ended, 100.0)
+    series.show({"two": running}, 100.0 + KEPT_S - 1)
+    assert 'onyxq_job_rows_total{spark_job="one",input="in"} 10' in metrics.text()
+    assert 'onyxq_job_lag_rows{spark_job="one",input="in"} 5' in metrics.text()
+    assert 'onyxq_job_watermark_timestamp_seconds{spark_job="two"} 2.5' in metrics.text()
+    series.show({"two": running}, 100.0 + KEPT_S)
+    assert 'spark_job="one"' not in metrics.text() and 'spark_job="two"' in metrics.text()
+
+
+def test_the_number_of_series_is_bounded() -> None:
+    """Users name jobs and inputs."""
+    metrics = Metrics(series_max=3)
+    JobSeries(metrics).show({f"job-{number}": after(report(0)) for number in range(9)}, 0.0)
+    assert sum(line.startswith("onyxq_job_rows_total{") for line in metrics.text().splitlines()) == 3
+
+
+# --- at drivers ---------------------------------------------------------------------------------
+
+
+async def progress_at(stage: Stage, batch: int) -> dict[str, Any]:
+    """Return what clients see of the job's progress once it has reached a batch."""
+    found: dict[str, Any] = {}
+    with trio.fail_after(60):
+        while found.get("batch") != batch:
+            await trio.sleep(0.5)
+            found = (await stage.client.job("j"))["progress"] or {}
+    return found
+
+
+def test_the_figures_of_a_job_are_known_after_its_end() -> None:
+    """The log has them, also once its driver is gone and a collection has taken the job."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        for batch, rows in enumerate((800, 12, 0)):
+            stage.say("progress", progress={"batch": batch, "rows": rows, "inputs": {"in": rows}, "late": {"w": 518}})
+        driver = stage.driver()
+        stage.say("completed")
+        assert (await stage.ended()).state == "completed"
+        await stage.world.stop_node(driver)
+        for collected in (False, True):
+            if collected:
+                await stage.client.gc()
+                await stage.until(lambda: "j" not in stage.world.audit.replica.jobs, "the job is collected")
+            found = (await stage.client.job("j"))["progress"]
+            assert (found["rows_total"], found["late"], len(found["batches"])) == (812, 518, 3)
+            assert found["inputs"] == {"in": {"rows": 812, "lag": 0}}
+
+    on_stage(play)
+
+
+def test_the_figures_of_a_job_that_was_killed_are_kept() -> None:
+    """Its driver records them when it learns of the end."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        stage.say("progress", progress={"batch": 0, "rows": 7})
+        await progress_at(stage, 0)
+        await stage.client.kill_job("j")
+        await stage.until(lambda: bool(stage.job().progress), "its progress is recorded")
+        assert (await stage.client.job("j"))["progress"]["rows_total"] == 7
+
+    on_stage(play)
+
+
+def test_a_row_is_counted_once_whatever_process_dies() -> None:
+    """A host repeats the last batch after a kill; another driver continues from what the log has."""
+
+    async def play(stage: Stage) -> None:
+        async def total(batch: int) -> int:
+            found = await progress_at(stage, batch)
+            assert found["missed_batches"] == 0
+            return int(found["rows_total"])
+
+        await submit(stage)
+        await stage.ready()
+        first = stage.link()
+        stage.say("progress", progress={"batch": 0, "rows": 5})
+        stage.say("progress", progress={"batch": 1, "rows": 3})
+        assert await total(1) == 8
+        first.die()
+        await stage.until(lambda: stage.link() is not first and bool(stage.link().told("start")), "it starts again")
+        stage.say("progress", progress={"batch": 1, "rows": 3})
+        stage.say("progress", progress={"batch": 2, "rows": 2})
+        assert await total(2) == 10
+        await stage.until(lambda: unpacked(stage.job().progress).rows == 10, "its progress is recorded")
+        version = stage.job().version
+        await stage.world.crash_node(stage.driver())
+        await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
+        stage.say("progress", progress={"batch": 2, "rows": 2})
+        stage.say("progress", progress={"batch": 3, "rows": 90})
+        assert await total(3) == 100
+
+    on_stage(play)
+
+
+def test_progress_is_told_by_whoever_is_asked() -> None:
+    """Any node asks the driver for it; a report that cannot be read is left out."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        stage.say("progress", progress={"batch": 3, "rows": 12, "rows_per_s": 1.5, "odd": float("nan"), "deep": [1]})
+        stage.say("progress", progress={"batch": 4, "rows": 12, "rows_per_s": float("nan")})
+        await progress_at(stage, 3)
+        for node in stage.world.nodes:
+            assert node.running is not None and node.running.service is not None
+            told = (await node.running.service.call("job.get", {"id": "j"}))["progress"]
+            assert (told["state"], told["host"], told["batch"], told["rows_per_s"]) == ("running", "up", 3, 1.5)
+            assert "odd" not in told and "deep" not in told
+        driver = stage.driver().running
+        assert driver is not None and driver.service is not None
+        text = (await driver.service.call("metrics", {}))["text"]
+        assert "\nonyxq_spark_host_up 1\n" in text and 'onyxq_jobs_driven{state="running"} 1' in text
+
+    on_stage(play)
