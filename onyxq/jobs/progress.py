@@ -169,13 +169,13 @@ class Progress(msgspec.Struct):
         return {name: msgspec.structs.asdict(one) for name, one in self.inputs.items()}
 
     def _batches(self) -> list[dict[str, Any]]:
-        """Return the points, each with its rows per second until the next one began."""
-        if not self.points:
-            return []
-        ends = [two.at_ms - one.at_ms for one, two in pairwise(self.points)] + [self.points[-1].duration_ms]
+        """Return the points, each with its rows per second until the next one began, or as long as the one before."""
+        spans = [two.at_ms - one.at_ms for one, two in pairwise(self.points)]
+        if self.points:
+            spans.append(max([self.points[-1].duration_ms, *spans[-1:]]))
         return [
             {**msgspec.structs.asdict(one), "rows_per_s": round(1000 * one.rows / max(1, span), 1)}
-            for one, span in zip(self.points, ends, strict=True)
+            for one, span in zip(self.points, spans, strict=True)
         ]
 
     def pack(self, bytes_max: int, *, curves: bool = True) -> bytes:

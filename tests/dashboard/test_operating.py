@@ -15,7 +15,7 @@ from onyxq.system.settings import SETTINGS, load
 from tests.dashboard.browser import Tab, browser
 from tests.interfaces.http_world import JOB
 from tests.interfaces.live_world import running
-from tests.jobs.fake_host import FakeHosts, FakeLink, Message, obedient
+from tests.jobs.fake_host import SPARK_UI, FakeHosts, FakeLink, Message, obedient
 from tests.timers.receivers import Receiver, Request, http_receiver
 
 PLAN = """AnalysisException: [UNRESOLVED_COLUMN] A column with name `totl` cannot be resolved;
@@ -48,7 +48,8 @@ def _acts(link: FakeLink, order: Message) -> None:
         link.say("failed", job, version, error=PLAN, restart=False)
         return
     for batch in range(BATCHES):
-        said = {"batch": batch, "rows": 7, "late": {"window": 3}, "watermark_ms": now_ms - 90_000}
+        said = {"batch": batch, "rows": 7, "inputs": {"in": 7}, "late": {"window": 3}, "watermark_ms": now_ms - 90_000}
+        said["lags"] = {"in": batch % 9}
         times = {"duration_ms": 100 + batch, "at_ms": now_ms - 1_000 * (BATCHES - batch)}
         link.say("progress", job, version, progress={**said, **times})
 
@@ -168,7 +169,7 @@ def _submit(client: Client, name: str, **more: Any) -> None:
 
 
 def test_a_job_is_watched_and_killed(world: World, tab: Tab) -> None:
-    """The list has the figures of its driver; its page has a curve of batch times, and buttons that apply."""
+    """The list has the figures of its driver; its page has curves, which stay after the end, and buttons that apply."""
     world.client.enqueue_many("a", [b"1"] * 5)
     _submit(world.client, "totals")
     _submit(world.client, "huge", min_slots=65)
@@ -177,13 +178,19 @@ def test_a_job_is_watched_and_killed(world: World, tab: Tab) -> None:
     shown = page.inner_text("tbody tr").split()
     assert shown[0] == "totals" and {"210", "5", "3", "129"} <= set(shown)
     page.click("text=totals")
-    page.wait_for_selector("svg.curve polyline")
-    assert page.locator("svg.curve rect").count() == BATCHES
+    page.wait_for_selector("svg.curve")
+    names = page.locator("figcaption").all_inner_texts()
+    assert names == ["Rows per second, up to 7.0", "Lag, rows, up to 8", "Batch time, up to 129 ms"]
+    assert page.locator("svg.curve rect").count() == 3 * BATCHES
+    assert page.inner_text("tbody tr").split()[:5] == ["in", "queue", "a", "210", "5"]
+    assert page.get_attribute("a:has-text('127.0.0.1:4040')", "href") == SPARK_UI
     page.click("button:has-text('Seal')")
     page.wait_for_selector("td:has-text('sealed: no more data')")
     page.click("button:has-text('Kill')")
     page.wait_for_selector("[role=status]:has-text('The job is killed.')")
     assert page.locator("form[action^='/ui/do/']").count() == 0
+    page.reload()
+    assert page.locator("svg.curve").count() == 3 and page.locator("a:has-text('4040')").count() == 0
     page.goto(f"{world.base}/ui/jobs?state=waiting")
     assert "needs 65 slots" in page.inner_text("tbody tr")
 
@@ -232,10 +239,12 @@ def test_the_pages_are_fit_for_everybody(world: World, chromium: Any) -> None:
     client.set_periodic("weekly", "reports", "0 9 * * mon", zone="Europe/Berlin")
     _submit(client, "huge", min_slots=65)
     _submit(client, "bad")
+    _submit(client, "drawn")
     timer, failed = (client.timer(name)["task"].hex() for name in ("ahead", "behind"))
     with Tab(chromium) as tab:
         tab.open(f"{world.base}/ui/timers?state=failed&where=behind").wait_for_selector("tbody tr:has-text('503')")
     paths = ("/ui/timers", "/ui/timers?state=failed", "/ui/periodic", "/ui/jobs", "/ui/job?id=bad", "/ui/job?id=huge")
+    paths += ("/ui/job?id=drawn",)
     paths += ("/ui/log", "/ui/settings", "/ui/cluster", f"/ui/tasks/{timer}", f"/ui/tasks/{failed}")
     found = {}
     for path in paths:

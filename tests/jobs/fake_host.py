@@ -10,6 +10,8 @@ import trio
 
 from onyxq.node.jobs.hosts import HostEnded, Message, Plan
 
+SPARK_UI = "http://127.0.0.1:4040"
+
 Answer = Callable[["FakeLink", Message], None]
 
 
@@ -32,8 +34,8 @@ class FakeLink:
         self._send, self._receive = trio.open_memory_channel[Message](1_000)
 
     def up(self) -> None:
-        """Report that its session is open."""
-        self._send.send_nowait({"event": "up"})
+        """Report that its session is open, with Spark's own pages."""
+        self._send.send_nowait({"event": "up", "ui": SPARK_UI})
 
     def say(self, event: str, job: str, version: int, **details: Any) -> None:
         """Report an event of a job."""

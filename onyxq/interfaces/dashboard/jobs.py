@@ -1,10 +1,10 @@
-"""All jobs, and one job: what its driver reports, its inputs, and why it failed."""
+"""All jobs, and one job: why it failed, what its driver reports, its curves and its inputs."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 import anyio
@@ -16,14 +16,14 @@ from onyxq.core.errors import NotFound, OnyxqError
 from onyxq.core.jobs.lifetime import ENDED
 from onyxq.history import words
 from onyxq.interfaces.dashboard.page import ROWS, Filter, PageArgs, filtered, shows
-from onyxq.interfaces.dashboard.rendering import Tab, link, moment, page
+from onyxq.interfaces.dashboard.rendering import Tab, link, moment, number, page
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.interfaces.http.values import plain
 from onyxq.operations.table.job import JobId, JobState
 from onyxq.operations.table.queue import GET_QUEUE, GetQueue
 
 WIDTH, HEIGHT = 1_000, 80
-"""Size of the curve of batch times, in its units."""
+"""Size of a curve, in its units."""
 PLAN_LINE = re.compile(
     r"[ :|]*[+:]- |=+ .+ =+$|(Identifier|Current (Committed|Available) Offsets|Current State|Thread State|"
     r"(Logical|Streaming) Plan):"
@@ -56,8 +56,10 @@ class Source:
     format: str
     can_seal: bool
     is_sealed: bool
-    waiting: int | None = None
-    """Tasks of its queue that are ready, or in a batch; None: it reads no queue, or the number is unknown."""
+    rows: int | None = None
+    """Rows that were read; None before the first batch."""
+    lag: int | None = None
+    """Rows that are still to be read; None if that is unknown."""
 
 
 @frozen
@@ -80,8 +82,8 @@ class Report:
 
     @property
     def lag(self) -> int | None:
-        """Tasks of its queues that are ready, or in a batch; None: it reads no queue."""
-        known = [one.waiting for one in self.sources if one.waiting is not None]
+        """Rows that it has still to read; None if that is unknown."""
+        known = [one.lag for one in self.sources if one.lag is not None]
         return sum(known) if known else None
 
     @property
@@ -101,14 +103,23 @@ class Explained:
 
 @frozen
 class Curve:
-    """The times of the latest batches as a line in a box of `WIDTH` by `HEIGHT`."""
+    """One figure of all batches as a line in a box of `WIDTH` by `HEIGHT`."""
 
+    title: str
+    """With the highest value."""
     line: str
     bars: Sequence[tuple[float, float, str]]
-    """Left side, width and words of the part of the box that belongs to each batch."""
-    longest_ms: int
+    """Left side, width and words of the part of the box that belongs to each point."""
     first_ms: int
     last_ms: int
+
+
+CURVES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "rows_per_s": ("Rows per second", lambda value: number(round(value) if value >= 10 else value)),
+    "lag": ("Lag, rows", number),
+    "duration_ms": ("Batch time", words.duration),
+}
+"""Figure of a batch -> its name, and how its values are written."""
 
 
 async def get_jobs(call: Call) -> Response:
@@ -171,10 +182,12 @@ async def _report(call: Call, name: str) -> Report:
     """Return a job, what its driver reports, and its inputs; raises `NotFound`."""
     job: Mapping[str, Any] = await call.ask("job.get", id=name)
     sources = sources_of(job)
-    if job["state"] not in ENDED:
-        for one in sources:
-            if one.queue is not None:
-                one.waiting = await _waiting(call, one.queue)
+    inputs = (job.get("progress") or {}).get("inputs") or {}
+    for one in sources:
+        told = inputs.get(one.name, {})
+        one.rows, one.lag = told.get("rows"), told.get("lag")
+        if one.queue is not None and job["state"] not in ENDED:
+            one.lag = await _waiting(call, one.queue)
     return Report(job, sources)
 
 
@@ -216,7 +229,7 @@ async def get_job(call: Call) -> Response:
         job=report.job,
         has_ended=report.job["state"] in ENDED,
         error=explained(report.trouble) if report.trouble else None,
-        curve=curve_of(report.progress.get("batches") or ()),
+        curves=curves_of(report.progress.get("batches") or ()),
         size=(WIDTH, HEIGHT),
         described=None if described is None else json.dumps(plain(described), indent=2, ensure_ascii=False),
     )
@@ -234,27 +247,34 @@ def explained(error: str) -> Explained:
     return Explained(said[0], "\n".join(said[1:]), "\n".join(plan))
 
 
-def curve_of(batches: Iterable[Mapping[str, Any]]) -> Curve | None:
-    """Return the times of batches, oldest first, as a curve; None for fewer than two."""
-    known = [one for one in batches if None not in (one["at_ms"], one["duration_ms"])]
-    if len(known) < 2:
-        return None
-    longest = max(1, *(one["duration_ms"] for one in known))
-    first_ms, last_ms = known[0]["at_ms"], known[-1]["at_ms"]
+def curves_of(points: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """Return a curve of each figure that is known of at least two points; ``points``: oldest first."""
+    found = []
+    for name in CURVES:
+        known = [one for one in points if one.get(name) is not None]
+        if len(known) > 1:
+            found.append(_curve(name, known))
+    return found
+
+
+def _curve(name: str, points: Sequence[Mapping[str, Any]]) -> Curve:
+    title, written = CURVES[name]
+    most = max(one[name] for one in points)
+    first_ms, last_ms = points[0]["at_ms"], points[-1]["at_ms"]
     scale = WIDTH / max(1, last_ms - first_ms)
-    places = [round((one["at_ms"] - first_ms) * scale, 1) for one in known]
-    heights = [round(HEIGHT * (1 - one["duration_ms"] / longest), 1) for one in known]
+    places = [round((one["at_ms"] - first_ms) * scale, 1) for one in points]
+    heights = [round(HEIGHT * (1 - one[name] / (most or 1)), 1) for one in points]
     ends = [0.0, *((left + right) / 2 for left, right in zip(places, places[1:], strict=False)), float(WIDTH)]
     bars = [
-        (
-            round(left, 1),
-            round(max(1.0, right - left), 1),
-            f"batch {one['batch']} at {moment(one['at_ms'])}: {words.duration(one['duration_ms'])}, {one['rows']} rows",
-        )
-        for one, left, right in zip(known, ends, ends[1:], strict=False)
+        (round(left, 1), round(max(1.0, right - left), 1), f"{written(one[name])}: {_words(one)}")
+        for one, left, right in zip(points, ends, ends[1:], strict=False)
     ]
     line = " ".join(f"{x},{y}" for x, y in zip(places, heights, strict=True))
-    return Curve(line, bars, longest, first_ms, last_ms)
+    return Curve(f"{title}, up to {written(most)}", line, bars, first_ms, last_ms)
+
+
+def _words(point: Mapping[str, Any]) -> str:
+    return f"up to batch {point['batch']}, from {moment(point['at_ms'])}, {number(point['rows'])} rows"
 
 
 ENDPOINTS = (
