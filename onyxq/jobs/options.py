@@ -13,20 +13,31 @@ COMPRESSIONS = ("snappy", "gzip", "zstd", "lz4", "brotli", "none")
 OTHER_FIELDS = ("refuse", "drop", "add")
 CALL = "foreach_batch"
 """Name that outputs with a function of the user have in place of a format."""
-TABLES = ("delta", "postgres", CALL)
-"""Outputs that are not folders of files: tables of other systems, and functions of the user."""
+TABLES = ("delta", "kafka", "postgres", CALL)
+"""Outputs that are not folders of files: tables and topics of other systems, and functions of the user."""
 GROWING = ("parquet", "delta")
 """Formats of outputs that can add columns: ``other_fields`` as ``add``."""
 _OF_COLUMNS = ("csv", "delta", "json", "parquet", "text")
 """Formats that can hold any value of a column of their schema."""
-_NEEDED = {"postgres": ("url", "table")}
+_NEEDED = {"kafka": ("brokers", "topic"), "postgres": ("url", "table")}
 _SIZES = ("file_rows_max", "file_bytes_max")
-_COLUMNS = ("schema", "other_fields", "partition_by", *_SIZES)
+_COMMON = ("schema", "other_fields")
+_COLUMNS = (*_COMMON, "partition_by", *_SIZES)
+PRODUCER = "kafka."
+"""Prefix of options that are settings of a producer of Kafka, as librdkafka names them."""
+_PRODUCER = (
+    "batch.size client.id compression.level compression.type linger.ms message.max.bytes partitioner sasl.mechanism "
+    "sasl.username security.protocol ssl.ca.location transaction.timeout.ms"
+)
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "csv": (*_COLUMNS, "header", "sep"),
-    "delta": ("schema", "other_fields", "partition_by"),
-    "postgres": ("schema", "other_fields", "url", "table", "key"),
-    CALL: ("schema", "other_fields"),
+    "delta": (*_COMMON, "partition_by"),
+    "kafka": (
+        *(*_COMMON, "brokers", "topic", "key", "value", "headers", "properties"),
+        *(f"{PRODUCER}{name}" for name in _PRODUCER.split()),
+    ),
+    "postgres": (*_COMMON, "url", "table", "key"),
+    CALL: _COMMON,
     "json": _COLUMNS,
     "parquet": (*_COLUMNS, "compression"),
     "text": _SIZES,
@@ -93,19 +104,42 @@ COUNT_MAX = (1 << 63) - 1
 _PASSWORD = re.compile(r"password|secret|^[^?=]*:(?!//)[^?@]*@", re.IGNORECASE)
 """What an address of PostgreSQL with a password contains, also one that PostgreSQL cannot read."""
 _COUNT = (_is_count, "a whole number from 1")
+_NAME = (lambda said: bool(said.strip()) and "," not in said, "the name of one column")
+_NAMES = (_are_names, "names of different columns, comma-separated")
+_BROKERS = re.compile(r"[^\s,:@/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "compression": (COMPRESSIONS.__contains__, f"one of {', '.join(COMPRESSIONS)}"),
     "file_bytes_max": _COUNT,
     "file_rows_max": _COUNT,
-    "key": (_are_names, "names of different columns, comma-separated"),
+    "key": _NAMES,
     "header": (("true", "false").__contains__, "true or false"),
     "other_fields": (OTHER_FIELDS.__contains__, f"one of {', '.join(OTHER_FIELDS)}"),
-    "partition_by": (_are_names, "names of different columns, comma-separated"),
+    "partition_by": _NAMES,
     "schema": (lambda said: bool(said.strip()), "names and types of columns, such as 'word string, n bigint'"),
     "table": (lambda said: all(said.split(".")) and said.count(".") < 2, "a table, or schema.table"),
     "url": (lambda said: not _PASSWORD.search(said), "without a password: everyone who sees the job would see it"),
     "sep": (lambda said: len(said) == 1 and said not in '"\r\n', "one character, no quote and no line break"),
 }
+_OF_KAFKA: dict[str, tuple[Callable[[str], bool], str]] = {
+    "brokers": (lambda said: all(map(_BROKERS.fullmatch, names_in(said))), "HOST:PORT of brokers, comma-separated"),
+    "topic": (lambda said: bool(_TOPIC.fullmatch(said)), "a topic: letters, digits, '.', '_' and '-'"),
+    "key": _NAME,
+    "value": _NAME,
+    "headers": _NAMES,
+    "properties": (lambda said: said.startswith("/"), "the absolute path of a file"),
+    "kafka.message.max.bytes": _COUNT,
+}
+"""Values of options of Kafka; the client itself checks the other settings of a producer when the job starts."""
+_ELSEWHERE = {"kafka": "; all other settings of the client, and passwords, belong in the file that properties names"}
+"""Format -> what an unknown option may need instead."""
+
+
+def _value_of(kind: str, name: str) -> tuple[Callable[[str], bool], str]:
+    """Return the check of an output's option, and the expected value in words."""
+    if kind != "kafka" or name in _COMMON:
+        return _VALUES[name]
+    return _OF_KAFKA.get(name, (bool, "a setting of librdkafka"))
 
 
 def problems(job: str, task: Input | Output, path: str) -> Iterator[Problem]:
@@ -120,10 +154,10 @@ def problems(job: str, task: Input | Output, path: str) -> Iterator[Problem]:
     for name in task.options:
         if name not in known and (isinstance(task, Output) or name.lower() not in lowered):
             near = did_you_mean(name, list(known)) or f"; there are {', '.join(known) or 'none'}"
-            yield f"{path}.options.{name}", f"is not an option {said}{near}"
-        elif isinstance(task, Output) and not _VALUES[name][0](task.options[name]):
+            yield f"{path}.options.{name}", f"is not an option {said}{near}{_ELSEWHERE.get(kind, '')}"
+        elif isinstance(task, Output) and not _value_of(kind, name)[0](task.options[name]):
             shown = "" if name == "url" else f", not {task.options[name]!r:.80}"
-            yield f"{path}.options.{name}", f"{said} must be {_VALUES[name][1]}{shown}"
+            yield f"{path}.options.{name}", f"{said} must be {_value_of(kind, name)[1]}{shown}"
     if isinstance(task, Output):
         yield from _of_columns(task, kind, path, said)
 

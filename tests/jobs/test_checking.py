@@ -111,9 +111,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (catalog(Input("lines", queue="q", bounded=True)), "catalog[0].bounded", "when it is sealed"),
     (catalog(Input("lines", format="csv", options={"header": True})), "catalog[0].options", "strings to strings"),  # type: ignore[dict-item]
     (
-        catalog(Output("raw", format="kafka")),
+        catalog(Output("raw", format="kinesis")),
         "catalog[3].format",
-        "outputs are csv, delta, json, parquet, postgres, text or a queue",
+        "outputs are csv, delta, json, kafka, parquet, postgres, text or a queue",
     ),
     (catalog(Output("raw", format="csv", path="/x", priority=5)), "catalog[3].priority", "is for a queue"),
     (catalog(Output("raw", queue="")), "catalog[3].queue", "a queue's name"),
@@ -372,6 +372,31 @@ def _packed(value: Any) -> bytes:
             Output("out", format="postgres", path="/x", options={"url": "postgresql://me:secret@db/x"}),
             "catalog[1].options.url",
             "must be without a password: everyone who sees the job would see it",
+        ),
+        (
+            Output("out", format="kafka", path="/x", options={"topic": "t"}),
+            "catalog[1].options.brokers",
+            "is missing",
+        ),
+        (
+            Output("out", format="kafka", path="/x", options={"brokers": "a:9092, b", "topic": "t"}),
+            "catalog[1].options.brokers",
+            "must be HOST:PORT of brokers, comma-separated, not 'a:9092, b'",
+        ),
+        (
+            Output("out", format="kafka", path="/x", options={"brokers": "a:1", "topic": "t", "key": "a, b"}),
+            "catalog[1].options.key",
+            "must be the name of one column, not 'a, b'",
+        ),
+        (
+            Output("out", format="kafka", path="/x", options={"kafka.sasl.password": "secret"}),
+            "catalog[1].options.kafka.sasl.password",
+            "and passwords, belong in the file that properties names",
+        ),
+        (
+            Output("out", format="kafka", path="/x", options={"kafka.liger.ms": "5"}),
+            "catalog[1].options.kafka.liger.ms",
+            "did you mean kafka.linger.ms",
         ),
         (
             Output("out", foreach_batch="shop.billing:charge", path="/x", options={"key": "a"}),

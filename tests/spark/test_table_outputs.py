@@ -1,4 +1,4 @@
-"""Tables and functions as outputs of a job that Spark runs, and a new driver that completes the last batch."""
+"""Tables, topics and functions as outputs of a job that Spark runs, and a new driver that completes the last batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("confluent_kafka")
 pytest.importorskip("deltalake")
 pytest.importorskip("psycopg")
 
@@ -26,8 +27,9 @@ from onyxq.spark.files.staging import Staging
 from onyxq.spark.plan.compile import folders_of
 from tests.outbox.postgres import database, postgres
 from tests.spark.job_world import HERE, run
+from tests.spark.kafka_world import brokers, read, topic
 
-__all__ = ["database", "postgres"]
+__all__ = ["brokers", "database", "postgres", "topic"]
 
 pytestmark = pytest.mark.long
 
@@ -36,9 +38,9 @@ LAST: dict[str, Any] = {"job": "tables", "batch": 1, "part": 0}
 
 
 def test_a_batch_is_in_every_table_once_and_a_new_driver_completes_the_last_one(
-    spark: Any, database: str, tmp_path: Path
+    spark: Any, database: str, brokers: str, topic: str, tmp_path: Path
 ) -> None:
-    """Delta, PostgreSQL and a function of the user; the new driver calls it in a worker."""
+    """Delta, PostgreSQL, Kafka and a function of the user; the new driver calls it in a worker."""
     (tmp_path / "in").mkdir()
     names = [str(tmp_path / f"called-{n}") for n in range(3)]
     (tmp_path / "in" / "a.txt").write_text("".join(f"{name}\n" for name in names))
@@ -53,6 +55,12 @@ def test_a_batch_is_in_every_table_once_and_a_new_driver_completes_the_last_one(
             path=str(tmp_path / "rows"),
             options={**schema, "url": database, "table": "words", "key": "value"},
         ),
+        Output(
+            "topic",
+            format="kafka",
+            path=str(tmp_path / "topic"),
+            options={"brokers": brokers, "topic": topic, "key": "value"},
+        ),
         Output("calls", foreach_batch=f"{HERE}:noted", path=str(tmp_path / "calls"), options=schema),
     ]
     job = Job(
@@ -64,6 +72,8 @@ def test_a_batch_is_in_every_table_once_and_a_new_driver_completes_the_last_one(
     assert sorted(deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()["value"].to_pylist()) == names
     with psycopg.connect(database) as connection:
         assert connection.execute("SELECT value FROM words ORDER BY value").fetchall() == [(name,) for name in names]
+    messages = {message.key().decode(): json.loads(message.value()) for message in read(brokers, topic)}
+    assert messages == {name: {"value": name} for name in names}
     called = [json.loads(line) for name in names for line in Path(name).read_text().splitlines()]
     assert [(one["job"], one["version"], one["task"], one["batch"]) for one in called] == [
         ("tables", 3, "calls", 0)
@@ -73,7 +83,7 @@ def test_a_batch_is_in_every_table_once_and_a_new_driver_completes_the_last_one(
     more = str(tmp_path / "called-more")
     folders = folders_of(decode(encode(job)))
     task = Staging(
-        {"calls": evolve(folders[2], schema=described(pyarrow.schema([("value", pyarrow.string())])))}, **LAST
+        {"calls": evolve(folders[3], schema=described(pyarrow.schema([("value", pyarrow.string())])))}, **LAST
     )
     task.add("calls", pack({"value": more}))
     stage(folders, task.finish(), job="tables", batch=1, mark="m")

@@ -17,6 +17,7 @@ from pyarrow import parquet
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.values import Unfit, called, encode_json, pack, parts, to_json, unpack, unpack_all
 from onyxq.spark.files.columns import Columns, row_fitter, segments, table, united
+from onyxq.spark.files.messages import encoder
 from onyxq.spark.files.texts import csv_form, csv_name, json_form
 
 ROWS_MAX = 10_000
@@ -352,6 +353,27 @@ class Packed(_BySegment):
         self.size += len(payload)
 
 
+class Messages(Packed):
+    """Messages of Kafka as msgpack, one after the other."""
+
+    def __init__(self, stream: Any, output: Described, found: str = "") -> None:
+        super().__init__(stream, output, found)
+        self._output = output
+        schema = decoded(output.schema) if output.schema else None
+        try:
+            self._encode = encoder(schema, output.options)
+        except Unfit as error:
+            raise refused(output, error) from None
+
+    def add(self, payload: bytes) -> None:
+        """Write the message of one packed segment."""
+        try:
+            message = self._encode(payload)
+        except Unfit as error:
+            raise refused(self._output, error) from None
+        super().add(pack(message))
+
+
 class WithoutNulls(Parquet):
     """Parquet without the null character, which PostgreSQL's strings cannot hold."""
 
@@ -382,6 +404,7 @@ WRITERS: dict[str, Callable[..., Any]] = {
     "csv": Csv,
     "parquet": Parquet,
     "delta": Parquet,
+    "kafka": Messages,
     "postgres": WithoutNulls,
     "foreach_batch": _for_call,
 }

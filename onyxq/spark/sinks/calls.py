@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow
 
 from onyxq.jobs.predicates import Pickled, Ref
-from onyxq.jobs.values import unpack_all
 from onyxq.spark.failures import of_task
 from onyxq.spark.files.staging import Folder
 from onyxq.spark.functions import resolve
@@ -46,8 +45,4 @@ def _rows(folder: Folder, files: Files) -> Any:
     """Return an Arrow table if the output has columns, otherwise a list of segments."""
     if "schema" in folder.options:
         return pyarrow.Table.from_batches(files.batches(), files.schema())
-    found: list[Any] = []
-    for path in files.paths:
-        with files.system.open_input_stream(path, compression=None) as stream:
-            found += unpack_all(stream)
-    return found
+    return list(files.packed())

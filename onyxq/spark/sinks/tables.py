@@ -1,4 +1,4 @@
-"""Outputs that are not folders of files: tables of other systems, and functions of the user.
+"""Outputs that are not folders of files: tables and topics of other systems, and functions of the user.
 
 Executors write hidden files (`onyxq.spark.files.staging`), as for folders. After the log has committed the batch, the
 driver passes the files to the output. If the driver dies before it has finished, the next driver passes the same files
@@ -26,6 +26,7 @@ from pyarrow import fs, parquet
 
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.jobs.options import CALL, TABLES
+from onyxq.jobs.values import unpack_all
 from onyxq.spark.failures import TaskFailed
 from onyxq.spark.files.formats import decoded
 from onyxq.spark.files.staging import Folder
@@ -34,6 +35,7 @@ ROWS_MAX = 10_000
 """Rows that are read at once."""
 _MODULES = {
     "delta": "onyxq.spark.sinks.delta",
+    "kafka": "onyxq.spark.sinks.kafka",
     "postgres": "onyxq.spark.sinks.postgres",
     CALL: "onyxq.spark.sinks.calls",
 }
@@ -85,6 +87,12 @@ class Files:
         for path in self.paths:
             with self.system.open_input_file(path) as stream:
                 yield from parquet.ParquetFile(stream).iter_batches(ROWS_MAX)
+
+    def packed(self) -> Iterator[Any]:
+        """Yield the values that are packed one after the other."""
+        for path in self.paths:
+            with self.system.open_input_stream(path, compression=None) as stream:
+                yield from unpack_all(stream)
 
 
 def is_table(folder: Folder) -> bool:
