@@ -71,17 +71,19 @@ class Jobs:
         *,
         keep_ms: Milliseconds | None = None,
         importable: bool = True,
+        replace: bool = False,
         timeout_ms: Timeout = None,
     ) -> str:
         """Submit a job and return its id. To submit the same job again under its id changes nothing.
 
         Functions that other machines cannot import by name are pickled and sent along. ``importable``: import
         functions given by name here, to check that they exist. ``keep_ms``: how long the outcome is kept after the
-        job has ended. Raises `BadRequest` naming the key at fault, `TooLarge`, or `JobConflict` if another job was
-        submitted under the id.
+        job has ended. ``replace``: end the job in ``resume`` by the same step. Raises `BadRequest` naming the key at
+        fault, `TooLarge`, or `JobConflict` if another job was submitted under the id.
         """
         check(job, importable=importable)
-        asked = SubmitJob(body=encode(job), keep_ms=KEEP_MS if keep_ms is None else as_milliseconds(keep_ms, "keep_ms"))
+        keep_ms = KEEP_MS if keep_ms is None else as_milliseconds(keep_ms, "keep_ms")
+        asked = SubmitJob(body=encode(job), keep_ms=keep_ms, replace=replace)
         answer = await self._do(SUBMIT_JOB, asked, timeout_ms=timeout_ms)
         return str(answer["id"])
 

@@ -258,6 +258,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "checkpoint": _TEXT.or_none(),
         "trigger_ms": _integer(1, 86_400_000),
         "resume": _JOB_ID.or_none(),
+        "drop_state": _many(_NAME),
         "restarts": _integer(0, 1_000),
         "key_groups": _integer(1, 1_024),
         "metadata": _VALUES,

@@ -365,3 +365,5 @@ def _slots(job: Job) -> Iterator[Problem]:
     for name in ("beside", "resume"):
         if getattr(job, name) == job.id:
             yield name, "is the job's own id: it must be another job's"
+    if job.drop_state and job.resume is None:
+        yield "drop_state", "is for a job that takes over the state of another: give it `resume`"

@@ -9,7 +9,7 @@ inputs have ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -83,6 +83,13 @@ class Group:
             self.index.newest = [later(one, other) for one, other in zip(self.index.newest, latest, strict=True)]
         self._buckets.refresh()
         yield from self._let_go(NEVER if batch.ended else self._watermark())
+        self._buckets.save()
+        self.index.notes = self._buckets.notes
+
+    def restore(self, cells: Iterable[tuple[bytes, list[Any]]]) -> None:
+        """Store the cells of another job in a group that has none: packed key, segments."""
+        for key, cell in cells:
+            self._buckets.cell(key)[:] = cell
         self._buckets.save()
         self.index.notes = self._buckets.notes
 

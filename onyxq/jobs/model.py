@@ -370,7 +370,9 @@ class Job:
     trigger_ms: int = 200
     """Shortest time between two batches, in milliseconds."""
     resume: str | None = None
-    """Id of a job from whose committed offsets this one starts."""
+    """Id of a job whose places in its inputs, windows and joins this one takes over."""
+    drop_state: tuple[str, ...] = attrs.field(default=(), converter=tupled)
+    """Windows, joins and frame tasks of that job whose state this one does not take over."""
     restarts: int = 5
     """Number of consecutive failures after which the job has failed."""
     key_groups: int = 16

@@ -112,6 +112,13 @@ class Group:
         self._buckets.save()
         index.notes = self._buckets.notes
 
+    def restore(self, cells: Iterable[tuple[int, bytes, Cell]]) -> None:
+        """Store the cells of another job in a group that has none: index of the window, packed key, extents."""
+        for window, key, cell in cells:
+            self._buckets.cell(_named(window, key))[:] = cell
+        self._buckets.save()
+        self.index.notes = self._buckets.notes
+
     def wake_ms(self) -> int | None:
         """Return the time of the next batch that may have work without new segments; None if there is none."""
         times = []
@@ -170,7 +177,7 @@ class Group:
             if note is None or not any(_is_due(*one) for one in zip(note, timers, clocks, strict=True)):
                 continue
             for name, cell in self._buckets.cells(number):
-                window, key = _parted(name)
+                window, key = parted(name)
                 windowing = self.windowings[window]
                 yield from self._said(window, key, fire(windowing, cell, timers[window]))
                 yield from self._said(window, key, close(windowing, cell, clocks[window]))
@@ -183,7 +190,7 @@ class Group:
         """Return for each window the earliest end of an extent and the triggers with unsent changes."""
         notes: list[list[Any]] = [[None, 0] for _ in self.windowings]
         for name, cell in cells.items():
-            note = notes[_parted(name)[0]]
+            note = notes[parted(name)[0]]
             end = min(extent[END] for extent in cell)
             note[0] = end if note[0] is None else min(note[0], end)
             for extent in cell:
@@ -196,9 +203,10 @@ def _is_due(note: list[Any], timers: int, clock_ms: int) -> bool:
     return (end is not None and end <= clock_ms) or bool(dirty & timers)
 
 
+def parted(name: bytes) -> tuple[int, bytes]:
+    """Return the index of the window and the packed key of a cell's name."""
+    return int.from_bytes(name[:2], "big"), name[2:]
+
+
 def _named(window: int, key: bytes) -> bytes:
     return window.to_bytes(2, "big") + key
-
-
-def _parted(name: bytes) -> tuple[int, bytes]:
-    return int.from_bytes(name[:2], "big"), name[2:]

@@ -30,6 +30,7 @@ from onyxq.core.replica import Job as Known
 from onyxq.core.replica import Replica, TaskLimits
 from onyxq.jobs import encoding
 from onyxq.jobs.function_imports import references
+from onyxq.jobs.inherited_state import check_fit, stateful
 from onyxq.jobs.job_check import check as check_job
 from onyxq.jobs.model import Function, Input, Job, Join, Reduce
 from onyxq.jobs.progress import shown_of
@@ -107,13 +108,50 @@ class Jobs:
                     hint="Name its module in the peers' setting job_modules.",
                 )
         entry = entry_of(job, keep_ms=args.keep_ms)
-        position, (verdict,) = await self._node.verdicts([entry])
+        known = lifetime.digest_of(self._node.replica, job.id)
+        if known is None:
+            await self._check_resumed(job, args.replace)
+        ended = [kill_job.Args(job.resume)] if args.replace and job.resume and known in (None, entry.digest) else []
+        position, (*_, verdict) = await self._node.verdicts([*ended, entry])
         if verdict == submit_job.CONFLICT:
             raise JobConflict(f"there is another job {job.id}", field="id")
         if verdict not in (APPLIED, submit_job.REPEAT):
             raise BadRequest(verdict, field=verdict.partition(" ")[0].rstrip(":"))
         repeat = verdict == submit_job.REPEAT
         return SubmittedJob(id=job.id, digest=entry.digest, position=position, repeat=repeat)
+
+    async def _check_resumed(self, job: Job, replace: bool) -> None:
+        """Raise `BadRequest` unless the job that a new one resumes, if any, has ended and its state fits."""
+        if job.resume is None:
+            if replace:
+                raise BadRequest("replace is for a job that resumes another", field="replace", hint="Set resume.")
+            return
+        name = job.resume
+        try:
+            found = await self._found(name)
+        except NotFound:
+            raise BadRequest("resume names no job that is known", field="resume") from None
+        known = self._node.replica.jobs.get(name)
+        if known is not None:
+            completed = found["state"] == lifetime.COMPLETED
+            check_fit(encoding.decode(known.body), job, completed=completed)
+        if not stateful(job):
+            return
+        if found["state"] not in lifetime.ENDED and not replace:
+            raise BadRequest(
+                f"resume names job {name}, which is {found['state']}: only an ended job hands over its state",
+                field="resume",
+                hint=f"Replace it (--replace), or kill it first: onyxq job kill {name}.",
+            )
+        end = lifetime.end_of(self._node.replica, name)
+        if end is None or end[1] < 0:
+            raise BadRequest(
+                f"resume names job {name}, which has committed no batch: there is nothing to take over",
+                field="resume",
+                hint="Submit the job without resume, or resume the job that this one resumed.",
+            )
+        if not end[2]:
+            raise BadRequest("resume names a job whose offsets are not kept any more", field="resume")
 
     async def kill(self, args: KillJob) -> JobView:
         """End a job now; raises `NotFound`, `Conflict` if it has ended otherwise, `Unavailable`."""
@@ -266,7 +304,8 @@ def entry_of(job: Job, *, keep_ms: int) -> submit_job.Args:
         tasks=tuple(_limits(task) for task in job.catalog if isinstance(task, (Function, Reduce, Join))),
         own_host=job.own_host,
         keep_ms=keep_ms,
-        resume=job.resume or "",
+        # State of windows is taken over by the driver, together with the offsets that belong to it.
+        resume="" if stateful(job) else job.resume or "",
     )
 
 

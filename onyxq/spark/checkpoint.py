@@ -9,8 +9,12 @@ no state, a fresh folder is made from what the log recorded with the batch (`rec
 from __future__ import annotations
 
 import json
+import math
+import re
+import time
 import uuid
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -18,13 +22,21 @@ from attrs import frozen
 from pyarrow import fs
 
 from onyxq.core.errors import Incomplete
+from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.model import Job
 from onyxq.spark.places import exists, located, read, write
-from onyxq.spark.plan.regions import stateful
+from onyxq.spark.plan.regions import streams
+from onyxq.spark.plan.rows import END
 from onyxq.spark.progress import EVENT_TIME_MAX_MS
 
 RECORD_BYTES_MAX = 60 * 1024
 """Maximum size of what the log records with a batch, with some reserve."""
+RESTORED, JOB = "restored", "job"
+"""Files in a version's folder: it has the state that the job takes over; the job's bytes."""
+ENDED = "ended"
+"""File in a job's folder: the job has ended, and the folder is kept until this time, in ms since the epoch."""
+_NO_OFFSET = "-"
+_STATE_FILE = re.compile(r"(?P<operator>\d+)/(?P<part>\d+)/(?P<version>\d+)_(?P<id>[0-9a-f-]+)\.(changelog|zip)")
 _BY_BATCH = ("offsets", "commits")
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -35,14 +47,20 @@ class Checkpoints:
 
     base: str
 
-    def fit(self, job: Job, *, version: int, batch: int, recorded: bytes) -> str:
+    def fit(self, job: Job, *, version: int, batch: int, recorded: bytes, resumes: bool = False) -> str:
         """Return the folder from which the job continues after ``batch`` (-1: none was committed).
 
-        Raises `Incomplete` if this peer cannot reach what the job needs.
+        ``resumes``: before its first batch the job takes over state of another one (`onyxq.spark.state_copy`). Then the
+        folder has that state, or does not exist. Raises `Incomplete` if this peer cannot reach what the job needs.
         """
         base = job.checkpoint or self.base
         system, root = located(f"{base.rstrip('/')}/{job.id}")
         mine = f"{root}/{version}"
+        if resumes and batch < 0:
+            if exists(system, mine) and not exists(system, f"{mine}/{RESTORED}"):
+                system.delete_dir(mine)
+            _drop(system, mine, 0)
+            return f"{base.rstrip('/')}/{job.id}/{version}"
         if not exists(system, mine):
             before = _before(system, root, version, batch)
             if before is not None:
@@ -50,7 +68,7 @@ class Checkpoints:
             elif recorded:
                 if stateful(job) and batch >= 0:
                     raise _unreachable(job, base)
-                _fresh(system, mine, max(batch, 0), recorded)
+                _fresh(system, mine, max(batch, 0), recorded, streams(job))
             elif batch >= 0:
                 raise _unreachable(job, base)
         _drop(system, mine, batch if not recorded else max(batch, 0))
@@ -61,11 +79,47 @@ class Checkpoints:
                 system.delete_dir(f"{root}/{older}")
         return f"{base.rstrip('/')}/{job.id}/{version}"
 
-    def forget(self, job: Job) -> None:
-        """Remove the folders of a job that has ended."""
-        system, root = located(f"{(job.checkpoint or self.base).rstrip('/')}/{job.id}")
-        if exists(system, root):
-            system.delete_dir(root)
+    def forget(self, job: Job, *, until_ms: int = 0) -> None:
+        """Remove the folders of a job that has ended; with ``until_ms`` only after that time, in ms since the epoch.
+
+        Folders of other ended jobs at the same place are removed if their time has passed.
+        """
+        base = (job.checkpoint or self.base).rstrip("/")
+        system, root = located(base)
+        mine = f"{root}/{job.id}"
+        if not until_ms and exists(system, mine):
+            system.delete_dir(mine)
+        elif exists(system, mine):
+            write(system, f"{mine}/{ENDED}", str(until_ms).encode())
+        for found in system.get_file_info(fs.FileSelector(root, allow_not_found=True)):
+            kept = f"{found.path}/{ENDED}"
+            if exists(system, kept) and int(read(system, kept)) < time.time_ns() // 1_000_000:
+                system.delete_dir(found.path)
+
+    def left_by(self, name: str, job: Job, batch: int, record: bytes) -> str:
+        """Return the folder in which an ended job left its state after ``batch``, for a job that takes it over.
+
+        If Spark noted the end of the batch in none of the folders, it is the oldest one with the batch: its driver
+        committed it, and later ones began to repeat it. Raises `Incomplete` if this peer cannot reach it.
+        """
+        offsets = msgpack.unpackb(record)["offsets"]
+        for base in dict.fromkeys((job.checkpoint or self.base, self.base)):
+            system, root = located(f"{base.rstrip('/')}/{name}")
+            mine = [f"{root}/{version}" for version in _versions(system, root)]
+            mine = [
+                path for path in mine if exists(system, f"{path}/{JOB}") and _planned(system, path, batch) == offsets
+            ]
+            done = [path for path in mine if exists(system, f"{path}/commits/{batch}")]
+            if mine and not done:
+                done = mine[-1:]
+                _finish(system, done[0], batch)
+            if done:
+                return f"{base.rstrip('/')}/{name}/{done[0].rpartition('/')[2]}"
+        raise Incomplete(
+            f"job {job.id} cannot take over the state of job {name} on this peer: another peer kept its checkpoint, "
+            f"or it was deleted; it is not under {job.checkpoint or self.base}",
+            hint="Give jobs, or their peers, a checkpoint path that all peers reach (--checkpoints).",
+        )
 
 
 def end_event_time(folder: str) -> None:
@@ -80,26 +134,63 @@ def end_event_time(folder: str) -> None:
     last = max(done, key=int)
     version, _, said = read(system, f"{path}/commits/{last}").decode().partition("\n")
     note = {**json.loads(said), "nextBatchWatermarkMs": EVENT_TIME_MAX_MS}
-    checksum = f"{path}/commits/.{last}.crc"
-    if exists(system, checksum):
-        system.delete_file(checksum)
-    write(system, f"{path}/commits/{last}", f"{version}\n{json.dumps(note)}".encode())
+    _replace(system, f"{path}/commits", int(last), f"{version}\n{json.dumps(note)}")
 
 
-def recorded(folder: str, batch: int, mark: str = "") -> bytes:
+def recorded(
+    folder: str, batch: int, mark: str = "", inputs: Sequence[str] | None = None, *, bytes_max: int = RECORD_BYTES_MAX
+) -> bytes:
     """Return what the log keeps with a batch: its offsets, and what a fresh folder needs to continue from there.
 
-    ``mark`` identifies the files that the batch wrote, see `onyxq.spark.files.file_sink`. The record identifies a
-    repeat of a batch: the same offsets give the same bytes, whatever was planned after them.
+    ``mark`` identifies the files that the batch wrote, see `onyxq.spark.files.file_sink`. ``inputs`` are the names of
+    the offsets (`onyxq.spark.plan.regions.streams`), for another job with other inputs. The record identifies a repeat
+    of a batch: the same offsets give the same bytes, whatever was planned after them.
     """
     system, path = located(folder)
     offsets = offsets_of(folder, batch)
-    kept = {"offsets": _lean(offsets), "mark": mark}
-    seen = _seen_files(system, f"{path}/sources", offsets)
+    if inputs is not None and len(inputs) != len(_lines(offsets)):
+        inputs = None
+    kept = {"offsets": _lean(offsets), "mark": mark, "inputs": inputs}
+    seen = _seen_files(system, f"{path}/sources", offsets, inputs, 64 * bytes_max)
     packed: bytes = msgpack.packb({**kept, "sources": seen})
-    if len(packed) > RECORD_BYTES_MAX:
+    if len(packed) > bytes_max:
         packed = msgpack.packb({**kept, "sources": None})
     return packed
+
+
+def has_state(record: bytes) -> bool:
+    """Return whether the job of a record keeps state, as far as the record shows it."""
+    inputs = msgpack.unpackb(record)["inputs"]
+    return inputs is None or END in inputs
+
+
+def continue_after(folder: str, record: bytes, inputs: Sequence[str] | None) -> None:
+    """Let a query whose batch 0 read no input continue where another job's inputs were.
+
+    The folder is then complete. ``inputs`` are those of the query.
+    """
+    system, path = located(folder)
+    header = offsets_of(folder, 0).decode().split("\n")[:2]
+    if exists(system, f"{path}/sources"):
+        system.delete_dir(f"{path}/sources")
+    offsets = _placed(system, path, record, inputs)
+    _replace(system, f"{path}/offsets", 0, "\n".join([*header, *offsets]))
+    write(system, f"{path}/{RESTORED}", b"")
+
+
+def is_restored(folder: str) -> bool:
+    """Return whether a folder has the state that its job takes over."""
+    return exists(*located(f"{folder}/{RESTORED}"))
+
+
+def note_job(folder: str, body: bytes) -> None:
+    """Keep the job's bytes in its folder, for a job that resumes it after the log has forgotten them."""
+    write(*located(f"{folder}/{JOB}"), body)
+
+
+def job_in(folder: str) -> bytes:
+    """Return the bytes of the job of a folder."""
+    return read(*located(f"{folder}/{JOB}"))
 
 
 def offsets_of(folder: str, batch: int) -> bytes:
@@ -133,19 +224,50 @@ def _unreachable(job: Job, base: str) -> Incomplete:
     )
 
 
-def _fresh(system: fs.FileSystem, path: str, batch: int, record: bytes) -> None:
+def _fresh(system: fs.FileSystem, path: str, batch: int, record: bytes, inputs: Sequence[str] | None) -> None:
+    write(system, f"{path}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+    header = msgpack.unpackb(record)["offsets"].decode().split("\n")[:2]
+    offsets = "\n".join([*header, *_placed(system, path, record, inputs)]).encode()
+    for number in {max(batch - 1, 0), batch}:  # Spark reads the last two, even to continue after the last.
+        write(system, f"{path}/offsets/{number}", offsets)
+    write(system, f"{path}/commits/{batch}", _COMMITTED.encode())
+
+
+def _placed(system: fs.FileSystem, path: str, record: bytes, inputs: Sequence[str] | None) -> list[str]:
+    """Write the logs of files that inputs have read, and return the offsets of the inputs, from the record of a batch.
+
+    An input without a name in the record begins at its start, and the end of inputs is not reached.
+    """
     said = msgpack.unpackb(record)
     if said["sources"] is None:
         raise Incomplete(
             "the job has read too many files for the log to know them, and its checkpoint is at another peer",
             hint="Give the job, or its peers, a checkpoint path that all of them reach (--checkpoints).",
         )
-    write(system, f"{path}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+    lines, before = _lines(said["offsets"]), said.get("inputs")
+    if before is None or inputs is None:
+        before = inputs = [str(place) for place in range(len(lines))]
+    numbers = dict(zip(before, _numbers(before), strict=True))
+    moved = {
+        str(numbers[name]): number for name, number in zip(inputs, _numbers(inputs), strict=True) if name in numbers
+    }
     for name, data in msgpack.unpackb(zlib.decompress(said["sources"])).items():
-        write(system, f"{path}/sources/{name}", data)
-    for number in {max(batch - 1, 0), batch}:  # Spark reads the last two, even to continue after the last.
-        write(system, f"{path}/offsets/{number}", said["offsets"])
-    write(system, f"{path}/commits/{batch}", _COMMITTED.encode())
+        number, _, file = name.partition("/")
+        if number in moved:
+            write(system, f"{path}/sources/{moved[number]}/{file}", data)
+    found = dict(zip(before, lines, strict=True))
+    return [json.dumps({"ended": 0}) if name == END else found.get(name, _NO_OFFSET) for name in inputs]
+
+
+def _lines(offsets: bytes) -> list[str]:
+    """Return the offsets of a batch, one for each use of an input."""
+    return offsets.decode().split("\n")[2:]
+
+
+def _numbers(inputs: Sequence[str]) -> list[int]:
+    """Return for each use of an input the number that Spark gives to its source."""
+    found = {name: number for number, name in enumerate(dict.fromkeys(inputs))}
+    return [found[name] for name in inputs]
 
 
 def _lean(offsets: bytes) -> bytes:
@@ -161,9 +283,11 @@ def _lean(offsets: bytes) -> bytes:
     return "\n".join(lines).encode()
 
 
-def _seen_files(system: fs.FileSystem, path: str, offsets: bytes) -> bytes | None:
-    """Return the packed logs of files that sources have read; None if they are too large for the log."""
-    lasts = _log_offsets(offsets)
+def _seen_files(
+    system: fs.FileSystem, path: str, offsets: bytes, inputs: Sequence[str] | None, bytes_max: int
+) -> bytes | None:
+    """Return the packed logs of files that sources have read; None if they are too large."""
+    lasts = _log_offsets(offsets, inputs)
     logs: dict[str, list[str]] = {}
     for name in _listed(system, path):
         folder, _, file = name.rpartition("/")
@@ -175,21 +299,21 @@ def _seen_files(system: fs.FileSystem, path: str, offsets: bytes) -> bytes | Non
         for name in names:
             if _number(name) >= whole:
                 kept[f"{folder}/{name}"] = read(system, f"{path}/{folder}/{name}")
-    if sum(map(len, kept.values())) > 64 * RECORD_BYTES_MAX:
+    if sum(map(len, kept.values())) > bytes_max:
         return None
     return zlib.compress(msgpack.packb(kept))
 
 
-def _log_offsets(offsets: bytes) -> dict[str, int]:
+def _log_offsets(offsets: bytes, inputs: Sequence[str] | None) -> dict[str, int]:
     """Return file source -> last valid entry of its log.
 
-    Sources are numbered in the order of the offsets.
+    Sources are numbered in the order of their first uses.
     """
-    found = {}
-    for place, line in enumerate(offsets.decode().split("\n")[2:]):
+    found, lines = {}, _lines(offsets)
+    for number, line in zip(range(len(lines)) if inputs is None else _numbers(inputs), lines, strict=True):
         said = json.loads(line) if line.startswith("{") else None
         if isinstance(said, dict) and "logOffset" in said:
-            found[str(place)] = int(said["logOffset"])
+            found[str(number)] = int(said["logOffset"])
     return found
 
 
@@ -205,7 +329,7 @@ def _before(system: fs.FileSystem, root: str, version: int, batch: int) -> int |
     return None
 
 
-def _versions(system: fs.FileSystem, root: str, *, below: int) -> list[int]:
+def _versions(system: fs.FileSystem, root: str, *, below: float = math.inf) -> list[int]:
     """Return the versions that have a folder, newest first."""
     names = [found.base_name for found in system.get_file_info(fs.FileSelector(root, allow_not_found=True))]
     return sorted((int(name) for name in names if name.isdigit() and int(name) < below), reverse=True)
@@ -231,6 +355,37 @@ def _drop_state(system: fs.FileSystem, path: str) -> None:
     """Drop the state of a first batch that was not finished: Spark refuses to run a first batch if state exists."""
     if exists(system, f"{path}/state"):
         system.delete_dir(f"{path}/state")
+
+
+def _replace(system: fs.FileSystem, folder: str, batch: int, text: str) -> None:
+    """Write Spark's note about a batch, without the checksum of an earlier one."""
+    checksum = f"{folder}/.{batch}.crc"
+    if exists(system, checksum):
+        system.delete_file(checksum)
+    write(system, f"{folder}/{batch}", text.encode())
+
+
+def _planned(system: fs.FileSystem, path: str, batch: int) -> bytes:
+    """Return the offsets of a batch as the log records them; empty if the folder does not have the batch."""
+    file = f"{path}/offsets/{batch}"
+    return _lean(read(system, file)) if exists(system, file) else b""
+
+
+def _finish(system: fs.FileSystem, path: str, batch: int) -> None:
+    """Note the end of a batch as Spark does, for a driver that ended between the log's commit and this note.
+
+    The log commits a batch once its state is written. Each attempt at the batch has left files of its own; the last one
+    counts.
+    """
+    ids: dict[str, dict[int, str]] = {}
+    files = system.get_file_info(fs.FileSelector(f"{path}/state", recursive=True, allow_not_found=True))
+    for file in sorted(files, key=lambda one: one.mtime_ns):
+        found = _STATE_FILE.fullmatch(file.path.removeprefix(f"{path}/state/"))
+        if found and int(found["version"]) == batch + 1:
+            ids.setdefault(found["operator"], {})[int(found["part"])] = found["id"]
+    said = {operator: [[parts[part]] for part in sorted(parts)] for operator, parts in sorted(ids.items())}
+    note = json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": said})
+    _replace(system, f"{path}/commits", batch, f"v2\n{note}")
 
 
 def _beyond(name: str, batch: int) -> bool:

@@ -24,10 +24,12 @@ from py4j.protocol import Py4JError
 
 from onyxq.core.errors import OnyxqError
 from onyxq.jobs.encoding import decode
+from onyxq.jobs.inherited_state import stateful
 from onyxq.spark import home, java, warm_up
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.job_run import Order, Place, Running
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
+from onyxq.spark.state_copy import Resumed, recover
 
 REHEARSE_FIRST_S = 1.0
 """Seconds without a job after which a host that was started for one runs a warm-up query."""
@@ -106,16 +108,21 @@ class Host:
 
     def _start(self, order: Order) -> None:
         before = self._jobs.get(order.job)
-        running = Running(self._session, order, place=self._place, say=self.say, before=before)
+        resumed = None if order.resumed is None else self._jobs.get(order.resumed.job)
+        running = Running(self._session, order, place=self._place, say=self.say, before=before, resumed=resumed)
         self._jobs[order.job] = running
         running.start()
 
     def _forget(self, said: Mapping[str, Any], running: Running | None) -> None:
-        """Delete the checkpoint of a job whose end is in the log."""
+        """Publish the last batch of a job whose end is in the log, and delete its checkpoint, now or later."""
         try:
             if running is not None:
                 running.join()
-            self._place.checkpoints.forget(decode(base64.b64decode(said["body"])))
+            job = decode(base64.b64decode(said["body"]))
+            record = base64.b64decode(said.get("offsets", ""))
+            recover(self._session, job, int(said.get("batch", -1)), record, int(said["version"]))
+            until_ms = int(said.get("until_ms", 0)) if stateful(job) else 0
+            self._place.checkpoints.forget(job, until_ms=until_ms)
         except (OSError, OnyxqError) as error:
             print(f"the checkpoint of job {said['job']} stays where it is: {error}", file=sys.stderr)
         finally:
@@ -131,7 +138,12 @@ def _order(said: Mapping[str, Any]) -> Order:
         batch=int(said["batch"]),
         offsets=base64.b64decode(said["offsets"]),
         sealed=frozenset(said["sealed"]),
+        resumed=_resumed(said.get("resumed")),
     )
+
+
+def _resumed(said: Mapping[str, Any] | None) -> Resumed | None:
+    return None if said is None else Resumed(**{**said, "offsets": base64.b64decode(said["offsets"])})
 
 
 def main() -> None:

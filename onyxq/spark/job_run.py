@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -18,17 +17,18 @@ from pyspark.errors import PySparkException
 
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.jobs.encoding import decode
+from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.model import Job
-from onyxq.spark import java, pools, progress
-from onyxq.spark.checkpoint import Checkpoints, end_event_time, mark_of
+from onyxq.spark import java, pools, progress, state_copy
+from onyxq.spark.checkpoint import Checkpoints, end_event_time, note_job
 from onyxq.spark.failures import of_exception, with_full_disks
 from onyxq.spark.files import file_sink
-from onyxq.spark.files.staging import Folder
 from onyxq.spark.places import check_place, located
 from onyxq.spark.plan import end_of_input, lifecycles
 from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inputs_of
-from onyxq.spark.plan.regions import stateful, timed
+from onyxq.spark.plan.regions import timed
 from onyxq.spark.session import of_its_own
+from onyxq.spark.state_copy import Resumed
 
 LOOK_S = 0.2
 """Pause between two checks of a query, in seconds."""
@@ -60,6 +60,8 @@ class Order:
     offsets: bytes = field(repr=False)
     """What was recorded with it."""
     sealed: frozenset[str]
+    resumed: Resumed | None = None
+    """The job whose state it takes over before its first batch."""
 
 
 @frozen
@@ -82,13 +84,24 @@ class Running:
     Each event is passed to ``say``; the last one is how it ended.
     """
 
-    def __init__(self, session: Any, order: Order, *, place: Place, say: Say, before: Running | None = None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        order: Order,
+        *,
+        place: Place,
+        say: Say,
+        before: Running | None = None,
+        resumed: Running | None = None,
+    ) -> None:
         self._session = session
         self._order = order
         self._place = place
         self._say = say
         self._before = before
         """An earlier run of the job here, which must end first."""
+        self._resumed = resumed
+        """The last run here of the job whose state this one takes over: it may still be stopping."""
         self._lock = threading.Lock()
         self._query: Any = None
         self._stopped = False
@@ -153,6 +166,8 @@ class Running:
             if self._before is not None:
                 self._before.stop()
                 self._before.join()
+            if self._resumed is not None:
+                self._resumed.join()
             self._drive()
         except Exception as error:
             if self._stopped:
@@ -170,17 +185,21 @@ class Running:
         order, job = self._order, decode(self._order.body)
         session = of_its_own(self._session)
         pools.enter(session, job.id, order.slots)
-        folders, mark = folders_of(job), mark_of(order.offsets)
+        folders = folders_of(job)
         check_place(session, job.checkpoint or self._place.checkpoints.base, field="checkpoint")
         for folder in folders:
             located(folder.path)  # Only Arrow writes there.
-        if folders and mark:
-            _recover(session, folders, order, mark)
+        state_copy.recover(session, job, order.batch, order.offsets, order.version)
         checkpoints = self._place.checkpoints
         self._places = {"its checkpoint": job.checkpoint or checkpoints.base}
         self._places |= {f"output {folder.name}": folder.path for folder in folders}
-        checkpoint = checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
+        checkpoint = checkpoints.fit(
+            job, version=order.version, batch=order.batch, recorded=order.offsets, resumes=order.resumed is not None
+        )
         setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect, order.batch, order.slots)
+        if order.resumed is not None:
+            state_copy.resume(session, job, order.body, setting, order.resumed, checkpoints)
+        note_job(checkpoint, order.body)
         lifecycles.in_worker(session, order.body, order.version, "before_job")
         try:
             self._queries(session, job, setting)
@@ -289,17 +308,6 @@ class Running:
 
     def _tell(self, event: str, **said: Any) -> None:
         self._say({"event": event, "job": self._order.job, "version": self._order.version, **said})
-
-
-def _recover(session: Any, folders: list[Folder], order: Order, mark: str) -> None:
-    """Make the files of the last batch visible: in a worker if a function of the user gets rows of it."""
-    publish = functools.partial(
-        file_sink.publish, folders, job=order.job, batch=order.batch, mark=mark, version=order.version
-    )
-    if any(folder.fn for folder in folders):
-        session.sparkContext.parallelize([mark], 1).foreach(lambda _: publish())
-    else:
-        publish()
 
 
 def _recent(query: Any) -> list[Any]:

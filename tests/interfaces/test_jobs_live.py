@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ def acts(link: FakeLink, order: Message) -> None:
     obedient(link, order)
     job, version = order.get("job", ""), order.get("version", 0)
     if order["do"] == "start" and job.startswith("completes"):
-        link.say("progress", job, version, progress={"batch": 2, "rows": 7, "rows_per_s": 3.5})
+        link.say("progress", job, version, progress={"batch": 2, "rows": 7, "rows_per_s": 3.5, "inputs": {"in": 7}})
         link.say("completed", job, version)
     elif order["do"] == "start" and job.startswith("fails"):
         link.say("failed", job, version, error="ZeroDivisionError: by zero", task="work", segment="0", restart=False)
@@ -335,6 +336,9 @@ def test_a_job_of_a_file_is_submitted_and_waited_for(line: Line, written: Callab
     assert line("job", "submit", written(name)) == (0, f"{name}\n", "")
     code, out, _ = line("job", "wait", name, "--timeout", "20s")
     assert (code, out) == (0, f"{name} completed\n")
+    code, out, _ = line("job", "show", name)
+    assert code == 0 and re.search(r"^rows.total +7\b", out, re.M), out
+    assert re.search(r"^input in +7 rows read", out, re.M)
     code, out, _ = line("job", "show", name, "--json")
     (function,) = [task for task in json.loads(out)["job"]["catalog"] if task["type"] == "function"]
     assert function["fn"]["named"] == "upper" and function["fn"]["pickled"] > 100

@@ -161,6 +161,7 @@ def jobs(draw: st.DrawFn) -> Job:
     kept = [draw(windows(place, task.name)) for place, task in enumerate(catalog) if isinstance(task, Reduce)]
     least = draw(st.integers(1, 3))
     share = draw(st.integers(0, 100))
+    resume = draw(st.none() | st.just("earlier"))
     job = Job(
         id=draw(st.sampled_from(["j", "a-job_1", "0" * 32])),
         workflow=edges,
@@ -176,7 +177,8 @@ def jobs(draw: st.DrawFn) -> Job:
         tags=draw(st.lists(st.sampled_from(["gpu", "fast"]), unique=True)),
         checkpoint=draw(st.none() | st.just("s3a://b/c")),
         own_host=draw(st.booleans()),
-        resume=draw(st.none() | st.just("earlier")),
+        resume=resume,
+        drop_state=draw(st.just(()) | st.just(("hour", "pairs"))) if resume else (),
         metadata=draw(maps),
     )
     if not any(slot_bounds.problems(job)):

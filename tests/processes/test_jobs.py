@@ -6,13 +6,16 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
-from onyxq import Function, Input, Job, Output
+from onyxq import Function, Input, Job, Output, Reduce, Trigger, Window
+from onyxq.errors import BadRequest
 from tests.processes.cluster import Cluster, bounded, surroundings
-from tests.processes.jobs_watched import STEP_S_MAX
+from tests.processes.jobs_watched import STEP_S_MAX, Watch
 
 pytestmark = pytest.mark.anyio
 
@@ -81,6 +84,48 @@ async def test_files_are_made_of_files_and_a_function_that_raises_fails_its_job(
         assert "ValueError" in outcome.error and "task: root" in outcome.error and "segment: -4" in outcome.error
         (claim,) = await client.claim("in", wait_ms=30_000)
         assert claim.data == b"-4"
+
+
+def counting(name: str, **more: Any) -> Job:
+    """Return a job that counts the tasks of a queue by user and gives the counts to another queue at its end."""
+    return Job(
+        id=name,
+        workflow=[("in", "counted"), ("counted", "out")],
+        catalog=[Input("in", queue="clicks"), Reduce("counted"), Output("out", queue="counts")],
+        windows=[Window("by_user", "counted", key="user", aggregation="count")],
+        triggers=[Trigger("by_user")],
+        key_groups=2,
+        **more,
+    )
+
+
+@pytest.mark.long
+@bounded(4 * STEP_S_MAX)
+async def test_a_job_is_replaced_by_one_that_keeps_its_windows(cluster: Cluster) -> None:
+    """Each task counts once, whichever of the two jobs has read it; a job that does not fit changes nothing."""
+    cluster.more_options("--spark", "--allow-local-code", "--slots", "2")
+    await cluster.start("a")
+    await cluster.whole("a")
+    clicks = [json.dumps({"user": f"u{number % 3}"}).encode() for number in range(60)]
+    async with cluster.client("a") as client:
+        await client.submit_job(counting("old"))
+        await client.enqueue_many("clicks", clicks[:30], format="json")
+        await Watch(cluster, client, "old").until("a batch is committed", lambda found: found["batch"] is not None)
+        other = Window("by_user", "counted", key="user", aggregation="conj")
+        with pytest.raises(BadRequest, match=r"windows\[0\].aggregation"):
+            await client.submit_job(evolve(counting("new", resume="old"), windows=[other]), replace=True)
+        with pytest.raises(BadRequest, match="only an ended job"):
+            await client.submit_job(counting("new", resume="old"))
+        assert (await client.job("old"))["state"] == "running"
+        await client.enqueue_many("clicks", clicks[30:], format="json")
+        await client.submit_job(counting("new", resume="old"), replace=True)
+        assert (await client.job("old"))["state"] == "killed"
+        await client.seal_job("new", "in")
+        outcome = await client.wait_job("new", int(STEP_S_MAX * 1000))
+        assert outcome.completed, outcome.error
+        counts = [json.loads(claim.data) for claim in await client.claim("counts", max=10, wait_ms=30_000)]
+        assert {one["key"]: one["value"] for one in counts} == {"u0": 20, "u1": 20, "u2": 20}
+        assert len(counts) == 3
 
 
 async def test_a_peer_says_that_it_cannot_host_spark(cluster: Cluster) -> None:

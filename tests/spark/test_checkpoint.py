@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgpack
@@ -13,7 +14,17 @@ pytest.importorskip("pyarrow")
 
 from onyxq.errors import Incomplete
 from onyxq.jobs.model import Input, Job, Output, Reduce, Window
-from onyxq.spark.checkpoint import RECORD_BYTES_MAX, Checkpoints, mark_of, news_of, offsets_of, recorded
+from onyxq.spark.checkpoint import (
+    RECORD_BYTES_MAX,
+    Checkpoints,
+    continue_after,
+    is_restored,
+    mark_of,
+    news_of,
+    note_job,
+    offsets_of,
+    recorded,
+)
 
 JOB = Job(
     id="j",
@@ -189,3 +200,67 @@ def test_a_record_is_small_for_queues(tmp_path: Path) -> None:
     planned(tmp_path / "old", 1, committed=1)
     assert len(recorded(str(tmp_path / "old"), 0)) < 200
     assert msgpack.unpackb(recorded(str(tmp_path / "old"), 0))["mark"] == ""
+
+
+def test_another_job_continues_each_input_by_its_name(tmp_path: Path) -> None:
+    """Inputs may have another order and more uses; a new input begins at its start."""
+    old = tmp_path / "old"
+    planned(old, 1, committed=1, files=2)
+    (old / "sources" / "2").mkdir()
+    (old / "sources" / "2" / "5").write_text("v1\nusers")
+    (old / "offsets" / "0").write_text('v1\n{}\n{"logOffset":1}\n{"onyxq":1,"n":3}\n{"logOffset":1}\n{"logOffset":5}')
+    record = recorded(str(old), 0, "", ["files", "queue", "files", "users"])
+    at = tmp_path / "new"
+    (at / "offsets").mkdir(parents=True)
+    (at / "offsets" / "0").write_text('v1\n{"new":1}\nseed')
+    (at / "sources" / "0").mkdir(parents=True)
+    continue_after(str(at), record, ["more", "users", "users", "<end>", "files"])
+    said = offsets_of(str(at), 0).decode().split("\n")
+    assert said == ["v1", '{"new":1}', "-", '{"logOffset":5}', '{"logOffset":5}', '{"ended": 0}', '{"logOffset":1}']
+    found = {
+        str(file.relative_to(at / "sources")): file.read_text()
+        for file in (at / "sources").rglob("*")
+        if file.is_file()
+    }
+    assert found == {"1/5": "v1\nusers", "3/0": "v1\n0", "3/1": "v1\n1"}
+    assert is_restored(str(at))
+
+
+def test_the_state_of_an_ended_job_is_kept_for_a_time(tmp_path: Path) -> None:
+    """The next job that ends at the same place removes what was kept until a time that has passed."""
+    checkpoints = Checkpoints(str(tmp_path))
+    for name in ("early", "late", "j", "foreign"):
+        planned(tmp_path / name / "4", 1, committed=1)
+    checkpoints.forget(evolve(STATEFUL, id="early"), until_ms=1)
+    checkpoints.forget(evolve(STATEFUL, id="late"), until_ms=1 << 50)
+    checkpoints.forget(JOB)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "late"]
+
+
+def test_state_is_taken_from_the_driver_that_committed_the_last_batch(tmp_path: Path) -> None:
+    """Another driver may have planned a batch of the same number."""
+    for version in (4, 6):
+        planned(tmp_path / "j" / str(version), 2, committed=2)
+        note_job(str(tmp_path / "j" / str(version)), b"job")
+    record = recorded(str(tmp_path / "j" / "4"), 1)
+    (tmp_path / "j" / "6" / "offsets" / "1").write_text('v1\n{"batchTimestampMs":9}\n{}')
+    assert Checkpoints(str(tmp_path)).left_by("j", JOB, 1, record) == f"{tmp_path}/j/4"
+
+
+def test_a_batch_whose_end_spark_did_not_note_is_noted_from_its_files(tmp_path: Path) -> None:
+    """The driver that committed it counts, and the last attempt of each part."""
+    for version in (4, 6):
+        folder = tmp_path / "j" / str(version)
+        planned(folder, 2, committed=1)
+        note_job(str(folder), b"job")
+        for order, name in enumerate(
+            ("0/0/1_a0.zip", "0/0/2_a1.zip", "0/0/2_a2.changelog", "0/1/2_b1.zip", "0/2/2.tmp")
+        ):
+            (folder / "state" / name).parent.mkdir(exist_ok=True)
+            (folder / "state" / name).write_text("")
+            os.utime(folder / "state" / name, (order, order))
+    record = recorded(str(tmp_path / "j" / "4"), 1)
+    assert Checkpoints(str(tmp_path)).left_by("j", JOB, 1, record) == f"{tmp_path}/j/4"
+    version, said = (tmp_path / "j" / "4" / "commits" / "1").read_text().splitlines()
+    assert (version, json.loads(said)["stateUniqueIds"]) == ("v2", {"0": [["a2"], ["b1"]]})
+    assert not (tmp_path / "j" / "6" / "commits" / "1").exists()

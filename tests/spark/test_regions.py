@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
+from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce
-from onyxq.spark.plan.regions import stages, stateful
+from onyxq.spark.plan.regions import operators, stages, streams
 from tests.spark.naive import jobs
 
 SAME = "tests.spark.tasks:same"
@@ -102,3 +103,10 @@ def test_every_edge_out_of_the_stateless_part_is_wanted_once(job: Job) -> None:
     assert {edge for _, edge in entries} == {
         (source, to) for source, to in job.workflow if not isinstance(job.task(to), Function)
     }
+
+
+def test_inputs_and_state_are_listed_as_spark_numbers_them() -> None:
+    """The plan is read from the outputs on, and what feeds two stages is there twice."""
+    job = job_of("i-r r-s i-s s-o r-o", "r", "s")
+    assert operators(job) == ["r", "s", "r"]
+    assert streams(job) == ["i", "<end>", "i", "i", "<end>", "<end>"]

@@ -73,6 +73,27 @@ def outcome_of(replica: Replica, name: str) -> Any:
     return kept.answer if kept is not None else None
 
 
+def end_of(replica: Replica, name: str) -> tuple[str, int, bytes] | None:
+    """Return the state, the last batch and the offsets of a job that is known; None if it is not."""
+    found = replica.jobs.get(name)
+    if found is not None:
+        return found.state, found.batch, found.offsets
+    kept = outcome_of(replica, name)
+    return None if kept is None else (kept["state"], kept["batch"], kept["offsets"])
+
+
+def resumable(replica: Replica) -> set[str]:
+    """Return the jobs that have not completed and are still known: their state may be needed."""
+    prefix = f"{KIND}/"
+    known = {name: job.state for name, job in replica.jobs.items()}
+    known |= {
+        key.removeprefix(prefix): kept.answer["state"]
+        for key, kept in replica.remembered.items()
+        if key.startswith(prefix)
+    }
+    return {name for name, state in known.items() if state != COMPLETED}
+
+
 def absence(replica: Replica, name: str) -> str:
     """Return why nothing can be done with a job that is not waiting or running, or an empty string."""
     found = replica.jobs.get(name)

@@ -33,10 +33,10 @@ def job_submit(context: Context) -> int | None:
     args = context.args
     keep_ms = milliseconds(args.keep, field="keep") if args.keep else None
     job = load_job(args.target)
-    if args.id is not None:
-        job = evolve(job, id=args.id)
+    given = {"id": args.id, "resume": args.resume, "drop_state": args.drop_state and tuple(args.drop_state)}
+    job = evolve(job, **{name: value for name, value in given.items() if value is not None})
     with context.client() as client:
-        name = client.submit_job(job, keep_ms=keep_ms, importable=not args.no_import)
+        name = client.submit_job(job, keep_ms=keep_ms, importable=not args.no_import, replace=args.replace)
         if not args.wait:
             context.out.result({"id": name}, name)
             return None

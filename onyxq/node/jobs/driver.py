@@ -27,9 +27,17 @@ from attrs import define, evolve, field, frozen
 from log_entries import complete_job, driver_ready, fail_job, report_job
 from onyxq.core.duties import Drive
 from onyxq.core.errors import LogUnavailable, OnyxqError
-from onyxq.core.jobs.lifetime import ERROR_BYTES_MAX, PROGRESS_BYTES_MAX, is_over
-from onyxq.core.replica import Job
+from onyxq.core.jobs.lifetime import (
+    COMPLETED,
+    ERROR_BYTES_MAX,
+    PROGRESS_BYTES_MAX,
+    end_of,
+    is_over,
+    resumable,
+)
+from onyxq.core.replica import Job, Replica
 from onyxq.jobs import encoding
+from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.model import Input
 from onyxq.jobs.progress import Progress, reported, unpacked
 from onyxq.node.jobs.held_claims import LEASE_MS, Held, held, parts, to_renew, useless
@@ -50,8 +58,8 @@ LOG_RETRY_S = 0.5
 GIVE_BACK_TRIES = 5
 CLAIMS_TOGETHER = 2_000
 RESTARTS = 5
-KEPT_FOLDERS = ("checkpoints", "jobs")
-"""Folders in a host's directory; each has directories named by job id."""
+CHECKPOINTS, HOSTS = "checkpoints", "jobs"
+"""Folders in the directory of a node's hosts; each has directories named by job id."""
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +190,7 @@ class Driving:
             connect=self._connect,
             slots=slots,
             work=str(work / "jobs" / job if job else work),
-            checkpoints=settings.checkpoints,
+            checkpoints=settings.checkpoints or str(work / CHECKPOINTS),
             master=settings.master,
             conf=settings.conf,
             warm=settings.warm and not job,
@@ -299,6 +307,7 @@ class Driving:
             batch=job.batch,
             offsets=base64.b64encode(job.offsets).decode(),
             sealed=list(job.sealed),
+            resumed=_resumed(self._node.replica, job),
         )
         while (event := await run.event())["event"] not in LAST_EVENTS:
             await self._hear(driven, event)
@@ -423,13 +432,25 @@ class Driving:
             log.info("job %s: its last progress is not recorded: %s", job.id, error.message)
 
     async def _forget(self, driven: Driven) -> None:
-        """Let the host delete the job's checkpoint, once the log records the job's end."""
+        """Let the host delete the job's checkpoint, once the log records the job's end.
+
+        State of a job that did not complete is kept as long as its outcome, for a job that resumes it.
+        """
         job = self._node.replica.jobs.get(driven.job)
         if job is None or job.version != driven.version or not is_over(job):
             return
         try:
-            body = base64.b64encode(job.body).decode()
-            await driven.host.send({"do": "forget", "job": job.id, "version": job.version, "body": body})
+            await driven.host.send(
+                {
+                    "do": "forget",
+                    "job": job.id,
+                    "version": job.version,
+                    "body": base64.b64encode(job.body).decode(),
+                    "batch": job.batch,
+                    "offsets": base64.b64encode(job.offsets).decode(),
+                    "until_ms": job.ended_ms + job.keep_ms if job.state != COMPLETED else 0,
+                }
+            )
         except HostEnded as error:
             log.warning("job %s has ended, and its checkpoint stays where it is: %s", job.id, error)
 
@@ -457,9 +478,10 @@ class Driving:
         replica = self._node.replica
         if self._node.peer_id not in replica.ring.members:
             return
+        here = self.driven.keys() | self._ending.keys()
         under_way = {name for name, job in replica.jobs.items() if not is_over(job)}
-        keep = under_way | self.driven.keys() | self._ending.keys()
-        await self._node.offload(_clear, Path(self._settings.work), keep)
+        for folder, keep in ((CHECKPOINTS, resumable(replica)), (HOSTS, under_way)):
+            await self._node.offload(_clear, Path(self._settings.work) / folder, keep | here)
 
     async def _ask_when_idle(self, driven: Driven) -> None:
         if driven.run is None or driven.state != "running" or driven.asked >= 0:
@@ -505,6 +527,18 @@ class Driving:
         return True
 
 
+def _resumed(replica: Replica, job: Job) -> Message | None:
+    """Return what the log knows of the job whose state a job takes over before its first batch; None for others."""
+    if job.batch >= 0:
+        return None
+    model = encoding.decode(job.body)
+    if model.resume is None or not stateful(model):
+        return None
+    found = end_of(replica, model.resume)
+    state, batch, offsets = ("", -1, b"") if found is None else found
+    return {"job": model.resume, "state": state, "batch": batch, "offsets": base64.b64encode(offsets).decode()}
+
+
 def error_text(event: Message) -> str:
     """Return why a job failed, as text that fits an entry."""
     lines = [str(event.get("error") or "the job failed and the host did not say why")]
@@ -540,22 +574,21 @@ def _restarts(job: Job) -> int:
         return RESTARTS
 
 
-def _clear(work: Path, keep: Collection[str]) -> list[str]:
-    """Delete what ended jobs left in a host's directory, and return the ids of those jobs.
+def _clear(folder: Path, keep: Collection[str]) -> list[str]:
+    """Delete what jobs left in a folder, except for some jobs, and return the ids of the others.
 
     Checkpoints on a path that peers share are not touched.
     """
-    gone = []
-    for folder in KEPT_FOLDERS:
-        try:
-            found = sorted((work / folder).iterdir())
-        except OSError:
-            continue  # Nothing was ever stored.
-        for entry in found:
-            if entry.name not in keep and entry.is_dir() and not entry.is_symlink():
-                try:
-                    shutil.rmtree(entry)
-                    gone.append(entry.name)
-                except OSError as error:
-                    log.warning("what job %s left cannot be deleted: %s", entry.name, error)
+    gone: list[str] = []
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        return gone  # Nothing was ever stored.
+    for entry in found:
+        if entry.name not in keep and entry.is_dir() and not entry.is_symlink():
+            try:
+                shutil.rmtree(entry)
+                gone.append(entry.name)
+            except OSError as error:
+                log.warning("what job %s left cannot be deleted: %s", entry.name, error)
     return gone

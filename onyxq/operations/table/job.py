@@ -21,6 +21,10 @@ KeepMs: TypeAlias = Annotated[
     int, Meta(ge=0, le=JOB_KEEP_MS_MAX, description="How long the outcome is kept after the job has ended.")
 ]
 
+Replace: TypeAlias = Annotated[
+    bool, Meta(description="Whether the job in its `resume` is ended by the same step, if it still runs.")
+]
+
 
 class JobView(Result):
     """A job. Of one that ended long ago only the outcome is known."""
@@ -77,11 +81,13 @@ class SubmittedJob(Result):
 class SubmitJob(Args):
     """Submit a job.
 
-    The same job under the same id again is the first one. Another job under the id is refused.
+    The same job under the same id again is the first one. Another job under the id is refused. A job with ``resume``
+    takes over the windows, the joins and the places of an ended job, and is refused if it does not fit them.
     """
 
     body: Annotated[bytes, Meta(description="The job, as `onyxq.jobs.encoding` makes it.")]
     keep_ms: KeepMs = KEEP_MS
+    replace: Replace = False
 
 
 class ListJobs(Args):

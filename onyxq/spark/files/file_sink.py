@@ -158,7 +158,11 @@ def _show(folder: Folder, job: str, files: Sequence[tuple[str, str]]) -> None:
         if exists(system, f"{path}/{HIDDEN}/{job}/{name}"):
             to = f"{path}/{place}" if place else path
             system.create_dir(to, recursive=True)
-            system.move(f"{path}/{HIDDEN}/{job}/{name}", f"{to}/{name}")
+            try:
+                system.move(f"{path}/{HIDDEN}/{job}/{name}", f"{to}/{name}")
+            except OSError:
+                if exists(system, f"{path}/{HIDDEN}/{job}/{name}"):
+                    raise  # Otherwise another driver has moved it.
 
 
 def forget(folders: Sequence[Folder], *, job: str) -> None:

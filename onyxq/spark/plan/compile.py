@@ -8,12 +8,14 @@ read once. `Setting` has what is known only at run time, such as offsets and the
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.job_check import OUTPUT_FORMATS
 from onyxq.jobs.model import FRAME_TASKS, FrameTask, Input, Job, Join, Output, Reduce
 from onyxq.jobs.options import format_of
@@ -24,9 +26,12 @@ from onyxq.spark.files.staging import Folder
 from onyxq.spark.plan import end_of_input, outputs, rows
 from onyxq.spark.plan.fused import Place, run
 from onyxq.spark.plan.inputs import Opened, open_input, placed, shared
-from onyxq.spark.plan.regions import Region, Stage, stages, stateful, timed, uses
+from onyxq.spark.plan.regions import Region, Stage, stages, streams, timed, uses
 from onyxq.spark.progress import INPUT
 from onyxq.spark.sinks import calls, tables
+
+_NOTHING = "<nothing>"
+"""No task has this name."""
 
 
 @frozen
@@ -61,6 +66,23 @@ def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
     return flow.sink(plan[-1])
 
 
+def restoring(session: Any, job: Job, body: bytes, setting: Setting, state: Any) -> Any:
+    """Return a query of one batch that stores the state of another job where the job's query finds it.
+
+    It is the job's query, with its cuts, without rows of its inputs, and with an output that drops all. ``state`` is a
+    stream of tasks and payloads, as `onyxq.spark.state_copy` writes them.
+    """
+    _configure(session, job)
+    plan = stages(job)
+    flow = _Restoring(session, job, setting, Place(body=body, job=job.id, version=setting.version), state)
+    flow.open(uses(plan))
+    for stage in plan[:-1]:
+        flow.add(stage)
+    frame, _ = flow.outputs(plan[-1])
+    writer = frame.writeStream.format("noop").option("checkpointLocation", setting.checkpoint)
+    return writer.trigger(availableNow=True)
+
+
 class _Flow:
     """The frames of a job's inputs and cuts, one after the other."""
 
@@ -81,11 +103,18 @@ class _Flow:
         common = _common(self._job, self._setting)
         for task in self._job.catalog:
             if isinstance(task, Input):
-                opened = open_input(self._session, self._job, task, common)
+                opened = self._read(task, common)
                 if not task.static:
                     opened = evolve(opened, frame=opened.frame.alias(INPUT + task.name))
                 several = used[task.name] > 1 and not task.static and not self._bounds
                 self._opened[task.name] = shared(opened, self._setting.slots) if several else opened
+
+    def _read(self, task: Input, common: dict[str, str]) -> Opened:
+        return open_input(self._session, self._job, task, common)
+
+    def _beside(self, task: str, side: int) -> Any:
+        """Return the rows that reach one side of a cut beside its segments."""
+        return self._end
 
     def add(self, stage: Stage) -> None:
         """Add the cut that ends a stage."""
@@ -94,7 +123,10 @@ class _Flow:
         if isinstance(task, FRAME_TASKS):
             self._opened[stage.task] = Opened(self._frame(stage, task), rows.COLUMNS)
             return
-        sides = [_union([self._region(region) for region in side]).unionAll(self._end) for side in stage.sides]
+        sides = [
+            _union([self._region(region) for region in side]).unionAll(self._beside(stage.task, place))
+            for place, side in enumerate(stage.sides)
+        ]
         cut = _cut(self._job, stage.task, sides, self._bounds.get(stage.task))
         self._opened[stage.task] = Opened(cut, rows.SEGMENTS)
 
@@ -114,10 +146,9 @@ class _Flow:
             given[source] = segments if limit is None else segments.coalesce(limit)
         return frames.result(self._session, self._job, task, given, self._place)
 
-    def sink(self, stage: Stage) -> Any:
-        """Return the writer of all outputs."""
-        session, job, setting = self._session, self._job, self._setting
-        session.dataSource.register(outputs.Outputs)
+    def outputs(self, stage: Stage) -> tuple[Any, list[Folder]]:
+        """Return the rows of all outputs, and the outputs that are folders, with their columns."""
+        session, job = self._session, self._job
         folders, parts = _folders(session, job), [self._region(region) for region in stage.sides[0]]
         if stage.columns:
             from onyxq.spark.plan.frame_outputs import laid_out
@@ -126,23 +157,58 @@ class _Flow:
                 [(source, to, self._opened[source].frame) for source, to in stage.columns], folders
             )
             parts += more
-        for folder in folders:
-            tables.check(folder, folder.schema)
         if timed(job):
             parts.append(self._end)
         frame = functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+        return frame, folders
+
+    def sink(self, stage: Stage) -> Any:
+        """Return the writer of all outputs."""
+        job, setting = self._job, self._setting
+        self._session.dataSource.register(outputs.Outputs)
+        frame, folders = self.outputs(stage)
+        for folder in folders:
+            tables.check(folder, folder.schema)
         limit = self._bounds.get(OUTPUTS)
         tasks = [task for task in job.catalog if isinstance(task, Output)]
         queues = {task.name: _queue(task) for task in tasks if task.queue is not None}
         errors = {task.name: task.errors for task in tasks if task.errors is not None}
         common = {**_common(job, setting), "committed": str(setting.batch)}
         options = outputs.options_of(folders, queues, errors, common)
+        options["inputs"] = json.dumps(streams(job))
         writer = (frame if limit is None else frame.coalesce(limit)).writeStream.format(outputs.FORMAT)
         writer = writer.options(**options).option("checkpointLocation", setting.checkpoint)
         writer = writer.queryName(f"{job.id}/{setting.version}")
         if bounded(job):
             return writer.trigger(availableNow=True)
         return writer.trigger(processingTime=f"{job.trigger_ms} milliseconds")
+
+
+class _Restoring(_Flow):
+    """The same frames, with the state of another job instead of segments."""
+
+    def __init__(self, session: Any, job: Job, setting: Setting, place: Place, state: Any) -> None:
+        super().__init__(session, job, setting, place)
+        self._state = state
+        self._end = self._rows(_NOTHING)
+
+    def _read(self, task: Input, common: dict[str, str]) -> Opened:
+        from pyspark.sql import functions as of
+
+        opened = super()._read(task, common)
+        if task.static:
+            return opened
+        columns = [of.lit(None).cast(column.dataType).alias(column.name) for column in opened.frame.schema]
+        return evolve(opened, frame=self._state.where(of.col("task") == _NOTHING).select(*columns))
+
+    def _beside(self, task: str, side: int) -> Any:
+        return self._rows(_NOTHING if side else task)
+
+    def _rows(self, task: str) -> Any:
+        from pyspark.sql import functions as of
+
+        columns = (of.lit(b"").alias("lineage"), of.lit(rows.STATE).alias("out"), of.col("payload"))
+        return self._state.where(of.col("task") == task).select(*columns)
 
 
 def bounded(job: Job) -> bool:

@@ -35,8 +35,8 @@ from onyxq.spark.plan import rows
 from onyxq.spark.plan.lifecycles import Lifecycles
 from onyxq.spark.progress import LATE, WATERMARK
 
-_NOTE, _ENDED = -1, -2
-"""Kinds of rows that go to all groups, with `_NOTE`; other kinds are the cut's own."""
+_NOTE, _ENDED, _STATE = -1, -2, -3
+"""Kinds of rows that are not the cut's own: two that go to all groups, and state of another job."""
 _NOW = "now_ms"
 _LATE = "<late>"
 _DEALT = pyarrow.schema(
@@ -55,6 +55,11 @@ FOLDED_MAX = 50_000
 
 Dealt = tuple[int, bytes, Sequence[Any]]
 """``(kind, name, values)``: sent to the group of the name, where it arrives as a list."""
+Inherited = tuple[str, bytes | None, Any]
+"""``(name, key, value)``: a cell of a window or join. Without a key it is for all groups: what they know of times.
+
+With an empty name it is the number of late segments, for one group.
+"""
 Made = tuple[str, Any]
 """``(out, value)``: a segment, and the only task that it goes to after the cut, if it does not go to all."""
 
@@ -83,6 +88,8 @@ class Given:
     """One for each part of the batch that had segments."""
     ended: bool = False
     """Whether all inputs have ended."""
+    state: Sequence[Inherited] = ()
+    """State of another job: the only content of the first batch of a job that resumes it."""
 
 
 class Dealer(Protocol):
@@ -124,6 +131,10 @@ class Cut:
 
         The state must be stored once this is exhausted.
         """
+        raise NotImplementedError
+
+    def restore(self, inherited: Sequence[Inherited], state: State) -> None:
+        """Store the state that another job left."""
         raise NotImplementedError
 
     def wake_ms(self, state: State) -> int | None:
@@ -179,6 +190,9 @@ class _Deal:
                 if out == rows.END:
                     sent.to_all(_ENDED, now_ms)
                     continue
+                if out == rows.STATE:
+                    sent.state(unpack(payload))
+                    continue
                 seen = True
                 dealer.add(lineage, side, unpack(payload), now_ms)
                 if len(dealer) >= FOLDED_MAX:
@@ -208,11 +222,19 @@ class _Sent:
         for group in self._groups:
             self._rows.append((group, self._next(), kind, b"", payload, seen_ms))
 
+    def state(self, one: Inherited) -> None:
+        """Add state of another job for the group of its key, or without a key for each group."""
+        key = one[1]
+        for group in self._groups if key is None else (self._group(key),):
+            self._rows.append((group, self._next(), _STATE, key or b"", pack([*one]), None))
+
+    def _group(self, name: bytes) -> int:
+        return self._groups[zlib.crc32(name) % len(self._groups)]
+
     def batch(self, dealt: Iterable[Dealt]) -> Any:
         """Return all rows so far, and the given ones, each for the group of its name."""
         for kind, name, value in dealt:
-            group = self._groups[zlib.crc32(name) % len(self._groups)]
-            self._rows.append((group, self._next(), kind, name, pack([*value]), None))
+            self._rows.append((self._group(name), self._next(), kind, name, pack([*value]), None))
         found, self._rows = self._rows, []
         columns = zip(*found, strict=True) if found else [()] * len(_DEALT)
         arrays = [pyarrow.array(values, kind.type) for values, kind in zip(columns, _DEALT, strict=True)]
@@ -272,7 +294,9 @@ class _Gather(StatefulProcessor):
         turn, wake_ms, index = self._index.get() or (0, 0, None)
         state = _Kept(self._buckets, index)
         made = _Made(given.now_ms, hash64(msgpack.packb([self._job, self._work.task, group, turn])))
-        for out, value in self._work.gather(given, state):
+        if given.state:
+            self._work.restore(given.state, state)
+        for out, value in () if given.state else self._work.gather(given, state):
             try:
                 made.add(out, value)
             except Unfit as error:
@@ -291,16 +315,20 @@ def _given(frames: Iterable[pandas.DataFrame]) -> Given:
     found = [row for frame in frames for row in zip(*(frame[name] for name in _DEALT.names[1:5]), strict=True)]
     found.sort(key=lambda row: row[0])
     dealt: list[Dealt] = []
+    state: list[Inherited] = []
     notes, now_ms, ended = [], 0, False
     for _, kind, name, payload in found:
         value = unpack(payload)
         if kind >= 0:
             dealt.append((kind, name, value))
             continue
+        if kind == _STATE:
+            state.append(tuple(value))
+            continue
         now_ms = value[0]
         ended |= kind == _ENDED
         notes += value[1:]
-    return Given(now_ms, dealt, notes, ended)
+    return Given(now_ms, dealt, notes, ended, state)
 
 
 @mutable

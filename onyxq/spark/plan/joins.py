@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from onyxq.jobs.values import pack_key
 from onyxq.jobs.windows import getter, time_of
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.plan.groups import Cut, Dealt, Given, Made, State, cut, late
+from onyxq.spark.plan.groups import Cut, Dealt, Given, Inherited, Made, State, cut, late
 
 
 def join(left: Any, right: Any, job: Job, task: Task, most: int | None = None) -> Any:
@@ -45,6 +45,20 @@ class Pairing(Cut):
         state.index = group.index.pack()
         if given.notes:
             yield late(group.index.late)
+
+    def restore(self, inherited: Sequence[Inherited], state: State) -> None:
+        index = Index.unpack(None)
+        cells = []
+        for name, key, value in inherited:
+            if not name:
+                index.late = value
+            elif key is None:
+                index.newest = value
+            else:
+                cells.append((key, value))
+        group = Group(_join(self.body, self.task), index, state)
+        group.restore(cells)
+        state.index = group.index.pack()
 
 
 class Keying:

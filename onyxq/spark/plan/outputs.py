@@ -216,7 +216,7 @@ class Routed(DataSourceStreamArrowWriter):
         target, checkpoint = self._target, self._options["checkpoint"]
         news = news_of(checkpoint, batch)
         complete = [[*held[:3], None] for offset in queue_offsets(news) for held in held_in(offset)]
-        offsets = recorded(checkpoint, batch, mark)
+        offsets = recorded(checkpoint, batch, mark, json.loads(self._options["inputs"]))
         name = f"job/{target.job}/{target.version}/{batch}/{secrets.token_hex(8)}"
         return connected(target).call(
             lambda client: client.commit_batch(

@@ -13,6 +13,7 @@ ways run once for each.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from attrs import frozen
 
@@ -20,6 +21,7 @@ from onyxq.jobs import flow_conditions
 from onyxq.jobs.frame_check import gives_columns
 from onyxq.jobs.model import FRAME_TASKS, Frame, Function, Input, Job, Join, Output, Reduce, Sql
 from onyxq.jobs.options import takes_columns
+from onyxq.spark.plan.rows import END
 
 Edge = tuple[str, str]
 CUTS = (Reduce, Join, *FRAME_TASKS)
@@ -100,9 +102,36 @@ def regions(job: Job, wanted: tuple[Edge, ...]) -> tuple[Region, ...]:
     return tuple(_region(job, entry, leading) for entry in entries if any(edge[0] == entry for edge in leading))
 
 
-def stateful(job: Job) -> bool:
-    """Return whether Spark may keep state for the job, so that it cannot continue from offsets alone."""
-    return any(isinstance(task, (Reduce, Join, Frame, Sql)) for task in job.catalog)
+def streams(job: Job) -> list[str] | None:
+    """Return the inputs in the order in which Spark notes their offsets, once for each use in the plan.
+
+    `END` is the source that ends all inputs. None if frame tasks decide the order.
+    """
+    if any(isinstance(task, FRAME_TASKS) for task in job.catalog):
+        return None
+    return [name for name in _plan(job) if name == END or isinstance(job.task(name), Input)]
+
+
+def operators(job: Job) -> list[str]:
+    """Return the windows' and joins' tasks in the order in which Spark numbers their state; no frame tasks."""
+    return [name for name in _plan(job) if name != END and isinstance(job.task(name), (Reduce, Join))]
+
+
+def _plan(job: Job) -> Iterator[str]:
+    """Yield the inputs and cuts of the query's plan from its root on, each before what it reads."""
+    found = {stage.task: stage for stage in stages(job)}
+    waiting: list[str | None] = [None]
+    while waiting:
+        name = waiting.pop()
+        if name is not None:
+            yield name
+        if name not in found:
+            continue
+        below: list[str | None] = []
+        for side in found[name].sides:
+            below += [region.entry for region in side]
+            below += [END] if name is not None else []
+        waiting += reversed(below)
 
 
 def timed(job: Job) -> bool:

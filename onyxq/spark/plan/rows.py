@@ -26,6 +26,8 @@ COLUMNS = "columns"
 """The shapes of rows that a region takes are `SEGMENTS`, `QUEUE` and this one."""
 END = "<end>"
 """Target of the segment that marks the end of all inputs: it goes to every cut."""
+STATE = "<state>"
+"""Target of the state that a cut takes over from another job (`onyxq.spark.state_copy`)."""
 
 SCHEMA = "lineage binary, out string, payload binary"
 ARROW = pyarrow.schema([("lineage", pyarrow.binary()), ("out", pyarrow.string()), ("payload", pyarrow.binary())])

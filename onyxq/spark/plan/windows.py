@@ -21,7 +21,7 @@ from onyxq.jobs.window_groups import Batch, Fired, Group, Index
 from onyxq.jobs.windows import Parts, Windowing, windowings
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.plan.groups import Cut, Dealt, Given, Made, State, cut, late
+from onyxq.spark.plan.groups import Cut, Dealt, Given, Inherited, Made, State, cut, late
 
 
 def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Trigger], most: int | None = None) -> Any:
@@ -65,6 +65,22 @@ class Gathering(Cut):
         state.index = group.index.pack()
         if given.notes:
             yield late(group.index.late)
+
+    def restore(self, inherited: Sequence[Inherited], state: State) -> None:
+        windows = self.windowings()
+        places = {one.window.id: place for place, one in enumerate(windows)}
+        index = Index.unpack(None, len(windows))
+        cells = []
+        for name, key, value in inherited:
+            if not name:
+                index.late = value
+            elif key is None:
+                index.newest[places[name]], index.seen_ms = value
+            else:
+                cells.append((places[name], key, value))
+        group = Group(windows, index, state)
+        group.restore(cells)
+        state.index = group.index.pack()
 
     def wake_ms(self, state: State) -> int | None:
         return self._group(state).wake_ms()

@@ -11,7 +11,7 @@ from onyxq.core.errors import BadRequest
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.values import answer_text
 from onyxq.jobs.encoding import encode_map, from_map, pickles_in, to_map
-from onyxq.operations.table.job import KEEP_MS, SUBMIT_JOB, KeepMs, SubmitJob, SubmittedJob
+from onyxq.operations.table.job import KEEP_MS, SUBMIT_JOB, KeepMs, Replace, SubmitJob, SubmittedJob
 from onyxq.operations.table.json_form import json_text
 from onyxq.operations.table.operation import Args
 
@@ -46,16 +46,26 @@ class NewJob(Args):
     own_host: Annotated[Any, Meta(description="Whether it has a Spark process of its own.")] = UNSET
     checkpoint: Annotated[Any, Meta(description="Path or URI that every peer reaches.")] = UNSET
     trigger_ms: Annotated[Any, Meta(description="Time between two batches.")] = UNSET
-    resume: Annotated[Any, Meta(description="Id of a job from whose committed offsets it starts.")] = UNSET
+    resume: Annotated[
+        Any, Meta(description="Id of a job whose places in its inputs, windows and joins it takes over.")
+    ] = UNSET
+    drop_state: Annotated[
+        Any, Meta(description="Windows, joins and frame tasks of that job whose state it does not take over.")
+    ] = UNSET
     restarts: Annotated[Any, Meta(description="Failures in a row that are answered by a new start.")] = UNSET
     key_groups: Annotated[Any, Meta(description="Parts of the state of windows and joins.")] = UNSET
     metadata: Annotated[Any, Meta(description="Anything.")] = UNSET
     keep_ms: KeepMs = KEEP_MS
+    replace: Replace = False
+
+
+_BESIDE = ("keep_ms", "replace")
+"""Fields of the request that are not the job's."""
 
 
 async def submit_job(call: Call) -> Response:
     """Submit a job."""
-    given = {name: getattr(call.args, name) for name in NewJob.__struct_fields__ if name != "keep_ms"}
+    given = {name: getattr(call.args, name) for name in NewJob.__struct_fields__ if name not in _BESIDE}
     job = {name: value for name, value in given.items() if value is not UNSET}
     for place in pickles_in(job):
         raise BadRequest(
@@ -63,7 +73,7 @@ async def submit_job(call: Call) -> Response:
             field=place,
             hint='Give {"import": "package.module:name"}, or submit from Python.',
         )
-    args = SubmitJob(body=encode_map(to_map(from_map(job))), keep_ms=call.args.keep_ms)
+    args = SubmitJob(body=encode_map(to_map(from_map(job))), keep_ms=call.args.keep_ms, replace=call.args.replace)
     return answer_text(json_text(await call.do(SUBMIT_JOB, args)), status=201)
 
 

@@ -1,0 +1,135 @@
+"""What a job takes over from the job that it resumes, and whether its definition fits that.
+
+An input continues at the place of the earlier job's input of the same name. A window keeps its extents, and a join its
+segments, if both jobs define it alike. Functions are compared by their names. Names in ``drop_state`` are left out: the
+earlier job's state of that name is dropped, and what the new job has under the name begins empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from onyxq.core.errors import BadRequest
+from onyxq.jobs.fields import Problem
+from onyxq.jobs.model import Aggregation, Frame, Input, Job, Join, Pickled, Reduce, Sql, Window
+
+_INPUT = ("queue", "format", "path", "static")
+_WINDOW = ("task", "kind", "range_ms", "slide_ms", "gap_ms", "key", "time", "aggregation", "field")
+_JOIN = ("on", "time", "within_ms")
+"""Fields that decide what a state or a place means; others may change."""
+
+
+def stateful(job: Job) -> bool:
+    """Return whether Spark may keep state for the job, so that it cannot continue from offsets alone."""
+    return any(isinstance(task, (Reduce, Join, Frame, Sql)) for task in job.catalog)
+
+
+def check_fit(old: Job, new: Job, *, completed: bool = False) -> None:
+    """Raise `BadRequest` for the first field of a job that does not fit what it takes over from ``old``.
+
+    A job that has ``completed`` has emitted all its windows, so only the places of its inputs are left.
+    """
+    for field, what in _inputs(old, new) if completed else problems(old, new):
+        raise BadRequest(f"{field} {what}", field=field)
+
+
+def problems(old: Job, new: Job) -> Iterator[Problem]:
+    """Yield ``(field, problem)`` for all that does not fit."""
+    keeping = [*(window.id for window in old.windows), *(task.name for task in old.catalog if _keeps(task))]
+    for name in new.drop_state:
+        if name not in keeping:
+            yield "drop_state", f"names {name!r}: job {old.id} has no such window, join or frame task"
+    yield from _inputs(old, new)
+    yield from _windows(old, new)
+    yield from _joins(old, new)
+    frames = [task.name for task in old.catalog if isinstance(task, (Frame, Sql)) and task.name not in new.drop_state]
+    if frames:
+        yield (
+            "resume",
+            f"names job {old.id}, whose task {frames[0]!r} keeps state inside Spark, which no other job can take over: "
+            "name it in drop_state to begin it empty",
+        )
+    elif any(isinstance(task, (Frame, Sql)) for task in old.catalog) and _kept(old, new):
+        yield (
+            "resume",
+            f"names job {old.id}, which has frame tasks: state beside them cannot be taken over, "
+            f"so name {_kept(old, new)[0]!r} in drop_state too",
+        )
+
+
+def kept_windows(old: Job, new: Job) -> list[Window]:
+    """Return the windows of a job whose state another one takes over, as the other job defines them."""
+    return [window for window in old.windows if window.id not in new.drop_state]
+
+
+def kept_joins(old: Job, new: Job) -> list[Join]:
+    """Return the joins of a job whose state another one takes over."""
+    return [task for task in old.catalog if isinstance(task, Join) and task.name not in new.drop_state]
+
+
+def _kept(old: Job, new: Job) -> list[str]:
+    return [*(one.id for one in kept_windows(old, new)), *(one.name for one in kept_joins(old, new))]
+
+
+def _keeps(task: Any) -> bool:
+    return isinstance(task, (Join, Frame, Sql))
+
+
+def _inputs(old: Job, new: Job) -> Iterator[Problem]:
+    before = {task.name: task for task in old.catalog if isinstance(task, Input)}
+    for place, task in enumerate(new.catalog):
+        if isinstance(task, Input) and task.name in before:
+            yield from _changed(before[task.name], task, _INPUT, f"catalog[{place}]", old, "its place")
+
+
+def _windows(old: Job, new: Job) -> Iterator[Problem]:
+    places = {window.id: place for place, window in enumerate(new.windows)}
+    for window in kept_windows(old, new):
+        if window.id not in places:
+            yield "windows", _missing("window", window.id, old)
+            continue
+        path = f"windows[{places[window.id]}]"
+        yield from _changed(window, new.windows[places[window.id]], _WINDOW, path, old, "the state of its window")
+        before, after = ([one.refinement for one in job.triggers if one.window == window.id] for job in (old, new))
+        if before != after:
+            yield (
+                "triggers",
+                f"gives window {window.id!r} triggers that are {', '.join(after)}; in job {old.id} they are "
+                f"{', '.join(before)}, and its state does not fit others",
+            )
+
+
+def _joins(old: Job, new: Job) -> Iterator[Problem]:
+    places = {task.name: place for place, task in enumerate(new.catalog) if isinstance(task, Join)}
+    for join in kept_joins(old, new):
+        if join.name not in places:
+            yield "catalog", _missing("join", join.name, old)
+            continue
+        path, after = f"catalog[{places[join.name]}]", new.catalog[places[join.name]]
+        assert isinstance(after, Join)
+        yield from _changed(join, after, _JOIN, path, old, "the state of its join")
+        if after.left == join.right or after.right == join.left:
+            yield f"{path}.left", f"is {after.left!r}, which was on the other side in job {old.id}"
+
+
+def _missing(kind: str, name: str, old: Job) -> str:
+    return f"have no {kind} {name!r}, whose state job {old.id} keeps: define it, or name it in drop_state"
+
+
+def _changed(before: Any, after: Any, names: tuple[str, ...], path: str, old: Job, what: str) -> Iterator[Problem]:
+    """Yield the fields in which two definitions differ."""
+    for name in names:
+        was, now = _plain(getattr(before, name)), _plain(getattr(after, name))
+        if was != now:
+            hint = "use another name" if isinstance(before, Input) else "use another name, or drop_state"
+            yield f"{path}.{name}", f"is {now!r}, but {was!r} in job {old.id}: {what} does not fit ({hint})"
+
+
+def _plain(value: Any) -> Any:
+    """Return a field's value with the names of its functions."""
+    if isinstance(value, Pickled):
+        return value.named
+    if isinstance(value, Aggregation):
+        return [_plain(one) for one in (value.init, value.fold, value.merge, value.result)]
+    return value

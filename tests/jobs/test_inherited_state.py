@@ -1,0 +1,104 @@
+"""A job that resumes another must fit the places and the state that the other left, field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from onyxq.errors import BadRequest
+from onyxq.jobs.inherited_state import check_fit
+from onyxq.jobs.model import Aggregation, Frame, Function, Input, Job, Join, Output, Pickled, Reduce, Trigger, Window
+
+OLD = Job(
+    id="old",
+    workflow=[("in", "both"), ("users", "both"), ("both", "kept"), ("kept", "out")],
+    catalog=[
+        Input("in", queue="in"),
+        Input("users", format="json", path="/data/users"),
+        Join("both", left="in", right="users", on="user"),
+        Reduce("kept"),
+        Output("out", queue="out"),
+    ],
+    windows=[
+        Window("minute", "kept", "fixed", range_ms=60_000, key=Pickled("by_page", b"1"), aggregation="count"),
+        Window("total", "kept", aggregation=Aggregation("m:init", "m:fold", "m:merge")),
+    ],
+    triggers=[Trigger("minute"), Trigger("total", "batch", refinement="discarding")],
+    key_groups=4,
+)
+NEW = evolve(OLD, id="new", resume="old")
+
+
+def changed(things: tuple[Any, ...], name: str, **fields: Any) -> tuple[Any, ...]:
+    """Return tasks or windows with one of them changed."""
+    return tuple(
+        evolve(one, **fields) if name in (getattr(one, "id", None), getattr(one, "name", None)) else one
+        for one in things
+    )
+
+
+def test_what_state_does_not_depend_on_may_change() -> None:
+    """Functions, outputs, watermarks, groups, new windows and the order of all; a function may be pickled again."""
+    job = evolve(
+        NEW,
+        workflow=(*NEW.workflow, ("kept", "more"), ("more", "out")),
+        catalog=(Function("more", "json:loads"), *changed(NEW.catalog, "both", how="left")),
+        windows=(
+            Window("hour", "kept", "fixed", range_ms=3_600_000),
+            *reversed(changed(NEW.windows, "minute", key=Pickled("by_page", b"2"), watermark_ms=5)),
+        ),
+        triggers=(*NEW.triggers, Trigger("hour")),
+        key_groups=16,
+    )
+    check_fit(OLD, job)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "said"),
+    [
+        ("catalog[0].queue", {"catalog": changed(NEW.catalog, "in", queue="other")}, "'in' in job old"),
+        ("catalog[1].path", {"catalog": changed(NEW.catalog, "users", path="/x")}, "its place does not fit"),
+        ("catalog[2].on", {"catalog": changed(NEW.catalog, "both", on="name")}, "the state of its join"),
+        ("catalog[2].left", {"catalog": changed(NEW.catalog, "both", left="users", right="in")}, "other side"),
+        ("catalog", {"catalog": NEW.catalog[:2] + NEW.catalog[3:]}, "have no join 'both'"),
+        ("windows[0].range_ms", {"windows": changed(NEW.windows, "minute", range_ms=1_000)}, "is 1000, but 60000"),
+        ("windows[0].key", {"windows": changed(NEW.windows, "minute", key=Pickled("by_user", b"1"))}, "'by_page'"),
+        ("windows[1].aggregation", {"windows": changed(NEW.windows, "total", aggregation="sum")}, "is 'sum'"),
+        ("windows", {"windows": NEW.windows[:1], "triggers": NEW.triggers[:1]}, "have no window 'total'"),
+        ("triggers", {"triggers": changed(NEW.triggers[::-1], "", )[:1]}, "'minute'"),
+        ("drop_state", {"drop_state": ("minutes",)}, "names 'minutes'"),
+    ],
+)  # fmt: skip
+def test_a_definition_that_does_not_fit_is_refused_by_name(field: str, changes: dict[str, Any], said: str) -> None:
+    """The error shows what it is, and what it was."""
+    with pytest.raises(BadRequest) as caught:
+        check_fit(OLD, evolve(NEW, **changes))
+    assert caught.value.field == field
+    assert said in caught.value.message
+
+
+def test_state_that_is_dropped_by_name_may_be_defined_anew() -> None:
+    """A dropped window may also be missing."""
+    narrow = changed(NEW.windows, "minute", range_ms=1_000)
+    check_fit(OLD, evolve(NEW, windows=narrow, drop_state=("minute",)))
+    check_fit(OLD, evolve(NEW, windows=narrow[:1], drop_state=("minute", "total")))
+
+
+def test_a_completed_job_leaves_no_windows() -> None:
+    """Only its places count."""
+    check_fit(OLD, evolve(NEW, windows=(), triggers=()), completed=True)
+    with pytest.raises(BadRequest, match=r"catalog\[0\]\.queue"):
+        check_fit(OLD, evolve(NEW, catalog=changed(NEW.catalog, "in", queue="other")), completed=True)
+
+
+def test_state_inside_spark_is_not_taken_over() -> None:
+    """A frame task must begin empty, and so must all windows of its job."""
+    old = evolve(OLD, catalog=(*OLD.catalog, Frame("ranks", "m:ranks")))
+    new = evolve(old, id="new", resume="old")
+    with pytest.raises(BadRequest, match="'ranks' keeps state inside Spark"):
+        check_fit(old, new)
+    with pytest.raises(BadRequest, match="'minute' in drop_state too"):
+        check_fit(old, evolve(new, drop_state=("ranks",)))
+    check_fit(old, evolve(new, drop_state=("ranks", "minute", "total", "both")))

@@ -1,0 +1,165 @@
+"""A job that resumes another has its windows, its joins and the places of its inputs, and counts each segment once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from onyxq.errors import BadRequest, Incomplete
+from onyxq.jobs.encoding import encode
+from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.spark.checkpoint import Checkpoints, note_job, recorded
+from onyxq.spark.plan.compile import Setting
+from onyxq.spark.plan.regions import streams
+from onyxq.spark.state_copy import Resumed, resume
+from tests.spark.job_world import HERE, run, written
+from tests.spark.test_windows import Segment, added, last_batch, lines, say_the_rest
+
+pytestmark = pytest.mark.long
+
+
+def shop(folder: Path) -> Job:
+    """Return a job with all kinds of cuts: windows, windows of windows, and a join whose input also feeds windows."""
+    return Job(
+        id="old",
+        workflow=[
+            ("clicks", "kept"), ("kept", "counts"), ("kept", "again"), ("again", "emitted"),
+            ("clicks", "both"), ("users", "both"), ("both", "pairs"),
+        ],
+        catalog=[
+            Input("clicks", format="json", path=str(folder / "clicks"), schema="user string, at bigint, n int"),
+            Input("users", format="json", path=str(folder / "users"), schema="user string, name string"),
+            Reduce("kept"),
+            Reduce("again"),
+            Join("both", left="clicks", right="users", on="user", how="left"),
+            *(Output(name, format="json", path=str(folder / name)) for name in ("counts", "emitted", "pairs")),
+        ],
+        windows=[
+            Window("second", "kept", "fixed", range_ms=1_000, key="user", time="at", watermark_ms=500,
+                   aggregation="count"),
+            Window("all", "kept", key="user", aggregation="sum", field="n"),
+            Window("windows", "again", key="window", aggregation="count"),
+        ],
+        triggers=[
+            Trigger("second", "watermark"), Trigger("all", "batch", refinement="discarding", emit_to="counts"),
+            Trigger("windows"),
+        ],
+        key_groups=2,
+    )  # fmt: skip
+
+
+def upgraded(job: Job, folder: Path) -> Job:
+    """Return a job that continues it: another workflow, more windows, other groups, and all in another order."""
+    kept = [task for task in reversed(job.catalog) if task.name != "clicks"]
+    return evolve(
+        job,
+        id="new",
+        resume="old",
+        workflow=(*job.workflow[::-1], ("users", "names"), ("names", "named")),
+        catalog=(
+            *kept,
+            Function("names", f"{HERE}:same"),
+            Output("named", format="json", path=str(folder / "named")),
+            job.catalog[0],
+        ),
+        windows=(Window("any", "kept", aggregation="count"), *reversed(job.windows)),
+        triggers=(Trigger("any", emit_to="counts"), *job.triggers),
+        key_groups=3,
+    )
+
+
+def clicked(batch: int) -> list[Segment]:
+    """Return the segments of a batch; each second is in two batches."""
+    return [{"user": f"u{n % 9}", "at": 1_000 * batch + 37 * n, "n": n} for n in range(40)]
+
+
+def ended(job: Job, at: Path, state: str = "killed") -> Resumed:
+    """Return what the log knows of a job that has ended."""
+    batch = last_batch(at)
+    note_job(str(at), encode(job))
+    return Resumed(job.id, state, batch, recorded(str(at), batch, "", streams(job)))
+
+
+def resumed(spark: Any, job: Job, folder: Path, old: Resumed) -> None:
+    """Give a job the state of another; its first batch is then still to come."""
+    checkpoints = Checkpoints(str(folder / "checkpoints"))
+    at = checkpoints.fit(job, version=7, batch=-1, recorded=b"", resumes=True)
+    setting = Setting(version=7, slots=2, checkpoint=at, connect=None)
+    resume(spark, job, encode(job), setting, old, checkpoints)
+
+
+def check_refusals(spark: Any, job: Job, folder: Path, left: Resumed) -> None:
+    """The error names the field, or what is missing, and nothing is written."""
+    wrong = evolve(job, windows=tuple(evolve(one, aggregation="max", field="n") for one in job.windows))
+    with pytest.raises(BadRequest, match=r"windows\[3\]\.aggregation is 'max', but 'count' in job old"):
+        resumed(spark, wrong, folder, left)
+    with pytest.raises(Incomplete, match="another peer kept its checkpoint"):
+        resumed(spark, job, folder / "elsewhere", left)
+    assert not (folder / "checkpoints" / "new").exists()
+
+
+def test_windows_joins_and_places_continue_in_a_changed_job(spark: Any, tmp_path: Path) -> None:
+    """Results of both jobs together are those of one job; files that were read are not read again."""
+    old = shop(tmp_path)
+    lines(tmp_path / "clicks", "0.json", clicked(0))
+    lines(tmp_path / "users", "0.json", [{"user": f"u{n}", "name": f"n{n}"} for n in range(4)])
+    at = run(spark, old, tmp_path)
+    new, left = upgraded(old, tmp_path), ended(old, at)
+    check_refusals(spark, new, tmp_path, left)
+    (at / "commits" / str(left.batch)).unlink()  # The driver ended before Spark noted that the batch was done.
+    resumed(spark, new, tmp_path, left)
+    lines(tmp_path / "clicks", "1.json", clicked(1))
+    lines(tmp_path / "users", "1.json", [{"user": f"u{n}", "name": f"n{n}"} for n in range(4, 8)])
+    checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
+    assert checkpoints.fit(new, version=7, batch=-1, recorded=b"", resumes=True).endswith("new/7")
+    at = run(spark, new, tmp_path, version=7, batch=0)
+    assert last_batch(at) == 1
+    say_the_rest(spark, new, tmp_path, at)
+    segments = [*clicked(0), *clicked(1)]
+    counts = [one for one in written(tmp_path / "counts") if one["window"] == "second"]
+    expected = added(segments, lambda one: (one["user"], one["at"] // 1_000 * 1_000), lambda one: 1)
+    assert {(one["key"], one["start_ms"]): one["value"] for one in counts} == expected and len(counts) == len(expected)
+    sums = [one for one in written(tmp_path / "counts") if one["window"] == "all"]
+    assert added(sums, lambda one: one["key"], lambda one: one["value"]) == added(
+        segments, lambda one: one["user"], lambda one: one["n"]
+    )
+    assert [one["value"] for one in written(tmp_path / "counts") if one["window"] == "any"] == [len(clicked(1))]
+    emitted = {one["key"]: one["value"] for one in written(tmp_path / "emitted")}
+    assert emitted["second"] == len(expected)
+    pairs = [(one["left"]["user"], one["left"]["at"], one["right"] and one["right"]["name"])
+             for one in written(tmp_path / "pairs")]  # fmt: skip
+    names = {f"u{n}": f"n{n}" for n in range(8)}
+    assert sorted(pairs, key=str) == sorted(
+        ((one["user"], one["at"], names.get(one["user"])) for one in segments), key=str
+    )
+    assert sorted(one["user"] for one in written(tmp_path / "named")) == [f"u{n}" for n in range(4, 8)]
+
+
+def test_a_job_continues_the_inputs_of_one_that_has_completed(spark: Any, tmp_path: Path) -> None:
+    """All its windows were emitted, so the new ones begin empty, and end with the new input."""
+    lines(tmp_path / "in", "0.json", [{"user": "a"}] * 3)
+    old = Job(
+        id="old",
+        workflow=[("in", "out")],
+        catalog=[
+            Input("in", format="json", path=str(tmp_path / "in"), schema="user string"),
+            Output("out", format="json", path=str(tmp_path / "out")),
+        ],
+    )
+    left = ended(old, run(spark, old, tmp_path), "completed")
+    new = evolve(
+        old,
+        id="new",
+        resume="old",
+        workflow=[("in", "kept"), ("kept", "out")],
+        catalog=(Reduce("kept"), *old.catalog),
+        windows=[Window("all", "kept", key="user", aggregation="count")],
+        triggers=[Trigger("all")],
+    )
+    resumed(spark, new, tmp_path, left)
+    lines(tmp_path / "in", "1.json", [{"user": "b"}] * 2)
+    say_the_rest(spark, new, tmp_path, run(spark, new, tmp_path, version=7, batch=0))
+    assert [(one["key"], one["value"]) for one in written(tmp_path / "out") if "key" in one] == [("b", 2)]
