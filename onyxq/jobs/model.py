@@ -9,8 +9,9 @@ case the submitting client uses its name if its module can be imported elsewhere
 
 from __future__ import annotations
 
+import importlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import attrs
@@ -41,6 +42,9 @@ __all__ = [
     "Trigger",
     "Window",
 ]
+
+PREVIEW = "onyxq.jobs.preview"
+"""Module that runs previews. It is loaded by name, because it imports this module."""
 
 
 @frozen
@@ -335,6 +339,16 @@ def _edges(value: Any) -> Any:
     return tuple(map(tupled, value)) if isinstance(value, (list, tuple)) else value
 
 
+@frozen
+class Preview:
+    """The result of a preview."""
+
+    outputs: dict[str, list[Any]]
+    """Name of each output -> its segments, in the order in which they reached it."""
+    late: dict[str, int]
+    """Name of each task with windows or a join -> number of segments that came too late."""
+
+
 @frozen(kw_only=True)
 class Job:
     """A data pipeline: once submitted, it runs until its inputs end or it is killed.
@@ -378,6 +392,27 @@ class Job:
     key_groups: int = 16
     """Number of parts of the state of windows and joins: at most this many slots work on it at once."""
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def preview(
+        self,
+        count: int = 10,
+        rows: Mapping[str, Iterable[Any]] | None = None,
+        *,
+        batch_rows: int | None = None,
+        ended: bool = True,
+    ) -> Preview:
+        """Run the workflow in this process on the first ``count`` rows of each input; return what reaches its outputs.
+
+        No cluster and no Spark is needed. Files of text and JSON on this machine are read, the oldest file first.
+        ``rows``: name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; needed for
+        other inputs. ``batch_rows``: largest number of segments of each input in a batch; default: all are one batch.
+        ``ended``: whether the inputs end after these segments, so that every window is emitted.
+
+        Raises `BadRequest` if the job is not valid, contains a task that only Spark can run, or has an input that
+        cannot be read here. Raises the exception of a function, with a note that names the task and the segment.
+        """
+        run: Callable[..., Preview] = importlib.import_module(PREVIEW).of_files
+        return run(self, count, rows or {}, batch_rows=batch_rows, ended=ended)
 
     def task(self, name: str) -> Task:
         """Return the catalog's entry of that name; raise `KeyError` if there is none."""

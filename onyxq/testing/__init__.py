@@ -10,26 +10,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onyxq.jobs.model import Preview
+    from onyxq.jobs.preview import preview
     from onyxq.testing.cluster import AsyncCluster, Cluster, open_cluster
     from onyxq.testing.core import die_here
     from onyxq.testing.drain import Drained, NotDrained
     from onyxq.testing.entry_check import check_extension
     from onyxq.testing.found_tasks import FoundTask
-    from onyxq.testing.job_preview import Preview, preview
     from onyxq.testing.workers import Run
 
 _HOMES = {
-    "check_extension": "entry_check",
-    "AsyncCluster": "cluster",
-    "Cluster": "cluster",
-    "open_cluster": "cluster",
-    "die_here": "core",
-    "Drained": "drain",
-    "NotDrained": "drain",
-    "FoundTask": "found_tasks",
-    "Preview": "job_preview",
-    "preview": "job_preview",
-    "Run": "workers",
+    "check_extension": "onyxq.testing.entry_check",
+    "AsyncCluster": "onyxq.testing.cluster",
+    "Cluster": "onyxq.testing.cluster",
+    "open_cluster": "onyxq.testing.cluster",
+    "die_here": "onyxq.testing.core",
+    "Drained": "onyxq.testing.drain",
+    "NotDrained": "onyxq.testing.drain",
+    "FoundTask": "onyxq.testing.found_tasks",
+    "Preview": "onyxq.jobs.model",
+    "preview": "onyxq.jobs.preview",
+    "Run": "onyxq.testing.workers",
 }
 
 __all__ = [
@@ -49,5 +50,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"onyxq.testing.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'onyxq.testing' has no attribute {name!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from onyxq.errors import BadRequest
 from onyxq.jobs.model import Condition, Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
@@ -118,6 +121,8 @@ def test_bad_input_is_refused() -> None:
     for call, name in (
         (lambda: preview(job(), {"line": []}), "rows"),
         (lambda: preview(job(), {}, batch_rows=0), "batch_rows"),
+        (lambda: job().preview(0), "count"),
+        (lambda: job().preview(rows={"line": [], "lines": []}), "rows"),
     ):
         with pytest.raises(BadRequest) as error:
             call()
@@ -147,6 +152,72 @@ def test_the_example_of_the_documentation_passes(tmp_path: Path) -> None:
         text=True,
     )
     assert "'user', its ordering key" in failed.stderr
+
+
+def filed(folder: Path, *files: str, **more: Any) -> Job:
+    """Return a job that copies files of JSON; each text is one file, the first one the oldest."""
+    for number, text in enumerate(files, start=1):
+        (folder / f"{9 - number}.json").write_text(text)
+        os.utime(folder / f"{9 - number}.json", (number, number))
+    source = Input("in", path=str(folder), **{"format": "json", **more})
+    return Job(workflow=[("in", "out")], catalog=[source, Output("out", queue="b")])
+
+
+def test_a_job_is_tried_on_the_first_rows_of_its_files(tmp_path: Path) -> None:
+    """The oldest file comes first; hidden files are passed over; a packed file is unpacked."""
+    (tmp_path / "_half.json").write_text("x")
+    with gzip.open(tmp_path / "old.json.gz", "wt") as file:
+        file.write('{"n": 0}\n')
+    os.utime(tmp_path / "old.json.gz", (0, 0))
+    tried = filed(tmp_path, '{"n": 1}\n\n{"n": 2}\n', '{"n": 3}\n', schema="n double")
+    assert tried.preview(3).outputs["out"] == [{"n": 0.0}, {"n": 1.0}, {"n": 2.0}]
+    assert [one["n"] for one in tried.preview().outputs["out"]] == [0, 1, 2, 3]
+
+
+def test_rows_that_are_given_replace_the_files() -> None:
+    """All of them are used."""
+    found = job().preview(1, {"lines": LINES})
+    assert found == preview(job(), {"lines": LINES})
+
+
+def test_columns_of_json_are_those_of_all_rows(tmp_path: Path) -> None:
+    """With a schema only its columns are there, and broken lines are in their column."""
+    text = '{"b": 1, "a": "x"}\nno\n{"b": 2.5}\n'
+    schema = "b double, `a` string, _corrupt_record string"
+    assert filed(tmp_path, text, schema=schema).preview().outputs["out"] == [
+        {"b": 1.0, "a": "x", "_corrupt_record": None},
+        {"b": None, "a": None, "_corrupt_record": "no"},
+        {"b": 2.5, "a": None, "_corrupt_record": None},
+    ]
+    found = filed(tmp_path, text.replace("no\n", "")).preview().outputs["out"]
+    assert found == [{"a": "x", "b": 1.0}, {"a": None, "b": 2.5}] and list(found[0]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "text, more, why",
+    [
+        ("{}", {"format": "csv", "schema": "n int"}, "text and JSON, not csv"),
+        ("{}", {"options": {"multiLine": "true"}}, "multiLine"),
+        ("{}", {"schema": "n int, at timestamp"}, "the type of 'at timestamp'"),
+        ('{"n": "1"}', {"schema": "n int"}, "line 1: n is '1', not a int"),
+        ('{"n": true}', {"schema": "n int"}, "n is True"),
+        ("{}\nno", {}, "line 2 is not a JSON object: 'no'"),
+        ('{"n": 1}\n{"n": "1"}', {}, "cannot tell the type of 'n'"),
+        ('{"n": [1]}', {}, "cannot tell the type of 'n'"),
+        ("{}", {"path": "/no/such/path"}, "no files at /no/such/path"),
+        ("{}", {"path": "s3a://bucket/in"}, "not on this machine"),
+    ],
+)
+def test_what_only_spark_can_read_is_refused(tmp_path: Path, text: str, more: dict[str, Any], why: str) -> None:
+    """The error says how to give rows instead; nothing is guessed."""
+    place = {"path": more.pop("path")} if "path" in more else {}
+    tried = filed(tmp_path, text, **more)
+    if place:
+        tried = evolve(tried, catalog=[evolve(tried.catalog[0], **place), tried.catalog[1]])  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match=re.escape(why)) as refused:
+        tried.preview()
+    assert refused.value.field == "rows" and "job.preview(rows={'in': [...]})" in refused.value.advice
+    assert tried.preview(rows={"in": [{"n": 1}]}).outputs["out"] == [{"n": 1}]
 
 
 def test_neither_spark_nor_pandas_is_loaded() -> None:

@@ -160,6 +160,27 @@ def test_a_queue_is_read_as_columns_and_as_segments(
     assert Counter(json.loads(task.data)["twice"] for task in client.list_all(out)) == doubled
 
 
+def test_a_preview_reads_files_as_spark_does(spark: Any, tmp_path: Path) -> None:
+    """Lines, columns, types and Nones are the same, with a schema and without, for broken lines too."""
+    lines = ['{"n": 1, "b": true, "s": "x y"}', "", '{"n": 2.5, "s": null}', "broken", '{"n": 3, "other": "o"}']
+    catalog: list[Any] = []
+    for name, kind, schema in (
+        ("lines", "text", None),
+        ("named", "json", "n double, b boolean, s string, _corrupt_record string"),
+        ("found", "json", None),
+    ):
+        (tmp_path / name).mkdir()
+        text = "\n".join(line for line in lines if name != "found" or line != "broken")
+        (tmp_path / name / "a.json").write_text(text + "\n")
+        catalog += [Input(name, format=kind, path=str(tmp_path / name), schema=schema)]
+        catalog += [Output(f"{name}-out", format="json", path=str(tmp_path / f"{name}-out"))]
+    edges = [(task.name, f"{task.name}-out") for task in catalog if isinstance(task, Input)]
+    job = Job(id="previewed", workflow=edges, catalog=catalog, key_groups=2)
+    run(spark, job, tmp_path)
+    for name, segments in job.preview().outputs.items():
+        assert Counter(map(repr, segments)) == Counter(map(repr, written(tmp_path / name))), name
+
+
 def test_an_input_that_feeds_several_stages_is_read_once(spark: Any, tmp_path: Path) -> None:
     """Spark counts each row that it reads: once, although two stages use it. The displayed progress is the same."""
     job = job_of("a cut and an output", [filled(spark, "json", tmp_path, NUMBERS)], tmp_path)

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from onyxq.core.errors import BadRequest
 from onyxq.jobs import flow_conditions, join_pairs, window_groups
+from onyxq.jobs.file_sample import first_rows
 from onyxq.jobs.function_imports import import_problem
 from onyxq.jobs.job_check import check
 from onyxq.jobs.key_state import later
-from onyxq.jobs.model import FRAME_TASKS, Function, Input, Job, Join, Output, Reduce, Ref, Task
+from onyxq.jobs.model import FRAME_TASKS, Function, Input, Job, Join, Output, Preview, Reduce, Ref, Task
 from onyxq.jobs.values import pack, pack_key, unpack
 from onyxq.jobs.windows import Parts, getter, time_of, windowings
 
@@ -29,14 +30,17 @@ Made = tuple[str, Any]
 """``(to, segment)``: a segment of a cut, and the only task that it goes to; empty: all tasks after the cut."""
 
 
-@frozen
-class Preview:
-    """The result of a preview."""
-
-    outputs: dict[str, list[Any]]
-    """Name of each output -> its segments, in the order in which they reached it."""
-    late: dict[str, int]
-    """Name of each task with windows or a join -> number of segments that came too late."""
+def of_files(
+    job: Job, count: int, rows: Mapping[str, Iterable[Any]], *, batch_rows: int | None, ended: bool
+) -> Preview:
+    """Run a job's workflow on ``rows``, and on the first ``count`` rows of all other inputs; see `Job.preview`."""
+    _check(job)
+    if count < 1:
+        raise BadRequest(f"count must be at least 1, not {count}", field="count")
+    others = {
+        task.name: first_rows(task, count) for task in job.catalog if isinstance(task, Input) and task.name not in rows
+    }
+    return preview(job, {**rows, **others}, batch_rows=batch_rows, ended=ended)
 
 
 def preview(
@@ -51,11 +55,7 @@ def preview(
     Raises `BadRequest` if the job is not valid, contains a task that only Spark can run, or has no input of a name in
     ``rows``. Raises the exception of a function, with a note that names the task and the segment.
     """
-    check(job, importable=True)
-    for place, task in enumerate(job.catalog):
-        if isinstance(task, FRAME_TASKS):
-            what = f"catalog[{place}]: {task.name!r} is a {type(task).__name__}, which only Spark can run"
-            raise BadRequest(what, field=f"catalog[{place}]", hint="Test such a job on Spark.")
+    _check(job)
     inputs = {task.name: list(rows.get(task.name, ())) for task in job.catalog if isinstance(task, Input)}
     for name in rows:
         if name not in inputs:
@@ -71,6 +71,15 @@ def preview(
     if ended:
         workflow.batch({}, ended=True)
     return Preview(workflow.outputs, {name: cut.late for name, cut in workflow.cuts.items()})
+
+
+def _check(job: Job) -> None:
+    """Raise `BadRequest` if the job is not valid, or contains a task that only Spark can run."""
+    check(job, importable=True)
+    for place, task in enumerate(job.catalog):
+        if isinstance(task, FRAME_TASKS):
+            what = f"catalog[{place}]: {task.name!r} is a {type(task).__name__}, which only Spark can run"
+            raise BadRequest(what, field=f"catalog[{place}]", hint="Test such a job on Spark.")
 
 
 class _Workflow:
