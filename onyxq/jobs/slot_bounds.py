@@ -3,12 +3,15 @@
 A *cut* is a reduce, join or frame task: Spark may redistribute the segments there. All tasks of a job between two cuts
 are one stage. Spark runs a stage as a number of Spark tasks, and each uses one slot. So the smallest bound among the
 tasks of a stage applies to the stage. Stages that do not depend on each other run side by side, and share the bounds
-that apply to both.
+that apply to both. Spark reads the tasks before a frame task apart from each other, so there each way to it is a flow
+of its own, and may run beside the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from attrs import frozen
 
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import FRAME_TASKS, Function, Job, Join, Reduce, Task
@@ -26,15 +29,15 @@ def bounds(job: Job, slots: int) -> dict[str, int]:
     """
     if not _is_bounded(job):
         return {}
-    plan, found = _Plan(job), dict[str, int]()
-    for stage, names in plan.stages.items():
-        limits = [_share(job.max_slots, len(plan.beside[stage]) + 1)] if job.max_slots and not job.own_host else []
+    plan, found = _Plan(job), dict[str, list[int]]()
+    for flow in plan.flows:
+        limits = found.setdefault(flow.stage, [])
+        if job.max_slots and not job.own_host:
+            limits.append(_share(job.max_slots, len(plan.beside(flow)) + 1))
         for task in job.catalog:
-            if task.name in names and isinstance(task, SLOTTED) and (task.max_slots or task.percentage):
-                limits.append(_share(_of_task(task, slots), len(plan.ways(stage, task.name))))
-        if limits:
-            found[stage] = min(limits)
-    return found
+            if task.name in flow.names and isinstance(task, SLOTTED) and (task.max_slots or task.percentage):
+                limits.append(_share(_of_task(task, slots), len(plan.ways(flow, task.name))))
+    return {stage: min(limits) for stage, limits in found.items() if limits}
 
 
 def problems(job: Job) -> Iterator[Problem]:
@@ -46,22 +49,22 @@ def problems(job: Job) -> Iterator[Problem]:
         yield "max_slots", f"cannot be kept: Spark spreads {spread!r} over all slots of its host; set own_host to True"
         return
     plan = _Plan(job)
-    for stage, names in plan.stages.items():
-        together = [stage, *plan.beside[stage]]
+    for flow in plan.flows:
+        together = [flow, *plan.beside(flow)]
         if job.max_slots and not job.own_host and job.max_slots < len(together):
-            what = f"is {job.max_slots}, but {', '.join(together)} run side by side and need a slot each"
+            what = f"is {job.max_slots}, but {', '.join(map(str, together))} run side by side and need a slot each"
             yield "max_slots", f"{what}: give it more, or set own_host to True"
             return
         for place, task in enumerate(job.catalog):
-            if task.name not in names or not isinstance(task, SLOTTED):
+            if task.name not in flow.names or not isinstance(task, SLOTTED):
                 continue
-            ways = plan.ways(stage, task.name)
+            ways = plan.ways(flow, task.name)
             few = task.max_slots is not None and task.max_slots < len(ways)
             if len(ways) > 1 and (few or task.percentage):
                 word = "max_slots" if few else "percentage"
                 yield (
                     f"catalog[{place}].{word}",
-                    f"cannot be kept: {task.name!r} runs for {', '.join(ways)} side by side",
+                    f"cannot be kept: {task.name!r} runs for {', '.join(map(str, ways))} side by side",
                 )
                 return
 
@@ -80,35 +83,63 @@ def _share(most: int, parts: int) -> int:
     return max(1, most // parts)
 
 
+@frozen
+class _Flow:
+    """The tasks that Spark may run at once, before a cut or the outputs."""
+
+    stage: str
+    """The cut, or `OUTPUTS`."""
+    names: frozenset[str]
+    """Its tasks, and the cuts at both ends."""
+    after: frozenset[str]
+    """The cuts whose results it needs."""
+    source: str = ""
+    """The task before a frame task from which it comes; a window or join has one flow from all tasks before it."""
+
+    def __str__(self) -> str:
+        return f"{self.source} to {self.stage}" if self.source else self.stage
+
+
 class _Plan:
-    """The stages of a job, and which of them run side by side."""
+    """The flows of a job, and which of them run side by side."""
 
     def __init__(self, job: Job) -> None:
         self._cuts = {task.name for task in job.catalog if _is_cut(task)}
         self._before: dict[str, list[str]] = {task.name: [] for task in job.catalog}
         for source, to in job.workflow:
             self._before[to].append(source)
-        cuts = [task.name for task in job.catalog if _is_cut(task)]
-        ends = sorted({to for _, to in job.workflow} - {source for source, _ in job.workflow})
-        self.stages = {cut: frozenset([cut, *self._leading([cut], self._cuts)]) for cut in cuts}
-        """Cut that ends a stage -> names of the stage's tasks, and of the cuts at both ends."""
-        self.stages[OUTPUTS] = frozenset(self._leading(ends, self._cuts))
-        earlier = {cut: self._leading([cut], set()) for cut in cuts}
-        self.beside: dict[str, list[str]] = {
-            cut: [other for other in cuts if other != cut and other not in earlier[cut] and cut not in earlier[other]]
-            for cut in cuts
-        }
-        """Cut that ends a stage -> cuts that end the stages that run beside it: neither needs the other's result."""
-        self.beside[OUTPUTS] = []
+        self.flows: list[_Flow] = []
+        for task in job.catalog:
+            if isinstance(task, FRAME_TASKS):  # Spark reads the tasks before it apart from each other.
+                self.flows += [self._flow(task.name, [source], source) for source in self._before[task.name]]
+            elif _is_cut(task):
+                self.flows.append(self._flow(task.name, self._before[task.name]))
+        ends = {to for _, to in job.workflow} - {source for source, _ in job.workflow}
+        self.flows.append(self._flow(OUTPUTS, [name for end in sorted(ends) for name in self._before[end]]))
 
-    def ways(self, stage: str, name: str) -> list[str]:
-        """Return this stage and the stages beside it that run the same task."""
-        return [stage, *(other for other in self.beside[stage] if name in self.stages[other])]
+    def beside(self, flow: _Flow) -> list[_Flow]:
+        """Return the flows that run beside this one: neither needs the other's result."""
+        if flow.stage == OUTPUTS:
+            return []
+        return [
+            other
+            for other in self.flows
+            if other is not flow and other.stage not in ("", *flow.after) and flow.stage not in other.after
+        ]
+
+    def ways(self, flow: _Flow, name: str) -> list[_Flow]:
+        """Return this flow and those beside it that run the same task."""
+        return [flow, *(other for other in self.beside(flow) if name in other.names)]
+
+    def _flow(self, stage: str, sources: list[str], source: str = "") -> _Flow:
+        names = {stage, *self._leading(sources, self._cuts)}
+        after = self._cuts & self._leading(sources, set())
+        return _Flow(stage, frozenset(names), frozenset(after), source)
 
     def _leading(self, ends: list[str], until: set[str]) -> set[str]:
-        """Return the tasks from which segments reach the ends, back to the cuts in ``until``."""
+        """Return the tasks at the ends and those from which segments reach them, back to the cuts in ``until``."""
         found: set[str] = set()
-        waiting = [name for end in ends for name in self._before[end]]
+        waiting = list(ends)
         while waiting:
             name = waiting.pop()
             if name not in found:

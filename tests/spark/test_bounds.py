@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from pyspark.sql import functions as of
 
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.job_check import problems
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
 from onyxq.jobs.slot_bounds import OUTPUTS, bounds
 from onyxq.spark.plan import fused, rows
 from onyxq.spark.plan.regions import stages
@@ -22,10 +23,15 @@ FILES = 12
 LINES = 5
 
 
-def at_once(folder: Path) -> int:
+def calls(folder: Path) -> list[tuple[int, int]]:
+    """Return when each call began and ended, in ns."""
+    lines = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines()]
+    return [(int(began), int(ended)) for began, ended in lines]
+
+
+def at_once(spans: list[tuple[int, int]]) -> int:
     """Return the largest number of simultaneous calls."""
-    noted = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines()]
-    moments = sorted([(int(end), -1) for _, end in noted] + [(int(began), 1) for began, _ in noted])
+    moments = sorted([(ended, -1) for _, ended in spans] + [(began, 1) for began, _ in spans])
     running = most = 0
     for _, step in moments:
         running += step
@@ -93,7 +99,7 @@ def test_no_more_calls_run_at_once(
     """The session has two slots, and both are used by default."""
     run(spark, flat(folder, own, **more), folder)
     assert len(written(folder / "out")) == FILES * LINES
-    assert at_once(folder / "notes") == most
+    assert at_once(calls(folder / "notes")) == most
 
 
 @pytest.mark.long
@@ -101,7 +107,7 @@ def test_a_job_with_a_join_is_bounded_in_all_its_stages(spark: Any, folder: Path
     """The bound holds while its sides are read, and in its groups."""
     run(spark, joined(folder, max_slots=1), folder)
     assert len(written(folder / "out")) == LINES * FILES**2
-    assert at_once(folder / "notes") == 1
+    assert at_once(calls(folder / "notes")) == 1
 
 
 @pytest.mark.long
@@ -143,6 +149,54 @@ def test_stages_that_run_side_by_side_share_a_bound(tmp_path: Path) -> None:
     assert bounds(parallel(tmp_path, {}, max_slots=5, own_host=True), 5) == {}
     assert bounds(flat(tmp_path, {"percentage": 25}), 8) == {OUTPUTS: 2}
     assert bounds(joined(tmp_path, max_slots=3), 8) == {"pairs": 3, OUTPUTS: 3}
+
+
+def framed(folder: Path, own: dict[str, Any], *edges: tuple[str, str]) -> Job:
+    """A job in which a function leads to a frame task through two others, and perhaps over more edges."""
+    busy = {"folder": str(folder / "notes")}
+    return Job(
+        id="framed",
+        workflow=[("in", "f"), ("f", "g"), ("f", "h"), ("g", "rows"), ("h", "rows"), *edges, ("rows", "out")],
+        catalog=[
+            Input("in", format="text", path=str(folder / "in")),
+            Function("f", f"{HERE}:busy", busy, **own),
+            Function("g", f"{HERE}:same"),
+            Function("h", f"{HERE}:same"),
+            *([Sql("first", "select * from f", schema="value string")] if edges else []),
+            Sql("rows", "select * from g union all select * from h", schema="value string"),
+            Output("out", format="json", path=str(folder / "out")),
+        ],
+        key_groups=4,
+    )
+
+
+def test_ways_to_a_frame_task_share_a_bound(tmp_path: Path) -> None:
+    """Spark may run them at once, also if one of them leads through another frame task."""
+    assert bounds(framed(tmp_path, {"max_slots": 2}), 8) == {"rows": 1}
+    ((field, said),) = problems(framed(tmp_path, {"max_slots": 1}))
+    assert field == "catalog[1].max_slots"
+    assert said == "cannot be kept: 'f' runs for g to rows, h to rows side by side"
+    further = framed(tmp_path, {"max_slots": 3}, ("f", "first"), ("first", "rows"))
+    assert bounds(further, 8) == {"first": 1, "rows": 1}
+
+
+@pytest.mark.long
+def test_a_bound_holds_before_a_frame_task_that_is_used_twice(spark: Any, folder: Path) -> None:
+    """Its query has the rows of the function twice, and two windows use its result; the function runs once."""
+    busy = Function("f", f"{HERE}:busy", {"folder": str(folder / "notes")}, max_slots=1)
+    twice = Sql("twice", "select * from f union all select * from f where value >= '0'", schema="value string")
+    job = parallel(folder / "in", {})
+    ends = {name: Output(name, format="json", path=str(folder / name)) for name in ("out-a", "out-b")}
+    job = evolve(
+        job,
+        workflow=[("in", "f"), ("f", "twice"), ("twice", "a"), ("twice", "b"), ("a", "out-a"), ("b", "out-b")],
+        catalog=[job.task("in"), busy, twice, Reduce("a"), Reduce("b"), *ends.values()],
+        key_groups=2,
+    )
+    assert not list(problems(job))
+    run(spark, job, folder)
+    noted = calls(folder / "notes")
+    assert (at_once(noted), len(noted)) == (1, FILES * LINES)
 
 
 @pytest.mark.parametrize(

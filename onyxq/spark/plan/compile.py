@@ -143,8 +143,15 @@ class _Flow:
             ((source, _),) = {edge for region in side for edge in region.wanted}
             parts = [(self._opened[region.entry], region) for region in side]
             segments = frames.columns_of_segments(self._job, task, source, parts, self._place)
-            given[source] = segments if limit is None else segments.coalesce(limit)
+            given[source] = segments if limit is None else self._once(segments.coalesce(limit))
         return frames.result(self._session, self._job, task, given, self._place)
+
+    def _once(self, frame: Any) -> Any:
+        """Return the same rows, computed once, although a frame task or the tasks after it may use them several times.
+
+        Otherwise a bound would hold for each use alone.
+        """
+        return shared(Opened(frame, rows.COLUMNS), self._setting.slots).frame.drop(rows.PART)
 
     def outputs(self, stage: Stage) -> tuple[Any, list[Folder]]:
         """Return the rows of all outputs, and the outputs that are folders, with their columns."""
