@@ -16,6 +16,7 @@ from onyxq import Function, Input, Job, Output, Reduce, Trigger, Window
 from onyxq.errors import BadRequest
 from tests.processes.cluster import Cluster, bounded, surroundings
 from tests.processes.jobs_watched import STEP_S_MAX, Watch
+from tests.processes.slot_jobs import check_slots
 
 pytestmark = pytest.mark.anyio
 
@@ -65,11 +66,15 @@ async def check_files(cluster: Cluster, root: Path) -> None:
 async def test_files_are_made_of_files_and_a_function_that_raises_fails_its_job(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """One host runs both; the failure has task, segment and traceback, and its input can be claimed again."""
-    cluster.more_options("--spark", "--allow-local-code", "--slots", "2")
+    """One host runs both; the failure has task, segment and traceback, and its input can be claimed again.
+
+    Between them, random jobs keep to the bounds of their slots.
+    """
+    cluster.more_options("--spark", "--allow-local-code", "--slots", "3")
     await cluster.start("a")
     await cluster.whole("a")
     await check_files(cluster, tmp_path)
+    await check_slots(cluster, tmp_path / "balanced", scheduler="balanced", count=3, slots=3)
     async with cluster.client("a") as client:
         job = Job(
             id="wrong",

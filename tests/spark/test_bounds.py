@@ -18,25 +18,10 @@ from onyxq.jobs.slot_bounds import OUTPUTS, bounds
 from onyxq.spark.plan import fused, rows
 from onyxq.spark.plan.regions import stages
 from tests.spark.job_world import HERE, run, written
+from tests.spark.slot_world import at_once, calls
 
 FILES = 12
 LINES = 5
-
-
-def calls(folder: Path) -> list[tuple[int, int]]:
-    """Return when each call began and ended, in ns."""
-    lines = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines()]
-    return [(int(began), int(ended)) for began, ended in lines]
-
-
-def at_once(spans: list[tuple[int, int]]) -> int:
-    """Return the largest number of simultaneous calls."""
-    moments = sorted([(ended, -1) for _, ended in spans] + [(began, 1) for began, _ in spans])
-    running = most = 0
-    for _, step in moments:
-        running += step
-        most = max(most, running)
-    return most
 
 
 @pytest.fixture

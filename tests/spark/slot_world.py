@@ -1,0 +1,156 @@
+"""Random jobs whose functions note when they run, and what their bounds allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from onyxq.jobs.job_check import problems
+from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
+from tests.spark.job_world import HERE
+
+Span = tuple[int, int]
+SHAPES = {
+    "chain": "in-f f-g g-out",
+    "branches": "in-f f-g f-h g-out h-out",
+    "window": "in-f f-count count-g g-out",
+    "windows": "in-f f-count f-more count-g more-h g-out h-out",
+    "join": "in-f in-g f-pairs g-pairs pairs-h h-out",
+    "frame": "in-f f-g f-h g-rows h-rows rows-out",
+}
+"""Edges of workflows: functions f, g and h, windows count and more, the join pairs, the frame task rows."""
+WEIGHTS = (6, 4, 2, 1, 1, 1)
+FILES, LINES = 6, 4
+
+
+def input_files(folder: Path) -> Path:
+    """Write the files that all jobs read."""
+    folder.mkdir()
+    for place in range(FILES):
+        (folder / f"{place}.txt").write_text("".join(f"{line}\n" for line in range(LINES)))
+    return folder
+
+
+def random_job(random: Random, name: str, folder: Path, *, scheduler: str, slots: int) -> Job:
+    """Return a valid job that needs no more than these slots; ``folder`` has the files, and gets the notes."""
+    while True:
+        (shape,) = random.choices(list(SHAPES), WEIGHTS)
+        job = shaped(shape, name, folder, scheduler=scheduler, slots=slots, random=random)
+        if not any(problems(job)):
+            for task in functions(job):
+                notes(folder, job.id, task.name).mkdir(parents=True)
+            return job
+
+
+def shaped(shape: str, name: str, folder: Path, *, random: Random, scheduler: str, slots: int) -> Job:
+    """Return a job of a shape with random bounds, of its own and of its functions."""
+    edges = [tuple(edge.split("-")) for edge in SHAPES[shape].split()]
+    names = list(dict.fromkeys(name for edge in edges for name in edge))
+    made: dict[str, Any] = {
+        "in": Input("in", format="text", path=str(folder / "in")),
+        "out": Output("out", format="json", path=str(folder / "out" / name)),
+        "count": Reduce("count"),
+        "more": Reduce("more"),
+        "pairs": Join("pairs", left="f", right="g", on="value"),
+        "rows": Sql("rows", "select * from g union all select * from h", schema="value string"),
+    }
+    for task in "fgh":
+        params = {"folder": str(notes(folder, name, task)), "ms": 10}
+        made[task] = Function(task, f"{HERE}:busy", params, **_bounds(random, slots, percentage=True))
+    windows = [one for one in ("count", "more") if one in names]
+    return Job(
+        id=name,
+        workflow=edges,
+        catalog=[made[one] for one in names],
+        windows=[Window(one, one, key="value", aggregation="count") for one in windows],
+        triggers=[Trigger(one) for one in windows],
+        scheduler=scheduler,
+        percentage=random.randint(10, 60) if scheduler == "percentage" else 0,
+        key_groups=6,
+        **_bounds(random, slots),
+    )
+
+
+def _bounds(random: Random, most: int, *, percentage: bool = False) -> dict[str, Any]:
+    """Return random bounds of a job or task; often none."""
+    found: dict[str, Any] = {}
+    if random.random() < 0.5:
+        found["max_slots"] = random.randint(1, most)
+    if random.random() < 0.3:
+        found["min_slots"] = random.randint(1, found.get("max_slots", most))
+    if percentage and random.random() < 0.3:
+        found["percentage"] = random.randint(10, 40)
+    return found
+
+
+def functions(job: Job) -> list[Function]:
+    """Return the functions of a job."""
+    return [task for task in job.catalog if isinstance(task, Function)]
+
+
+def need(job: Job) -> int:
+    """Return the fewest slots with which a job may start."""
+    return max(job.min_slots, *(task.min_slots for task in job.catalog if isinstance(task, (Function, Reduce, Join))))
+
+
+def bound_of_job(job: Job, slots: int) -> int:
+    """Return how many of its calls may run at once."""
+    return min(slots, job.max_slots or slots)
+
+
+def bound_of_task(job: Job, task: Function, slots: int) -> int:
+    """Return how many calls of a function may run at once."""
+    most = bound_of_job(job, slots)
+    share = max(1, task.min_slots, most * task.percentage // 100) if task.percentage else most
+    return min(most, share, task.max_slots or most)
+
+
+# --- what the functions noted ------------------------------------------------------------
+
+
+def notes(folder: Path, job: str, task: str) -> Path:
+    """Return the folder of a function's notes."""
+    return folder / "notes" / job / task
+
+
+def calls(folder: Path) -> list[Span]:
+    """Return when each call began and ended, in ns, from a folder with a file of each process."""
+    lines = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines()]
+    return [(int(began), int(ended)) for began, ended in lines]
+
+
+def at_once(spans: Iterable[Span], weight: Iterable[int] | None = None) -> int:
+    """Return the largest number, or the largest sum of weights, of spans at one moment."""
+    spans = list(spans)
+    weights = [1] * len(spans) if weight is None else list(weight)
+    moments = [(began, each) for (began, _), each in zip(spans, weights, strict=True)]
+    moments += [(ended, -each) for (_, ended), each in zip(spans, weights, strict=True)]
+    running = most = 0
+    for _, step in sorted(moments):
+        running += step
+        most = max(most, running)
+    return most
+
+
+def check_bounds(jobs: list[Job], folder: Path, slots: int) -> dict[str, int]:
+    """Assert that no bound was exceeded, and return how many calls of each job ran at once.
+
+    The jobs that had begun and not ended never needed more slots together than there are.
+    """
+    found, whole, all_calls = {}, [], list[Span]()
+    for job in jobs:
+        spans = []
+        for task in functions(job):
+            own = calls(notes(folder, job.id, task.name))
+            assert at_once(own) <= bound_of_task(job, task, slots), f"task {task.name} of {job}"
+            spans += own
+        assert len(spans) >= FILES * LINES, f"job {job.id} has not run"
+        found[job.id] = at_once(spans)
+        assert found[job.id] <= bound_of_job(job, slots), f"job {job}"
+        whole.append((min(began for began, _ in spans), max(ended for _, ended in spans)))
+        all_calls += spans
+    assert at_once(whole, map(need, jobs)) <= slots, "jobs were started with fewer slots than they need"
+    assert at_once(all_calls) <= slots
+    return found
