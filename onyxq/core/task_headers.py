@@ -14,8 +14,10 @@ ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS = "ordering_key", "unique_key", "d
 UNIQUE_UNTIL, UNIQUE_PERIOD_MS, ON_CONFLICT = "unique_until", "unique_period_ms", "on_conflict"
 REPLACE = "replace"
 """The choice of an enqueue that says nothing of ``on_conflict``."""
-DUE_MS, MARK = "due_ms", "mark"
-"""Fields that only leaders write, when they change a task: its new due time, and the mark of the change."""
+DUE_MS, MARK, CHANGED_BY = "due_ms", "mark", "changed_by"
+"""Fields that only leaders write, when they change a task: its new due time, the mark of the change, and the id of the
+enqueue that asked for it, by which a repeat is recognised.
+"""
 CALLBACK = "callback"
 JOINS = "joins"
 """Field of a task that no worker runs: it ends once all tasks that it depends on have ended. Only nodes set it."""

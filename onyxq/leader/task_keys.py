@@ -26,7 +26,17 @@ from onyxq.core import facts
 from onyxq.core.errors import BadRequest, Unavailable
 from onyxq.core.ids import Run, TaskId, is_callback, mask_of, ms_of, partition_of, stretch_of
 from onyxq.core.replica import claim_of
-from onyxq.core.task_headers import CALLBACK, DEPENDS, DUE_MS, MARK, ON_CONFLICT, ORDERING_KEY, REPLACE, UNIQUE_KEY
+from onyxq.core.task_headers import (
+    CALLBACK,
+    CHANGED_BY,
+    DEPENDS,
+    DUE_MS,
+    MARK,
+    ON_CONFLICT,
+    ORDERING_KEY,
+    REPLACE,
+    UNIQUE_KEY,
+)
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.completion_rows import history_of, is_overtaken
 from onyxq.leader.completions import Completions
@@ -48,7 +58,7 @@ MOVED_FIELDS = ("expires_ms",)
 """Fields that a waiting task gets together with a new due time."""
 REPLACED_FIELDS = ("backoff_ms", "expires_ms", "format", "priority", "retries", "trace")
 """Fields that a waiting task gets together with new data."""
-_PLACE_FIELDS = ("order", "scheduled", DUE_MS, MARK)
+_PLACE_FIELDS = ("order", "scheduled", DUE_MS, MARK, CHANGED_BY)
 
 
 def _nothing() -> None:
@@ -152,6 +162,8 @@ class TaskKeys:
             leader.check()
             holder = await self._other_holder(leader, one.first, digest)
             if holder is None:
+                holder = self._changed_before(leader, one.first, digest)
+            if holder is None:
                 return None
             return await self._conflict(leader, holder, one, self._unlocking(digest))
         except BaseException:
@@ -165,6 +177,14 @@ class TaskKeys:
             return None
         holder = await self._holder(leader, digest)
         return holder if holder != first else None
+
+    def _changed_before(self, leader: PartitionLeader, first: TaskId, digest: bytes) -> TaskId | None:
+        """Return the last task of a unique key if it has started or ended with what this enqueue gave it."""
+        latest = self._host.store.latest(leader.partition, digest)
+        row = None if latest is None else self._host.store.task_row(latest.task)
+        if latest is None or row is None or facts.task_header(row[1])[0].get(CHANGED_BY) != first:
+            return None
+        return latest.task
 
     async def _holder(self, leader: PartitionLeader, digest: bytes) -> TaskId | None:
         """Return the task that holds a unique key, once it is decided whether the task started and whether it ended.
@@ -211,7 +231,9 @@ class TaskKeys:
         outcome = {"replace": REPLACED, "extend": EXTENDED, "refuse": REFUSED}.get(choice, EXISTS)
         changes = outcome in (REPLACED, EXTENDED)
         if changes and await self._has_started(holder):
-            changes, outcome = False, EXISTS
+            changes = False
+            if facts.task_header(row[1])[0].get(CHANGED_BY) != one.first:
+                outcome = EXISTS
         # The existing rows may be stored only here, so they are written again before they are acknowledged.
         body = self._changed(leader, holder, row[1], one) if changes else row[1]
         rows = [facts.task_row(holder, body)]
@@ -241,6 +263,7 @@ class TaskKeys:
         else:  # it is ready, and keeps its place
             placed |= {"order": old.header["order"], MARK: list(leader.mark())}
             placed |= {DUE_MS: old.header[DUE_MS]} if DUE_MS in old.header else {}
+        placed[CHANGED_BY] = one.first
         return facts.pack_task(dict(sorted(placed.items())), [payload])
 
     async def lock(self, header: dict[str, Any]) -> Callable[[], None]:

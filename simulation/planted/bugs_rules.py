@@ -189,6 +189,14 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     # --- unique keys
     Planted(
+        "the repeat of a change makes another task",
+        "onyxq.leader.task_keys:TaskKeys._changed_before",
+        returning(None),
+        "the data of an enqueue that replaced another's is executed twice",
+        "said_again",
+        quick=3,
+    ),
+    Planted(
         "a repeated unique key makes another task",
         "onyxq.leader.task_keys:TaskKeys._other_holder",
         returning(None),

@@ -16,6 +16,7 @@ from onyxq.core.ids import TaskId, partition_of
 from onyxq.core.periodic import task_id
 from simulation.scenes.base import ONE, Scene, by_name, leader_of
 from simulation.world.clients import RecordingClient, tried
+from simulation.world.history import Said, Sent
 from simulation.world.workload import always
 from simulation.world.world import Options, SimulatedNode, World
 
@@ -228,6 +229,34 @@ async def _enqueue_unique(world: World, name: int) -> None:
                 )
             )
             await trio.sleep(world.random.uniform(0, 0.6))
+
+
+async def said_again(world: World) -> None:
+    """Enqueues that replace the data of tasks are repeated, before and after those run, while leaders change."""
+    over = trio.Event()
+    async with world.client() as client, trio.open_nursery() as nursery:
+        nursery.start_soon(hired, world, over)
+        async with trio.open_nursery() as enqueuers:
+            for number in range(12):
+                first = client.enqueue("q", [b"first %d" % number], unique_key=f"u{number}", delay_ms=1_000)
+                if await tried(first) is not None:
+                    enqueuers.start_soon(_say_again, world, f"u{number}", b"second %d" % number)
+                if number == 6:
+                    enqueuers.start_soon(lead_elsewhere, world)
+                await trio.sleep(world.random.uniform(0, 1))
+        await finished(client)
+        over.set()
+
+
+async def _say_again(world: World, key: str, data: bytes) -> None:
+    world.history.payloads[data] = 1
+    world.history.sent[data] = Sent("q", Said(unique_key=key), trio.current_time())
+    async with world.client() as client:
+        ids = await client.client.make_ids(1)
+        for _ in range(5):
+            with suppress(OnyxqError):  # repeated next time
+                await client.client.enqueue_many("q", [data], unique_key=key, ids=ids, timeout_ms=5_000)
+            await trio.sleep(world.random.uniform(0, 1.5))
 
 
 async def once_per_period(world: World) -> None:
@@ -480,6 +509,7 @@ RULE_SCENES = by_name(
     Scene("keys_handed_over", "leaders whose clocks differ take turns with a key", keys_handed_over, _APART),
     Scene("overtaken_in_a_key", "dead letters come back before the claimed one of their key", overtaken_in_a_key),
     Scene("same_again", "unique keys are enqueued again and again", same_again, _spread),
+    Scene("said_again", "enqueues that replaced data are repeated", said_again),
     Scene("once_per_period", "unique keys have one task per period, whatever the clocks say", once_per_period, _askew),
     Scene("due_at_a_takeover", "tasks expire while nobody leads", due_at_a_takeover),
     Scene("after_others", "dependencies finish while leaders change", after_others, _spread),

@@ -50,6 +50,28 @@ def test_a_repeat_after_the_first_grant_changes_nothing() -> None:
     simulate(workload, seed=1, options=STEADY)
 
 
+def test_the_repeat_of_an_enqueue_that_changed_a_task_is_no_new_task() -> None:
+    """The answer is the same while the task runs, and after it has ended and its key is free."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            task_id = await tasks.put(b"one", unique_key="u")
+            run = tasks.run(b"two", unique_key="u")
+            for _ in range(2):
+                assert (await tasks.send([run]))[0][1:] == [task_id, "replaced"]
+            claim = await tasks.take()
+            assert claim is not None and claim.data == b"two"
+            assert (await tasks.send([run]))[0][1:] == [task_id, "replaced"]
+            await tasks.done(claim)
+            assert (await tasks.send([run]))[0][1:] == [task_id, "replaced"]
+            assert await tasks.take(wait_ms=500) is None
+            other = tasks.run(b"three", unique_key="u")
+            assert (await tasks.send([other]))[0][1:] == [other[0], "new"]
+
+    simulate(workload, seed=1, options=STEADY)
+
+
 def test_repeats_in_one_request_and_at_the_same_time_make_one_task() -> None:
     """The first task is the current one, and all requests get its id."""
 
