@@ -92,7 +92,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "timer.list": {"state": "ready", "after": ID, "limit": 1},
     "periodic.get": {"name": "page"},
     "periodic.remove": {"name": "page"},
-    "job.submit": {"body": b"", "keep_ms": 1},
+    "job.submit": {"body": b"", "keep_ms": 1, "replace": False},
     "job.list": {"state": "running", "progress": False},
     "job.get": {"id": "page"},
     "job.wait": {"id": "page", "wait_ms": 0},
