@@ -43,7 +43,6 @@ DISK_BUGS: tuple[Planted, ...] = (
         "a task whose write was refused but is on the disk is never granted",
         "failing_disk",
         runs=40,
-        quick=30,
     ),
     Planted(
         "a leader with a failed write counts as incomplete for ever",

@@ -55,6 +55,7 @@ class Pipe:
         frame = frame.mapInArrow(upper(self.between), SEGMENTS)
         outputs = json.dumps({"out": {"queue": self.target}})
         writer = frame.writeStream.format(self.sink).options(**self.options(), outputs=outputs, folders="[]")
+        writer = writer.option("inputs", "null")
         writer = writer.option("checkpointLocation", str(self.checkpoint))
         return writer.trigger(**({"processingTime": "100 milliseconds"} if forever else {"availableNow": True})).start()
 

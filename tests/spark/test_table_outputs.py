@@ -13,6 +13,7 @@ pytest.importorskip("deltalake")
 pytest.importorskip("psycopg")
 
 import deltalake
+import msgpack
 import psycopg
 import pyarrow
 from attrs import evolve
@@ -20,11 +21,11 @@ from attrs import evolve
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Input, Job, Output
 from onyxq.jobs.values import pack
-from onyxq.spark import job_run
 from onyxq.spark.files.file_sink import stage
 from onyxq.spark.files.formats import described
 from onyxq.spark.files.staging import Staging
 from onyxq.spark.plan.compile import folders_of
+from onyxq.spark.state_copy import recover
 from tests.outbox.postgres import database, postgres
 from tests.spark.job_world import HERE, run
 from tests.spark.kafka_world import brokers, read, topic
@@ -87,8 +88,7 @@ def test_a_batch_is_in_every_table_once_and_a_new_driver_completes_the_last_one(
     )
     task.add("calls", pack({"value": more}))
     stage(folders, task.finish(), job="tables", batch=1, mark="m")
-    order = job_run.Order("tables", 4, encode(job), 2, 1, b"", frozenset())
-    job_run._recover(spark, folders, order, "m")
+    recover(spark, job, 1, msgpack.packb({"mark": "m"}), 4)
     again = json.loads(Path(more).read_text())
     assert (again["version"], again["batch"]) == (4, 1)
     assert again["key"].rpartition("/")[0] == called[0]["key"].rpartition("/")[0]
