@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 
 pytest.importorskip("confluent_kafka")
 pytest.importorskip("pyarrow")
@@ -23,10 +22,11 @@ import pyarrow
 
 from onyxq.errors import BadRequest, OnyxqError, Unavailable
 from onyxq.jobs.values import pack
-from onyxq.spark.files.file_sink import prepared, publish, stage
+from onyxq.spark.files.file_sink import prepared, stage
 from onyxq.spark.files.formats import described
 from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.sinks import kafka, tables
+from tests.spark.hidden_batches import show, staged
 from tests.spark.kafka_model import Cluster
 from tests.spark.kafka_world import REAL, brokers, keep_offset, read, topic
 
@@ -40,19 +40,6 @@ def output(brokers: str, topic: str, folder: Path, schema: Any = None, **options
     given = {"brokers": brokers, "topic": topic}
     given |= {f"kafka.{name.replace('__', '.')}" if "__" in name else name: said for name, said in options.items()}
     return Folder("out", "kafka", str(folder / "hidden"), given, "" if schema is None else described(schema))
-
-
-def staged(out: Folder, number: int, found: list[Any], mark: str = "m") -> None:
-    """Write and note a batch, as before its commit."""
-    task = Staging({"out": out}, job="j", batch=number, part=0)
-    for row in found:
-        task.add("out", pack(row))
-    stage([out], task.finish(), job="j", batch=number, mark=mark)
-
-
-def show(out: Folder, number: int, mark: str = "m") -> None:
-    """Publish a batch, as the next driver does at its start, before it knows the columns."""
-    publish([evolve(out, schema="")], job="j", batch=number, mark=mark, version=7)
 
 
 def drive(out: Folder, number: int, log: list[int]) -> None:

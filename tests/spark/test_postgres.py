@@ -21,12 +21,13 @@ import pyarrow
 
 from onyxq.errors import BadRequest, Unavailable
 from onyxq.jobs.values import pack
-from onyxq.spark.files.file_sink import prepared, publish, stage
+from onyxq.spark.files.file_sink import prepared, stage
 from onyxq.spark.files.formats import described
 from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.sinks import tables
 from tests.outbox.postgres import Postgres, database, postgres
 from tests.spark.generated_columns import Rows, alike, rows
+from tests.spark.hidden_batches import show, staged
 
 __all__ = ["database", "postgres"]
 
@@ -37,19 +38,6 @@ def output(database: str, folder: Path, schema: Any = COLUMNS, **options: str) -
     """An output that is a table."""
     given = {"url": database, "table": "words", **options}
     return Folder("out", "postgres", str(folder / "hidden"), given, described(schema))
-
-
-def staged(out: Folder, number: int, found: list[Any], mark: str = "m") -> None:
-    """Write and note a batch, as before its commit."""
-    task = Staging({"out": out}, job="j", batch=number, part=0)
-    for row in found:
-        task.add("out", pack(row))
-    stage([out], task.finish(), job="j", batch=number, mark=mark)
-
-
-def show(out: Folder, number: int, mark: str = "m") -> None:
-    """Publish a batch, as the next driver does at its start, before it knows the columns."""
-    publish([evolve(out, schema="")], job="j", batch=number, mark=mark, version=7)
 
 
 def do(database: str, *statements: str) -> list[Any]:
