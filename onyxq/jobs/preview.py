@@ -164,8 +164,8 @@ def _resolved(ref: Ref, place: str) -> Callable[..., Any]:
 # --- tasks that keep segments ---------------------------------------------------------------------
 
 
-class _Store(dict[int, bytes]):
-    """The buckets of a cut."""
+class Buckets(dict[int, bytes]):
+    """The buckets of a cut, in memory."""
 
     def load(self, number: int) -> bytes | None:
         """Return the bytes under a number."""
@@ -184,7 +184,7 @@ class _Windows:
 
     def __init__(self, job: Job, task: str) -> None:
         self._windows = windowings(job, task, _resolved)
-        self._store, self._index = _Store(), window_groups.Index.unpack(None, len(self._windows))
+        self._store, self._index = Buckets(), window_groups.Index.unpack(None, len(self._windows))
 
     @property
     def late(self) -> int:
@@ -210,7 +210,7 @@ class _Pairs:
     """One join."""
 
     join: Join
-    _store: _Store = field(factory=_Store)
+    _store: Buckets = field(factory=Buckets)
     _index: join_pairs.Index = field(factory=lambda: join_pairs.Index.unpack(None))
 
     @property

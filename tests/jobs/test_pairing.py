@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onyxq.jobs.join_pairs import Batch, Group, Index
 from onyxq.jobs.model import Join
-from tests.jobs.test_windowing import Memory
+from onyxq.jobs.preview import Buckets
 
 Segment = tuple[int, int, int]
 """Side, key, time; its value is its index among all segments."""
@@ -39,7 +39,7 @@ class World:
 
     def __init__(self, join: Join) -> None:
         self.join = join
-        self.store = Memory()
+        self.store = Buckets()
         self.index: bytes | None = None
         self.count = 0
 

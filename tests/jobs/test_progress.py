@@ -193,7 +193,7 @@ def test_a_row_is_counted_once_whatever_process_dies() -> None:
     on_stage(play)
 
 
-def test_progress_is_told_by_whoever_is_asked() -> None:
+def test_each_node_answers_with_the_progress() -> None:
     """Any node asks the driver for it; a report that cannot be read is left out."""
 
     async def play(stage: Stage) -> None:

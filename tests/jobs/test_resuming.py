@@ -1,4 +1,4 @@
-"""Jobs that resume others: what is refused when they are submitted, and what their drivers get."""
+"""Jobs that resume others: some are refused at submission; a driver gets the place and state of the resumed job."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from onyxq.jobs.model import Aggregation, Job, Reduce, Ref, Trigger, Window
+from onyxq.jobs.preview import Buckets
 from onyxq.jobs.window_groups import Batch, Fired, Group, Index
 from onyxq.jobs.windows import NEVER, Parts, Windowing, extents_at, windowings
 
@@ -31,28 +32,13 @@ def compiled(window: Window, *triggers: Trigger) -> tuple[Windowing, ...]:
     return windowings(Job(workflow=[], catalog=[Reduce("t")], windows=[window], triggers=list(triggers)), "t", resolve)
 
 
-class Memory(dict[int, bytes]):
-    """A store of buckets."""
-
-    def load(self, number: int) -> bytes | None:
-        """Return the bytes that were stored under a number."""
-        return self.get(number)
-
-    def save(self, number: int, data: bytes | None) -> None:
-        """Store bytes under a number, or delete them."""
-        if data is None:
-            self.pop(number, None)
-        else:
-            self[number] = data
-
-
 @mutable
 class Kept:
     """A key group whose state is kept between batches as bytes."""
 
     windows: tuple[Windowing, ...]
     bucket_bytes_max: int = 200
-    store: Memory = field(factory=Memory)
+    store: Buckets = field(factory=Buckets)
     index: bytes | None = None
 
     def batch(self, parts: list[list[Segment]], now_ms: int, *, ended: bool = False) -> list[tuple[Any, ...]]:
@@ -357,7 +343,7 @@ def test_the_same_batch_twice_says_the_same() -> None:
     )
     for now in range(1, 20):
         parts = [[{"key": rng.randrange(50), "at": now * 3 + rng.randrange(9), "n": rng.random()} for _ in range(40)]]
-        again = Kept(kept.windows, kept.bucket_bytes_max, Memory(kept.store), kept.index)
+        again = Kept(kept.windows, kept.bucket_bytes_max, Buckets(kept.store), kept.index)
         assert kept.batch(parts, now) == again.batch(parts, now)
         assert (kept.index, kept.store) == (again.index, again.store)
 
