@@ -32,7 +32,7 @@ async def load(cluster: Cluster, history: History, stop: trio.Event, names: Sequ
         while not stop.is_set():
             await enqueue_over_tcp(history, producer, 100)
             await trio.sleep(POLL_S)
-        await history.until_all_completed()
+        await history.until_all_completed(producer)
         workers.cancel_scope.cancel()
 
 

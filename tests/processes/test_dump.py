@@ -88,10 +88,10 @@ async def test_a_dump_replays_to_what_every_live_peer_reports(
         cluster["b"].kill()
         await enqueue_over_tcp(history, client, TASKS - TASKS // 2)
         during = await command("log", "dump", str(tmp_path / "during"), "--connect", cluster["a"].address)
-        await history.until_all_completed()
+        await history.until_all_completed(client)
         while len({position for position, _ in seen if position >= origin}) < COMPARED_MIN:
             await enqueue_over_tcp(history, client, 20)
-            await history.until_all_completed()
+            await history.until_all_completed(client)
         background.cancel_scope.cancel()
     assert history.wrong == []
 
@@ -165,7 +165,7 @@ async def test_an_archive_has_no_hole_though_collectors_are_killed(cluster: Clus
         background.start_soon(work, history, client, "worker")
         for step in ARCHIVE_STEPS:
             await enqueue_over_tcp(history, client, 200)
-            await history.until_completed(len(history.enqueued))
+            await history.until_all_completed(client)
             await die_collecting(cluster, victim, step)
         await cluster.start("c")
         await cluster.whole(*NAMES)
@@ -202,7 +202,7 @@ async def test_the_table_of_records_has_no_hole_though_collectors_are_killed(clu
         background.start_soon(work, history, client, "worker")
         for step in TABLE_STEPS:
             await enqueue_over_tcp(history, client, 200)
-            await history.until_completed(len(history.enqueued))
+            await history.until_all_completed(client)
             await die_collecting(cluster, victim, step)
         background.cancel_scope.cancel()
     assert history.wrong == []

@@ -47,7 +47,7 @@ async def test_a_killed_leader_costs_no_task_and_catches_up(cluster: Cluster) ->
             killed_at = trio.current_time()
             producers.start_soon(enqueue_over_http, history, cluster, half - quarter)
             producers.start_soon(enqueue_over_tcp, history, producer, half - quarter)
-        await history.until_all_completed()
+        await history.until_all_completed(producer)
         print(f"{2 * half} tasks done; the later {2 * (half - quarter)} took {trio.current_time() - killed_at:.1f} s")
         workers.cancel_scope.cancel()
     assert history.wrong == []

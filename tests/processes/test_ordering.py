@@ -45,13 +45,6 @@ class Keys(History):
         """Key -> ids in the order in which they were acknowledged."""
         self.tried: set[bytes] = set()
         """Tasks whose completion was sent, whatever the answer was."""
-        self.done: set[bytes] = set()
-        """Tasks that a read shows as completed, though the answer to the completion was lost with a leader."""
-
-    @property
-    def left(self) -> set[bytes]:
-        """The acknowledged tasks that are not known to be completed."""
-        return self.enqueued - self.completed.keys() - self.done
 
     def handed(self, claim: Claim) -> None:
         """Record that a worker has a task: all earlier tasks of its key must be completed, or be reported so."""
@@ -117,24 +110,12 @@ async def kill_leaders(history: Keys, cluster: Cluster, client: AsyncClient, tot
         await cluster.start(victim.name)
         with trio.move_on_after(KILL_EVERY_S):
             await history.until_completed(total - len(history.done))
-        await look_up(history, cluster, client)
+        await history.look_up(client)
         idle = idle + 1 if len(history.completed) == before else 0
         if idle == IDLE_ROUNDS_MAX:
             stuck = [await described(client, task_id) for task_id in sorted(history.left)[:5]]
             pytest.fail(f"{total - len(history.completed)} of {total} tasks are left, no progress: {stuck}")
     return kills
-
-
-async def look_up(history: Keys, cluster: Cluster, client: AsyncClient) -> None:
-    """Ask for the tasks whose completion was sent and not acknowledged."""
-
-    async def ask() -> bool:
-        for task_id in sorted(history.left & history.tried):
-            if (await client.get(task_id)).state == "completed":
-                history.done.add(task_id)
-        return True
-
-    await cluster.until("a look at the tasks without an answer", ask)
 
 
 async def most_leading(cluster: Cluster) -> PeerProcess:
@@ -228,7 +209,7 @@ async def test_a_key_whose_head_always_fails_holds_up_no_other(cluster: Cluster)
             async with trio.open_nursery() as loading:
                 for number in range(KEYS):
                     loading.start_soon(produce, history, client, f"key-{number}")
-            await history.until_all_completed()
+            await history.until_all_completed(client)
             await until_tried(history, heads, head, 3)
             nursery.cancel_scope.cancel()
         assert heads.keys() == {head}

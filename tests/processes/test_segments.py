@@ -56,7 +56,7 @@ async def test_a_cluster_works_on_through_segments(cluster: Cluster) -> None:
             stop.set()
         await cluster.start("c")
         await enqueue_over_tcp(history, client, 100)
-        await history.until_all_completed()
+        await history.until_all_completed(client)
         workers.cancel_scope.cancel()
     assert history.wrong == []
     assert {segment_of(token) for token in history.completed.values()} == set(range(SEGMENTS + 1))

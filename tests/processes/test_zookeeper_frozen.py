@@ -56,7 +56,7 @@ async def test_facts_go_on_while_zookeeper_is_frozen_and_no_claim_is_lost(
         assert held_history.granted == {}, "the rival was given what is held"
 
         nursery.start_soon(work, history, client, "worker")
-        await history.until_all_completed()
+        await history.until_all_completed(client)
         print(f"all work done {trio.current_time() - began - FREEZE_S:.1f} s after the thaw")
         renewing.cancel()  # otherwise completed tasks would be renewed
         await complete(held_history, client, held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from tests.processes.cluster import POLL_S, Cluster
 
 LEASE_MS = 5_000
 """Short lease, so that claims whose answer died with a peer expire during the test."""
+LOOK_UP_AFTER_S = 5.0
 BATCH_TASKS = 20
 """Tasks of one enqueue, which share a partition; the next enqueue uses another one."""
 CLAIM_TASKS = 50
@@ -40,6 +42,8 @@ class History:
         """Acknowledged enqueues."""
         self.completed: dict[bytes, int] = {}
         """Acknowledged completions: the token of each task."""
+        self.done: set[bytes] = set()
+        """Tasks that a read shows as completed, though the answer to the completion was lost with a leader."""
         self.granted: dict[bytes, int] = {}
         """Task -> highest token under which it was granted."""
         self.wrong: list[str] = []
@@ -82,10 +86,25 @@ class History:
         while len(self.completed) < count:
             await self._moved.wait()
 
-    async def until_all_completed(self) -> None:
-        """Wait until every acknowledged enqueue has an acknowledged completion."""
-        while self.enqueued - self.completed.keys():
-            await self._moved.wait()
+    @property
+    def left(self) -> set[bytes]:
+        """The acknowledged tasks that are not known to be completed."""
+        return self.enqueued - self.completed.keys() - self.done
+
+    async def look_up(self, client: AsyncClient) -> None:
+        """Ask for the tasks that workers had and whose completion has no answer."""
+        for task_id in sorted(self.left & self.granted.keys()):
+            with suppress(OnyxqError):
+                if (await client.get(task_id)).state == "completed":
+                    self.done.add(task_id)
+
+    async def until_all_completed(self, client: AsyncClient) -> None:
+        """Wait until every acknowledged enqueue is completed; while nothing moves, ask."""
+        while self.left:
+            with trio.move_on_after(LOOK_UP_AFTER_S) as quiet:
+                await self._moved.wait()
+            if quiet.cancelled_caught:
+                await self.look_up(client)
 
 
 async def enqueue_over_tcp(history: History, client: AsyncClient, count: int) -> None:
