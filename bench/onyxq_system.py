@@ -54,6 +54,8 @@ class OnyxqEmbedded1(AsyncSystem):
     backend = "asyncio"
     peers: ClassVar[int] = 1
     zookeepers: ClassVar[int] = 0
+    options: ClassVar[Sequence[str]] = ()
+    """More options of ``onyxq peer start``."""
 
     def __init__(self) -> None:
         self._servers = Servers()
@@ -64,7 +66,7 @@ class OnyxqEmbedded1(AsyncSystem):
 
     def start(self, directory: Path) -> None:
         """Start ZooKeeper if it is part of the configuration, then the peers."""
-        more: list[str] = []
+        more = [*self.options]
         self._home = directory
         if self.zookeepers:
             try:
@@ -72,7 +74,7 @@ class OnyxqEmbedded1(AsyncSystem):
             except Incomplete as missing:
                 raise Skip(f"{missing}. {missing.advice}") from None
             self._zookeeper.start()
-            more = ["--zookeeper", self._zookeeper.hosts]
+            more += ["--zookeeper", self._zookeeper.hosts]
         for number in range(self.peers):
             name = f"peer-{number}"
             self._servers.run(

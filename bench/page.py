@@ -135,6 +135,8 @@ KEYED_PER_S = 3_000
 COSTS_US = {"1x64": 450.0, "100x4": 80.0}
 """Mode -> microseconds of processor time per task with three peers, client and ZooKeeper included."""
 SIDES = ("peers", "client", "zookeeper")
+TIMES_PLAIN_SPARK = {"frame": 1.3, "sql": 1.3, "function": 3.0}
+"""Kind of task -> how many times as long as plain Spark a job may take for its rows."""
 
 
 def _at_least(value: float, least: float) -> str:
@@ -327,8 +329,43 @@ def _of_backlog(found: Map, goals: Map) -> Iterator[Sequence[str]]:
         yield "speed that clients keep meanwhile", f"{100 * refill['load_kept']:.0f} %", kept
 
 
+def _spark(document: Map) -> Iterator[str]:
+    if "jobs" in document:
+        yield from _jobs(document["jobs"])
+    if "source_rows_per_s" in (queues := document.get("queues", {})):
+        rows = [
+            ["source: a queue", "``rate-micro-batch``", "source_rows_per_s", "rate_source_rows_per_s"],
+            ["sink: a queue", "Parquet files", "sink_rows_per_s", "parquet_sink_rows_per_s"],
+        ]
+        shown = [[ours, _count(queues[one]), theirs, _count(queues[two])] for ours, theirs, one, two in rows]
+        yield table(["queues in Spark", "rows per second", "beside", "rows per second"], shown)
+
+
+def _jobs(found: Map) -> Iterator[str]:
+    rows, small = [], []
+    for output in ("parquet", "delta"):
+        plain = found[f"plain_spark_to_{output}"]
+        rows.append(["plain Spark", output, _count(plain["rows_per_s"]), "", *_needs(plain), ""])
+        for task, most in TIMES_PLAIN_SPARK.items():
+            one = found[f"{task}_to_{output}"]
+            times = plain["rows_per_s"] / one["rows_per_s"]
+            rows.append(
+                [task, output, _count(one["rows_per_s"]), _ratio(times), *_needs(one), _within(times, most, "")]
+            )
+    head = ["task", "output", "rows per second", "times plain Spark's time", "first batch after", "memory", "goal"]
+    yield table(head, rows)
+    for task in ("plain_spark", "sql", "function"):
+        one = found[f"{task}_small_batches"]
+        small.append([task.replace("_", " "), _ms(one["batch_p50_ms"])])
+    yield table(["batches of ten rows", "median of a batch"], small)
+
+
+def _needs(one: Map) -> tuple[str, str]:
+    return f"{one['start_s']:.1f} s", f"{_count(one['memory_mib'])} MiB"
+
+
 def _within(value: float, most: float, unit: str) -> str:
-    return f"at most {most} {unit}: {_goal(value <= most)}"
+    return f"at most {most} {unit}".rstrip() + f": {_goal(value <= most)}"
 
 
 SECTIONS = (
@@ -402,6 +439,16 @@ SECTIONS = (
         "python -m bench.backlog",
         "The same cluster is measured with few tasks and with many.",
         _backlog,
+    ),
+    Section(
+        "spark",
+        "Jobs on Spark",
+        "python -m bench.spark",
+        "A job reads Parquet files, computes a column with one task, and writes the rows to Parquet or to a Delta\n"
+        "table. Plain Spark does the same in the same batches, as Spark is installed; into Delta with\n"
+        "``foreachBatch`` and the package deltalake. Each measurement starts its own processes. Rates are without\n"
+        "the first batch, and the first batch comes after the start of Spark.",
+        _spark,
     ),
     Section(
         "sync",

@@ -7,7 +7,8 @@ session. The speed at which peers archive is measured separately, from a store i
 
 Queues of one peer on the embedded log are read and written, and compared with Spark's own rate
 source and Parquet sink: rows per second, in batches of 10,000, the first one not counted. User
-functions are measured alone, by segments and by Arrow batches. Run it from the project's root:
+functions are measured alone, by segments and by Arrow batches. Whole jobs from files to files and
+to Delta tables are compared with plain Spark that does the same. Run it from the project's root:
 ``python -m bench.spark``.
 """
 
@@ -30,6 +31,7 @@ from bench.drive import started
 from bench.onyxq_system import OnyxqEmbedded1
 from bench.options import end_on_signal, guarded
 from bench.spark_archive import write_archive
+from bench.spark_jobs import jobs
 from bench.spark_queues import functions, queues
 from onyxq.core import facts
 from onyxq.core.facts import Completion, History
@@ -61,6 +63,7 @@ def main() -> None:
         "history": lambda: _history(options, directory / "history"),
         "queues": lambda: _queues(options, directory / "queues"),
         "functions": lambda: _functions(options, directory / "functions"),
+        "jobs": lambda: jobs(options.rows, options.runs, directory / "jobs"),
     }
     try:
         doc = {
@@ -77,12 +80,16 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
-        "--parts", default="archive,history,queues,functions", help="parts to measure, comma-separated (default all)"
+        "--parts",
+        default="archive,history,queues,functions,jobs",
+        help="parts to measure, comma-separated (default all)",
     )
     made.add_argument("--claims", type=int, default=10_000_000)
     made.add_argument("--archived", type=int, default=200_000, help="tasks that a peer archives (default 200000)")
     made.add_argument("--tasks", type=int, default=200_000, help="tasks that are read and written (default 200000)")
     made.add_argument("--segments", type=int, default=1_000_000, help="segments for user functions (default 1000000)")
+    made.add_argument("--rows", type=int, default=8_000_000, help="rows of a job's files (default 8000000)")
+    made.add_argument("--runs", type=int, default=3, help="measurements of each job (default 3)")
     made.add_argument("--master", default="local[*]")
     made.add_argument("--memory", default="2g", help="heap of Spark (default 2g)")
     made.add_argument("--directory", help="directory of the data (default: the system's temporary directory)")

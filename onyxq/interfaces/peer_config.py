@@ -59,6 +59,7 @@ class PeerConfig:
     spark_conf: Mapping[str, str] = field(factory=dict)
     """Settings of Spark itself. They take precedence over those of OnyxQ."""
     spark_warm: bool = False
+    spark_quick_start: bool = False
     """Whether a Spark session is kept open, so that jobs start faster."""
     checkpoints: str | None = None
     """Path or URI of the checkpoints of jobs that name none; all peers must reach it."""
@@ -128,6 +129,7 @@ def spark_settings(config: PeerConfig) -> SparkSettings:
         checkpoints=config.checkpoints,
         conf=dict(config.spark_conf),
         warm=config.spark_warm,
+        quick_start=config.spark_quick_start,
         modules=(os.getcwd(),),
     )
 

@@ -54,6 +54,7 @@ class Asked:
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     warm: bool = False
+    quick_start: bool = False
     """Run a small query first, and now and then while the host is idle, so that jobs start fast."""
     modules: tuple[str, ...] = field(default=(), converter=tuple)
     """Folders from which workers import."""
@@ -239,6 +240,7 @@ def _settings(asked: Asked) -> Settings:
         slots=asked.slots,
         master=asked.master,
         conf=dict(asked.conf),
+        quick_start=asked.quick_start,
         modules=asked.modules,
     )
 

@@ -40,6 +40,8 @@ class Settings:
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     """Spark's own settings; they win over ours."""
+    quick_start: bool = False
+    """Let the virtual machine compile simply: it is up sooner, and slower at large batches."""
     modules: tuple[str, ...] = ()
     """Folders from which executors import, in addition to this process' own."""
     archive_to: str | None = None
@@ -87,7 +89,9 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
 
 
 def _java_options(settings: Settings, home: Home) -> list[str]:
-    options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    options = ["-XX:+UseSerialGC", "-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    if settings.quick_start:
+        options.append("-XX:TieredStopAtLevel=1")
     options.append(f"-Djava.io.tmpdir={settings.work / TEMPORARY}")
     if home.archive is None:
         return options

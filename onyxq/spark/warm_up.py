@@ -72,7 +72,7 @@ class LinesReader(OneBatch):
 def main(archive: str) -> None:
     """Build the archive in a session of its own."""
     with tempfile.TemporaryDirectory(prefix="onyxq-warming-") as folder:
-        session = open_session(Settings(work=Path(folder), archive_to=archive))
+        session = open_session(Settings(work=Path(folder), quick_start=True, archive_to=archive))
         machine = java.process(session)
         warm(session, Path(folder))
         session.stop()

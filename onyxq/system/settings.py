@@ -88,6 +88,7 @@ SETTINGS: Mapping[str, Known] = {
     "spark_master": Known("local", "Spark's master: local, spark://HOST:PORT, yarn or k8s://..."),
     "spark_conf": Known(None, "file of settings of Spark itself, a NAME VALUE per line as in spark-defaults.conf"),
     "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
+    "spark_quick_start": Known(None, "start Spark sooner, with simple compilation: for tests and short jobs", bool),
     "checkpoints": Known(None, "path or URI, reachable from all peers, for the state of windows and joins"),
     "session_timeout_ms": Known(
         DEFAULTS.session_timeout_ms, "time until ZooKeeper ends the session of a silent peer, in ms"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from onyxq.errors import BadRequest
+from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.main import run
-from onyxq.interfaces.cli.processes.daemons import spark_conf
-from onyxq.system.settings import SETTINGS, load
+from onyxq.interfaces.cli.output import Output
+from onyxq.interfaces.cli.processes.daemons import spark_conf, spark_defaults, spark_of
+from onyxq.system.settings import SETTINGS, Config, load
 
 
 @pytest.fixture
@@ -140,6 +143,32 @@ def test_sparks_own_settings_are_read_as_spark_reads_them(here: Path) -> None:
         "spark.executor.extraJavaOptions": "-Da=b -Dc=d",
     }
     assert spark_conf("") == {}
+
+
+def test_sparks_own_defaults_are_found_where_spark_looks(here: Path) -> None:
+    """``SPARK_CONF_DIR`` wins over the folder of ``SPARK_HOME``; without a file there are none."""
+    for folder in ("home/conf", "own"):
+        (here / folder).mkdir(parents=True)
+    assert spark_defaults({"SPARK_HOME": "home"}) == spark_defaults({}) == ""
+    (here / "home/conf/spark-defaults.conf").write_text("spark.driver.memory 3g\n")
+    assert spark_defaults({"SPARK_HOME": "home"}) == "home/conf/spark-defaults.conf"
+    assert spark_defaults({"SPARK_HOME": "home", "SPARK_CONF_DIR": "own"}) == ""
+    (here / "own/spark-defaults.conf").write_text("spark.driver.memory 4g\n")
+    assert spark_conf(spark_defaults({"SPARK_CONF_DIR": "own"})) == {"spark.driver.memory": "4g"}
+
+
+def test_a_peer_with_spark_has_sparks_defaults_below_its_own_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting of ``--spark-conf`` replaces the default's; a peer without Spark reads no defaults."""
+    (here / "spark-defaults.conf").write_text("spark.driver.memory 4g\nspark.ui.port 4040\n")
+    (here / "own.conf").write_text("spark.driver.memory 5g\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(here))
+    own = {"spark.driver.memory": "5g"}
+    for spark, wanted in (("true", {**own, "spark.ui.port": "4040"}), ("false", own)):
+        said = {"ONYXQ_SPARK_CONF": "own.conf", "ONYXQ_SPARK": spark, "ONYXQ_SPARK_QUICK_START": "true"}
+        found = spark_of(
+            Context(args=Namespace(), config=Config(said, {}, ""), out=Output(as_json=True, environment={}))
+        )
+        assert (found["spark_conf"], found["spark_quick_start"]) == (wanted, True)
 
 
 @pytest.mark.parametrize(("line", "says"), [("executor.memory 2g", "line 1"), ("spark.executor.memory", "line 1")])

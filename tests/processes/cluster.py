@@ -311,7 +311,8 @@ class Cluster:
 def surroundings() -> dict[str, str]:
     """Return the environment of a process that runs modules of this tree."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ONYXQ_")}
-    return kept | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "ONYXQ_SPARK_QUICK_START": "true"}
+    return kept | {"PYTHONUNBUFFERED": "1", **ours}
 
 
 def die_with(parent: int) -> Callable[[], None]:

@@ -27,7 +27,7 @@ def java() -> None:
 def machine(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The session of the run's only virtual machine, with two threads."""
     work = tmp_path_factory.mktemp("spark")
-    session = open_session(Settings(work=work, slots=2))
+    session = open_session(Settings(work=work, slots=2, quick_start=True))
     yield session
     pid = machine_of(session)
     session.stop()

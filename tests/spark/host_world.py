@@ -98,7 +98,9 @@ def host_process(
     work: Path, *, environment: Mapping[str, str] | None = None, inside: Sequence[str] = (), **asked: Any
 ) -> Iterator[HostProcess]:
     """Run a host; kill it after the test if it has not ended. ``inside``: a command that runs it."""
-    plan = json.dumps({"work": str(work), "slots": 2, "archive": False, "modules": [str(ROOT)], **asked})
+    plan = json.dumps(
+        {"work": str(work), "slots": 2, "archive": False, "quick_start": True, "modules": [str(ROOT)], **asked}
+    )
     with (
         open(work / "host.log", "ab") as log,
         subprocess.Popen(

@@ -17,10 +17,16 @@ from tests.processes.cluster import die_with
 from tests.spark.host_world import PATIENCE_S, alive
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+_RECOVERED = re.compile(r"Recovery complete")
 _WORKER = re.compile(r"Successfully registered with master")
-_ENDS = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+_PLACE = ("--host", "127.0.0.1", "--webui-port", "0", "--port")
 _OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options of our own hosts; executors get them from their worker."""
+
+
+def _recovery(folder: Path) -> tuple[str, str]:
+    """Make a master that starts again take up the workers and applications that it knew."""
+    return "Mode=FILESYSTEM", f"Directory={folder / 'recovery'}"
 
 
 class Daemon:
@@ -35,6 +41,7 @@ class Daemon:
             "SPARK_HOME": str(found.path),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": " ".join(f"-Dspark.deploy.recovery{part}" for part in _recovery(folder)),
             "JAVA_TOOL_OPTIONS": f"{_OPTIONS}{archive}",
         }
         command = [f"{environment['SPARK_HOME']}/bin/spark-class", f"org.apache.spark.deploy.{name}", *arguments]
@@ -74,7 +81,7 @@ class Standalone:
     def __init__(self, folder: Path, *, cores: int, memory: str) -> None:
         self._folder = folder
         self._sized = ("--cores", str(cores), "--memory", memory)
-        self._daemons = [Daemon(folder, "master.Master", *_ENDS)]
+        self._daemons = [Daemon(folder, "master.Master", *_PLACE, "0")]
         self.url = ""
 
     @property
@@ -87,11 +94,17 @@ class Standalone:
         self.url = self._daemons[0].said(_MASTER).group(1)
         self.await_workers([self.add_worker() for _ in range(workers)])
 
+    def restart_master(self) -> None:
+        """Kill the master, and start another one at its address, which takes up what the dead one knew."""
+        self._daemons[0].kill()
+        self._daemons[0] = Daemon(self._folder, "master.Master", *_PLACE, self.url.rpartition(":")[2])
+        self._daemons[0].said(_RECOVERED)
+
     def add_worker(self) -> Daemon:
         """Start one more worker."""
         folder = self._folder / f"worker{len(self._daemons)}"
         folder.mkdir()
-        worker = Daemon(folder, "worker.Worker", *_ENDS, *self._sized, "--work-dir", str(folder), self.url)
+        worker = Daemon(folder, "worker.Worker", *_PLACE, "0", *self._sized, "--work-dir", str(folder), self.url)
         self._daemons.append(worker)
         return worker
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from onyxq.spark.session import Settings, kill_machine, machine_of, open_session
 work, secret, other = json.loads(sys.stdin.readline())
 conf = {"spark.hadoop.fs.s3a.secret.key": secret, "spark.onyxq.other": other, "spark.driver.memory": "600m"}
-session = open_session(Settings(work=Path(work), slots=1, conf=conf))
+session = open_session(Settings(work=Path(work), slots=1, quick_start=True, conf=conf))
 found = session.sparkContext.getConf()
 print(json.dumps([found.get(name) for name in [*conf, "spark.app.name"]]), flush=True)
 sys.stdin.readline()

@@ -74,6 +74,7 @@ class SparkSettings:
     master: str = "local"
     checkpoints: str | None = None
     warm: bool = False
+    quick_start: bool = False
     modules: tuple[str, ...] = ()
     """Directories from which jobs' functions are imported."""
     conf: dict[str, str] = field(factory=dict)
@@ -194,6 +195,7 @@ class Driving:
             master=settings.master,
             conf=settings.conf,
             warm=settings.warm and not job,
+            quick_start=settings.quick_start,
             modules=settings.modules,
         )
 

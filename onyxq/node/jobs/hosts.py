@@ -81,6 +81,7 @@ class Plan:
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     warm: bool = False
+    quick_start: bool = False
     modules: tuple[str, ...] = ()
     """Directories from which jobs' functions are imported, in addition to Python's own path."""
 

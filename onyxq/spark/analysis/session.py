@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
 from onyxq.core.errors import OnyxqError, Unavailable
-from onyxq.spark.home import find_home
-from onyxq.spark.session import Settings, configuration, open_session
+from onyxq.spark.session import Settings, open_session
 
 MEMORY = "2g"
 """Heap of this process' machine; what does not fit is sorted on disk."""
@@ -26,9 +23,8 @@ def spark_session(master: str, *, memory: str = MEMORY) -> Iterator[Any]:
     """
     with tempfile.TemporaryDirectory(prefix="onyxq-spark-", ignore_cleanup_errors=True) as work:
         settings = Settings(work=Path(work), master=master, conf={"spark.driver.memory": memory})
-        options = configuration(settings, find_home())[_JAVA_OPTIONS].replace(_QUICK_START, "")
         try:
-            session = open_session(evolve(settings, conf={**settings.conf, _JAVA_OPTIONS: options}))
+            session = open_session(settings)
         except OnyxqError:
             raise
         except Exception as error:
@@ -39,9 +35,6 @@ def spark_session(master: str, *, memory: str = MEMORY) -> Iterator[Any]:
             session.stop()
 
 
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_QUICK_START = "-XX:TieredStopAtLevel=1"
-"""Good for the small batches of jobs; here millions of rows justify full compilation."""
 _HINT = "Check --master: local[N], spark://HOST:PORT, yarn or k8s://...; and --memory, such as 2g."
 
 

@@ -48,6 +48,7 @@ SPARK_SETTINGS = (
     "spark_master",
     "spark_conf",
     "spark_warm",
+    "spark_quick_start",
     "checkpoints",
     "allow_pickled",
     "allow_local_code",

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,8 +148,9 @@ def spark_of(context: Context) -> dict[str, Any]:
         "slots": int(given) if given is not None else (cores() if spark else 0),
         "tags": _names(context.text("tags")),
         "spark_master": context.text("spark_master"),
-        "spark_conf": spark_conf(context.text("spark_conf")),
+        "spark_conf": spark_conf(spark_defaults() if spark else "") | spark_conf(context.text("spark_conf")),
         "spark_warm": context.switched_on("spark_warm"),
+        "spark_quick_start": context.switched_on("spark_quick_start"),
         "checkpoints": context.text("checkpoints") or None,
         "allow_pickled": context.switched_on("allow_pickled"),
         "job_modules": _names(context.text("job_modules")),
@@ -158,6 +159,14 @@ def spark_of(context: Context) -> dict[str, Any]:
 
 def _names(said: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in said.split(",") if word.strip())
+
+
+def spark_defaults(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the path of the file of defaults where Spark's own programs look for it; empty if there is none."""
+    home = environment.get("SPARK_HOME")
+    folder = environment.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
+    path = Path(folder or os.devnull) / "spark-defaults.conf"
+    return str(path) if path.is_file() else ""
 
 
 def spark_conf(path: str) -> dict[str, str]:
