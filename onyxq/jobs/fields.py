@@ -111,6 +111,10 @@ _KEY = Kind(
     lambda value: (is_text(value, NAME_CHARS_MAX) and ":" not in value) or is_reference(value),
     "a field's name, a function, or `package.module:name`",
 )
+_PREDICATE = Kind(
+    lambda value: value is None or isinstance(value, (Predicate, And, Or, Not)),
+    "a predicate, a function, or `package.module:name`",
+)
 _VALUES = Kind(_is_values, "a map from strings to values that msgpack holds")
 _OPTIONS = Kind(
     lambda value: (
@@ -194,14 +198,12 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
     model.Condition: {
         "from_": _NAME,
         "to": _many(_NAME, ("all", "none")),
-        "when": Kind(
-            lambda value: value is None or isinstance(value, (Predicate, And, Or, Not)),
-            "a predicate, a function, or `package.module:name`",
-        ),
+        "when": _PREDICATE,
         "exclude": _many(_NAME),
         "short_circuit": _TRUTH,
         "exceptions": _TRUTH,
         "transform": _REF.or_none(),
+        "errors_to": _many(_NAME, ("all", "none")).or_none(),
     },
     Predicate: {"fn": _REF, "params": _VALUES, "whole": _TRUTH},
     model.Aggregation: {"init": _REF, "fold": _REF, "merge": _REF.or_none(), "result": _REF.or_none()},

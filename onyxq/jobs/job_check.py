@@ -243,8 +243,12 @@ def _conditions(job: Job) -> Iterator[Problem]:
             yield f"{path}.short_circuit", "must be True: one condition decides about an exception"
         if condition.exceptions and condition.from_ != "all" and _kind(job, condition.from_) not in (Function, None):
             yield f"{path}.exceptions", f"is for a Function: {condition.from_!r} calls none"
-        if condition.transform is not None and not condition.exceptions:
-            yield f"{path}.transform", "is for exceptions: without them a Function does it"
+        if condition.transform is not None and not condition.exceptions and condition.errors_to is None:
+            yield f"{path}.transform", "is for exceptions and errors_to: without them a Function does it"
+        if condition.errors_to is not None and condition.when is None:
+            yield f"{path}.errors_to", "is for exceptions of a predicate: give the condition one as `when`"
+        if condition.errors_to == ():
+            yield f"{path}.errors_to", "is empty: 'none' drops the segment; leave it out to fail the job"
         if condition.exceptions and condition.transform is None and condition.to != "none":
             yield f"{path}.transform", "is missing: an exception is no segment, transform makes one of it"
         earlier = [one for one in job.flow_conditions[:place] if one.from_ == condition.from_]
@@ -260,10 +264,11 @@ def _edges_of(job: Job, condition: Condition, path: str) -> Iterator[Problem]:
         yield f"{path}.from", f"is {condition.from_!r}, from which no edge leads{_near(condition.from_, known)}"
         return
     after = [to for source, to in job.workflow if condition.from_ in (source, "all")]
-    for name in condition.to if isinstance(condition.to, tuple) else ():
-        if name not in after:
-            where = f"from {condition.from_!r} to {name!r}"
-            yield f"{path}.to", f"is wrong: no edge leads {where}{_near(name, list(dict.fromkeys(after)))}"
+    for field, names in (("to", condition.to), ("errors_to", condition.errors_to)):
+        for name in names if isinstance(names, tuple) else ():
+            if name not in after:
+                where = f"from {condition.from_!r} to {name!r}"
+                yield f"{path}.{field}", f"is wrong: no edge leads {where}{_near(name, list(dict.fromkeys(after)))}"
 
 
 _SIZES = {"fixed": ("range_ms",), "sliding": ("range_ms", "slide_ms"), "session": ("gap_ms",), "global": ()}

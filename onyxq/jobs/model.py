@@ -234,6 +234,10 @@ class Condition:
     A condition with ``exceptions`` handles errors of the task's function. Its predicate gets the exception instead of
     the segment, and ``transform(segment, exception)`` returns the segment to send on. An exception that no condition
     takes is an exception of the job.
+
+    An exception of a predicate is an exception of the job too, unless its condition has ``errors_to``. The segment then
+    goes to these tasks only, as what ``transform(segment, exception)`` returns. Without ``transform`` it goes as a dict
+    of the strings ``task``, ``error`` and ``segment``. The segment is JSON, or its ``repr`` if JSON cannot hold it.
     """
 
     from_: str
@@ -245,6 +249,8 @@ class Condition:
     short_circuit: bool = attrs.field(default=False, kw_only=True)
     exceptions: bool = attrs.field(default=False, kw_only=True)
     transform: Ref | None = attrs.field(default=None, kw_only=True)
+    errors_to: tuple[str, ...] | str | None = attrs.field(default=None, converter=tupled, kw_only=True)
+    """Names of tasks, or ``all`` or ``none``, for segments at which the predicate raises an exception."""
 
 
 @frozen

@@ -87,6 +87,14 @@ def to_json(data: bytes) -> str:
         raise _unfit_for_json(unpack(data)) from None
 
 
+def shown(value: Any) -> str:
+    """Return a value as a text for people: JSON, or Python's ``repr`` if JSON cannot hold the value."""
+    try:
+        return to_json(pack(value))
+    except Unfit:
+        return repr(value)
+
+
 def parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a list, tuple, set or dict, each with its place: ``.name`` or ``[2]``."""
     if isinstance(value, dict):

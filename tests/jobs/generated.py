@@ -128,9 +128,9 @@ def conditions(draw: st.DrawFn, source: Task, after: tuple[str, ...]) -> list[Co
     if isinstance(source, Function) and draw(st.booleans()):
         made.append(Condition(source.name, after[:1], exceptions=True, short_circuit=True, transform=draw(references)))
     if draw(st.booleans()):
-        made.append(
-            Condition(source.name, draw(st.sampled_from(["all", "none"])), draw(predicates), short_circuit=True)
-        )
+        errors_to = draw(st.none() | st.sampled_from([after[:1], "all", "none"]))
+        to = draw(st.sampled_from(["all", "none"]))
+        made.append(Condition(source.name, to, draw(predicates), short_circuit=True, errors_to=errors_to))
     if draw(st.booleans()):
         made.append(Condition(source.name, after[-1:], draw(st.none() | predicates), exclude=("secret",)))
     return made

@@ -152,6 +152,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     (conditions(Condition("split", ["raw"], transform="a:b")), "flow_conditions[0].transform", "is for exceptions"),
     (
+        conditions(Condition("split", ["raw"], "a:b", errors_to=["cuont"])),
+        "flow_conditions[0].errors_to",
+        "no edge leads from 'split' to 'cuont'; did you mean count?",
+    ),
+    (conditions(Condition("split", ["raw"], "a:b", errors_to="count")), "flow_conditions[0].errors_to", "or a list"),
+    (conditions(Condition("split", ["raw"], "a:b", errors_to=[])), "flow_conditions[0].errors_to", "is empty"),
+    (conditions(Condition("split", ["raw"], errors_to=["count"])), "flow_conditions[0].errors_to", "as `when`"),
+    (
         conditions(Condition("count", ["sums"], exceptions=True, short_circuit=True, transform="a:b")),
         "flow_conditions[0].exceptions",
         "is for a Function",

@@ -28,6 +28,7 @@ def whole() -> Job:
         flow_conditions=[
             Condition("parse", "all", "shop.orders:is_paid", short_circuit=True),
             Condition("parse", ["out"], (Predicate("a:b", {"over": 5}) & "a:c") | ~Predicate("a:d", whole=True)),
+            Condition("parse", ["count"], "a:e", errors_to=["out"]),
         ],
         windows=[Window("w", "count", "fixed", range_ms=60_000, key="user", aggregation=Aggregation(list, "a:fold"))],
         triggers=[Trigger("w", "batch", refinement="discarding", emit_to="sums")],

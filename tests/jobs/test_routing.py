@@ -165,11 +165,62 @@ def test_where_only_exceptions_go_nothing_else_does() -> None:
     assert list(sent({"age": 1}, handler(), Condition("people", ["everyone"]))) == ["everyone"]
 
 
+def broken(segment: Any) -> bool:
+    """A predicate that fails for people without an age."""
+    return bool(segment["age"] > 17)
+
+
+def test_a_segment_at_which_a_predicate_raises_goes_to_its_errors_only() -> None:
+    """It goes as a map of strings without excluded fields, and no further condition is asked."""
+    conditions = (
+        Condition("people", ["children"]),
+        Condition("people", ["adults"], broken, errors_to=["everyone"], exclude=("secret",)),
+        Condition("people", ["athletes"], lambda one: pytest.fail("asked")),
+    )
+    found = sent({"name": "Ann", "secret": 1}, *conditions)
+    assert found == {"everyone": {"task": "people", "error": "KeyError: 'age'", "segment": '{"name":"Ann"}'}}
+    odd = object()
+    assert sent({"odd": odd}, *conditions)["everyone"]["segment"] == repr({"odd": odd}), "no segment can hold it"
+
+
+def test_a_transform_makes_the_segment_of_a_predicate_that_raises() -> None:
+    """It is the one for exceptions of functions, and ``all`` and ``none`` are destinations as well."""
+    changes: dict[str, Any] = {"transform": lambda segment, error: [segment, repr(error)]}
+    told = [{}, "KeyError('age')"]
+    found = sent({}, Condition("people", ["adults"], broken, errors_to="all", **changes))
+    assert found == dict.fromkeys(TASKS, told)
+    assert sent({}, Condition("people", ["adults"], broken, errors_to="none")) == {}
+    assert list(sent({"age": 20}, Condition("people", ["adults"], broken, errors_to=["everyone"]))) == ["adults"]
+
+
+def test_a_predicate_that_raises_without_errors_fails_the_task() -> None:
+    """``errors_to`` of another condition does not take its exception."""
+    conditions = (
+        Condition("people", ["athletes"], athlete, errors_to=["everyone"]),
+        Condition("people", ["adults"], broken),
+    )
+    with pytest.raises(KeyError):
+        sent({}, *conditions)
+
+
+def test_a_predicate_of_exceptions_may_raise_as_well() -> None:
+    """The map then has the segment that the task got, and the tasks of ``errors_to`` get nothing else."""
+    condition = Condition(
+        "people", "none", lambda error: error.code == 5, exceptions=True, short_circuit=True, errors_to=["everyone"]
+    )
+    found = sent(ValueError("bad"), condition, old={"n": 1})
+    assert found["everyone"]["error"] == "AttributeError: 'ValueError' object has no attribute 'code'"
+    assert found["everyone"]["segment"] == '{"n":1}'
+    assert list(sent({"n": 1}, condition)) == ["children", "adults", "athletes"]
+
+
 def test_a_condition_from_all_is_of_every_task_that_has_such_edges() -> None:
     """Tasks that lack one of the edges do not ask it."""
     one = Condition("all", ["adults"], child)
     assert list(sent({"age": 1}, one)) == ["adults"]
     assert routes(compiled(job(one), "in", resolve), {"age": 99}) == [("people", {"age": 99})]
+    other = Condition("all", "none", child, short_circuit=True, errors_to=["adults"])
+    assert routes(compiled(job(other), "in", resolve), {"age": 1}) == [("people", {"age": 1})]
 
 
 @settings(max_examples=200, deadline=None)

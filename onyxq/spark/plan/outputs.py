@@ -22,7 +22,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from onyxq.core.errors import BadRequest
-from onyxq.jobs.values import Unfit, pack, to_json, unpack
+from onyxq.jobs.values import pack, shown, unpack
 from onyxq.spark.checkpoint import news_of, offsets_of, recorded
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import file_sink
@@ -72,11 +72,7 @@ def options_of(
 
 def refusal(error: BadRequest, out: str, payload: bytes) -> bytes:
     """Return the segment, as msgpack, about a segment that an output has refused."""
-    try:
-        shown = to_json(payload)
-    except Unfit:
-        shown = repr(unpack(payload))
-    return pack({"output": out, "error": error.message, "segment": shown})
+    return pack({"output": out, "error": error.message, "segment": shown(unpack(payload))})
 
 
 class Outputs(DataSource):
