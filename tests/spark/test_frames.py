@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import deltalake
+import pyarrow
 import pytest
+from attrs import evolve
+from pyarrow import parquet
 from pyspark.sql import functions as of
 
 from onyxq import BatchFunction, Frame, Function, Input, Job, Output, Sql
+from onyxq.interfaces.cli.jobs import load_job
 from onyxq.jobs.encoding import encode
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.job_run import Order, Place, Running
+from tests.jobs.test_jobs_page import DOCS, code
 from tests.spark.job_world import HERE, written
 
 pytestmark = pytest.mark.long
@@ -160,6 +166,29 @@ def shop(folder: Path) -> Job:
         ],
         key_groups=2,
     )
+
+
+def test_the_static_join_of_the_page_runs(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each order has the columns of its user, and hours of a land are summed."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "shop.py"
+    file.write_text(code("shop.py", (DOCS / "dataframes.rst").read_text("utf-8")))
+    orders = [order(number) for number in range(120)]
+    write(tmp_path / "orders", orders)
+    users = [{"user": f"u{number}", "land": "NO" if number % 2 else "SE"} for number in range(5)]
+    parquet.write_table(pyarrow.Table.from_pylist(users), tmp_path / "users")
+    shown = load_job(f"{file}:job")
+    catalog = [
+        evolve(task, path=str(tmp_path / Path(task.path).name)) if isinstance(task, (Input, Output)) else task
+        for task in shown.catalog
+    ]
+    completed(spark, evolve(shown, catalog=catalog, key_groups=2), tmp_path)
+    lands = {one["user"]: one["land"] for one in users}
+    taxes: Counter[Any] = Counter()
+    for one in orders:
+        taxes[one["at"][11:13], lands[one["user"]]] += one["amount"] * 0.2
+    said = {(f"{row['hour']:%H}", row["land"]): row["tax"] for row in written(tmp_path / "hours", "parquet")}
+    assert said == pytest.approx(dict(taxes))
 
 
 def test_a_query_to_partitions_a_table_and_an_output_with_errors(spark: Any, tmp_path: Path) -> None:
