@@ -250,6 +250,7 @@ _NESTED: dict[tuple[type[Any], str], Callable[[Any, str], Any]] = {
     (model.Job, "triggers"): _each(model.Trigger),
     (model.Job, "lifecycles"): _each(model.Lifecycle),
     (model.Condition, "when"): _predicate,
+    (model.Trigger, "predicate"): _predicate,
     (model.Window, "aggregation"): _aggregation,
 }
 

@@ -24,6 +24,8 @@ PARTS_MAX = 500
 EDGES_MAX = 2_000
 SLOTS_MAX = 100_000
 TIME_MS_MAX = 10 * 366 * 86_400_000
+SEGMENTS_MAX = 1_000_000_000
+"""Largest number of segments between two firings of a trigger."""
 SQL_CHARS_MAX = 50_000
 _BLANKS = str.maketrans("\n\r\t", "   ")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -226,8 +228,10 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
     },
     model.Trigger: {
         "window": _NAME,
-        "on": _word("batch", "timer", "watermark"),
+        "on": _word("batch", "timer", "watermark", "segments", "punctuation"),
         "period_ms": _SOME_TIME,
+        "count": _integer(1, SEGMENTS_MAX).or_none(),
+        "predicate": _PREDICATE,
         "refinement": _word("accumulating", "discarding"),
         "emit_to": _many(_NAME).or_none(),
     },
@@ -308,6 +312,8 @@ def _of_fields(part: Any, path: str) -> Iterator[Problem]:
 def _of_inner(part: Any, path: str) -> Iterator[Problem]:
     if isinstance(part, model.Condition) and part.when is not None:
         yield from _of_predicate(part.when, f"{path}.when")
+    if isinstance(part, model.Trigger) and part.predicate is not None:
+        yield from _of_predicate(part.predicate, f"{path}.predicate")
     if isinstance(part, model.Window) and isinstance(part.aggregation, model.Aggregation):
         yield from _of_fields(part.aggregation, f"{path}.aggregation")
 

@@ -91,12 +91,27 @@ def _windows(old: Job, new: Job) -> Iterator[Problem]:
             continue
         path = f"windows[{places[window.id]}]"
         yield from _changed(window, new.windows[places[window.id]], _WINDOW, path, old, "the state of its window")
-        before, after = ([one.refinement for one in job.triggers if one.window == window.id] for job in (old, new))
-        if before != after:
+        yield from _triggers(window, old, new)
+
+
+def _triggers(window: Window, old: Job, new: Job) -> Iterator[Problem]:
+    """Yield the problems of the triggers of a window; the state of each belongs to its place among them."""
+    before = [one for one in old.triggers if one.window == window.id]
+    after = [one for one in new.triggers if one.window == window.id]
+    was, now = ([one.refinement for one in triggers] for triggers in (before, after))
+    if was != now:
+        yield (
+            "triggers",
+            f"gives window {window.id!r} triggers that are {', '.join(now)}; in job {old.id} they are "
+            f"{', '.join(was)}, and its state does not fit others",
+        )
+        return
+    for trigger, earlier in zip(after, before, strict=True):
+        if trigger != earlier and trigger in before:
             yield (
-                "triggers",
-                f"gives window {window.id!r} triggers that are {', '.join(after)}; in job {old.id} they are "
-                f"{', '.join(before)}, and its state does not fit others",
+                f"triggers[{new.triggers.index(trigger)}]",
+                f"is trigger {before.index(trigger)} of window {window.id!r} in job {old.id}, and trigger "
+                f"{after.index(trigger)} here: its state belongs to its place, so keep their order",
             )
 
 

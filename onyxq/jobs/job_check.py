@@ -17,6 +17,7 @@ from onyxq.core.limits import RESERVED
 from onyxq.jobs import fields, frame_check, function_imports, options, slot_bounds
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.predicates import predicates_in
 from onyxq.jobs.slot_bounds import SLOTTED
 from onyxq.system.settings import did_you_mean
 
@@ -312,6 +313,10 @@ def _sizes(window: Window, path: str) -> Iterator[Problem]:
             yield f"{path}.slide_ms", f"is too short: a segment would be in more than {SLIDES_MAX} windows"
 
 
+_OF_TRIGGERS = {"timer": "period_ms", "segments": "count", "punctuation": "predicate"}
+"""The field that belongs to a kind of trigger."""
+
+
 def _triggers(job: Job) -> Iterator[Problem]:
     windows = {window.id: window for window in job.windows}
     for place, trigger in enumerate(job.triggers):
@@ -321,12 +326,16 @@ def _triggers(job: Job) -> Iterator[Problem]:
             yield f"{path}.window", f"is {trigger.window!r}, which is not a window{near}"
         else:
             yield from _emitting(job, trigger, windows[trigger.window], path)
-        if trigger.on == "timer" and trigger.period_ms is None:
-            yield f"{path}.period_ms", "is missing: a timer has one"
-        elif trigger.on != "timer" and trigger.period_ms is not None:
-            yield f"{path}.period_ms", f"is of a timer, not of {trigger.on!r}"
-        elif trigger.period_ms is not None and trigger.period_ms < PERIOD_MS_MIN:
+        for kind, name in _OF_TRIGGERS.items():
+            given = getattr(trigger, name) is not None
+            if trigger.on == kind and not given:
+                yield f"{path}.{name}", f"is missing: a trigger on {kind!r} has one"
+            elif trigger.on != kind and given:
+                yield f"{path}.{name}", f"is of a trigger on {kind!r}, not on {trigger.on!r}"
+        if trigger.on == "timer" and trigger.period_ms is not None and trigger.period_ms < PERIOD_MS_MIN:
             yield f"{path}.period_ms", f"must be at least {PERIOD_MS_MIN}, as batches take"
+        if any(one.whole for one in predicates_in(trigger.predicate)):
+            yield f"{path}.predicate.whole", "is for flow conditions: a trigger gets the segment alone"
 
 
 def _emitting(job: Job, trigger: Trigger, window: Window, path: str) -> Iterator[Problem]:

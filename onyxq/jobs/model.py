@@ -306,13 +306,17 @@ class Trigger:
 
     A state is emitted as ``{"window", "key", "start_ms", "end_ms", "value"}``. With ``on="batch"`` each batch emits the
     states that it changed. ``timer`` emits changed states every ``period_ms``. ``watermark`` emits a state once its
-    window is over. With each of them, states not yet emitted are emitted when their window is over and when bounded
-    inputs end.
+    window is over. ``segments`` emits a state each time that it has taken ``count`` more segments. ``punctuation``
+    emits a state when it has taken a segment for which ``predicate`` holds. With each of them, states not yet emitted
+    are emitted when their window is over and when bounded inputs end.
     """
 
     window: str
     on: str = "watermark"
     period_ms: int | None = attrs.field(default=None, kw_only=True)
+    count: int | None = attrs.field(default=None, kw_only=True)
+    predicate: Any = attrs.field(default=None, converter=predicate, kw_only=True)
+    """A predicate of a segment, or a function that serves as one."""
     refinement: str = attrs.field(default="accumulating", kw_only=True)
     """``accumulating`` emits everything so far, ``discarding`` only what is new since the last time."""
     emit_to: tuple[str, ...] | None = attrs.field(default=None, converter=_names, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
@@ -78,3 +78,14 @@ def predicate(value: Any) -> Any:
     if isinstance(value, (str, Pickled)) or (callable(value) and not isinstance(value, (_Combined, type))):
         return Predicate(value)
     return value
+
+
+def predicates_in(value: Any) -> Iterator[Predicate]:
+    """Yield the predicates that a value combines, in their order; none for anything else."""
+    if isinstance(value, Predicate):
+        yield value
+    elif isinstance(value, Not):
+        yield from predicates_in(value.negated)
+    elif isinstance(value, (And, Or)):
+        for one in value.all if isinstance(value, And) else value.any:
+            yield from predicates_in(one)

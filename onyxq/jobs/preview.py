@@ -125,6 +125,8 @@ class _Workflow:
     ) -> None:
         """Pass the segments that a task made of a segment to the tasks after it; ``only``: to this task alone."""
         try:
+            if name in self.cuts:
+                made = [unpack(pack(one)) for one in made]  # a window's state changes while more of it is emitted
             found = [
                 route for one in made for route in flow_conditions.routes(self._conditions[name], one, made, segment)
             ]

@@ -4,14 +4,14 @@ State between batches is kept in buckets and a small index. Each window has a cl
 any segment less the window's ``watermark_ms``, or the time of the batch if segments have no time. All groups see the
 same newest times, so their clocks agree.
 
-A batch is processed in this order. Parts are gathered. Parts of extents that were already over are late, and dropped.
-Batch triggers fire, then timers with a period that has passed. Then extents that are over by the new clock fire for
-the last time. When all inputs have ended, all extents do.
+A batch is processed in this order. Parts are gathered, and triggers that wait for the last segment of a part fire.
+Parts of extents that were already over are late, and dropped. Batch triggers fire, then timers with a period that has
+passed. Then extents that are over by the new clock fire for the last time. When all inputs have ended, all extents do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -19,18 +19,19 @@ from attrs import field, frozen, mutable
 
 from onyxq.jobs.key_state import BUCKET_BYTES_MAX, Buckets, Notes, Store, later
 from onyxq.jobs.windows import (
-    DIRTY,
     END,
     NEVER,
     Cell,
     Emission,
     Part,
     Windowing,
+    at_segment,
     close,
     drop_late,
     fire,
     gather,
     segments_in,
+    unsent,
 )
 
 
@@ -99,7 +100,7 @@ class Group:
         """Yield all emissions; the store and the index are updated once the iterator is exhausted."""
         index, before = self.index, self._clocks()
         now_ms = batch.now_ms if index.seen_ms is None else max(batch.now_ms, index.seen_ms)
-        cells = self._gathered(batch.parts, before)
+        cells = yield from self._gathered(batch.parts, before)
         for latest in batch.newest:
             index.newest = [later(one, other) for one, other in zip(index.newest, latest, strict=True)]
         for (window, key), cell in cells.items():
@@ -139,7 +140,10 @@ class Group:
             found.append(-NEVER if shown is None else shown - windowing.window.watermark_ms)
         return found
 
-    def _gathered(self, parts: Iterable[tuple[int, bytes, Part]], clocks: list[int]) -> dict[tuple[int, bytes], Cell]:
+    def _gathered(
+        self, parts: Iterable[tuple[int, bytes, Part]], clocks: list[int]
+    ) -> Generator[Fired, None, dict[tuple[int, bytes], Cell]]:
+        """Yield what parts fire as they are gathered, and return the changed cells."""
         cells: dict[tuple[int, bytes], Cell] = {}
         brought: dict[tuple[int, bytes], list[Part]] = {}
         for window, key, part in parts:
@@ -147,7 +151,11 @@ class Group:
             if cell is None:
                 cell = cells[window, key] = self._buckets.cell(_named(window, key))
                 brought[window, key] = []
-            gather(self.windowings[window], cell, part)
+            windowing = self.windowings[window]
+            extent = gather(windowing, cell, part)
+            bits = at_segment(windowing, extent, part)
+            if bits and extent[END] > clocks[window]:
+                yield from self._said(window, key, fire(windowing, [extent], bits))
             brought[window, key].append(part)
         for (window, key), cell in cells.items():
             if dropped := drop_late(cell, clocks[window]):
@@ -194,7 +202,7 @@ class Group:
             end = min(extent[END] for extent in cell)
             note[0] = end if note[0] is None else min(note[0], end)
             for extent in cell:
-                note[1] |= extent[DIRTY]
+                note[1] |= unsent(extent)
         return notes
 
 

@@ -1,10 +1,10 @@
 """Windows as plain functions: the extents of a time, the state kept for each, and what fires.
 
 An *extent* is one piece of a window's time for one key. It is a list that msgpack holds,
-``[start, end, dirty, fired, lanes]``: the triggers with unsent changes, as bits; how often it fired; and the states.
-Triggers that accumulate share a lane. Each trigger that discards has its own, which is emptied when it fires. A lane
-is None or ``[state]``. All extents of one key, sorted by their start, are a *cell*. This module knows nothing of Spark
-or of the set of keys: see `onyxq.jobs.window_groups`.
+``[start, end, unsent, fired, lanes]``: the number of segments since each trigger last fired, how often the extent
+fired, and the states. Triggers that accumulate share a lane. Each trigger that discards has its own, which is emptied
+when it fires. A lane is None or ``[state]``. All extents of one key, sorted by their start, are a *cell*. This module
+knows nothing of Spark or of the set of keys: see `onyxq.jobs.window_groups`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import Any
 from attrs import frozen
 
 from onyxq.jobs.aggregations import Folding, folding
-from onyxq.jobs.flow_conditions import Resolve
+from onyxq.jobs.flow_conditions import Resolve, Test, loaded
 from onyxq.jobs.model import Job, Ref, Trigger, Window
 from onyxq.jobs.values import milliseconds, pack_key
 
 NEVER = (1 << 62) - 1
 """End of an extent that is never over; no time is later."""
 TIME_MAX = 1 << 53
-START, END, DIRTY, FIRED, LANES = range(5)
+START, END, UNSENT, FIRED, LANES = range(5)
+ALL = -1
+"""Bits of all triggers."""
 
 Extent = list[Any]
 Cell = list[Extent]
@@ -46,11 +48,22 @@ class Windowing:
     folding: Folding
     lanes: tuple[int, ...]
     """The lane of each trigger."""
+    punctuations: tuple[tuple[int, Test], ...]
+    """The place and the predicate of each trigger on punctuation."""
+    counts: tuple[tuple[int, int], ...]
+    """The place and the number of each trigger on segments."""
 
     @property
     def parts(self) -> bool:
-        """Whether parts of a state can be made where the segments are and merged later."""
-        return self.folding.merge is not None
+        """Whether parts of a state can be made where the segments are and merged later.
+
+        A trigger on a number of segments may fire at any of them, so it needs them one by one.
+        """
+        return self.folding.merge is not None and not self.counts
+
+    def punctuated(self, segment: Any) -> int:
+        """Return the triggers that a segment punctuates, as bits."""
+        return sum(1 << place for place, holds in self.punctuations if holds(segment, None, ()))
 
     def bits(self, on: str) -> int:
         """Return the triggers of one kind, as bits."""
@@ -84,13 +97,15 @@ class Emission:
 def windowings(job: Job, task: str, resolve: Resolve) -> tuple[Windowing, ...]:
     """Return all windows of a task, in the job's order."""
     return tuple(
-        _windowing(window, [one for one in job.triggers if one.window == window.id], resolve, f"windows[{place}]")
+        _windowing(job, window, resolve, f"windows[{place}]")
         for place, window in enumerate(job.windows)
         if window.task == task
     )
 
 
-def _windowing(window: Window, triggers: list[Trigger], resolve: Resolve, path: str) -> Windowing:
+def _windowing(job: Job, window: Window, resolve: Resolve, path: str) -> Windowing:
+    places = [place for place, trigger in enumerate(job.triggers) if trigger.window == window.id]
+    triggers = [job.triggers[place] for place in places]
     lanes: list[int] = []
     shared = int(any(trigger.refinement == "accumulating" for trigger in triggers))
     own = shared
@@ -104,6 +119,12 @@ def _windowing(window: Window, triggers: list[Trigger], resolve: Resolve, path: 
         time=getter(window.time, resolve, f"{path}.time"),
         folding=folding(window, resolve, path),
         lanes=tuple(lanes),
+        punctuations=tuple(
+            (number, loaded(trigger.predicate, resolve, f"triggers[{place}].predicate"))
+            for number, (place, trigger) in enumerate(zip(places, triggers, strict=True))
+            if trigger.on == "punctuation"
+        ),
+        counts=tuple((number, one.count) for number, one in enumerate(triggers) if one.count is not None),
     )
 
 
@@ -143,10 +164,10 @@ def extents_at(window: Window, time_ms: int) -> list[tuple[int, int]]:
 # --- parts: what is folded where the segments are --------------------------------
 
 
-Part = tuple[int, int, Any, int]
-"""One piece of folded segments: start, end, their state, and their number.
+Part = tuple[int, int, Any, int, int]
+"""One piece of folded segments: start, end, state, number of segments, and triggers that the last of them punctuates.
 
-If states cannot be merged, the third value is one segment instead.
+If the window takes its segments one by one, the third value is one segment instead.
 """
 
 
@@ -158,12 +179,13 @@ class Parts:
         self._session = windowing.window.kind == "session"
         self._cells: dict[bytes, list[list[Any]]] = {}
         self._starts: dict[tuple[bytes, int], list[Any]] = {}
-        self._apart: list[tuple[bytes, Part]] = []
+        self._done: list[tuple[bytes, Part]] = []
+        """Pieces that take no further segment; those above come after them."""
         self.newest: int | None = None
         """The latest time seen."""
 
     def __len__(self) -> int:
-        return len(self._starts) + len(self._apart) + sum(map(len, self._cells.values()))
+        return len(self._starts) + len(self._done) + sum(map(len, self._cells.values()))
 
     def add(self, segment: Any, now_ms: int) -> None:
         """Add a segment of a batch that was planned at ``now_ms``."""
@@ -172,13 +194,29 @@ class Parts:
         key: bytes = pack_key(None if windowing.key is None else windowing.key(segment))
         if self.newest is None or time_ms > self.newest:
             self.newest = time_ms
+        punctuated = windowing.punctuated(segment) if windowing.punctuations else 0
         for start, end in extents_at(windowing.window, time_ms):
             if not windowing.parts:
-                self._apart.append((key, (start, end, segment, 1)))
+                self._finish(key, [start, end, segment, 1], punctuated)
             elif self._session:
-                self._in_session(key, start, end, segment)
+                part = self._in_session(key, start, end, segment)
+                if punctuated:
+                    self._finish_sessions(key, part, punctuated)
             else:
                 self._in_extent(key, start, end, segment)
+                if punctuated:
+                    self._finish(key, self._starts.pop((key, start)), punctuated)
+
+    def _finish(self, key: bytes, part: list[Any], punctuated: int) -> None:
+        start, end, state, count = part
+        self._done.append((key, (start, end, state, count, punctuated)))
+
+    def _finish_sessions(self, key: bytes, last: list[Any], punctuated: int) -> None:
+        """Finish all sessions of a key, so that the last one is gathered after everything that it may join."""
+        for part in self._cells.pop(key):
+            if part is not last:
+                self._finish(key, part, 0)
+        self._finish(key, last, punctuated)
 
     def _in_extent(self, key: bytes, start: int, end: int, segment: Any) -> None:
         folding = self._windowing.folding
@@ -188,16 +226,17 @@ class Parts:
         part[2] = folding.fold(part[2], segment)
         part[3] += 1
 
-    def _in_session(self, key: bytes, start: int, end: int, segment: Any) -> None:
+    def _in_session(self, key: bytes, start: int, end: int, segment: Any) -> list[Any]:
         folding = self._windowing.folding
         parts = self._cells.setdefault(key, [])
         first, last = touching(parts, start, end)
         if first == last:
             parts.insert(first, [start, end, folding.fold(folding.init(), segment), 1])
-            return
+            return parts[first]
         part = self._joined(parts, first, last, start, end)
         part[2] = folding.fold(part[2], segment)
         part[3] += 1
+        return part
 
     def _joined(self, parts: list[list[Any]], first: int, last: int, start: int, end: int) -> list[Any]:
         part, merge = parts[first], self._windowing.folding.merge
@@ -211,15 +250,15 @@ class Parts:
 
     def take(self) -> Iterator[tuple[bytes, Part]]:
         """Yield ``(packed key, part)`` for everything that was added, and forget it."""
+        done, self._done = self._done, []
         kept, self._starts = self._starts, {}
         cells, self._cells = self._cells, {}
-        apart, self._apart = self._apart, []
+        yield from done
         for (key, _), (start, end, state, count) in kept.items():
-            yield key, (start, end, state, count)
+            yield key, (start, end, state, count, 0)
         for key, parts in cells.items():
             for start, end, state, count in parts:
-                yield key, (start, end, state, count)
-        yield from apart
+                yield key, (start, end, state, count, 0)
 
 
 def touching(extents: list[list[Any]], start: int, end: int) -> tuple[int, int]:
@@ -236,9 +275,9 @@ def touching(extents: list[list[Any]], start: int, end: int) -> tuple[int, int]:
 # --- cells: what is kept ------------------------------------------------------------
 
 
-def gather(windowing: Windowing, cell: Cell, part: Part) -> None:
-    """Add a part to a key's extents."""
-    start, end, value, _ = part
+def gather(windowing: Windowing, cell: Cell, part: Part) -> Extent:
+    """Add a part to a key's extents, and return the extent that it is in."""
+    start, end, value, count, _ = part
     if windowing.window.kind == "session":
         first, last = touching(cell, start, end)
     else:
@@ -246,20 +285,27 @@ def gather(windowing: Windowing, cell: Cell, part: Part) -> None:
         last += first < len(cell) and cell[first][START] == start
     if first == last:
         lanes = max(windowing.lanes) + 1
-        cell.insert(first, [start, end, 0, 0, [None] * lanes])
+        cell.insert(first, [start, end, [0] * len(windowing.triggers), 0, [None] * lanes])
     elif last - first > 1 or windowing.window.kind == "session":
         _grow(windowing, cell, first, last, start, end)
     extent = cell[first]
     for lane, kept in enumerate(extent[LANES]):
         extent[LANES][lane] = [_added(windowing, kept, copy.deepcopy(value) if lane else value)]
-    extent[DIRTY] = (1 << len(windowing.triggers)) - 1
+    extent[UNSENT] = [one + count for one in extent[UNSENT]]
+    return extent
 
 
 def _added(windowing: Windowing, kept: list[Any] | None, value: Any) -> Any:
+    if windowing.parts:
+        return _merged(windowing, kept, value)
     folding = windowing.folding
-    if folding.merge is None:
-        return folding.fold(folding.init() if kept is None else kept[0], value)
-    return value if kept is None else folding.merge(kept[0], value)
+    return folding.fold(folding.init() if kept is None else kept[0], value)
+
+
+def _merged(windowing: Windowing, kept: list[Any] | None, state: Any) -> Any:
+    merge = windowing.folding.merge
+    assert merge is not None, "sessions and parts need it"
+    return state if kept is None else merge(kept[0], state)
 
 
 def _grow(windowing: Windowing, cell: Cell, first: int, last: int, start: int, end: int) -> None:
@@ -268,7 +314,8 @@ def _grow(windowing: Windowing, cell: Cell, first: int, last: int, start: int, e
     for other in cell[first + 1 : last]:
         for lane, kept in enumerate(other[LANES]):
             if kept is not None:
-                extent[LANES][lane] = [_added(windowing, extent[LANES][lane], kept[0])]
+                extent[LANES][lane] = [_merged(windowing, extent[LANES][lane], kept[0])]
+        extent[UNSENT] = [one + more for one, more in zip(extent[UNSENT], other[UNSENT], strict=True)]
     extent[START], extent[END] = min(start, extent[START]), max(end, cell[last - 1][END])
     del cell[first + 1 : last]
 
@@ -288,32 +335,48 @@ def segments_in(windowing: Windowing, parts: Iterable[Part], dropped: Iterable[t
     """Return how many segments a key's parts brought to dropped extents, which hold nothing else."""
     spans = list(dropped)
     if windowing.window.kind == "session":
-        return sum(count for start, _, _, count in parts if any(first <= start < last for first, last in spans))
-    return sum(count for start, end, _, count in parts if (start, end) in spans)
+        return sum(count for start, _, _, count, _ in parts if any(first <= start < last for first, last in spans))
+    return sum(count for start, end, _, count, _ in parts if (start, end) in spans)
+
+
+def unsent(extent: Extent) -> int:
+    """Return the triggers with changes that they have not sent, as bits."""
+    bits = 0
+    for place, count in enumerate(extent[UNSENT]):
+        if count:
+            bits |= 1 << place
+    return bits
 
 
 def fire(windowing: Windowing, cell: Cell, bits: int) -> Iterator[Emission]:
     """Fire these triggers for all extents with changes that they have not sent."""
-    for extent in cell:
-        if extent[DIRTY] & bits:
-            yield from _fired(windowing, extent, bits)
+    for extent in cell if bits else ():
+        yield from _fired(windowing, extent, bits)
+
+
+def at_segment(windowing: Windowing, extent: Extent, part: Part) -> int:
+    """Return the triggers, as bits, that the last segment of a part fires in the extent that has just taken it."""
+    bits = part[-1]
+    for place, count in windowing.counts:
+        if extent[UNSENT][place] >= count:
+            bits |= 1 << place
+    return bits
 
 
 def close(windowing: Windowing, cell: Cell, clock_ms: int) -> Iterator[Emission]:
     """Fire the last time for extents that are over at that time, and drop them."""
     over = [extent for extent in cell if extent[END] <= clock_ms]
     for extent in over:
-        yield from _fired(windowing, extent, extent[DIRTY])
+        yield from _fired(windowing, extent, ALL)
     if over:
         cell[:] = [extent for extent in cell if extent[END] > clock_ms]
 
 
 def _fired(windowing: Windowing, extent: Extent, bits: int) -> Iterator[Emission]:
-    fired = extent[DIRTY] & bits
-    extent[DIRTY] &= ~bits
     for place, trigger in enumerate(windowing.triggers):
-        if not fired >> place & 1:
+        if not bits >> place & 1 or not extent[UNSENT][place]:
             continue
+        extent[UNSENT][place] = 0
         lane = windowing.lanes[place]
         kept = extent[LANES][lane]
         assert kept is not None, "a trigger that has something to say has a state"

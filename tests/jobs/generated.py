@@ -43,15 +43,22 @@ maps = st.dictionaries(st.text(max_size=5), values, max_size=3)
 written = st.dictionaries(st.just("compression"), st.sampled_from(["zstd", "none"]))
 options = st.dictionaries(st.sampled_from(["header", "sep"]), st.sampled_from(["true", ";", ""]))
 durations = st.integers(1, 86_400_000)
-predicates = st.recursive(
-    st.builds(Predicate, references, maps, whole=st.booleans()),
-    lambda inner: (
-        st.builds(And, st.lists(inner, min_size=1, max_size=3).map(tuple))
-        | st.builds(Or, st.lists(inner, min_size=1, max_size=3).map(tuple))
-        | st.builds(Not, inner)
-    ),
-    max_leaves=4,
-)
+
+
+def whole_or_not(whole: st.SearchStrategy[bool]) -> st.SearchStrategy[Any]:
+    """Predicates of any shape."""
+    return st.recursive(
+        st.builds(Predicate, references, maps, whole=whole),
+        lambda inner: (
+            st.builds(And, st.lists(inner, min_size=1, max_size=3).map(tuple))
+            | st.builds(Or, st.lists(inner, min_size=1, max_size=3).map(tuple))
+            | st.builds(Not, inner)
+        ),
+        max_leaves=4,
+    )
+
+
+predicates = whole_or_not(st.booleans())
 
 
 @st.composite
@@ -111,11 +118,13 @@ def windows(draw: st.DrawFn, number: int, task: str) -> Window:
 @st.composite
 def triggers(draw: st.DrawFn, window: Window, after: tuple[str, ...]) -> Trigger:
     """A trigger of the window, with output to all later tasks or to one of them."""
-    on = draw(st.sampled_from(["batch", "timer", "watermark"]))
+    on = draw(st.sampled_from(["batch", "timer", "watermark", "segments", "punctuation"]))
     return Trigger(
         window.id,
         on,
         period_ms=draw(st.integers(100, 9_999)) if on == "timer" else None,
+        count=draw(st.integers(1, 9)) if on == "segments" else None,
+        predicate=draw(whole_or_not(st.just(False))) if on == "punctuation" else None,
         refinement=draw(st.sampled_from(["accumulating", "discarding"])),
         emit_to=draw(st.none() | st.sampled_from(after)),
     )

@@ -63,6 +63,11 @@ def window(**changes: Any) -> dict[str, Any]:
     return {"windows": [attrs.evolve(job().windows[0], **changes)]}
 
 
+def trigger(on: str, **changes: Any) -> dict[str, Any]:
+    """Return another trigger for the valid job."""
+    return {"triggers": [Trigger("by_user", on, **changes)]}
+
+
 def conditions(*given: Condition) -> dict[str, Any]:
     """Return these conditions."""
     return {"flow_conditions": given}
@@ -186,7 +191,21 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"triggers": [Trigger("by_user", "watermrk")]}, "triggers[0].on", "did you mean watermark?"),
     ({"triggers": [Trigger("by_user", "timer")]}, "triggers[0].period_ms", "is missing"),
     ({"triggers": [Trigger("by_user", "timer", period_ms=5)]}, "triggers[0].period_ms", "at least 100"),
-    ({"triggers": [Trigger("by_user", "batch", period_ms=500)]}, "triggers[0].period_ms", "is of a timer"),
+    ({"triggers": [Trigger("by_user", "batch", period_ms=500)]}, "triggers[0].period_ms", "not on 'batch'"),
+    (trigger("segments"), "triggers[0].count", "is missing: a trigger on 'segments' has one"),
+    (trigger("segments", count=0), "triggers[0].count", "an integer of 1 to 1000000000, or None, not 0"),
+    (trigger("segments", count=True), "triggers[0].count", "not True"),
+    (trigger("batch", count=5), "triggers[0].count", "is of a trigger on 'segments', not on 'batch'"),
+    (trigger("segmets", count=5), "triggers[0].on", "did you mean segments?"),
+    (trigger("punctuation"), "triggers[0].predicate", "is missing"),
+    (trigger("punctuation", predicate=5), "triggers[0].predicate", "a predicate, a function"),
+    (trigger("punctuation", predicate="a"), "triggers[0].predicate.fn", "package.module:name"),
+    (trigger("segments", count=5, predicate="a:b"), "triggers[0].predicate", "not on 'segments'"),
+    (
+        trigger("punctuation", predicate=Predicate("a:b") & ~Predicate("a:c", whole=True)),
+        "triggers[0].predicate.whole",
+        "gets the segment alone",
+    ),
     ({"triggers": [Trigger("by_user", emit_to="raw")]}, "triggers[0].emit_to", "no edge leads from 'count' to 'raw'"),
     ({"triggers": [Trigger("by_user", emit_to=())]}, "triggers[0].emit_to", "is empty"),
     ({"triggers": [Trigger("by_user", refinement="discard")]}, "triggers[0].refinement", "did you mean discarding?"),

@@ -31,7 +31,11 @@ def whole() -> Job:
             Condition("parse", ["count"], "a:e", errors_to=["out"]),
         ],
         windows=[Window("w", "count", "fixed", range_ms=60_000, key="user", aggregation=Aggregation(list, "a:fold"))],
-        triggers=[Trigger("w", "batch", refinement="discarding", emit_to="sums")],
+        triggers=[
+            Trigger("w", "batch", refinement="discarding", emit_to="sums"),
+            Trigger("w", "segments", count=3),
+            Trigger("w", "punctuation", predicate=Predicate("a:ends", {"of": "day"}) & "a:last"),
+        ],
     )
 
 
@@ -42,6 +46,7 @@ def test_a_job_comes_back_whole() -> None:
     assert again.windows[0].aggregation == Aggregation("builtins:list", "a:fold")
     assert again.task("parse") == Function("parse", "json:loads", {"a": None, "b": [1, {"a": b"\x00", "z": 1}]})
     assert again.flow_conditions == job.flow_conditions
+    assert again.triggers == job.triggers
     assert encoding.encode(again) == encoding.encode(job)
     assert encoding.decode(encoding.encode(again)) == again
 

@@ -79,6 +79,18 @@ def test_a_definition_that_does_not_fit_is_refused_by_name(field: str, changes: 
     assert said in caught.value.message
 
 
+def test_triggers_may_be_of_another_kind_but_not_in_another_order() -> None:
+    """What a trigger has emitted belongs to its place, so its kind may change, and no trigger may change its place."""
+    each, last = Trigger("minute", "batch", emit_to="out"), Trigger("minute")
+    old = evolve(OLD, triggers=(each, OLD.triggers[1], last))
+    for other in (Trigger("minute", "segments", count=5), Trigger("minute", "punctuation", predicate="m:ends")):
+        check_fit(old, evolve(NEW, triggers=(other, OLD.triggers[1], last)))
+        check_fit(old, evolve(NEW, triggers=(each, other, OLD.triggers[1])))
+    with pytest.raises(BadRequest, match="is trigger 1 of window 'minute' in job old, and trigger 0 here") as caught:
+        check_fit(old, evolve(NEW, triggers=(OLD.triggers[1], last, each)))
+    assert caught.value.field == "triggers[1]"
+
+
 def test_state_that_is_dropped_by_name_may_be_defined_anew() -> None:
     """A dropped window may also be missing."""
     narrow = changed(NEW.windows, "minute", range_ms=1_000)

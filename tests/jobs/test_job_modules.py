@@ -8,7 +8,8 @@ import pytest
 from onyxq.errors import BadRequest
 from onyxq.jobs.encoding import REFS
 from onyxq.jobs.fields import KINDS
-from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed
+from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed, references
+from onyxq.jobs.model import Condition, Job, Predicate, Trigger
 from onyxq.spark.functions import resolve
 
 
@@ -32,6 +33,14 @@ def test_no_function_is_reached_through_a_module_that_another_one_imports(name: 
     with pytest.raises(BadRequest, match="is a module of its own"):
         resolve(name)
     assert callable(resolve("logging:Logger.info"))
+
+
+def test_functions_of_predicates_are_looked_at() -> None:
+    """Also those that a trigger combines."""
+    trigger = Trigger("w", "punctuation", predicate=Predicate("a:b") | ~Predicate("c:d"))
+    condition = Condition("in", ["out"], "e:f")
+    job = Job(workflow=[("in", "out")], catalog=[], flow_conditions=[condition], triggers=[trigger])
+    assert [name for _, name in references(job)] == ["e:f", "a:b", "c:d"]
 
 
 def test_every_function_that_a_job_can_hold_is_looked_at() -> None:

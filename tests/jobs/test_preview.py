@@ -74,6 +74,28 @@ def test_a_window_of_endless_inputs_is_emitted_when_the_watermark_passes_it() ->
     )
 
 
+def test_triggers_on_segments_emit_states_as_they_were() -> None:
+    """A function after the window gets each state of a batch, although the window continues to change it."""
+    total = Job(
+        workflow=[("in", "kept"), ("kept", "values"), ("values", "out")],
+        catalog=[
+            Input("in", format="json", path="/i", bounded=True),
+            Reduce("kept"),
+            Function("values", lambda emitted: {"values": emitted["value"]}),
+            Output("out", format="json", path="/o"),
+        ],
+        windows=[Window("all", "kept", field="n")],
+        triggers=[
+            Trigger("all", "segments", count=2),
+            Trigger("all", "punctuation", predicate=lambda one: one["n"] == 3, refinement="discarding"),
+        ],
+    )
+    rows = {"in": [{"n": n} for n in range(1, 6)]}
+    for batch_rows in (None, 1):
+        said = [one["values"] for one in preview(total, rows, batch_rows=batch_rows).outputs["out"]]
+        assert said == [[1, 2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [4, 5]]
+
+
 def test_joins_pair_segments_of_both_sides() -> None:
     """A left join emits segments without a partner at the end."""
     joined = Job(

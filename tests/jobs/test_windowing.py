@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -71,8 +72,12 @@ def seen(fired: Fired) -> tuple[Any, ...]:
     """Return an emission as a plain value, and its number."""
     said = fired.emission.segment(msgpack.unpackb(fired.key))
     value = msgpack.unpackb(msgpack.packb(said["value"]))
-    trigger = (fired.emission.trigger.on, fired.emission.trigger.refinement, fired.emission.trigger.period_ms)
-    return said["key"], said["start_ms"], said["end_ms"], trigger, value, fired.emission.number
+    return said["key"], said["start_ms"], said["end_ms"], shown(fired.emission.trigger), value, fired.emission.number
+
+
+def shown(trigger: Trigger) -> tuple[Any, ...]:
+    """Return what tells a window's triggers apart."""
+    return trigger.on, trigger.refinement, trigger.period_ms, trigger.count
 
 
 # --- the model ------------------------------------------------------------------
@@ -80,7 +85,7 @@ def seen(fired: Fired) -> tuple[Any, ...]:
 
 @mutable
 class Told:
-    """A segment, and the triggers that have discarded it."""
+    """A segment, and the triggers that have emitted it."""
 
     time: int
     value: Any
@@ -94,7 +99,10 @@ class Piece:
     start: int
     end: int
     segments: list[Told] = field(factory=list)
-    dirty: set[int] = field(factory=set)
+
+    def unsent(self, place: int) -> int:
+        """Return how many segments a trigger has not emitted."""
+        return sum(place not in one.by for one in self.segments)
 
 
 @mutable
@@ -117,8 +125,10 @@ class Model:
     def batch(self, segments: list[Segment], now: int, ended: bool) -> list[tuple[Any, ...]]:
         """Return the expected output of a batch."""
         before, earlier = self.clock(), self.seen
+        said: list[tuple[Any, ...]] = []
         for segment in segments:
-            self.add(segment["key"], segment["at"] if self.window.time else now, segment["n"])
+            taken = self.add(segment["key"], segment["at"] if self.window.time else now, segment["n"])
+            said += self.fire(partial(at_once, before, taken))
         now = now if earlier is None else max(now, earlier)
         for pieces in self.pieces.values():
             self.late += sum(len(piece.segments) for piece in pieces if piece.end <= before)
@@ -127,7 +137,7 @@ class Model:
             times = [segment["at"] for segment in segments]
             self.newest = max(times) if self.newest is None else max(self.newest, *times)
         self.seen = now
-        said = list(self.fire(lambda piece, place, trigger: trigger.on == "batch"))
+        said += self.fire(lambda piece, place, trigger: trigger.on == "batch")
         said += self.fire(
             lambda piece, place, trigger: (
                 trigger.on == "timer"
@@ -141,9 +151,9 @@ class Model:
             pieces[:] = [piece for piece in pieces if piece.end > over]
         return said
 
-    def add(self, key: Any, time: int, value: Any) -> None:
-        """Add a segment to every extent that contains its time."""
-        pieces = self.pieces.setdefault(key, [])
+    def add(self, key: Any, time: int, value: Any) -> list[Piece]:
+        """Add a segment to every extent that contains its time, and return these extents."""
+        pieces, taken = self.pieces.setdefault(key, []), []
         for start, end in naive_extents(self.window, time):
             if self.window.kind == "session":
                 touched = [piece for piece in pieces if start < piece.end and piece.start < end]
@@ -151,27 +161,40 @@ class Model:
                 touched = [piece for piece in pieces if piece.start == start]
             piece = Piece(min([start, *(one.start for one in touched)]), max([end, *(one.end for one in touched)]))
             piece.segments = [told for one in touched for told in one.segments] + [Told(time, value)]
-            piece.dirty = set(range(len(self.triggers)))
             pieces[:] = [one for one in pieces if one not in touched] + [piece]
+            taken.append(piece)
+        return taken
 
     def fire(self, chosen: Callable[[Piece, int, Trigger], bool]) -> Iterator[tuple[Any, ...]]:
         """Return what the given triggers have not output yet."""
         for key, pieces in self.pieces.items():
             for piece in pieces:
                 for place, trigger in enumerate(self.triggers):
-                    if place in piece.dirty and chosen(piece, place, trigger):
+                    if piece.unsent(place) and chosen(piece, place, trigger):
                         yield self.said(key, piece, place, trigger)
 
     def said(self, key: Any, piece: Piece, place: int, trigger: Trigger) -> tuple[Any, ...]:
         """One emission."""
         discards = trigger.refinement == "discarding"
         told = [one for one in piece.segments if not (discards and place in one.by)]
-        piece.dirty.remove(place)
         for one in told:
             one.by.add(place)
         times = (None, None) if piece.end == NEVER else (piece.start, piece.end)
-        shown = (trigger.on, trigger.refinement, trigger.period_ms)
-        return key, *times, shown, self.value([one.value for one in told])
+        return key, *times, shown(trigger), self.value([one.value for one in told])
+
+
+def at_once(clock: int, taken: list[Piece], piece: Piece, place: int, trigger: Trigger) -> bool:
+    """Return whether a trigger of an extent fires after the last segment, which some extents have taken."""
+    if piece.end <= clock or piece not in taken:
+        return False
+    if trigger.count is not None:
+        return piece.unsent(place) >= trigger.count
+    return trigger.on == "punctuation" and punctuates({"n": piece.segments[-1].value})
+
+
+def punctuates(segment: Segment) -> bool:
+    """A predicate of a trigger."""
+    return bool(segment["n"] % 4 == 0)
 
 
 def naive_extents(window: Window, time: int) -> list[tuple[int, int]]:
@@ -234,11 +257,24 @@ def worlds(draw: st.DrawFn) -> tuple[Window, list[Trigger], Callable[[list[Any]]
         aggregation=aggregation,
         field="n" if isinstance(aggregation, str) else None,
     )
-    kinds = st.sampled_from([("batch", None), ("watermark", None), ("timer", 5), ("timer", 11)])
-    said = draw(
-        st.lists(st.tuples(kinds, st.sampled_from(["accumulating", "discarding"])), min_size=1, max_size=3, unique=True)
+    said = st.tuples(st.sampled_from(KINDS), st.sampled_from(["accumulating", "discarding"]))
+    drawn = draw(st.lists(said, min_size=1, max_size=3, unique=True))
+    return window, [Trigger("w", **dict(kind), refinement=mode) for kind, mode in drawn], value
+
+
+KINDS = [
+    tuple(kind.items())
+    for kind in (
+        {"on": "batch"},
+        {"on": "watermark"},
+        {"on": "timer", "period_ms": 5},
+        {"on": "timer", "period_ms": 11},
+        {"on": "segments", "count": 1},
+        {"on": "segments", "count": 3},
+        {"on": "punctuation", "predicate": punctuates},
     )
-    return window, [Trigger("w", on, period_ms=period, refinement=mode) for (on, period), mode in said], value
+]
+"""Arguments of triggers, which Hypothesis can compare."""
 
 
 segments = st.builds(
@@ -269,18 +305,30 @@ def test_windows_say_what_the_model_says(world: tuple[Any, ...], given_batches: 
         expected = model.batch([segment for part in parts for segment in part], now, ended)
         event(f"{window.kind}: {'something' if expected else 'nothing'} said")
         assert counted([one[:5] for one in said]) == counted(expected)
+        assert at_segments(said) == at_segments(expected), "what segments fire comes in their order"
     assert not kept.store, "all is over, nothing is kept"
     assert Index.unpack(kept.index, 1).late == model.late
     event("some were late" if model.late else "none was late")
     assert all(times == 1 for times in names.values())
 
 
+def at_segments(said: list[tuple[Any, ...]]) -> dict[str, list[str]]:
+    """Return what triggers on segments emitted for each key and extent, in order, up to the end of the window."""
+    found: dict[str, list[str]] = {}
+    for one in said:
+        if one[3][0] in ("segments", "punctuation"):
+            found.setdefault(repr(one[:3]), []).append(repr(sorted(one[4]) if plain(one[4]) else one[4]))
+    return found
+
+
+def plain(value: Any) -> bool:
+    """Return whether a value is a list of the values of segments."""
+    return isinstance(value, list) and "twice" not in value
+
+
 def counted(said: list[tuple[Any, ...]]) -> Counter[str]:
     """Return emissions without order, their lists too."""
-    return Counter(
-        repr((*one[:4], sorted(one[4]) if isinstance(one[4], list) and "twice" not in one[4] else one[4]))
-        for one in said
-    )
+    return Counter(repr((*one[:4], sorted(one[4]) if plain(one[4]) else one[4])) for one in said)
 
 
 @settings(max_examples=200, deadline=None)
@@ -299,6 +347,50 @@ def test_a_list_is_in_the_order_of_parts_and_arrival() -> None:
     parts = [[{"n": 3}, {"n": 1}], [{"n": 2}]]
     assert kept.batch(parts, 1)[0][4] == [3, 1, 2]
     assert kept.batch([[{"n": 0}]], 2)[0][4] == [3, 1, 2, 0]
+
+
+def test_a_trigger_on_segments_fires_at_each_multiple_of_its_count() -> None:
+    """A batch with many segments fires several times, and the rest counts towards the first firing of the next."""
+    window = Window("w", "t", key="key", aggregation="sum", field="n")
+    kept = Kept(compiled(window, Trigger("w", "segments", count=3, refinement="discarding")))
+    ones = [{"key": "a", "n": n} for n in range(8)]
+    assert [one[4] for one in kept.batch([ones[:4], ones[4:]], 1)] == [0 + 1 + 2, 3 + 4 + 5]
+    assert kept.batch([[{"key": "b", "n": 0}]], 2) == []
+    assert [one[4] for one in kept.batch([[{"key": "a", "n": 9}]], 3)] == [6 + 7 + 9]
+    assert [(one[0], one[4]) for one in kept.batch([], 4, ended=True)] == [("b", 0)]
+
+
+def test_a_punctuation_emits_everything_up_to_its_segment() -> None:
+    """Segments of other keys and extents are not emitted, and a late punctuation emits nothing."""
+    window = Window("w", "t", "fixed", range_ms=10, key="key", time="at", field="n")
+    kept = Kept(compiled(window, Trigger("w", "punctuation", predicate=punctuates)))
+    marks = [{"key": key, "at": at, "n": n} for key, at, n in (("a", 1, 1), ("b", 2, 3), ("a", 12, 5), ("a", 3, 8))]
+    assert [one[:5:2] for one in kept.batch([[*marks, {"key": "a", "at": 4, "n": 9}]], 1)] == [
+        ("a", 10, [1, 8]),
+        ("a", 10, [1, 8, 9]),
+        ("b", 10, [3]),
+    ]
+    assert kept.batch([[{"key": "a", "at": 5, "n": 4}]], 2) == []
+
+
+def test_a_punctuation_of_a_session_emits_all_that_it_joins() -> None:
+    """Earlier segments of the session are part of it, although they were apart until then."""
+    window = Window("w", "t", "session", gap_ms=10, key="key", time="at", field="n")
+    kept = Kept(compiled(window, Trigger("w", "punctuation", predicate=punctuates)))
+    times = [{"key": "a", "at": at, "n": n} for at, n in ((0, 4), (-5, 1), (8, 8))]
+    said = [(one[1], one[2], sorted(one[4])) for one in kept.batch([times], 1)]
+    assert said == [(0, 10, [4]), (-5, 18, [1, 4, 8])]
+
+
+@pytest.mark.parametrize("before", ["watermark", "batch", "segments"])
+def test_a_trigger_of_another_kind_continues_the_count(before: str) -> None:
+    """A resumed job counts from the last emission, whatever trigger or count the earlier job had at this place."""
+    window, count = Window("w", "t", aggregation="count"), {"count": 5} if before == "segments" else {}
+    old = Kept(compiled(window, Trigger("w", before, **count)))  # type: ignore[arg-type]
+    old.batch([[{}, {}]], 1)
+    new = Kept(compiled(window, Trigger("w", "segments", count=3)), store=old.store, index=old.index)
+    said = [one[4] for _ in range(3) for one in new.batch([[{}]], 2)]
+    assert said == ([5] if before == "batch" else [3])
 
 
 def test_a_group_wakes_for_timers_and_for_the_clock() -> None:

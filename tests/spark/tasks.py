@@ -65,6 +65,11 @@ def unpackable(segment: Any) -> Any:
     return {"a": [0, 1j]}
 
 
+def is_free(segment: Any) -> bool:
+    """Return whether a click costs nothing."""
+    return bool(segment["n"] == 0)
+
+
 def fail(segment: Any) -> Any:
     """Raise an error for a line that says so."""
     if "fail" in segment["value"]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Aggregation, Input, Job, Join, Output, Reduce, Trigger, Window
@@ -170,6 +171,36 @@ def test_state_is_as_it_was_after_a_failure(spark: Any, tmp_path: Path) -> None:
     said = {one["key"]: one["value"] for one in written(tmp_path / "sums")}
     assert said.pop(path) == -1
     assert said == added(segments, lambda one: one["user"], lambda one: one["n"])
+
+
+def test_triggers_on_segments_count_over_batches_and_kills(spark: Any, tmp_path: Path) -> None:
+    """Every four segments of a user are summed once, also over a takeover, and free clicks emit all up to them."""
+    clicked, segments = clicks(tmp_path)
+    job = evolve(
+        clicked,
+        windows=[
+            Window("all", "kept", key="user", aggregation="sum", field="n"),
+            Window("free", "kept", key="user", aggregation="count"),
+        ],
+        triggers=[
+            Trigger("all", "segments", count=4, refinement="discarding", emit_to="sums"),
+            Trigger("free", "punctuation", predicate=f"{HERE}:is_free", emit_to="counts"),
+        ],
+    )
+    run(spark, job, tmp_path)
+    more = [{"user": f"u{place % 7}", "at": 9_000, "n": place % 3} for place in range(40)]
+    lines(tmp_path / "in", "3.json", more)
+    at = run(spark, job, tmp_path, version=2, batch=2)
+    say_the_rest(spark, job, tmp_path, at)
+    prices: dict[str, list[int]] = {}
+    for one in [*segments, *more]:
+        prices.setdefault(one["user"], []).append(one["n"])
+    sums = [(user, sum(ns[at : at + 4])) for user, ns in prices.items() for at in range(0, len(ns), 4)]
+    assert Counter((one["key"], one["value"]) for one in written(tmp_path / "sums")) == Counter(sums)
+    ends = [
+        (user, at) for user, ns in prices.items() for at in range(1, len(ns) + 1) if not ns[at - 1] or at == len(ns)
+    ]
+    assert Counter((one["key"], one["value"]) for one in written(tmp_path / "counts")) == Counter(ends)
 
 
 def test_a_join_of_files(spark: Any, tmp_path: Path) -> None:
