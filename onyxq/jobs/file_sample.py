@@ -66,9 +66,11 @@ def _files(task: Input) -> list[Path]:
         raise _refused(task, f"{task.path} is not on this machine")
     named = [Path(one) for one in glob(path)] or [Path(path)]
     found = [file for one in named for file in (one.iterdir() if one.is_dir() else [one])]
+    since_ns = 1_000_000 * (task.since_ms or 0)
     files = [file for file in found if file.is_file() and not file.name.startswith(("_", "."))]
+    files = [file for file in files if file.stat().st_mtime_ns >= since_ns]
     if not files:
-        raise _refused(task, f"there are no files at {task.path}")
+        raise _refused(task, f"there are no files at {task.path}" + (" since its since_ms" if since_ns else ""))
     return sorted(files, key=lambda file: (file.stat().st_mtime_ns, str(file)))
 
 

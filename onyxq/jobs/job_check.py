@@ -90,6 +90,7 @@ def _catalog(job: Job) -> Iterator[Problem]:
         if isinstance(task, (Input, Output)):
             yield from _external(task, path)
             yield from options.problems(job.id, task, path)
+            yield from options.problems_of_start(task, path) if isinstance(task, Input) else ()
             yield from _errors(job, task, path)
         elif isinstance(task, SLOTTED) and task.max_slots is not None and task.max_slots < task.min_slots:
             yield f"{path}.max_slots", f"is {task.max_slots}, less than min_slots, {task.min_slots}"

@@ -77,6 +77,12 @@ class Input:
     """The timestamp column of Spark's watermark, for frame tasks."""
     watermark_ms: int = attrs.field(default=0, kw_only=True)
     """How much older than the newest row a row may be, in milliseconds; older rows are late."""
+    since_ms: int | None = attrs.field(default=None, kw_only=True)
+    """Time at which the input begins, in milliseconds since the epoch; for files and Kafka.
+
+    Of files, those that were modified then or later; of Kafka, messages with that timestamp or a later one. Default:
+    files begin with the oldest one, Kafka as its options say.
+    """
 
     @bounded.default
     def _files_end(self) -> bool:

@@ -44,6 +44,10 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 }
 """Options of outputs by format; `onyxq.spark.files.formats` writes them."""
 
+FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
+"""Formats of inputs that are files. Their rows contain the file that they are from."""
+STARTING = ("startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp", "startingoffsetsbytimestampstrategy")
+"""Options of Kafka, in lower case, that decide where an input begins."""
 _FILES = (
     "basePath cleanSource discardCachedInputRatio fileNameOnly ignoreCorruptFiles ignoreInvalidPartitionPaths "
     "ignoreMissingFiles latestFirst maxBytesPerTrigger maxCachedFiles maxFileAge maxFilesPerTrigger modifiedAfter "
@@ -77,6 +81,11 @@ INPUTS: dict[str, tuple[str, ...]] = {
 def format_of(task: Input | Output) -> str:
     """Return the format of an input or output, the key of `INPUTS` or `OUTPUTS`."""
     return CALL if isinstance(task, Output) and task.foreach_batch is not None else str(task.format).lower()
+
+
+def starting_in(task: Input) -> list[str]:
+    """Return the options of an input of Kafka that decide where it begins; none for other formats."""
+    return [name for name in task.options if name.lower() in STARTING] if format_of(task) == "kafka" else []
 
 
 def takes_columns(task: Output) -> bool:
@@ -160,6 +169,21 @@ def problems(job: str, task: Input | Output, path: str) -> Iterator[Problem]:
             yield f"{path}.options.{name}", f"{said} must be {_value_of(kind, name)[1]}{shown}"
     if isinstance(task, Output):
         yield from _of_columns(task, kind, path, said)
+
+
+def problems_of_start(task: Input, path: str) -> Iterator[Problem]:
+    """Yield the problem with the time at which an input begins, if there is one."""
+    if task.since_ms is None:
+        return
+    kind, where = format_of(task), f"{path}.since_ms"
+    if task.queue is not None:
+        yield where, f"is for files and Kafka: input {task.name!r} is a queue, whose tasks are read once"
+    elif task.static:
+        yield where, f"is for streams: each batch reads input {task.name!r} as a whole"
+    elif kind not in FILES and kind != "kafka":
+        yield where, f"is for files and Kafka: input {task.name!r} is {kind}"
+    elif starting_in(task):
+        yield where, f"of input {task.name!r} excludes its option {starting_in(task)[0]}: both say where it begins"
 
 
 def _of_columns(task: Output, kind: str, path: str, said: str) -> Iterator[Problem]:

@@ -112,6 +112,18 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (catalog(Function("split", "a:b", percentage=60), Reduce("count", percentage=60)), "catalog[2].percentage", "120"),
     (catalog(Input("lines")), "catalog[0]", "either a queue or a format"),
     (catalog(Input("lines", queue="q", format="text")), "catalog[0]", "both"),
+    (
+        catalog(Input("lines", queue="q", since_ms=5)),
+        "catalog[0].since_ms",
+        "'lines' is a queue, whose tasks are read once",
+    ),
+    (catalog(Input("lines", format="rate", since_ms=5)), "catalog[0].since_ms", "input 'lines' is rate"),
+    (catalog(Input("lines", format="text", path="/x", since_ms=-1)), "catalog[0].since_ms", "an integer of 0 to"),
+    (
+        catalog(Input("lines", format="kafka", options={"startingOffsets": "earliest"}, since_ms=5)),
+        "catalog[0].since_ms",
+        "excludes its option startingOffsets",
+    ),
     (catalog(Input("lines", queue="q", path="/x", bounded=False)), "catalog[0].path", "is for a format"),
     (catalog(Input("lines", queue="q", bounded=True)), "catalog[0].bounded", "when it is sealed"),
     (catalog(Input("lines", format="csv", options={"header": True})), "catalog[0].options", "strings to strings"),  # type: ignore[dict-item]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -179,6 +180,30 @@ def test_a_preview_reads_files_as_spark_does(spark: Any, tmp_path: Path) -> None
     run(spark, job, tmp_path)
     for name, segments in job.preview().outputs.items():
         assert Counter(map(repr, segments)) == Counter(map(repr, written(tmp_path / name))), name
+
+
+def test_an_input_of_files_begins_at_a_time(spark: Any, tmp_path: Path) -> None:
+    """Files that were modified before are not even opened: their lines could not be read. A preview does the same."""
+    job = Job(
+        id="since",
+        workflow=[("in", "out"), ("in", "counts"), ("counts", "counted")],
+        catalog=[
+            Input("in", format="json", path=str(tmp_path / "in"), schema="n bigint", since_ms=2_000_000),
+            Reduce("counts"),
+            *(Output(name, format="json", path=str(tmp_path / name)) for name in ("out", "counted")),
+        ],
+        windows=[Window("all", "counts", aggregation="count")],
+        triggers=[Trigger("all", "batch")],
+        key_groups=2,
+    )
+    (tmp_path / "in").mkdir()
+    for name, text, modified_s in (("a", "broken", 1_999), ("b", '{"n": 2}', 2_000), ("c", '{"n": 3}', 2_001)):
+        (tmp_path / "in" / f"{name}.json").write_text(text)
+        os.utime(tmp_path / "in" / f"{name}.json", (modified_s, modified_s))
+    run(spark, job, tmp_path)
+    assert sorted(one["n"] for one in written(tmp_path / "out")) == [2, 3]
+    assert [one["value"] for one in written(tmp_path / "counted")] == [2]
+    assert job.preview().outputs["out"] == [{"n": 2}, {"n": 3}]
 
 
 def test_an_input_that_feeds_several_stages_is_read_once(spark: Any, tmp_path: Path) -> None:

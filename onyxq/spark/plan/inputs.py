@@ -8,13 +8,12 @@ from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest, Incomplete
 from onyxq.jobs.model import Input, Job
+from onyxq.jobs.options import FILES
 from onyxq.spark.failures import said_by
 from onyxq.spark.files.texts import NULL
 from onyxq.spark.plan import rows
 from onyxq.spark.progress import SHARED
 
-FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
-"""Formats whose rows contain the file that they are from."""
 PACKAGES = {
     "kafka": "org.apache.spark:spark-sql-kafka-0-10_2.13",
     "avro": "org.apache.spark:spark-avro_2.13",
@@ -79,10 +78,17 @@ def _columns(session: Any, task: Input) -> Any:
     for name, value in DEFAULTS.get(kind, {}).items():
         if name.lower() not in given and not (name == "mode" and corrupt in (task.schema or "")):
             options[name] = value
+    if task.since_ms is not None and kind == "kafka":
+        # A partition without later messages begins with the next one, instead of failing the job.
+        options |= {"startingTimestamp": str(task.since_ms), "startingOffsetsByTimestampStrategy": "latest"}
     reader = (session.read if task.static else session.readStream).format(kind).options(**options)
     if task.schema:
         reader = reader.schema(task.schema)
     frame = reader.load(task.path) if task.path is not None else reader.load()
+    if task.since_ms is not None and kind in FILES:
+        # Spark lists older files in a batch, but does not open them.
+        modified = frame.metadataColumn("_metadata").getField("file_modification_time")
+        frame = frame.where(modified >= of.timestamp_millis(of.lit(task.since_ms)))
     return of.broadcast(frame) if task.static else frame
 
 
