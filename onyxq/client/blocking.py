@@ -288,6 +288,7 @@ class Client:
     timers = _blocking(AsyncClient.timers)
     cancel_timer = _blocking(AsyncClient.cancel_timer)
     submit_job = _blocking(AsyncClient.submit_job)
+    replay_job = _blocking(AsyncClient.replay_job)
     jobs = _blocking(AsyncClient.jobs)
     job = _blocking(AsyncClient.job)
     wait_job = _blocking(AsyncClient.wait_job)

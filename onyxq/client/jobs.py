@@ -1,8 +1,8 @@
-"""Calls of a client that are about jobs: submit, read, wait, seal, kill."""
+"""Calls of a client that are about jobs: submit, replay, read, wait, seal, kill."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -17,11 +17,13 @@ from onyxq.operations.table.job import (
     KEEP_MS,
     KILL_JOB,
     LIST_JOBS,
+    REPLAY_JOB,
     SEAL_INPUT,
     SUBMIT_JOB,
     WAIT_JOB,
     GetJob,
     KillJob,
+    ReplayJob,
     SealInput,
     SubmitJob,
     WaitJob,
@@ -86,6 +88,36 @@ class Jobs:
         asked = SubmitJob(body=encode(job), keep_ms=keep_ms, replace=replace)
         answer = await self._do(SUBMIT_JOB, asked, timeout_ms=timeout_ms)
         return str(answer["id"])
+
+    async def replay_job(
+        self,
+        id: str,
+        *,
+        from_start: bool = False,
+        from_ms: int | None = None,
+        new_id: str | None = None,
+        outputs: Mapping[str, str] | None = None,
+        same_outputs: bool = False,
+        keep_ms: Milliseconds = KEEP_MS,
+    ) -> str:
+        """Start a job that reads the inputs of job ``id`` again, and return its id.
+
+        It has the definition of that job, and its windows and joins begin empty. With ``from_start`` inputs begin with
+        all that they still have, with ``from_ms`` at that time, in milliseconds since the epoch. ``outputs``: output ->
+        its other queue, path, table or topic. With ``same_outputs`` all others keep their places and get their rows
+        again. ``new_id``: default: an id that a repeat of the call has again, so that the repeat changes nothing.
+        Raises `NotFound`, `BadRequest` naming the input or output at fault, `JobConflict` if another job has the id.
+        """
+        asked = ReplayJob(
+            id=id,
+            new_id=new_id,
+            from_start=from_start,
+            from_ms=from_ms,
+            outputs=dict(outputs or {}),
+            same_outputs=same_outputs,
+            keep_ms=as_milliseconds(keep_ms, "keep_ms"),
+        )
+        return str((await self._do(REPLAY_JOB, asked))["id"])
 
     async def jobs(self, state: str | None = None) -> Sequence[dict[str, Any]]:
         """Return the jobs that the cluster remembers, of one state if given; running jobs first."""

@@ -34,6 +34,7 @@ from onyxq.jobs.inherited_state import check_fit, stateful
 from onyxq.jobs.job_check import check as check_job
 from onyxq.jobs.model import Function, Input, Job, Join, Reduce
 from onyxq.jobs.progress import shown_of
+from onyxq.jobs.replays import replayed
 from onyxq.node.jobs.driver import Driving
 from onyxq.node.node import Node
 from onyxq.operations.handlers import Handler, merged, served
@@ -41,6 +42,7 @@ from onyxq.operations.table.job import (
     GET_JOB,
     KILL_JOB,
     LIST_JOBS,
+    REPLAY_JOB,
     SEAL_INPUT,
     SUBMIT_JOB,
     WAIT_JOB,
@@ -48,6 +50,7 @@ from onyxq.operations.table.job import (
     JobView,
     KillJob,
     ListJobs,
+    ReplayJob,
     SealInput,
     SubmitJob,
     SubmittedJob,
@@ -78,6 +81,7 @@ class Jobs:
         """Return the functions that serve the operations."""
         return merged(
             served(SUBMIT_JOB, self.submit),
+            served(REPLAY_JOB, self.replay),
             served(KILL_JOB, self.kill),
             served(SEAL_INPUT, self.seal),
             served(LIST_JOBS, self.list),
@@ -94,7 +98,37 @@ class Jobs:
         at fault, `Forbidden` for a function that is not taken here, `TooLarge`, `JobConflict`
         for another job under the id, `Unavailable`.
         """
-        job = encoding.decode(args.body)
+        return await self._submitted(encoding.decode(args.body), keep_ms=args.keep_ms, replace=args.replace)
+
+    async def replay(self, args: ReplayJob) -> SubmittedJob:
+        """Start a job that reads the inputs of another one again; return the same as `submit`.
+
+        Raises `NotFound`, `Conflict` if only the outcome of the other job is known, and what `submit` raises.
+        """
+        if args.from_start == (args.from_ms is not None):
+            said = "gives both" if args.from_start else "gives neither"
+            raise BadRequest(f"the request {said} from_start and from_ms: give one of them", field="from_ms")
+        if args.from_ms is not None and args.from_ms > self._node.wall_ms():
+            raise BadRequest("from_ms is in the future: there is nothing to read again", field="from_ms")
+        await self._found(args.id)
+        known = self._node.replica.jobs.get(args.id)
+        if known is None:
+            raise Conflict(
+                f"job {args.id} has ended, and its definition is not kept any more",
+                field="id",
+                hint="Submit the job under another id. An input of files or Kafka begins at its since_ms.",
+            )
+        job = replayed(
+            encoding.decode(known.body),
+            id=args.new_id,
+            since_ms=args.from_ms,
+            outputs=args.outputs,
+            same_outputs=args.same_outputs,
+        )
+        return await self._submitted(job, keep_ms=args.keep_ms)
+
+    async def _submitted(self, job: Job, *, keep_ms: int, replace: bool = False) -> SubmittedJob:
+        """Check a job and append its entry; see `submit`."""
         check_job(job)
         allowed = self._node.job_functions
         if not allowed.pickled:
@@ -107,11 +141,11 @@ class Jobs:
                     field=place,
                     hint="Name its module in the peers' setting job_modules.",
                 )
-        entry = entry_of(job, keep_ms=args.keep_ms)
+        entry = entry_of(job, keep_ms=keep_ms)
         known = lifetime.digest_of(self._node.replica, job.id)
         if known is None:
-            await self._check_resumed(job, args.replace)
-        ended = [kill_job.Args(job.resume)] if args.replace and job.resume and known in (None, entry.digest) else []
+            await self._check_resumed(job, replace)
+        ended = [kill_job.Args(job.resume)] if replace and job.resume and known in (None, entry.digest) else []
         position, (*_, verdict) = await self._node.verdicts([*ended, entry])
         if verdict == submit_job.CONFLICT:
             raise JobConflict(f"there is another job {job.id}", field="id")

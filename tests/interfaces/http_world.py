@@ -428,6 +428,10 @@ class FakeService:
             raise JobConflict("another job", field="id")
         return {"id": said.id, "digest": digest, "position": 9, "repeat": False}
 
+    def _job_replay(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._job_get(args)
+        return {"id": f"{args['id']}-replay", "digest": bytes(16), "position": 9, "repeat": False}
+
     def _job_get(self, args: dict[str, Any]) -> dict[str, Any]:
         if args["id"] not in self.jobs:
             raise NotFound("there is no such job", field="id")

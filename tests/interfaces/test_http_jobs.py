@@ -107,6 +107,19 @@ async def test_one_job_is_looked_at_waited_for_sealed_and_killed() -> None:
 
 
 @on_trio
+async def test_a_job_is_replayed() -> None:
+    """The request has the places of the outputs; a wrong type is refused before it is sent."""
+    async with world() as (service, client):
+        await client.post("/v1/jobs", json=JOB)
+        said = {"from_ms": 5_000, "outputs": {"out": "again"}}
+        answer = await client.post("/v1/jobs/j/replay", json=said)
+        assert (answer.status_code, answer.json()["id"]) == (201, "j-replay")
+        check_problem(await client.post("/v1/jobs/j/replay", json={"outputs": ["out"]}), 400, code="bad_request",
+                      field="outputs")  # fmt: skip
+        assert service.asked("job.replay") == [{"id": "j", **said}]
+
+
+@on_trio
 async def test_jobs_are_listed_by_state() -> None:
     """An unknown state is named."""
     async with world() as (service, client):

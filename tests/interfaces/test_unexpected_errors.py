@@ -246,6 +246,13 @@ async def known_job(world: World) -> dict[str, Any]:
     return {"id": name}
 
 
+async def replayable(world: World) -> dict[str, Any]:
+    files = [Input("in", format="text", path="/in"), *job("").catalog[1:]]
+    name = world.name()
+    await world.call("job.submit", {"body": encoding.encode(evolve(job(name), catalog=files))})
+    return {"id": name, "from_start": True, "outputs": {"out": "again"}}
+
+
 async def sealed(world: World) -> dict[str, Any]:
     return {**await known_job(world), "input": "in"}
 
@@ -309,6 +316,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "timer.cancel": known_timer,
     "timer.list": args(),
     "job.submit": made(lambda world: {"body": encoding.encode(job(world.name()))}),
+    "job.replay": replayable,
     "job.kill": known_job,
     "job.seal": sealed,
     "job.list": args(),

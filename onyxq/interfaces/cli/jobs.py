@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from onyxq.core.errors import BadRequest
 from onyxq.history.words import moment
 from onyxq.interfaces.cli.context import Context, clock
+from onyxq.interfaces.cli.context import moment as moment_of
+from onyxq.operations.table.job import KEEP_MS
 from onyxq.system.durations import milliseconds
 
 if TYPE_CHECKING:
-    from onyxq.client import JobOutcome
+    from onyxq.client import Client, JobOutcome
     from onyxq.jobs.model import Job
 
 COLUMNS = ("id", "state", "driver", "slots", "ready", "batch", "submitted", "ended", "why")
@@ -23,6 +25,8 @@ FIELDS = (
     "own_host inputs sealed batch version digest submitted ended"
 ).split()
 EXIT_FAILED = 1
+START = "start"
+"""The place of a replay that begins with all that inputs still have."""
 MODULE_PREFIX = "_job_of_"
 
 
@@ -37,11 +41,45 @@ def job_submit(context: Context) -> int | None:
     job = evolve(job, **{name: value for name, value in given.items() if value is not None})
     with context.client() as client:
         name = client.submit_job(job, keep_ms=keep_ms, importable=not args.no_import, replace=args.replace)
-        if not args.wait:
-            context.out.result({"id": name}, name)
-            return None
-        context.out.note(f"submitted {name}")
-        return _ended(context, client.wait_job(name, *_wait_ms(context)))
+        return _submitted(context, client, name)
+
+
+def job_replay(context: Context) -> int | None:
+    """Start a job that reads the inputs of another one again."""
+    args = context.args
+    begin = {"from_start": True} if args.begin == START else {"from_ms": _time(args.begin)}
+    outputs: dict[str, str] = {}
+    for one in args.output or ():
+        name, _, place = one.partition("=")
+        if not name or not place or name in outputs:
+            raise BadRequest(f"{one!r} is not NAME=PLACE, once for each output", field="output")
+        outputs[name] = place
+    with context.client() as client:
+        name = client.replay_job(
+            args.id,
+            new_id=args.new_id,
+            outputs=outputs,
+            same_outputs=args.same_outputs,
+            keep_ms=milliseconds(args.keep, field="keep") if args.keep else KEEP_MS,
+            **begin,
+        )
+        return _submitted(context, client, name)
+
+
+def _time(text: str) -> int:
+    """Return the time at which inputs begin, in milliseconds since the epoch."""
+    if text.isdigit():
+        raise BadRequest(f"{text!r} is neither {START} nor a time such as 2031-05-01T12:00:00", field="from")
+    return moment_of(text, field="from")
+
+
+def _submitted(context: Context, client: Client, name: str) -> int | None:
+    """Print the id of a job, or wait for its end and print its outcome."""
+    if not context.args.wait:
+        context.out.result({"id": name}, name)
+        return None
+    context.out.note(f"submitted {name}")
+    return _ended(context, client.wait_job(name, *_wait_ms(context)))
 
 
 def job_list(context: Context) -> None:

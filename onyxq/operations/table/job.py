@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from onyxq.core.limits import JOB_KEEP_MS_MAX, MOMENT, PLAIN, Name
@@ -13,6 +14,8 @@ from onyxq.operations.table.operation import Args, Http, Operation, Result, Verb
 ID_CHARS_MAX = 120
 KEEP_MS = 7 * 86_400_000
 WAIT_MS_MAX = 600_000
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999, in milliseconds since the epoch."""
 JobState: TypeAlias = Literal["waiting", "running", "completed", "killed", "failed"]
 JobId: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern=PLAIN, description="Id of the job.")
@@ -90,6 +93,36 @@ class SubmitJob(Args):
     replace: Replace = False
 
 
+class ReplayJob(Args):
+    """Start a job that reads the inputs of another one again.
+
+    It has the definition of the job ``id``, and its windows and joins begin empty. Exactly one of ``from_start`` and
+    ``from_ms`` tells where its inputs begin. Each output gets another place in ``outputs``, unless ``same_outputs``.
+    """
+
+    id: JobId
+    new_id: Annotated[
+        JobId | None, Meta(description="Id of the new job; default: one that a repeat of the request has again.")
+    ] = None
+    from_start: Annotated[bool, Meta(description="Inputs begin with all that they still have.")] = False
+    from_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None,
+        Meta(
+            description="Inputs begin at this time: with the files that were modified, and the messages of Kafka that "
+            "were sent, then or later.",
+            extra=MOMENT,
+        ),
+    ] = None
+    outputs: Annotated[
+        dict[str, str],
+        Meta(description="Output -> its other queue, path (files and Delta), table (PostgreSQL) or topic (Kafka)."),
+    ] = msgspec.field(default_factory=dict)
+    same_outputs: Annotated[
+        bool, Meta(description="Outputs that are not in `outputs` keep their places, and get their rows again.")
+    ] = False
+    keep_ms: KeepMs = KEEP_MS
+
+
 class ListJobs(Args):
     """Return the jobs that are known, those under way first."""
 
@@ -139,6 +172,16 @@ SUBMIT_JOB = Operation(
     bounded=True,
     large=True,
     example={"body": b"..."},
+)
+REPLAY_JOB = Operation(
+    name="job.replay",
+    args=ReplayJob,
+    result=SubmittedJob,
+    access=everywhere("admin"),
+    bounded=True,
+    http=Http(verb="POST", path=f"{_PATH}/replay", id="replay_job", tag=_TAG, status=201, errors=(404, 409)),
+    python="replay_job",
+    example={"id": "words", "from_ms": 1_800_000_000_000, "outputs": {"out": "/data/words-again"}},
 )
 LIST_JOBS = Operation(
     name="job.list",
@@ -221,4 +264,4 @@ KILL_JOB = Operation(
     python="kill_job",
     example={"id": "words"},
 )
-JOBS = (SUBMIT_JOB, LIST_JOBS, GET_JOB, WAIT_JOB, SEAL_INPUT, KILL_JOB)
+JOBS = (SUBMIT_JOB, REPLAY_JOB, LIST_JOBS, GET_JOB, WAIT_JOB, SEAL_INPUT, KILL_JOB)

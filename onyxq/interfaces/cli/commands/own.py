@@ -91,6 +91,32 @@ OWN_COMMANDS: tuple[Command, ...] = (
         ),
     ),
     peer_command(
+        "job replay",
+        "jobs:job_replay",
+        "start a job that reads the inputs of another one again",
+        "visits --from 2031-05-01T12:00:00 --output daily=/data/daily-again",
+        option("id", metavar="ID", help="id of the job whose inputs are read again"),
+        option(
+            "--from",
+            dest="begin",
+            required=True,
+            metavar="PLACE",
+            help="where inputs begin: start (all that they still have), or an ISO 8601 time, from which on files were "
+            "modified or messages of Kafka were sent",
+        ),
+        option("--id", dest="new_id", metavar="NEW", help="id of the new job (default: made from ID)"),
+        option(
+            "--output",
+            metavar="NAME=PLACE",
+            action="append",
+            help="give this output another queue, path, table or topic; once for each output",
+        ),
+        option("--same-outputs", action="store_true", help="all other outputs keep their places, and get rows again"),
+        option("--wait", action="store_true", help="wait until the job has ended; exit code 1 unless it completed"),
+        TIMEOUT,
+        option("--keep", metavar="TIME", help="how long the outcome is kept after the end of the job (default 7d)"),
+    ),
+    peer_command(
         "job wait",
         "jobs:job_wait",
         "wait until a job has ended; exit code 1 unless it completed",

@@ -1,0 +1,151 @@
+"""A job that reads inputs of another job again: the same definition, with inputs that begin earlier.
+
+Pure. Windows and joins of the replay begin empty. Nothing recognises its rows as those of the other job, so each output
+must get another place, or the caller says that it has the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from attrs import evolve
+
+from onyxq.core.errors import BadRequest
+from onyxq.jobs.encoding import encode
+from onyxq.jobs.fields import Problem
+from onyxq.jobs.job_check import PROBLEMS_MAX
+from onyxq.jobs.model import Input, Job, Output
+from onyxq.jobs.options import CALL, FILES, format_of, starting_in
+from onyxq.system.settings import did_you_mean
+
+_OLD_ID_CHARS_MAX = 80
+_DIGEST_BYTES = 4
+_PLACE = {"kafka": ("brokers", "topic"), "postgres": ("url", "table")}
+"""Format of an output -> the options that identify its place; other formats have a path."""
+
+
+def replayed(old: Job, *, id: str | None, since_ms: int | None, outputs: Mapping[str, str], same_outputs: bool) -> Job:
+    """Return the job that replays another one; raise `BadRequest` with all problems if it cannot be replayed.
+
+    ``id``: default: the old one, ``-replay-`` and digits that follow from all else, so a repeat has the same id.
+    ``since_ms``: time at which the inputs begin, in ms since the epoch; None: with all that they still have.
+    ``outputs``: output -> another place (queue, path, table or topic). ``same_outputs``: the others keep theirs.
+    """
+    found = [*_of_inputs(old, since_ms), *_of_outputs(old, outputs, same_outputs)]
+    for field, what in found:
+        raise BadRequest(f"{field} {what}", field=field, details=list(islice(found, PROBLEMS_MAX)))
+    catalog = tuple(
+        _begun(task, since_ms) if isinstance(task, Input)
+        else _moved(task, outputs[task.name]) if isinstance(task, Output) and task.name in outputs
+        else task
+        for task in old.catalog
+    )  # fmt: skip
+    job = evolve(old, catalog=catalog, resume=None, drop_state=())
+    return evolve(job, id=_id_of(job) if id is None else id)
+
+
+def _id_of(job: Job) -> str:
+    digits = hashlib.blake2b(encode(job), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{job.id[:_OLD_ID_CHARS_MAX]}-replay-{digits}"
+
+
+# --- inputs -----------------------------------------------------------------------
+
+
+def _of_inputs(old: Job, since_ms: int | None) -> Iterator[Problem]:
+    for task in old.catalog:
+        if not isinstance(task, Input) or task.static:
+            continue
+        if task.queue is not None:
+            yield (
+                "id",
+                f"names job {old.id}, whose input {task.name!r} is the queue {task.queue!r}: "
+                "its tasks were completed when they were read, and cannot be read again",
+            )
+        elif since_ms is not None and not _begins_at_times(task):
+            yield "from_ms", f"is for files and Kafka, but input {task.name!r} of job {old.id} is {format_of(task)}"
+
+
+def _begins_at_times(task: Input) -> bool:
+    return format_of(task) in FILES or format_of(task) == "kafka"
+
+
+def _begun(task: Input, since_ms: int | None) -> Input:
+    """Return an input that begins at a time, or with all that it still has.
+
+    Without a word about it, Kafka would begin with the next message.
+    """
+    if task.static or not _begins_at_times(task):
+        return task
+    dropped = starting_in(task)
+    options = {name: value for name, value in task.options.items() if name not in dropped}
+    if format_of(task) == "kafka" and since_ms is None:
+        options["startingOffsets"] = "earliest"
+    return evolve(task, options=options, since_ms=since_ms)
+
+
+# --- outputs ----------------------------------------------------------------------
+
+
+def _of_outputs(old: Job, outputs: Mapping[str, str], same_outputs: bool) -> Iterator[Problem]:
+    known = {task.name: task for task in old.catalog if isinstance(task, Output)}
+    for name, place in outputs.items():
+        if name not in known:
+            near = did_you_mean(name, list(known)) or f"; it has {', '.join(known)}"
+            yield "outputs", f"names {name!r}, which is not an output of job {old.id}{near}"
+        elif format_of(known[name]) == CALL:
+            yield "outputs", f"names {name!r}, which calls a function: leave it out, and say same_outputs"
+        else:
+            moved = _moved(known[name], place)
+            for other in (one for one in known.values() if _overlap(moved, one)):
+                said = f"the place {place!r}, where job {old.id} has output {other.name!r} ({_target(other)[-1]!r})"
+                yield "outputs", f"gives output {name!r} {said}: choose another, or say same_outputs"
+    for name, task in known.items():
+        if name not in outputs and not same_outputs:
+            yield "outputs", f"has no other place for output {name!r}: {_consequence(task)}; or say same_outputs"
+
+
+def _moved(task: Output, place: str) -> Output:
+    """Return an output with another queue, topic, table or path."""
+    if task.queue is not None:
+        return evolve(task, queue=place)
+    kind = format_of(task)
+    if kind in _PLACE:
+        return evolve(task, options={**task.options, _PLACE[kind][-1]: place})
+    return evolve(task, path=place)
+
+
+def _target(task: Output) -> tuple[str, ...]:
+    """Return what an output writes to: its kind, and the names that identify the place, the last one its own."""
+    if task.queue is not None:
+        return "queue", task.queue
+    kind = format_of(task)
+    if kind in _PLACE:
+        return kind, *(task.options[name] for name in _PLACE[kind])
+    return (CALL, task.name) if kind == CALL else ("folder", str(task.path))
+
+
+def _overlap(one: Output, other: Output) -> bool:
+    """Return whether readers of one output also see what is written to the other."""
+    mine, others = _target(one), _target(other)
+    if mine[0] == others[0] == "folder":
+        paths = sorted(f"{path.rstrip('/')}/" for path in (mine[1], others[1]))
+        return paths[1].startswith(paths[0])
+    return mine == others
+
+
+def _consequence(task: Output) -> str:
+    """Return what a replay would do at the place that an output has."""
+    *_, place = _target(task)
+    if task.queue is not None:
+        return f"queue {place!r} would get its tasks again"
+    kind = format_of(task)
+    if kind == CALL:
+        return "its function would be called again, with other keys"
+    if kind == "kafka":
+        return f"topic {place!r} would get its messages again"
+    if kind == "postgres":
+        return f"its rows in table {place!r} would be {'replaced' if 'key' in task.options else 'inserted again'}"
+    return f"{place!r} would get its rows again"

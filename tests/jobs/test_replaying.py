@@ -1,0 +1,162 @@
+"""A replay reads inputs of another job again; what cannot be read again or would double outputs is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from onyxq.errors import BadRequest, NotFound
+from onyxq.jobs.encoding import decode
+from onyxq.jobs.job_check import check
+from onyxq.jobs.model import Input, Job, Output, Reduce, Task, Trigger, Window
+from onyxq.jobs.replays import replayed
+from tests.jobs.driving_world import Stage, on_stage, submit
+
+KAFKA = Input("clicks", format="kafka", options={"subscribe": "clicks", "startingOffsets": "latest"})
+OUTPUTS: tuple[Task, ...] = (
+    Output("tasks", queue="large"),
+    Output("files", format="json", path="/data/out"),
+    Output("rows", format="postgres", path="/hidden", options={"url": "x", "table": "totals", "schema": "n bigint"}),
+    Output("messages", format="kafka", path="/hidden", options={"brokers": "k:9092", "topic": "alerts"}),
+    Output("calls", foreach_batch="m:charge", path="/hidden"),
+)
+ELSEWHERE = {"tasks": "again", "files": "/data/again", "rows": "totals_again", "messages": "alerts-again"}
+
+
+def job(*inputs: Task, outputs: tuple[Task, ...] = OUTPUTS, **more: Any) -> Job:
+    """Return a job from the inputs through a window to the outputs."""
+    names = [task.name for task in outputs]
+    edges = [*((task.name, "count") for task in inputs), *(("count", name) for name in names)]
+    return Job(
+        id="old", workflow=edges, catalog=[*inputs, Reduce("count"), *outputs],
+        windows=[Window("all", "count", aggregation="count")], triggers=[Trigger("all")], **more,
+    )  # fmt: skip
+
+
+def files(**more: Any) -> Input:
+    """Return an input of files."""
+    return Input("lines", format="text", path="/data/in", **more)
+
+
+def again(old: Job, **said: Any) -> Job:
+    """Return the replay of a job."""
+    return replayed(old, **{"id": None, "since_ms": None, "outputs": {}, "same_outputs": False, **said})
+
+
+def test_a_replay_is_the_same_job_with_other_places() -> None:
+    """All kinds of outputs move, inputs begin at a time, and nothing is taken over from any job."""
+    static = Input("users", format="parquet", path="/data/users", static=True)
+    old = job(files(), KAFKA, static, resume="older", drop_state=["w"], metadata={"team": "a"})
+    new = again(old, since_ms=5_000, outputs=ELSEWHERE, same_outputs=True)
+    assert new.catalog[:3] == (files(since_ms=5_000), evolve(KAFKA, options={"subscribe": "clicks"}, since_ms=5_000),
+                               static)  # fmt: skip
+    moved = {task.name: task for task in new.catalog if isinstance(task, Output)}
+    assert (moved["tasks"].queue, moved["files"].path) == ("again", "/data/again")
+    assert (moved["rows"].options["table"], moved["messages"].options["topic"]) == ("totals_again", "alerts-again")
+    assert moved["calls"] == OUTPUTS[-1]
+    assert (new.resume, new.drop_state) == (None, ())
+    assert evolve(new, id=old.id, catalog=old.catalog, resume="older", drop_state=["w"]) == old
+
+
+def test_a_replay_from_the_start_reads_all_that_is_left() -> None:
+    """Kafka begins with its oldest message, not with the next one; an earlier bound in time is dropped."""
+    new = again(job(files(since_ms=7), KAFKA), same_outputs=True)
+    assert new.catalog[:2] == (files(), evolve(KAFKA, options={"subscribe": "clicks", "startingOffsets": "earliest"}))
+
+
+def test_the_id_of_a_replay_follows_from_the_request() -> None:
+    """So a repeat changes nothing, and another replay of the same job has another id."""
+    old = job(files())
+    first, other = (again(old, same_outputs=True, since_ms=since_ms).id for since_ms in (None, 5))
+    assert first.startswith("old-replay-") and first != other
+    assert again(old, same_outputs=True).id == first
+    check(again(evolve(old, id="x" * 100), same_outputs=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "said", "field", "what"),
+    [
+        (job(Input("orders", queue="q")), {"same_outputs": True}, "id", "input 'orders' is the queue 'q': its tasks"),
+        (
+            job(Input("n", format="rate")),
+            {"same_outputs": True, "since_ms": 1},
+            "from_ms",
+            "input 'n' of job old is rate",
+        ),
+        (job(files()), {}, "outputs", "output 'tasks': queue 'large' would get its tasks again"),
+        (job(files()), {"outputs": {**ELSEWHERE}}, "outputs", "output 'calls': its function would be called again"),
+        (job(files()), {"outputs": {"flies": "/x"}, "same_outputs": True}, "outputs", "did you mean files"),
+        (
+            job(files()),
+            {"outputs": {"calls": "/x"}, "same_outputs": True},
+            "outputs",
+            "'calls', which calls a function",
+        ),
+        (
+            job(files()),
+            {"outputs": {"files": "/data/out"}, "same_outputs": True},
+            "outputs",
+            "where job old has output 'files'",
+        ),
+        (
+            job(files()),
+            {"outputs": {"files": "/data/out/b/"}, "same_outputs": True},
+            "outputs",
+            "where job old has output 'files'",
+        ),
+        (
+            job(files()),
+            {"outputs": {"files": "/data"}, "same_outputs": True},
+            "outputs",
+            "output 'files' ('/data/out')",
+        ),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(old: Job, said: dict[str, Any], field: str, what: str) -> None:
+    """The error names the input or output, and the reason."""
+    with pytest.raises(BadRequest, match="(?s).*") as caught:
+        again(old, **said)
+    assert caught.value.field == field
+    assert what in caught.value.message
+
+
+def test_each_output_without_a_choice_is_named() -> None:
+    """The details have all of them, each with what would happen to its place."""
+    with pytest.raises(BadRequest) as caught:
+        again(job(files()), outputs={"tasks": "again"})
+    said = [what for _, what in caught.value.details]
+    assert [name for name in ("files", "rows", "messages", "calls") for one in said if f"output {name!r}" in one] == [
+        "files", "rows", "messages", "calls",
+    ]  # fmt: skip
+
+
+def test_a_replay_runs_beside_its_job_and_a_repeat_changes_nothing() -> None:
+    """The log has a second job without a place in its inputs; refused requests leave nothing in the log."""
+
+    async def play(stage: Stage) -> None:
+        old = job(files(), outputs=OUTPUTS[:2])
+        await submit(stage, old)
+        await stage.ready("old")
+        for said, field in (
+            ({"from_start": True}, "outputs"),
+            ({"same_outputs": True}, "from_ms"),
+            ({"from_start": True, "from_ms": 5, "same_outputs": True}, "from_ms"),
+            ({"from_ms": 200_000_000_000_000, "same_outputs": True}, "from_ms"),
+        ):
+            with pytest.raises(BadRequest) as caught:
+                await stage.client.replay_job("old", **said)  # type: ignore[arg-type]
+            assert caught.value.field == field
+        with pytest.raises(NotFound):
+            await stage.client.replay_job("other", from_start=True, same_outputs=True)
+        assert list(stage.world.audit.replica.jobs) == ["old"]
+        outputs = {"tasks": "again", "files": "/data/again"}
+        names = [await stage.client.replay_job("old", from_ms=5_000, outputs=outputs) for _ in range(2)]
+        assert names[0] == names[1]
+        await stage.ready(names[0])
+        new = stage.job(names[0])
+        assert (new.batch, new.offsets, stage.job("old").state) == (-1, b"", "running")
+        assert decode(new.body) == again(old, since_ms=5_000, outputs=outputs)
+
+    on_stage(play, spark=(0,))
