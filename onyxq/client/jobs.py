@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import anyio
 from attrs import frozen
 
+from onyxq.client.options import known, takes
 from onyxq.core.errors import Overloaded, TimedOut, Unavailable
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.job_check import check
@@ -61,6 +62,24 @@ class JobOutcome:
         return JobOutcome(**{name: found[name] for name in JobOutcome.__annotations__ if name in found})
 
 
+class Begin(TypedDict, total=False):
+    """The place where the inputs of a replay begin.
+
+    Give one of these:
+
+    - ``from_start``: inputs begin with all that they still have.
+    - ``from_batch``: inputs begin where this batch of the job began.
+    - ``from_ms``: inputs begin at this time, in milliseconds since the epoch.
+    """
+
+    from_start: bool
+    from_batch: int | None
+    from_ms: int | None
+
+
+NOWHERE: Begin = {"from_start": False, "from_batch": None, "from_ms": None}
+
+
 class Jobs:
     """The part of `AsyncClient` that is about jobs."""
 
@@ -89,33 +108,31 @@ class Jobs:
         answer = await self._do(SUBMIT_JOB, asked, timeout_ms=timeout_ms)
         return str(answer["id"])
 
+    @takes(Begin, NOWHERE)
     async def replay_job(
         self,
         id: str,
         *,
-        from_start: bool = False,
-        from_ms: int | None = None,
-        new_id: str | None = None,
         outputs: Mapping[str, str] | None = None,
         same_outputs: bool = False,
+        new_id: str | None = None,
         keep_ms: Milliseconds = KEEP_MS,
+        **begin: Unpack[Begin],
     ) -> str:
         """Start a job that reads the inputs of job ``id`` again, and return its id.
 
-        It has the definition of that job, and its windows and joins begin empty. With ``from_start`` inputs begin with
-        all that they still have, with ``from_ms`` at that time, in milliseconds since the epoch. ``outputs``: output ->
-        its other queue, path, table or topic. With ``same_outputs`` all others keep their places and get their rows
-        again. ``new_id``: default: an id that a repeat of the call has again, so that the repeat changes nothing.
-        Raises `NotFound`, `BadRequest` naming the input or output at fault, `JobConflict` if another job has the id.
+        It has the definition of that job, and its windows and joins begin empty. ``outputs``: output -> its other
+        queue, path, table or topic. With ``same_outputs`` all others keep their places and get their rows again.
+        ``new_id``: default: an id that a repeat of the call has again, so that the repeat changes nothing. Raises
+        `NotFound`, `BadRequest` naming the input or output at fault, `JobConflict` if another job has the id.
         """
         asked = ReplayJob(
             id=id,
             new_id=new_id,
-            from_start=from_start,
-            from_ms=from_ms,
             outputs=dict(outputs or {}),
             same_outputs=same_outputs,
             keep_ms=as_milliseconds(keep_ms, "keep_ms"),
+            **known(begin, "AsyncClient.replay_job", NOWHERE),
         )
         return str((await self._do(REPLAY_JOB, asked))["id"])
 

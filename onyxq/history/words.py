@@ -370,6 +370,7 @@ _SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
         "remove_periodic": "periodic task {name} is removed",
         "fire_periodic": _fire_periodic,
         "submit_job": _submit_job,
+        "replay_job": lambda args: f"{_submit_job(args)}, from the places of an earlier batch",
         "driver_ready": "job {job} runs under version {version}",
         "seal_input": "input {input} of job {job} is sealed: no more data comes",
         "kill_job": "job {job} is killed",

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
+import msgpack
 from attrs import evolve
 
 from onyxq.core.errors import BadRequest
@@ -22,32 +23,62 @@ from onyxq.system.settings import did_you_mean
 
 _OLD_ID_CHARS_MAX = 80
 _DIGEST_BYTES = 4
+_CHOICE = "Give each output another place (--output NAME=PLACE), or let it keep its place (--same-outputs)."
 _PLACE = {"kafka": ("brokers", "topic"), "postgres": ("url", "table")}
 """Format of an output -> the options that identify its place; other formats have a path."""
 
 
-def replayed(old: Job, *, id: str | None, since_ms: int | None, outputs: Mapping[str, str], same_outputs: bool) -> Job:
-    """Return the job that replays another one; raise `BadRequest` with all problems if it cannot be replayed.
+def check_replay(old: Job, *, since_ms: int | None, outputs: Mapping[str, str], same_outputs: bool) -> None:
+    """Raise `BadRequest` with all problems if a job cannot be replayed with these places.
 
-    ``id``: default: the old one, ``-replay-`` and digits that follow from all else, so a repeat has the same id.
-    ``since_ms``: time at which the inputs begin, in ms since the epoch; None: with all that they still have.
-    ``outputs``: output -> another place (queue, path, table or topic). ``same_outputs``: the others keep theirs.
+    ``since_ms``: time at which the inputs begin; None: somewhere else. ``outputs``: output -> another place (queue,
+    path, table or topic). ``same_outputs``: the others keep theirs.
     """
     found = [*_of_inputs(old, since_ms), *_of_outputs(old, outputs, same_outputs)]
     for field, what in found:
-        raise BadRequest(f"{field} {what}", field=field, details=list(islice(found, PROBLEMS_MAX)))
+        hint = _CHOICE if field == "outputs" else ""
+        raise BadRequest(f"{field} {what}", field=field, details=list(islice(found, PROBLEMS_MAX)), hint=hint)
+
+
+def replayed(old: Job, *, id: str | None, since_ms: int | None, outputs: Mapping[str, str], begin: bytes = b"") -> Job:
+    """Return the job that replays another one, which was checked.
+
+    ``id``: default: the old one, ``-replay-`` and digits that follow from all else, so a repeat has the same id.
+    ``begin``: places of the inputs (`places_in`), which then keep their definitions. Otherwise they begin at
+    ``since_ms``, in ms since the epoch, or with all that they still have.
+    """
     catalog = tuple(
-        _begun(task, since_ms) if isinstance(task, Input)
+        _begun(task, since_ms) if isinstance(task, Input) and not begin
         else _moved(task, outputs[task.name]) if isinstance(task, Output) and task.name in outputs
         else task
         for task in old.catalog
     )  # fmt: skip
     job = evolve(old, catalog=catalog, resume=None, drop_state=())
-    return evolve(job, id=_id_of(job) if id is None else id)
+    return evolve(job, id=_id_of(job, begin) if id is None else id)
 
 
-def _id_of(job: Job) -> str:
-    digits = hashlib.blake2b(encode(job), digest_size=_DIGEST_BYTES).hexdigest()
+def places_in(record: bytes) -> bytes:
+    """Return the record of a batch for a job that begins there; raise `BadRequest` if it has not all places.
+
+    The record is that of `onyxq.spark.checkpoint.recorded`, here without the mark of the batch's own files.
+    """
+    said = msgpack.unpackb(record)
+    for name, what in (
+        ("sources", "its inputs had read more files by then than the log records"),
+        ("inputs", "its frame tasks decide in which order the log records the places of its inputs"),
+    ):
+        if said[name] is None:
+            raise BadRequest(
+                f"from_batch is not possible for this job: {what}",
+                field="from_batch",
+                hint="Replay from a time, or from the start.",
+            )
+    packed: bytes = msgpack.packb({**said, "mark": ""})
+    return packed
+
+
+def _id_of(job: Job, begin: bytes) -> str:
+    digits = hashlib.blake2b(encode(job) + begin, digest_size=_DIGEST_BYTES).hexdigest()
     return f"{job.id[:_OLD_ID_CHARS_MAX]}-replay-{digits}"
 
 
@@ -104,7 +135,7 @@ def _of_outputs(old: Job, outputs: Mapping[str, str], same_outputs: bool) -> Ite
                 yield "outputs", f"gives output {name!r} {said}: choose another, or say same_outputs"
     for name, task in known.items():
         if name not in outputs and not same_outputs:
-            yield "outputs", f"has no other place for output {name!r}: {_consequence(task)}; or say same_outputs"
+            yield "outputs", f"has no other place for output {name!r}: {_consequence(task)}"
 
 
 def _moved(task: Output, place: str) -> Output:

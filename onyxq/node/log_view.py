@@ -8,7 +8,7 @@ its own session with the log, and closes it when it is idle. A node shows only r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -136,7 +136,7 @@ class LogView:
 
     # --- reading the log beside the peer
 
-    async def pages(self, start: int, last: int) -> AsyncIterator[list[Record]]:
+    async def pages(self, start: int, last: int) -> AsyncGenerator[list[Record], None]:
         """Yield every record from ``start`` to ``last``, which must be written; raises `Gone`, `LogUnavailable`."""
         while start <= last:
             if self._node.records.reaches(start):

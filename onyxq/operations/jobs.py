@@ -8,11 +8,12 @@ can drive waits, and its state says for what.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import trio
 
-from log_entries import kill_job, seal_input, submit_job
+from log_entries import kill_job, replay_job, seal_input, submit_job
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import (
     BadRequest,
@@ -34,8 +35,10 @@ from onyxq.jobs.inherited_state import check_fit, stateful
 from onyxq.jobs.job_check import check as check_job
 from onyxq.jobs.model import Function, Input, Job, Join, Reduce
 from onyxq.jobs.progress import shown_of
-from onyxq.jobs.replays import replayed
+from onyxq.jobs.replays import check_replay, places_in, replayed
 from onyxq.node.jobs.driver import Driving
+from onyxq.node.jobs.past_batches import offsets_before
+from onyxq.node.log_view import LogView
 from onyxq.node.node import Node
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.job import (
@@ -73,8 +76,9 @@ TOLD_MAX = 100
 class Jobs:
     """The methods ``job.*`` of a node."""
 
-    def __init__(self, node: Node, driver: Driving | None) -> None:
+    def __init__(self, node: Node, driver: Driving | None, log_view: LogView) -> None:
         self._node = node
+        self._log_view = log_view
         self._driver = driver
 
     def handlers(self) -> dict[str, Handler]:
@@ -105,9 +109,8 @@ class Jobs:
 
         Raises `NotFound`, `Conflict` if only the outcome of the other job is known, and what `submit` raises.
         """
-        if args.from_start == (args.from_ms is not None):
-            said = "gives both" if args.from_start else "gives neither"
-            raise BadRequest(f"the request {said} from_start and from_ms: give one of them", field="from_ms")
+        if args.from_start + (args.from_batch is not None) + (args.from_ms is not None) != 1:
+            raise BadRequest("the request must give one of from_start, from_batch and from_ms", field="from_ms")
         if args.from_ms is not None and args.from_ms > self._node.wall_ms():
             raise BadRequest("from_ms is in the future: there is nothing to read again", field="from_ms")
         await self._found(args.id)
@@ -118,16 +121,14 @@ class Jobs:
                 field="id",
                 hint="Submit the job under another id. An input of files or Kafka begins at its since_ms.",
             )
-        job = replayed(
-            encoding.decode(known.body),
-            id=args.new_id,
-            since_ms=args.from_ms,
-            outputs=args.outputs,
-            same_outputs=args.same_outputs,
-        )
-        return await self._submitted(job, keep_ms=args.keep_ms)
+        old, begin = encoding.decode(known.body), b""
+        check_replay(old, since_ms=args.from_ms, outputs=args.outputs, same_outputs=args.same_outputs)
+        if args.from_batch is not None:
+            begin = places_in(await offsets_before(self._node, self._log_view, old.id, args.from_batch))
+        job = replayed(old, id=args.new_id, since_ms=args.from_ms, outputs=args.outputs, begin=begin)
+        return await self._submitted(job, keep_ms=args.keep_ms, begin=begin)
 
-    async def _submitted(self, job: Job, *, keep_ms: int, replace: bool = False) -> SubmittedJob:
+    async def _submitted(self, job: Job, *, keep_ms: int, replace: bool = False, begin: bytes = b"") -> SubmittedJob:
         """Check a job and append its entry; see `submit`."""
         check_job(job)
         allowed = self._node.job_functions
@@ -141,7 +142,7 @@ class Jobs:
                     field=place,
                     hint="Name its module in the peers' setting job_modules.",
                 )
-        entry = entry_of(job, keep_ms=keep_ms)
+        entry = entry_of(job, keep_ms=keep_ms, begin=begin)
         known = lifetime.digest_of(self._node.replica, job.id)
         if known is None:
             await self._check_resumed(job, replace)
@@ -318,13 +319,14 @@ class Jobs:
         return None if self._driver is None else self._driver.told(str(args["id"]), int(args["version"]))
 
 
-def entry_of(job: Job, *, keep_ms: int) -> submit_job.Args:
-    """Return the entry that submits a checked job."""
+def entry_of(job: Job, *, keep_ms: int, begin: bytes = b"") -> submit_job.Args:
+    """Return the entry that submits a checked job; ``begin``: the record of the places where its inputs begin."""
     body = encoding.encode(job)
-    return submit_job.Args(
+    entry = partial(replay_job.Args, begin=begin) if begin else submit_job.Args
+    return entry(
         id=job.id,
         body=body,
-        digest=encoding.digest(body),
+        digest=encoding.digest(body + begin),
         scheduler=job.scheduler,
         percentage=job.percentage,
         min_slots=job.min_slots,

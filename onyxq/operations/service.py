@@ -137,10 +137,11 @@ class Service:
         self._dead = DeadLetters(node, self._router, self._reading, self._leaders)
         self.transactions = Transactions(node, check)
         self._batches, self._bulk = JobBatches(node, self.transactions), BulkReading(node)
-        self._extending, self._settings, self._jobs = Extending(node), Settings(node, self._reading), Jobs(node, driver)
+        self._extending, self._settings = Extending(node), Settings(node, self._reading)
         self._backing_up, self._taskstore = BackingUp(node), TaskStore(node, random_64)
         node.enqueue, node.ask = self._enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
+        self._jobs = Jobs(node, driver, self.log_view)
         self.claiming = Claiming(node, self._give_back)
         self._summaries = Summaries(node, self._reading, self.claiming)
         self._health = Health(node, self._reading, self._leaders, self.admission, driver)

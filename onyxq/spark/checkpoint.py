@@ -61,17 +61,18 @@ class Checkpoints:
                 system.delete_dir(mine)
             _drop(system, mine, 0)
             return f"{base.rstrip('/')}/{job.id}/{version}"
+        last = max(batch, 0) if recorded else batch  # A job that begins elsewhere has a batch 0 that read nothing.
         if not exists(system, mine):
-            before = _before(system, root, version, batch)
+            before = _before(system, root, version, last)
             if before is not None:
-                _copy(system, f"{root}/{before}", mine, batch)
+                _copy(system, f"{root}/{before}", mine, last)
             elif recorded:
                 if stateful(job) and batch >= 0:
                     raise _unreachable(job, base)
-                _fresh(system, mine, max(batch, 0), recorded, streams(job))
+                _fresh(system, mine, last, recorded, streams(job))
             elif batch >= 0:
                 raise _unreachable(job, base)
-        _drop(system, mine, batch if not recorded else max(batch, 0))
+        _drop(system, mine, last)
         if not _listed(system, f"{mine}/commits"):
             _drop_state(system, mine)
         if not stateful(job):  # Copied state names its schema by the folder in which it was written.

@@ -37,6 +37,7 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
     replace_node,
+    replay_job,
     report_job,
     seal_input,
     set_periodic,
@@ -214,7 +215,8 @@ def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
         tasks = (("parse", random.randrange(3), 3, 0), ("count", 1, 0, 50))
         slots = (least, random.choice((0, least + 2)))
         named = (beside, ("in",), tasks, False, random.choice((0, 5_000)))
-        return submit_job.Args(name, b"body", name.encode().ljust(16), scheduler, share, *slots, (), zones, *named)
+        submission = (name, b"body", name.encode().ljust(16), scheduler, share, *slots, (), zones, *named)
+        return random.choice((submit_job.Args(*submission), replay_job.Args(*submission, begin=b"there")))
     version = found.version - (random.random() < 0.1)
     said: list[Any] = [*[driver_ready.Args(name, version)] * 3, seal_input.Args(name, "in"), kill_job.Args(name)]
     said.append(report_job.Args(name, version, b"%d rows" % random.randrange(9)))

@@ -28,9 +28,10 @@ from onyxq.core.entry import Stamp
 from onyxq.core.invariants.replica import violations
 from onyxq.core.jobs import lifetime
 from onyxq.core.jobs.lifetime import PROGRESS_BYTES_MAX, outcome_of
+from onyxq.core.limits import OFFSETS_BYTES_MAX
 from onyxq.core.replica import Job
 from onyxq.core.snapshot import pack, unpack
-from tests.entries.golden.jobs import job
+from tests.entries.golden.jobs import job, replay
 from tests.entries.world import World, created, joining
 
 
@@ -165,6 +166,20 @@ def test_a_job_goes_on_where_another_stopped(world: World) -> None:
     world.replicas[-1] = evolve(world.now, jobs=world.now.jobs.set("one", how_far))
     done(world, job("two", resume="one"), kill_job.Args("one"), gc.Args(), job("three", resume="one"))
     assert [(now(world, name).batch, now(world, name).offsets) for name in ("two", "three")] == [(7, b"so far")] * 2
+
+
+def test_a_replay_begins_at_places_of_another_job_without_a_batch_of_its_own(world: World) -> None:
+    """It keeps the places until its first batch, whatever the other job does; without places it is refused."""
+    done(world, replay("one"))
+    again = world.now.jobs["one"]
+    assert (again.batch, again.offsets, again.state) == (-1, b"places 0", "running")
+    assert refused(world, replay("one")) == "repeat" and refused(world, replay("one", digest=b"z" * 16)) == "conflict"
+    done(world, job("two", resume="one"))
+    assert (world.now.jobs["two"].batch, world.now.jobs["two"].offsets) == (-1, b"places 0")
+    for wrong in ({"begin": b""}, {"begin": b"x" * (OFFSETS_BYTES_MAX + 1)}, {"resume": "one"}):
+        assert refused(world, replay("three", **wrong)).startswith("begin ")
+    assert refused(world, replay("three", min_slots=0)).startswith("min_slots ")
+    assert "three" not in world.now.jobs
 
 
 @pytest.mark.parametrize(("batch", "known"), [(0, True), (7, True), (-1, False)])

@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import attrs
+import msgpack
 import pytest
 
 from onyxq import AsyncClient, Client, Function, Input, Job, Output, api
@@ -393,6 +394,46 @@ def test_what_cannot_be_submitted_is_told_by_the_command(line: Line, written: Ca
     code, _, err = line("job", "submit", target)
     assert code == 4 and "another job" in err
     line("job", "kill", name)
+
+
+def commit(client: Client, name: str, batch: int) -> None:
+    """Commit a batch as the job's driver does."""
+    record = msgpack.packb({"offsets": b"%d" % batch, "mark": "", "inputs": ["in"], "sources": b""})
+    version = client.job(name)["version"]
+    client.commit_batch(name=f"{name}/{batch}", job=name, version=version, batch=batch, offsets=record)
+
+
+def test_a_job_is_replayed_by_a_command(client: Client, line: Line) -> None:
+    """From the start, from a time or from a batch that the log has; the error of a refusal names its cause.
+
+    A log collection trims the places of earlier batches, and the definitions of jobs that have ended.
+    """
+    job = job_of("runs", catalog=[Input("in", format="text", path="/in"), Function("work", "os.path:basename"),
+                                  Output("out", queue="b")])  # fmt: skip
+    client.submit_job(job)
+    commit(client, job.id, 0)
+    commit(client, job.id, 1)
+    for said, what in (
+        (("--from", "start"), "output 'out': queue 'b' would get its tasks again"),
+        (("--from", "soon", "--same-outputs"), "a time looks like"),
+        (("--from", "start", "--output", "out"), "is not NAME=PLACE"),
+        (("--from", "2", "--same-outputs"), "it has 0 to 1"),
+    ):
+        code, out, err = line("job", "replay", job.id, *said)
+        assert (code, out) == (2, "") and what in err, err
+    assert line("job", "replay", "nobody", "--from", "start", "--same-outputs")[0] == 3
+    code, out, _ = line("job", "replay", job.id, "--from", "1", "--output", "out=again")
+    assert code == 0 and out.startswith(f"{job.id}-replay-")
+    assert client.job(out.strip())["digest"] != client.job(job.id)["digest"]
+    name = fresh("completes")
+    said = ("--from", "2026-01-01T00:00:00+00:00", "--id", name, "--same-outputs", "--wait")
+    assert line("job", "replay", job.id, *said)[:2] == (0, f"{name} completed\n")
+    assert line("log", "gc")[0] == 0
+    commit(client, job.id, 2)
+    code, _, err = line("job", "replay", job.id, "--from", "1", "--same-outputs")
+    assert code == 2 and "it has 2 to 2" in err and "log collection" in err
+    assert line("job", "replay", job.id, "--from", "2", "--same-outputs")[0] == 0
+    assert line("job", "replay", name, "--from", "start", "--same-outputs")[0] == 4  # Its definition is not kept.
 
 
 def test_without_any_peer_for_it_a_job_is_taken_and_waits() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import msgpack
 import pytest
 from attrs import evolve
 
+from log_entries import commit_batch
 from onyxq.errors import BadRequest, NotFound
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Input, Job, Output, Reduce, Task, Trigger, Window
-from onyxq.jobs.replays import replayed
+from onyxq.jobs.replays import check_replay, places_in, replayed
 from tests.jobs.driving_world import Stage, on_stage, submit
 
 KAFKA = Input("clicks", format="kafka", options={"subscribe": "clicks", "startingOffsets": "latest"})
@@ -40,9 +43,16 @@ def files(**more: Any) -> Input:
     return Input("lines", format="text", path="/data/in", **more)
 
 
-def again(old: Job, **said: Any) -> Job:
+def again(old: Job, *, same_outputs: bool = False, **said: Any) -> Job:
     """Return the replay of a job."""
-    return replayed(old, **{"id": None, "since_ms": None, "outputs": {}, "same_outputs": False, **said})
+    said = {"since_ms": None, "outputs": {}, **said}
+    check_replay(old, same_outputs=same_outputs, **said)
+    return replayed(old, id=None, **said)
+
+
+def record(place: bytes, **more: Any) -> bytes:
+    """Return what a driver records with a batch."""
+    return bytes(msgpack.packb({"offsets": place, "mark": "of files", "inputs": ["lines"], "sources": b"", **more}))
 
 
 def test_a_replay_is_the_same_job_with_other_places() -> None:
@@ -146,7 +156,7 @@ def test_a_replay_runs_beside_its_job_and_a_repeat_changes_nothing() -> None:
             ({"from_ms": 200_000_000_000_000, "same_outputs": True}, "from_ms"),
         ):
             with pytest.raises(BadRequest) as caught:
-                await stage.client.replay_job("old", **said)  # type: ignore[arg-type]
+                await stage.client.replay_job("old", **said)
             assert caught.value.field == field
         with pytest.raises(NotFound):
             await stage.client.replay_job("other", from_start=True, same_outputs=True)
@@ -160,3 +170,42 @@ def test_a_replay_runs_beside_its_job_and_a_repeat_changes_nothing() -> None:
         assert decode(new.body) == again(old, since_ms=5_000, outputs=outputs)
 
     on_stage(play, spark=(0,))
+
+
+async def commit(stage: Stage, name: str, batch: int, place: bytes) -> None:
+    """Commit a batch as the job's driver does."""
+    args = commit_batch.Args(name, stage.job(name).version, batch, record(place), ())
+    await stage.world.nodes[0].running.node.verdicts([args])  # type: ignore[union-attr]
+
+
+def test_a_replay_begins_where_a_batch_of_its_job_began() -> None:
+    """Its driver gets the places before that batch, without state; a batch of a replaced driver does not count."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, job(files(), outputs=OUTPUTS[:2]))
+        await stage.ready("old")
+        for batch in range(3):
+            stale = commit_batch.Args("old", stage.job("old").version - 1, batch, record(b"stale"), ())
+            await stage.world.nodes[0].running.node.verdicts([stale])  # type: ignore[union-attr]
+            await commit(stage, "old", batch, b"after %d" % batch)
+        for batch, said in ((0, "the first batch of job old"), (3, "it has 0 to 2")):
+            with pytest.raises(BadRequest, match=said) as caught:
+                await stage.client.replay_job("old", from_batch=batch, same_outputs=True)
+            assert caught.value.field == "from_batch"
+        one, two = [await stage.client.replay_job("old", from_batch=batch, same_outputs=True) for batch in (1, 2)]
+        assert one != two and await stage.client.replay_job("old", from_batch=1, same_outputs=True) == one
+        await stage.ready(two)
+        places = places_in(record(b"after 1"))
+        assert (stage.job(two).batch, stage.job(two).offsets) == (-1, places)
+        (start,) = [order for order in stage.link(two).told("start") if order["job"] == two]
+        assert start["resumed"]["state"] == "completed" and base64.b64decode(start["resumed"]["offsets"]) == places
+
+    on_stage(play, spark=(0,))
+
+
+@pytest.mark.parametrize(("lacking", "said"), [("sources", "more files by then"), ("inputs", "frame tasks decide")])
+def test_a_batch_whose_record_lacks_places_cannot_be_replayed(lacking: str, said: str) -> None:
+    """The error gives the reason."""
+    with pytest.raises(BadRequest, match=said) as caught:
+        places_in(record(b"there", **{lacking: None}))
+    assert caught.value.field == "from_batch"

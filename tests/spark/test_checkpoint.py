@@ -137,6 +137,17 @@ def test_a_job_that_resumes_another_begins_behind_its_batch(tmp_path: Path) -> N
     assert (names(at, "offsets"), names(at, "commits")) == (["0"], ["0"])
 
 
+def test_a_new_driver_of_such_a_job_still_begins_there(tmp_path: Path) -> None:
+    """The first driver planned a batch and died. Only the batch is dropped, not the places before it."""
+    planned(tmp_path / "old", 3, committed=3)
+    record, checkpoints = recorded(str(tmp_path / "old"), 2), Checkpoints(str(tmp_path / "new"))
+    before = Path(checkpoints.fit(JOB, version=2, batch=-1, recorded=record))
+    (before / "offsets" / "1").write_text("planned")
+    at = Path(checkpoints.fit(JOB, version=3, batch=-1, recorded=record))
+    assert (names(at, "offsets"), names(at, "commits")) == (["0"], ["0"])
+    assert offsets_of(str(at), 0) == offsets_of(str(before), 0)
+
+
 def test_state_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
     """This is an error instead of a new start; so is a record that the log could not store."""
     planned(tmp_path / "old", 1, committed=1)

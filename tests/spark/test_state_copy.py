@@ -11,6 +11,7 @@ from attrs import evolve
 from onyxq.errors import BadRequest, Incomplete
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.replays import places_in, replayed
 from onyxq.spark.checkpoint import Checkpoints, note_job, recorded
 from onyxq.spark.plan.compile import Setting
 from onyxq.spark.plan.regions import streams
@@ -163,3 +164,38 @@ def test_a_job_continues_the_inputs_of_one_that_has_completed(spark: Any, tmp_pa
     lines(tmp_path / "in", "1.json", [{"user": "b"}] * 2)
     say_the_rest(spark, new, tmp_path, run(spark, new, tmp_path, version=7, batch=0))
     assert [(one["key"], one["value"]) for one in written(tmp_path / "out") if "key" in one] == [("b", 2)]
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_replay_begins_at_a_batch_of_its_job_with_empty_windows(spark: Any, tmp_path: Path, windows: bool) -> None:
+    """It reads the files that this batch and later ones have read, and those that came since, each once."""
+    source = Input("in", format="json", path=str(tmp_path / "in"), schema="n int")
+    old = Job(
+        id="old",
+        workflow=[("in", "out"), *([("in", "count"), ("count", "counts")] if windows else [])],
+        catalog=[
+            source,
+            Output("out", format="json", path=str(tmp_path / "out")),
+            *([Reduce("count"), Output("counts", format="json", path=str(tmp_path / "counts"))] if windows else []),
+        ],
+        windows=[Window("all", "count", aggregation="count")] if windows else [],
+        triggers=[Trigger("all", "batch")] if windows else [],
+        key_groups=2,
+    )
+    at = tmp_path
+    for batch in range(3):
+        lines(tmp_path / "in", f"{batch}.json", [{"n": batch}] * 2)
+        at = run(spark, old, tmp_path, batch=batch - 1)
+    assert last_batch(at) == 2
+    begin = places_in(recorded(str(at), 0, "of files", streams(old)))
+    lines(tmp_path / "in", "3.json", [{"n": 3}])
+    outputs = {name: str(tmp_path / f"{name}-again") for name in ("out", "counts")}
+    new = replayed(old, id="new", since_ms=None, outputs=outputs, begin=begin)
+    if windows:
+        resumed(spark, new, tmp_path, Resumed("new", "completed", 0, begin))
+        run(spark, new, tmp_path, version=7, batch=0)
+    else:
+        run(spark, new, tmp_path, version=7, recorded=begin)
+    assert sorted(one["n"] for one in written(tmp_path / "out-again")) == [1, 1, 2, 2, 3]
+    if windows:
+        assert max(one["value"] for one in written(tmp_path / "counts-again")) == 5

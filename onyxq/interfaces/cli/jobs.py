@@ -47,7 +47,6 @@ def job_submit(context: Context) -> int | None:
 def job_replay(context: Context) -> int | None:
     """Start a job that reads the inputs of another one again."""
     args = context.args
-    begin = {"from_start": True} if args.begin == START else {"from_ms": _time(args.begin)}
     outputs: dict[str, str] = {}
     for one in args.output or ():
         name, _, place = one.partition("=")
@@ -61,16 +60,18 @@ def job_replay(context: Context) -> int | None:
             outputs=outputs,
             same_outputs=args.same_outputs,
             keep_ms=milliseconds(args.keep, field="keep") if args.keep else KEEP_MS,
-            **begin,
+            **_place(args.begin),
         )
         return _submitted(context, client, name)
 
 
-def _time(text: str) -> int:
-    """Return the time at which inputs begin, in milliseconds since the epoch."""
-    if text.isdigit():
-        raise BadRequest(f"{text!r} is neither {START} nor a time such as 2031-05-01T12:00:00", field="from")
-    return moment_of(text, field="from")
+def _place(text: str) -> dict[str, Any]:
+    """Return the place where inputs begin, as the client takes it."""
+    if text == START:
+        return {"from_start": True}
+    if text.isascii() and text.isdigit():
+        return {"from_batch": int(text)}
+    return {"from_ms": moment_of(text, field="from")}
 
 
 def _submitted(context: Context, client: Client, name: str) -> int | None:

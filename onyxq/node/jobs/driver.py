@@ -530,15 +530,19 @@ class Driving:
 
 
 def _resumed(replica: Replica, job: Job) -> Message | None:
-    """Return what the log knows of the job whose state a job takes over before its first batch; None for others."""
+    """Return what the log knows of the job whose state a job takes over before its first batch; None for others.
+
+    A replay has the places of another job's inputs, and none of its state: the same as after a job that has completed.
+    """
     if job.batch >= 0:
         return None
     model = encoding.decode(job.body)
-    if model.resume is None or not stateful(model):
+    if not stateful(model) or not (model.resume or job.offsets):
         return None
-    found = end_of(replica, model.resume)
+    name = model.resume or job.id
+    found = (COMPLETED, 0, job.offsets) if job.offsets else end_of(replica, name)
     state, batch, offsets = ("", -1, b"") if found is None else found
-    return {"job": model.resume, "state": state, "batch": batch, "offsets": base64.b64encode(offsets).decode()}
+    return {"job": name, "state": state, "batch": batch, "offsets": base64.b64encode(offsets).decode()}
 
 
 def error_text(event: Message) -> str:

@@ -96,8 +96,9 @@ class SubmitJob(Args):
 class ReplayJob(Args):
     """Start a job that reads the inputs of another one again.
 
-    It has the definition of the job ``id``, and its windows and joins begin empty. Exactly one of ``from_start`` and
-    ``from_ms`` tells where its inputs begin. Each output gets another place in ``outputs``, unless ``same_outputs``.
+    It has the definition of the job ``id``, and its windows and joins begin empty. Exactly one of
+    ``from_start``, ``from_batch`` and ``from_ms`` tells where its inputs begin. Each output gets another place in
+    ``outputs``, unless ``same_outputs``.
     """
 
     id: JobId
@@ -105,6 +106,10 @@ class ReplayJob(Args):
         JobId | None, Meta(description="Id of the new job; default: one that a repeat of the request has again.")
     ] = None
     from_start: Annotated[bool, Meta(description="Inputs begin with all that they still have.")] = False
+    from_batch: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Inputs begin where they were before this batch of the job, if the log still has that."),
+    ] = None
     from_ms: Annotated[
         Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None,
         Meta(

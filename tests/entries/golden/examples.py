@@ -41,6 +41,7 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
     replace_node,
+    replay_job,
     report_job,
     seal_input,
     set_periodic,
@@ -58,7 +59,7 @@ from onyxq.core.log.interface import Record
 from onyxq.core.log.record import encode_entry, encode_record
 from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.golden.batches import batch_log
-from tests.entries.golden.jobs import job_log, report_log
+from tests.entries.golden.jobs import job_log, replay_log, report_log
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
 
 FIRST = make_id(START_MS, 0, 0x0123456789ABCDEF, 0)
@@ -148,6 +149,24 @@ EXAMPLES: Mapping[str, Any] = {
         True,
         86_400_000,
         "words-6",
+    ),
+    "replay_job": replay_job.Args(
+        "words-8",
+        b"\x82\xa2id\xa7words-8",
+        b"0123456789abcdeg",
+        "greedy",
+        0,
+        2,
+        8,
+        ("big",),
+        ("zone-1",),
+        "lines",
+        ("more",),
+        (("split", 1, 0, 50),),
+        True,
+        86_400_001,
+        "words-6",
+        b"places",
     ),
     "driver_ready": driver_ready.Args("words-7", 1 << 33),
     "seal_input": seal_input.Args("words-7", "in"),
@@ -440,5 +459,6 @@ SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "batches": batch_log,
     "holds": hold_log,
     "reports": report_log,
+    "replays": replay_log,
 }
 """Name of a log's file -> function that makes its records."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from log_entries import (
+    commit_batch,
     complete_job,
     drain_node,
     driver_ready,
@@ -12,6 +15,7 @@ from log_entries import (
     gc,
     kill_job,
     leave_cluster,
+    replay_job,
     report_job,
     seal_input,
     set_slots,
@@ -118,3 +122,27 @@ def report_log() -> list[Record]:
     world.submit("a", kill_job.Args("two"), report_job.Args("two", two, b"x" * 8_192))
     world.submit("a", gc.Args(), report_job.Args("one", one, b"10 rows"))
     return world.records
+
+
+def replay_log() -> list[Record]:
+    """Make a log with jobs that begin at the places of another: started, repeated, refused, continued, ended."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a", "b")
+    world.settle("a", "b")
+    world.submit("a", job("one"))
+    for batch in range(2):
+        world.submit("a", commit_batch.Args("one", world.now.jobs["one"].version, batch, b"places %d" % batch, ()))
+    world.submit("a", replay("two"), replay("two"), replay("two", digest=b"another.........", begin=b"places 1"))
+    world.submit("b", replay("x", begin=b""), replay("x", resume="one"))
+    world.submit("b", replay("x", min_slots=0), replay("one"))
+    world.submit("b", replay("three", beside="two"), job("four", resume="two"))
+    world.submit("a", commit_batch.Args("two", world.now.jobs["two"].version, 1, b"further", ()))
+    world.submit("a", kill_job.Args("three"), gc.Args(), replay("three"))
+    return world.records
+
+
+def replay(name: str, **changes: Any) -> replay_job.Args:
+    """Return arguments that submit such a job at the place of a first batch."""
+    plain = {field.name: getattr(job(name), field.name) for field in attrs.fields(submit_job.Args)}
+    return replay_job.Args(**{**plain, "begin": b"places 0", **changes})

@@ -94,15 +94,15 @@ OWN_COMMANDS: tuple[Command, ...] = (
         "job replay",
         "jobs:job_replay",
         "start a job that reads the inputs of another one again",
-        "visits --from 2031-05-01T12:00:00 --output daily=/data/daily-again",
+        "visits --from 2026-05-01T12:00:00 --output daily=/data/daily-again",
         option("id", metavar="ID", help="id of the job whose inputs are read again"),
         option(
             "--from",
             dest="begin",
             required=True,
             metavar="PLACE",
-            help="where inputs begin: start (all that they still have), or an ISO 8601 time, from which on files were "
-            "modified or messages of Kafka were sent",
+            help="where inputs begin: start (all that they still have), the number of a batch of the job, or an ISO "
+            "8601 time, from which on files were modified or messages of Kafka were sent",
         ),
         option("--id", dest="new_id", metavar="NEW", help="id of the new job (default: made from ID)"),
         option(
