@@ -43,7 +43,6 @@ STANDARD = (
     "a task was given back",
     "a stale token was refused",
     "a task was cancelled that a worker held",
-    "a flow was cancelled",
     "a completion was taken under a lapsed token",
     "a lapsed claim was renewed",
     "a task was claimed before it was due",
@@ -92,6 +91,7 @@ OTHERS = (
     "a grant would have gone over a limit",
     "a limited grant came after a pause",
     "a periodic time was passed twice",
+    "a flow was cancelled",
 )
 """Probes of other simulated clusters."""
 SEARCH = (
