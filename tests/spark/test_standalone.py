@@ -63,7 +63,7 @@ EXAMPLES = ROOT / "examples" / "jobs"
 def test_a_web_log_is_exact_although_a_worker_and_the_master_die(
     cluster: Standalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example's job with frames, session windows and SQL continues; a new master takes over what the dead one ran."""
+    """The example's job with frames and SQL continues; a new master takes over what the dead one ran."""
     monkeypatch.syspath_prepend(EXAMPLES)
     import running
     import web_log
