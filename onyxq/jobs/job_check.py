@@ -16,7 +16,19 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.limits import RESERVED
 from onyxq.jobs import fields, frame_check, function_imports, options, slot_bounds
 from onyxq.jobs.fields import Problem
-from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.model import (
+    FRAME_TASKS,
+    Aggregation,
+    Condition,
+    Function,
+    Input,
+    Job,
+    Join,
+    Output,
+    Reduce,
+    Trigger,
+    Window,
+)
 from onyxq.jobs.predicates import predicates_in
 from onyxq.jobs.slot_bounds import SLOTTED
 from onyxq.system.settings import did_you_mean
@@ -251,12 +263,27 @@ def _conditions(job: Job) -> Iterator[Problem]:
             yield f"{path}.errors_to", "is for exceptions of a predicate: give the condition one as `when`"
         if condition.errors_to == ():
             yield f"{path}.errors_to", "is empty: 'none' drops the segment; leave it out to fail the job"
+        yield from _emitted_past(job, condition, path)
         if condition.exceptions and condition.transform is None and condition.to != "none":
             yield f"{path}.transform", "is missing: an exception is no segment, transform makes one of it"
         earlier = [one for one in job.flow_conditions[:place] if one.from_ == condition.from_]
         alike = [one for one in earlier if one.exceptions == condition.exceptions]
         if condition.short_circuit and any(not one.short_circuit for one in alike):
             yield path, f"short-circuits, so it must come before those of {condition.from_!r} that do not"
+
+
+def _emitted_past(job: Job, condition: Condition, path: str) -> Iterator[Problem]:
+    """Yield the problem of a condition whose ``errors_to`` a trigger does not emit to: such errors would be lost."""
+    tasks = {window.id: window.task for window in job.windows}
+    for trigger in job.triggers:
+        task = tasks.get(trigger.window)
+        if trigger.emit_to is None or task is None or condition.from_ not in (task, "all"):
+            continue
+        named = condition.errors_to if isinstance(condition.errors_to, tuple) else ()
+        lacking = [to for to in named if to in job.after(task) and to not in trigger.emit_to]
+        if lacking:
+            what = f"names {lacking[0]!r}, but a trigger of window {trigger.window!r} emits to other tasks only"
+            yield f"{path}.errors_to", f"{what}: add it to emit_to"
 
 
 def _edges_of(job: Job, condition: Condition, path: str) -> Iterator[Problem]:
@@ -327,6 +354,13 @@ def _triggers(job: Job) -> Iterator[Problem]:
             yield f"{path}.window", f"is {trigger.window!r}, which is not a window{near}"
         else:
             yield from _emitting(job, trigger, windows[trigger.window], path)
+        if trigger.on in ("segments", "punctuation") and trigger.window in windows:
+            frames = _frames_before(job, windows[trigger.window].task)
+            if frames:
+                yield (
+                    f"{path}.on",
+                    f"cannot be {trigger.on!r} after {frames[0]!r}: a frame task gives rows no fixed order",
+                )
         for kind, name in _OF_TRIGGERS.items():
             given = getattr(trigger, name) is not None
             if trigger.on == kind and not given:
@@ -337,6 +371,16 @@ def _triggers(job: Job) -> Iterator[Problem]:
             yield f"{path}.period_ms", f"must be at least {PERIOD_MS_MIN}, as batches take"
         if any(one.whole for one in predicates_in(trigger.predicate)):
             yield f"{path}.predicate.whole", "is for flow conditions: a trigger gets the segment alone"
+
+
+def _frames_before(job: Job, name: str) -> list[str]:
+    """Return the frame tasks that lead to a task."""
+    found, waiting = [], [name]
+    while waiting:
+        before = [one for one in job.before(waiting.pop()) if one not in found]
+        found += before
+        waiting += before
+    return [task.name for task in job.catalog if task.name in found and isinstance(task, FRAME_TASKS)]
 
 
 def _emitting(job: Job, trigger: Trigger, window: Window, path: str) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ must get another place, or the caller says that it has the same one.
 from __future__ import annotations
 
 import hashlib
+import posixpath
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
@@ -18,11 +19,12 @@ from onyxq.jobs.encoding import encode
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.job_check import PROBLEMS_MAX
 from onyxq.jobs.model import Input, Job, Output
-from onyxq.jobs.options import CALL, FILES, format_of, starting_in
+from onyxq.jobs.options import CALL, FILES, format_of, names_in, starting_in
 from onyxq.system.settings import did_you_mean
 
 _OLD_ID_CHARS_MAX = 80
 _DIGEST_BYTES = 4
+_LACKING = "has no other place"
 _CHOICE = "Give each output another place (--output NAME=PLACE), or let it keep its place (--same-outputs)."
 _PLACE = {"kafka": ("brokers", "topic"), "postgres": ("url", "table")}
 """Format of an output -> the options that identify its place; other formats have a path."""
@@ -36,7 +38,7 @@ def check_replay(old: Job, *, since_ms: int | None, outputs: Mapping[str, str], 
     """
     found = [*_of_inputs(old, since_ms), *_of_outputs(old, outputs, same_outputs)]
     for field, what in found:
-        hint = _CHOICE if field == "outputs" else ""
+        hint = _CHOICE if what.startswith(_LACKING) else ""
         raise BadRequest(f"{field} {what}", field=field, details=list(islice(found, PROBLEMS_MAX)), hint=hint)
 
 
@@ -65,7 +67,7 @@ def places_in(record: bytes) -> bytes:
     said = msgpack.unpackb(record)
     for name, what in (
         ("sources", "its inputs had read more files by then than the log records"),
-        ("inputs", "its frame tasks decide in which order the log records the places of its inputs"),
+        ("inputs", "the log does not name the places of its inputs"),
     ):
         if said[name] is None:
             raise BadRequest(
@@ -130,12 +132,16 @@ def _of_outputs(old: Job, outputs: Mapping[str, str], same_outputs: bool) -> Ite
             yield "outputs", f"names {name!r}, which calls a function: leave it out, and say same_outputs"
         else:
             moved = _moved(known[name], place)
-            for other in (one for one in known.values() if _overlap(moved, one)):
+            for other in (one for one in known.values() if _overlap(_target(moved), _target(one))):
                 said = f"the place {place!r}, where job {old.id} has output {other.name!r} ({_target(other)[-1]!r})"
-                yield "outputs", f"gives output {name!r} {said}: choose another, or say same_outputs"
+                instead = "leave it out, and say same_outputs" if other is known[name] else "choose another"
+                yield "outputs", f"gives output {name!r} {said}: {instead}"
+            for read in (one for one in old.catalog if isinstance(one, Input)):
+                if any(_overlap(_target(moved), source) for source in _sources(read)):
+                    yield "outputs", f"gives output {name!r} the place {place!r}, which input {read.name!r} reads"
     for name, task in known.items():
         if name not in outputs and not same_outputs:
-            yield "outputs", f"has no other place for output {name!r}: {_consequence(task)}"
+            yield "outputs", f"{_LACKING} for output {name!r}: {_consequence(task)}"
 
 
 def _moved(task: Output, place: str) -> Output:
@@ -158,13 +164,42 @@ def _target(task: Output) -> tuple[str, ...]:
     return (CALL, task.name) if kind == CALL else ("folder", str(task.path))
 
 
-def _overlap(one: Output, other: Output) -> bool:
-    """Return whether readers of one output also see what is written to the other."""
-    mine, others = _target(one), _target(other)
+def _sources(task: Input) -> Iterator[tuple[str, ...]]:
+    """Yield what an input reads, in the form of `_target`."""
+    options = {name.lower(): value for name, value in task.options.items()}
+    if task.queue is not None:
+        yield "queue", task.queue
+    elif format_of(task) == "kafka":
+        brokers = options.get("kafka.bootstrap.servers", "")
+        yield from (("kafka", brokers, topic) for topic in names_in(options.get("subscribe", "")))
+    elif path := task.path or options.get("path"):
+        yield "folder", path
+
+
+def _overlap(mine: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Return whether readers of one place also see what is written to the other.
+
+    Brokers are not compared: one cluster has many names.
+    """
     if mine[0] == others[0] == "folder":
-        paths = sorted(f"{path.rstrip('/')}/" for path in (mine[1], others[1]))
+        paths = sorted(_folder(path) for path in (mine[1], others[1]))
         return paths[1].startswith(paths[0])
-    return mine == others
+    if mine[0] == others[0] == "kafka":
+        return mine[-1] == others[-1]
+    return tuple(name.removeprefix("public.") for name in mine) == tuple(
+        name.removeprefix("public.") for name in others
+    )
+
+
+def _folder(path: str) -> str:
+    """Return a path in its shortest form, with a slash at its end; a URI of this machine as its path."""
+    if "://" in path:
+        scheme, _, rest = path.partition("://")
+        host, _, inside = rest.partition("/")
+    else:
+        scheme, host, inside = "file", "", path.removeprefix("file:")
+    place = posixpath.normpath("/" + inside.lstrip("/")).rstrip("/") + "/"
+    return place if scheme.lower() == "file" else f"{scheme.lower()}://{host}{place}"
 
 
 def _consequence(task: Output) -> str:

@@ -4,7 +4,7 @@ State between batches is kept in buckets and a small index. Each window has a cl
 any segment less the window's ``watermark_ms``, or the time of the batch if segments have no time. All groups see the
 same newest times, so their clocks agree.
 
-A batch is processed in this order. Parts are gathered, and triggers that wait for the last segment of a part fire.
+A batch is processed in this order. Parts are gathered, and triggers that wait for a segment fire right after it.
 Parts of extents that were already over are late, and dropped. Batch triggers fire, then timers with a period that has
 passed. Then extents that are over by the new clock fire for the last time. When all inputs have ended, all extents do.
 """
@@ -146,6 +146,9 @@ class Group:
         """Yield what parts fire as they are gathered, and return the changed cells."""
         cells: dict[tuple[int, bytes], Cell] = {}
         brought: dict[tuple[int, bytes], list[Part]] = {}
+        if any(windowing.ordered for windowing in self.windowings):
+            # Spark may deal out a repeat of the batch in another order.
+            parts = sorted(parts, key=lambda one: one[2][5])
         for window, key, part in parts:
             cell = cells.get((window, key))
             if cell is None:

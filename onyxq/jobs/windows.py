@@ -55,11 +55,13 @@ class Windowing:
 
     @property
     def parts(self) -> bool:
-        """Whether parts of a state can be made where the segments are and merged later.
+        """Whether parts of a state can be made where the segments are and merged later."""
+        return self.folding.merge is not None and not self.ordered
 
-        A trigger on a number of segments may fire at any of them, so it needs them one by one.
-        """
-        return self.folding.merge is not None and not self.counts
+    @property
+    def ordered(self) -> bool:
+        """Whether a trigger may fire at any segment, so that the order of segments in a batch matters."""
+        return bool(self.counts or self.punctuations)
 
     def punctuated(self, segment: Any) -> int:
         """Return the triggers that a segment punctuates, as bits."""
@@ -164,10 +166,11 @@ def extents_at(window: Window, time_ms: int) -> list[tuple[int, int]]:
 # --- parts: what is folded where the segments are --------------------------------
 
 
-Part = tuple[int, int, Any, int, int]
-"""One piece of folded segments: start, end, state, number of segments, and triggers that the last of them punctuates.
+Part = tuple[int, int, Any, int, int, bytes]
+"""One piece of folded segments: start, end, state, number of segments, 0 and nothing.
 
-If the window takes its segments one by one, the third value is one segment instead.
+If the window takes its segments one by one, the third value is one segment instead. Then the last two are the triggers
+that it punctuates, as bits, and its lineage.
 """
 
 
@@ -179,15 +182,15 @@ class Parts:
         self._session = windowing.window.kind == "session"
         self._cells: dict[bytes, list[list[Any]]] = {}
         self._starts: dict[tuple[bytes, int], list[Any]] = {}
-        self._done: list[tuple[bytes, Part]] = []
-        """Pieces that take no further segment; those above come after them."""
+        self._sessions = 0
+        self._apart: list[tuple[bytes, Part]] = []
         self.newest: int | None = None
         """The latest time seen."""
 
     def __len__(self) -> int:
-        return len(self._starts) + len(self._done) + sum(map(len, self._cells.values()))
+        return len(self._starts) + len(self._apart) + self._sessions
 
-    def add(self, segment: Any, now_ms: int) -> None:
+    def add(self, segment: Any, now_ms: int, lineage: bytes = b"") -> None:
         """Add a segment of a batch that was planned at ``now_ms``."""
         windowing = self._windowing
         time_ms = now_ms if windowing.time is None else time_of(windowing.time, segment)
@@ -197,26 +200,11 @@ class Parts:
         punctuated = windowing.punctuated(segment) if windowing.punctuations else 0
         for start, end in extents_at(windowing.window, time_ms):
             if not windowing.parts:
-                self._finish(key, [start, end, segment, 1], punctuated)
+                self._apart.append((key, (start, end, segment, 1, punctuated, lineage)))
             elif self._session:
-                part = self._in_session(key, start, end, segment)
-                if punctuated:
-                    self._finish_sessions(key, part, punctuated)
+                self._in_session(key, start, end, segment)
             else:
                 self._in_extent(key, start, end, segment)
-                if punctuated:
-                    self._finish(key, self._starts.pop((key, start)), punctuated)
-
-    def _finish(self, key: bytes, part: list[Any], punctuated: int) -> None:
-        start, end, state, count = part
-        self._done.append((key, (start, end, state, count, punctuated)))
-
-    def _finish_sessions(self, key: bytes, last: list[Any], punctuated: int) -> None:
-        """Finish all sessions of a key, so that the last one is gathered after everything that it may join."""
-        for part in self._cells.pop(key):
-            if part is not last:
-                self._finish(key, part, 0)
-        self._finish(key, last, punctuated)
 
     def _in_extent(self, key: bytes, start: int, end: int, segment: Any) -> None:
         folding = self._windowing.folding
@@ -226,17 +214,17 @@ class Parts:
         part[2] = folding.fold(part[2], segment)
         part[3] += 1
 
-    def _in_session(self, key: bytes, start: int, end: int, segment: Any) -> list[Any]:
+    def _in_session(self, key: bytes, start: int, end: int, segment: Any) -> None:
         folding = self._windowing.folding
         parts = self._cells.setdefault(key, [])
         first, last = touching(parts, start, end)
         if first == last:
             parts.insert(first, [start, end, folding.fold(folding.init(), segment), 1])
-            return parts[first]
+            self._sessions += 1
+            return
         part = self._joined(parts, first, last, start, end)
         part[2] = folding.fold(part[2], segment)
         part[3] += 1
-        return part
 
     def _joined(self, parts: list[list[Any]], first: int, last: int, start: int, end: int) -> list[Any]:
         part, merge = parts[first], self._windowing.folding.merge
@@ -246,19 +234,20 @@ class Parts:
             part[3] += other[3]
         part[0], part[1] = min(start, part[0]), max(end, parts[last - 1][1])
         del parts[first + 1 : last]
+        self._sessions -= last - first - 1
         return part
 
     def take(self) -> Iterator[tuple[bytes, Part]]:
         """Yield ``(packed key, part)`` for everything that was added, and forget it."""
-        done, self._done = self._done, []
+        apart, self._apart = self._apart, []
         kept, self._starts = self._starts, {}
-        cells, self._cells = self._cells, {}
-        yield from done
+        cells, self._cells, self._sessions = self._cells, {}, 0
+        yield from apart
         for (key, _), (start, end, state, count) in kept.items():
-            yield key, (start, end, state, count, 0)
+            yield key, (start, end, state, count, 0, b"")
         for key, parts in cells.items():
             for start, end, state, count in parts:
-                yield key, (start, end, state, count, 0)
+                yield key, (start, end, state, count, 0, b"")
 
 
 def touching(extents: list[list[Any]], start: int, end: int) -> tuple[int, int]:
@@ -277,7 +266,7 @@ def touching(extents: list[list[Any]], start: int, end: int) -> tuple[int, int]:
 
 def gather(windowing: Windowing, cell: Cell, part: Part) -> Extent:
     """Add a part to a key's extents, and return the extent that it is in."""
-    start, end, value, count, _ = part
+    start, end, value, count, *_ = part
     if windowing.window.kind == "session":
         first, last = touching(cell, start, end)
     else:
@@ -335,8 +324,8 @@ def segments_in(windowing: Windowing, parts: Iterable[Part], dropped: Iterable[t
     """Return how many segments a key's parts brought to dropped extents, which hold nothing else."""
     spans = list(dropped)
     if windowing.window.kind == "session":
-        return sum(count for start, _, _, count, _ in parts if any(first <= start < last for first, last in spans))
-    return sum(count for start, end, _, count, _ in parts if (start, end) in spans)
+        return sum(count for start, _, _, count, *_ in parts if any(first <= start < last for first, last in spans))
+    return sum(count for start, end, _, count, *_ in parts if (start, end) in spans)
 
 
 def unsent(extent: Extent) -> int:
@@ -355,8 +344,8 @@ def fire(windowing: Windowing, cell: Cell, bits: int) -> Iterator[Emission]:
 
 
 def at_segment(windowing: Windowing, extent: Extent, part: Part) -> int:
-    """Return the triggers, as bits, that the last segment of a part fires in the extent that has just taken it."""
-    bits = part[-1]
+    """Return the triggers, as bits, that a segment fires in the extent that has just taken it."""
+    bits = part[4]
     for place, count in windowing.counts:
         if extent[UNSENT][place] >= count:
             bits |= 1 << place

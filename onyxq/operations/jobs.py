@@ -79,6 +79,8 @@ class Jobs:
     def __init__(self, node: Node, driver: Driving | None, log_view: LogView) -> None:
         self._node = node
         self._log_view = log_view
+        self._searching = trio.Lock()
+        """Held while the log is applied again for a replay: one search at a time."""
         self._driver = driver
 
     def handlers(self) -> dict[str, Handler]:
@@ -122,14 +124,16 @@ class Jobs:
                 hint="Submit the job under another id. An input of files or Kafka begins at its since_ms.",
             )
         old, begin = encoding.decode(known.body), b""
+        self._check(old)
         check_replay(old, since_ms=args.from_ms, outputs=args.outputs, same_outputs=args.same_outputs)
         if args.from_batch is not None:
-            begin = places_in(await offsets_before(self._node, self._log_view, old.id, args.from_batch))
+            async with self._searching:
+                begin = places_in(await offsets_before(self._node, self._log_view, known, args.from_batch))
         job = replayed(old, id=args.new_id, since_ms=args.from_ms, outputs=args.outputs, begin=begin)
         return await self._submitted(job, keep_ms=args.keep_ms, begin=begin)
 
-    async def _submitted(self, job: Job, *, keep_ms: int, replace: bool = False, begin: bytes = b"") -> SubmittedJob:
-        """Check a job and append its entry; see `submit`."""
+    def _check(self, job: Job) -> None:
+        """Raise `BadRequest` for a job that is wrong, and `Forbidden` for a function that is not taken here."""
         check_job(job)
         allowed = self._node.job_functions
         if not allowed.pickled:
@@ -142,6 +146,10 @@ class Jobs:
                     field=place,
                     hint="Name its module in the peers' setting job_modules.",
                 )
+
+    async def _submitted(self, job: Job, *, keep_ms: int, replace: bool = False, begin: bytes = b"") -> SubmittedJob:
+        """Check a job and append its entry; see `submit`."""
+        self._check(job)
         entry = entry_of(job, keep_ms=keep_ms, begin=begin)
         known = lifetime.digest_of(self._node.replica, job.id)
         if known is None:

@@ -159,13 +159,19 @@ def recorded(
     return packed
 
 
+def inputs_in(record: bytes) -> list[str] | None:
+    """Return the names of the offsets in a record; None if it has no names."""
+    inputs: list[str] | None = msgpack.unpackb(record)["inputs"]
+    return inputs
+
+
 def has_state(record: bytes) -> bool:
     """Return whether the job of a record keeps state, as far as the record shows it."""
-    inputs = msgpack.unpackb(record)["inputs"]
+    inputs = inputs_in(record)
     return inputs is None or END in inputs
 
 
-def continue_after(folder: str, record: bytes, inputs: Sequence[str] | None) -> None:
+def continue_after(folder: str, record: bytes, inputs: Sequence[str]) -> None:
     """Let a query whose batch 0 read no input continue where another job's inputs were.
 
     The folder is then complete. ``inputs`` are those of the query.
@@ -237,7 +243,8 @@ def _fresh(system: fs.FileSystem, path: str, batch: int, record: bytes, inputs: 
 def _placed(system: fs.FileSystem, path: str, record: bytes, inputs: Sequence[str] | None) -> list[str]:
     """Write the logs of files that inputs have read, and return the offsets of the inputs, from the record of a batch.
 
-    An input without a name in the record begins at its start, and the end of inputs is not reached.
+    An input without a name in the record begins at its start, and the end of inputs is not reached. Without
+    ``inputs`` the query is the one of the record.
     """
     said = msgpack.unpackb(record)
     if said["sources"] is None:
@@ -245,9 +252,11 @@ def _placed(system: fs.FileSystem, path: str, record: bytes, inputs: Sequence[st
             "the job has read too many files for the log to know them, and its checkpoint is at another peer",
             hint="Give the job, or its peers, a checkpoint path that all of them reach (--checkpoints).",
         )
-    lines, before = _lines(said["offsets"]), said.get("inputs")
-    if before is None or inputs is None:
+    lines, before = _lines(said["offsets"]), said["inputs"]
+    if inputs is None:
         before = inputs = [str(place) for place in range(len(lines))]
+    elif before is None:
+        raise Incomplete("the log does not name the places of the inputs, so another job cannot continue there")
     numbers = dict(zip(before, _numbers(before), strict=True))
     moved = {
         str(numbers[name]): number for name, number in zip(inputs, _numbers(inputs), strict=True) if name in numbers

@@ -274,12 +274,12 @@ class Running:
     def _until_drained(self, query: Any, job: Job, setting: Setting) -> Step:
         """Wait until Spark has read everything.
 
-        That is so if no data is available, or (where timers cause batches) a batch was empty.
+        That is so if no data is available, or (where timers cause batches) a batch was empty and moved no place.
         """
         endless = any(task.format in ENDLESS for task in inputs_of(job))
         status, recent = query.status, _recent(query)
         quiet = not status["isTriggerActive"] and not status["isDataAvailable"]
-        if not (endless or quiet or (recent and not recent[-1]["numInputRows"])):
+        if not (endless or quiet or (recent and progress.is_empty(recent[-1]))):
             return self._until_drained
         if not stateful(job) or timed(job):
             query.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -33,18 +34,28 @@ class Use:
     """How many times Spark reads it in each batch."""
 
 
+def _streams(frame: Any) -> Iterator[tuple[Any, tuple[str, ...], str]]:
+    """Yield each use of a source in a plan, in Spark's order: the source, the aliases above it, and the input."""
+    for leaf, aliases in java.leaves(frame):
+        if leaf.isStreaming():
+            names = [one.removeprefix(INPUT) for one in aliases if one.startswith(INPUT)]
+            yield leaf, aliases, names[-1] if names else ""
+
+
+def names_of(frame: Any) -> list[str]:
+    """Return the input of each use of a source, in the order in which Spark notes their offsets; empty for others."""
+    return [name for _, _, name in _streams(frame)]
+
+
 def uses_of(frame: Any) -> list[Use]:
     """Return the sources of the plan of a frame, in Spark's order."""
     sources: list[Any] = []
     uses: list[Use] = []
-    for leaf, aliases in java.leaves(frame):
-        if not leaf.isStreaming():
-            continue
+    for leaf, aliases, name in _streams(frame):
         known = next((at for at, source in enumerate(sources) if source.equals(leaf)), None)
         if known is None:
             sources.append(leaf)
-            names = [one.removeprefix(INPUT) for one in aliases if one.startswith(INPUT)]
-            uses.append(Use(names[-1] if names else ""))
+            uses.append(Use(name))
         elif SHARED not in aliases:
             uses[known] = evolve(uses[known], count=uses[known].count + 1)
     return uses
@@ -102,6 +113,13 @@ def _sparks_watermark(progress: dict[str, Any]) -> int | None:
 
 def _observed(progress: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: one or {} for name, one in (progress.get("observedMetrics") or {}).items()}
+
+
+def is_empty(progress: dict[str, Any]) -> bool:
+    """Return whether a batch read nothing. Files that are older than ``since_ms`` have no rows, and move a place."""
+    sources = progress.get("sources") or []
+    moved = any(source.get("startOffset") != source.get("endOffset") for source in sources)
+    return not progress["numInputRows"] and not moved
 
 
 def has_ended(progress: dict[str, Any]) -> bool:

@@ -88,6 +88,14 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
     return {**ours, **settings.conf}
 
 
+def is_ours(name: str) -> bool:
+    """Return whether jobs depend on a setting of Spark, so that the defaults of a site must not change it."""
+    masters = ("local", "yarn")
+    ours = [configuration(Settings(Path(), master=one), Home(Path(), archive=None)) for one in masters]
+    needed = {*ours[0], *ours[1]} - {"spark.driver.memory"}
+    return name in needed or name.startswith(("spark.sql.streaming.", "spark.submit."))
+
+
 def _java_options(settings: Settings, home: Home) -> list[str]:
     options = ["-XX:+UseSerialGC", "-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr"]
     if settings.quick_start:

@@ -22,10 +22,20 @@ from onyxq.jobs.inherited_state import check_fit, kept_joins, kept_windows
 from onyxq.jobs.key_state import later
 from onyxq.jobs.model import Job, Reduce
 from onyxq.jobs.values import pack, unpack
-from onyxq.spark.checkpoint import Checkpoints, continue_after, has_state, is_restored, job_in, mark_of, recorded
+from onyxq.spark import java
+from onyxq.spark.checkpoint import (
+    Checkpoints,
+    continue_after,
+    has_state,
+    inputs_in,
+    is_restored,
+    job_in,
+    mark_of,
+    recorded,
+)
 from onyxq.spark.files import file_sink
 from onyxq.spark.places import located
-from onyxq.spark.plan.compile import Setting, folders_of, restoring
+from onyxq.spark.plan.compile import Setting, compiled, folders_of, restoring, sources
 from onyxq.spark.plan.regions import operators, streams
 
 COLUMNS = "task string, payload binary"
@@ -65,13 +75,14 @@ def resume(session: Any, job: Job, body: bytes, setting: Setting, resumed: Resum
         old = decode(job_in(folder))
         check_fit(old, job)
         recover(session, old, resumed.batch, record, setting.version)
-        record = recorded(folder, resumed.batch, mark_of(record), streams(old), bytes_max=SOURCES_BYTES_MAX)
+        record = recorded(folder, resumed.batch, mark_of(record), inputs_in(record), bytes_max=SOURCES_BYTES_MAX)
         cells = [_state(session, folder, old, task, names, resumed.batch) for task, names in _kept(old, job).items()]
     nothing = session.createDataFrame([("", b"")], COLUMNS)
     functools.reduce(lambda one, other: one.unionAll(other), cells, nothing).write.mode("overwrite").parquet(copy)
     stream = session.readStream.schema(COLUMNS).parquet(copy)
     restoring(session, job, body, setting, stream).start().awaitTermination()
-    continue_after(setting.checkpoint, record, streams(job))
+    inputs = streams(job) or sources(java.frame_of(compiled(session, job, body, setting)))
+    continue_after(setting.checkpoint, record, inputs)
     system, path = located(copy)
     system.delete_dir(path)
 

@@ -224,11 +224,11 @@ def test_a_call_that_names_a_missing_task_changes_no_other_task(wires: tuple[Wir
 NEUTRAL = set(
     """
     ahead_ms after after_ms all args backoff batch by bytes_max callback claimed client count data deadline_ms digest
-    duration_ms error expires_ms for_ms format from input job keep_ms key lease_ms like limit made_ms max missed
-    newest_first offsets
-    order owned part paused permanent priority progress request replace seen seen_seq seen_token schedule
-    since_ms skip state task_bytes_max timeout until_ms version w wait_ms where why
-    worker zone position partition peer entry known
+    duration_ms error expires_ms for_ms format from from_batch from_ms from_start input job keep_ms key lease_ms like
+    limit made_ms max missed new_id newest_first offsets order owned part paused
+    permanent priority progress request replace same_outputs seen seen_seq seen_token schedule since_ms
+    skip state task_bytes_max timeout until_ms version w wait_ms where why worker zone position partition peer
+    entry known
     """.split()
 ) | set(SETTINGS)
 """Arguments that name nothing that belongs to a queue, in any method."""
@@ -239,7 +239,7 @@ def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, l
     claim = [[task, 1, token]]
     found: dict[str, dict[str, list[Any]]] = {
         "id": {"timer.set": ["t"], "timer.get": ["t"], "timer.cancel": ["t"], "": [task]}
-        | {f"job.{verb}": ["theirs"] for verb in ("get", "wait", "kill", "seal")},
+        | {f"job.{verb}": ["theirs"] for verb in ("get", "wait", "kill", "seal", "replay")},
         "ids": {"taskstore.tasks": [[stored]], "": [[task]]},
         "items": {
             "complete": [[[task, 1, token, None, []]]],
@@ -268,6 +268,7 @@ def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, l
         "on_done": {"flow.make": [{"queue": THEIRS}]},
         "prepared": {"": [[]]},
         "body": {"": [b""]},
+        "outputs": {"": [{"out": THEIRS}]},
     }
     return found[argument]
 
@@ -323,5 +324,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "taskstore.update": {"client": 2, "adds": [[OURS, "x", 0]]},
     "taskstore.claim": {"client": 2, "group": OURS},
     "backup.hold": {"for_ms": -1},
+    "job.replay": {"id": "ours", "from_start": True},
 }
 """What else a call needs, of our own."""

@@ -158,12 +158,14 @@ def test_sparks_own_defaults_are_found_where_spark_looks(here: Path) -> None:
 
 
 def test_a_peer_with_spark_has_sparks_defaults_below_its_own_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting of ``--spark-conf`` replaces the default's; a peer without Spark reads no defaults."""
-    (here / "spark-defaults.conf").write_text("spark.driver.memory 4g\nspark.ui.port 4040\n")
+    """A setting of ``--spark-conf`` replaces the default's; what jobs depend on does not come from the defaults."""
+    ours = "spark.master yarn\nspark.sql.session.timeZone CET\nspark.sql.streaming.minBatchesToRetain 1\n"
+    foreign = "hive.metastore.uris=thrift://h\nspark.some.password hidden\n"
+    (here / "spark-defaults.conf").write_text(f"spark.driver.memory 4g\nspark.ui.port 4040\n{ours}{foreign}")
     (here / "own.conf").write_text("spark.driver.memory 5g\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(here))
     own = {"spark.driver.memory": "5g"}
-    for spark, wanted in (("true", {**own, "spark.ui.port": "4040"}), ("false", own)):
+    for spark, wanted in (("true", {**own, "spark.ui.port": "4040", "spark.some.password": "hidden"}), ("false", own)):
         said = {"ONYXQ_SPARK_CONF": "own.conf", "ONYXQ_SPARK": spark, "ONYXQ_SPARK_QUICK_START": "true"}
         found = spark_of(
             Context(args=Namespace(), config=Config(said, {}, ""), out=Output(as_json=True, environment={}))

@@ -93,6 +93,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "periodic.get": {"name": "page"},
     "periodic.remove": {"name": "page"},
     "job.submit": {"body": b"", "keep_ms": 1, "replace": False},
+    "job.replay": {
+        "id": "page", "new_id": "again", "from_start": True, "from_batch": None, "from_ms": None, "outputs": {},
+        "same_outputs": True, "keep_ms": 1,
+    },
     "job.list": {"state": "running", "progress": False},
     "job.get": {"id": "page"},
     "job.wait": {"id": "page", "wait_ms": 0},

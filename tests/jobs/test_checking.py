@@ -21,6 +21,7 @@ from onyxq import (
     Output,
     Predicate,
     Reduce,
+    Sql,
     Trigger,
     Window,
 )
@@ -220,6 +221,20 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"triggers": [Trigger("by_user", emit_to="raw")]}, "triggers[0].emit_to", "no edge leads from 'count' to 'raw'"),
     ({"triggers": [Trigger("by_user", emit_to=())]}, "triggers[0].emit_to", "is empty"),
+    (
+        {
+            **workflow(("count", "raw")),
+            **conditions(Condition("count", ["sums"], "a:b", errors_to=["raw"])),
+            "triggers": [Trigger("by_user", "batch", emit_to="sums")],
+        },
+        "flow_conditions[0].errors_to",
+        "names 'raw', but a trigger of window 'by_user' emits to other tasks only: add it to emit_to",
+    ),
+    (
+        {**catalog(Sql("split", "select 1", schema="word string")), **trigger("segments", count=5)},
+        "triggers[0].on",
+        "cannot be 'segments' after 'split': a frame task gives rows no fixed order",
+    ),
     ({"triggers": [Trigger("by_user", refinement="discard")]}, "triggers[0].refinement", "did you mean discarding?"),
     ({"lifecycles": [Lifecycle("slpit", before_job="a:b")]}, "lifecycles[0].task", "did you mean split?"),
     ({"lifecycles": [Lifecycle("split")]}, "lifecycles[0]", "says nothing"),

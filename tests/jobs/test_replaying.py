@@ -104,23 +104,18 @@ def test_the_id_of_a_replay_follows_from_the_request() -> None:
             "outputs",
             "'calls', which calls a function",
         ),
-        (
-            job(files()),
-            {"outputs": {"files": "/data/out"}, "same_outputs": True},
-            "outputs",
-            "where job old has output 'files'",
-        ),
-        (
-            job(files()),
-            {"outputs": {"files": "/data/out/b/"}, "same_outputs": True},
-            "outputs",
-            "where job old has output 'files'",
-        ),
-        (
-            job(files()),
-            {"outputs": {"files": "/data"}, "same_outputs": True},
-            "outputs",
-            "output 'files' ('/data/out')",
+        *(
+            (job(files(), KAFKA), {"outputs": {name: place}, "same_outputs": True}, "outputs", what)
+            for name, place, what in (
+                ("files", "/data/out", "output 'files' ('/data/out'): leave it out"),
+                ("files", "/data/out/b/", "where job old has output 'files'"),
+                ("files", "/data", "output 'files' ('/data/out')"),
+                ("files", "file:///data/x/../out", "where job old has output 'files'"),
+                ("files", "/data//out", "where job old has output 'files'"),
+                ("files", "/data/in/new", "which input 'lines' reads"),
+                ("rows", "public.totals", "where job old has output 'rows'"),
+                ("messages", "clicks", "which input 'clicks' reads"),
+            )
         ),
     ],
 )
@@ -188,7 +183,7 @@ def test_a_replay_begins_where_a_batch_of_its_job_began() -> None:
             stale = commit_batch.Args("old", stage.job("old").version - 1, batch, record(b"stale"), ())
             await stage.world.nodes[0].running.node.verdicts([stale])  # type: ignore[union-attr]
             await commit(stage, "old", batch, b"after %d" % batch)
-        for batch, said in ((0, "the first batch of job old"), (3, "it has 0 to 2")):
+        for batch, said in ((0, "it has 1 to 2"), (3, "it has 1 to 2")):
             with pytest.raises(BadRequest, match=said) as caught:
                 await stage.client.replay_job("old", from_batch=batch, same_outputs=True)
             assert caught.value.field == "from_batch"
@@ -203,7 +198,9 @@ def test_a_replay_begins_where_a_batch_of_its_job_began() -> None:
     on_stage(play, spark=(0,))
 
 
-@pytest.mark.parametrize(("lacking", "said"), [("sources", "more files by then"), ("inputs", "frame tasks decide")])
+@pytest.mark.parametrize(
+    ("lacking", "said"), [("sources", "more files by then"), ("inputs", "does not name the places")]
+)
 def test_a_batch_whose_record_lacks_places_cannot_be_replayed(lacking: str, said: str) -> None:
     """The error gives the reason."""
     with pytest.raises(BadRequest, match=said) as caught:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from onyxq.client import Client
 from onyxq.jobs.encoding import decode, encode
@@ -204,6 +205,19 @@ def test_an_input_of_files_begins_at_a_time(spark: Any, tmp_path: Path) -> None:
     assert sorted(one["n"] for one in written(tmp_path / "out")) == [2, 3]
     assert [one["value"] for one in written(tmp_path / "counted")] == [2]
     assert job.preview().outputs["out"] == [{"n": 2}, {"n": 3}]
+
+
+def test_a_batch_of_older_files_is_not_the_end_of_an_input(spark: Any, tmp_path: Path) -> None:
+    """It has no rows, but it moves the input's place: newer files are still to be read."""
+    files = filled(spark, "json", tmp_path, NUMBERS)
+    job = job_of("a cut and an output", [evolve(files, since_ms=253_402_300_799_000)], tmp_path)
+    body = encode(job)
+    query = compiled(spark, job, body, Setting(1, 2, str(tmp_path / "checkpoint"), None)).start()
+    query.awaitTermination()
+    (said,) = [json.loads(one) for one in java.reports(query)]
+    assert said["numInputRows"] == 0 and not progress.is_empty(said)
+    places = [{**source, "startOffset": source["endOffset"]} for source in said["sources"]]
+    assert progress.is_empty({**said, "sources": places})
 
 
 def test_an_input_that_feeds_several_stages_is_read_once(spark: Any, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import pytest
 from attrs import evolve
 
 from onyxq.errors import BadRequest, Incomplete
-from onyxq.jobs.encoding import encode
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
 from onyxq.jobs.replays import places_in, replayed
+from onyxq.spark import java
 from onyxq.spark.checkpoint import Checkpoints, note_job, recorded
-from onyxq.spark.plan.compile import Setting
+from onyxq.spark.plan.compile import Setting, compiled, sources
 from onyxq.spark.plan.regions import streams
 from onyxq.spark.state_copy import Resumed, resume
 from tests.spark.job_world import HERE, run, written
@@ -166,15 +167,49 @@ def test_a_job_continues_the_inputs_of_one_that_has_completed(spark: Any, tmp_pa
     assert [(one["key"], one["value"]) for one in written(tmp_path / "out") if "key" in one] == [("b", 2)]
 
 
-@pytest.mark.parametrize("windows", [False, True])
-def test_a_replay_begins_at_a_batch_of_its_job_with_empty_windows(spark: Any, tmp_path: Path, windows: bool) -> None:
+def test_inputs_of_a_changed_query_continue_by_their_names(spark: Any, tmp_path: Path) -> None:
+    """Frame tasks decide in which order Spark reads the inputs; another order, and a new input, mix up no places."""
+
+    def union(*names: str, **more: Any) -> Job:
+        text = " union all ".join(f"select n from {name}" for name in names)
+        inputs = [Input(name, format="json", path=str(tmp_path / name), schema="n int") for name in sorted(names)]
+        out = Output("out", format="json", path=str(tmp_path / "out"))
+        edges = [*((name, "both") for name in names), ("both", "out")]
+        return Job(workflow=edges, catalog=[*inputs, Sql("both", text), out], key_groups=2, **more)
+
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+    old, at = union("first", "second", id="old"), None
+    for name, numbers in (("first", (1, 2)), ("second", (11,))):
+        for batch, number in enumerate(numbers):
+            lines(tmp_path / name, f"{batch}.json", [{"n": number}])
+            at = run(spark, old, tmp_path, batch=-1 if at is None else last_batch(at))
+    assert at is not None
+    body, setting = encode(old), Setting(version=1, slots=2, checkpoint=str(at), connect=None)
+    names = sources(java.frame_of(compiled(spark, decode(body), body, setting)))
+    assert sorted({*names}) == ["<end>", "first", "second"]
+    note_job(str(at), body)
+    left = Resumed("old", "killed", last_batch(at), recorded(str(at), last_batch(at), "", names))
+    new = union("second", "third", "first", id="new", resume="old", drop_state=("both",))
+    resumed(spark, new, tmp_path, left)
+    for name, number in (("first", 3), ("second", 12), ("third", 21)):
+        lines(tmp_path / name, "9.json", [{"n": number}])
+    run(spark, new, tmp_path, version=7, batch=0)
+    assert sorted(one["n"] for one in written(tmp_path / "out")) == [1, 2, 3, 11, 12, 21]
+
+
+@pytest.mark.parametrize("kind", ["plain", "windows", "frames"])
+def test_a_replay_begins_at_a_batch_of_its_job_with_empty_windows(spark: Any, tmp_path: Path, kind: str) -> None:
     """It reads the files that this batch and later ones have read, and those that came since, each once."""
+    windows, frames = kind == "windows", kind == "frames"
     source = Input("in", format="json", path=str(tmp_path / "in"), schema="n int")
+    first = [("in", "same"), ("same", "out")] if frames else [("in", "out")]
     old = Job(
         id="old",
-        workflow=[("in", "out"), *([("in", "count"), ("count", "counts")] if windows else [])],
+        workflow=[*first, *([("in", "count"), ("count", "counts")] if windows else [])],
         catalog=[
             source,
+            *([Sql("same", "select n from `in`")] if frames else []),
             Output("out", format="json", path=str(tmp_path / "out")),
             *([Reduce("count"), Output("counts", format="json", path=str(tmp_path / "counts"))] if windows else []),
         ],
@@ -187,11 +222,13 @@ def test_a_replay_begins_at_a_batch_of_its_job_with_empty_windows(spark: Any, tm
         lines(tmp_path / "in", f"{batch}.json", [{"n": batch}] * 2)
         at = run(spark, old, tmp_path, batch=batch - 1)
     assert last_batch(at) == 2
-    begin = places_in(recorded(str(at), 0, "of files", streams(old)))
+    setting = Setting(version=1, slots=2, checkpoint=str(at), connect=None)
+    names = streams(old) or sources(java.frame_of(compiled(spark, old, encode(old), setting)))
+    begin = places_in(recorded(str(at), 0, "of files", names))
     lines(tmp_path / "in", "3.json", [{"n": 3}])
     outputs = {name: str(tmp_path / f"{name}-again") for name in ("out", "counts")}
     new = replayed(old, id="new", since_ms=None, outputs=outputs, begin=begin)
-    if windows:
+    if windows or frames:
         resumed(spark, new, tmp_path, Resumed("new", "completed", 0, begin))
         run(spark, new, tmp_path, version=7, batch=0)
     else:

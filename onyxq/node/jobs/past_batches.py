@@ -9,43 +9,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 
+import trio
 from attrs import define
 
-from onyxq.core import snapshot
 from onyxq.core.errors import BadRequest
 from onyxq.core.log.interface import Record
-from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.replica import EMPTY, Job, Replica
 from onyxq.history.replay import steps
+from onyxq.node.collector import unpacked
 from onyxq.node.log_view import LogView
 from onyxq.node.node import Node
 
 
-async def offsets_before(node: Node, view: LogView, job: str, batch: int) -> bytes:
+async def offsets_before(node: Node, view: LogView, job: Job, batch: int) -> bytes:
     """Return the record of the places where a batch of a job began: that of the batch before.
 
     Raises `BadRequest` naming the batches that are possible, or `LogUnavailable`.
     """
     async with view.session() as session:
         origin = await session.origin()
-    start = EMPTY if origin is None else await node.offload(snapshot.unpack, origin.data)
-    search = _Search(start, job, batch)
-    found: bytes | None = None
+    start = EMPTY if origin is None else await unpacked(origin.data)
+    del origin
+    search = _Search(start, job.id, job.submitted, batch)
     async with aclosing(view.pages(start.position + 1, node.replica.position)) as pages:
         async for page in pages:
-            found = await node.offload(search.look, page)
-            if found is not None:
-                break
-    if found:
-        return found
-    if found is not None:
-        raise BadRequest(
-            f"from_batch is {batch}, the first batch of job {job}: the log has no places before it",
-            field="from_batch",
-            hint="Replay from the start.",
-        )
+            for record in page:
+                if found := search.look([record]):
+                    return found
+                await trio.lowlevel.checkpoint()
     known = "none" if search.first is None else f"{search.first} to {search.last}"
     raise BadRequest(
-        f"from_batch is {batch}, and the log does not have the beginning of this batch of job {job}: it has {known}",
+        f"from_batch is {batch}, and the log does not have the beginning of this batch of job {job.id}: it has {known}",
         field="from_batch",
         hint="Replay from a time, or from the start. A log collection trims the beginnings of earlier batches.",
     )
@@ -57,19 +51,22 @@ class _Search:
 
     replica: Replica
     job: str
+    submitted: int
+    """Position at which it was submitted: an earlier job may have had its id."""
     batch: int
     first: int | None = None
-    """The first batch of the job that was committed on the way."""
+    """The first batch of the job whose beginning is in the log."""
     last: int | None = None
 
-    def look(self, records: Sequence[Record]) -> bytes | None:
-        """Apply records; return the offsets before the batch, once it is committed."""
+    def look(self, records: Sequence[Record]) -> bytes:
+        """Apply records; return the offsets before the batch, once it is committed, and nothing until then."""
         for done in steps(self.replica, records):
             before, after = (replica.jobs.get(self.job) for replica in (self.replica, done.replica))
             self.replica = done.replica
-            if before is None or after is None or before.batch == after.batch:
+            if before is None or after is None or before.batch == after.batch or after.submitted != self.submitted:
                 continue
-            self.first, self.last = after.batch if self.first is None else self.first, after.batch
+            if before.offsets:
+                self.first, self.last = after.batch if self.first is None else self.first, after.batch
             if after.batch == self.batch:
                 return before.offsets
-        return None
+        return b""

@@ -27,7 +27,7 @@ from onyxq.spark.plan import end_of_input, outputs, rows
 from onyxq.spark.plan.fused import Place, run
 from onyxq.spark.plan.inputs import Opened, open_input, placed, shared
 from onyxq.spark.plan.regions import Region, Stage, stages, streams, timed, uses
-from onyxq.spark.progress import INPUT
+from onyxq.spark.progress import INPUT, names_of
 from onyxq.spark.sinks import calls, tables
 
 _NOTHING = "<nothing>"
@@ -182,7 +182,7 @@ class _Flow:
         errors = {task.name: task.errors for task in tasks if task.errors is not None}
         common = {**_common(job, setting), "committed": str(setting.batch)}
         options = outputs.options_of(folders, queues, errors, common)
-        options["inputs"] = json.dumps(streams(job))
+        options["inputs"] = json.dumps(streams(job) or sources(frame))
         writer = (frame if limit is None else frame.coalesce(limit)).writeStream.format(outputs.FORMAT)
         writer = writer.options(**options).option("checkpointLocation", setting.checkpoint)
         writer = writer.queryName(f"{job.id}/{setting.version}")
@@ -216,6 +216,11 @@ class _Restoring(_Flow):
 
         columns = (of.lit(b"").alias("lineage"), of.lit(rows.STATE).alias("out"), of.col("payload"))
         return self._state.where(of.col("task") == task).select(*columns)
+
+
+def sources(frame: Any) -> list[str]:
+    """Return the inputs of what a query writes in the order of their offsets, also if frame tasks decide it."""
+    return [name or rows.END for name in names_of(frame)]
 
 
 def bounded(job: Job) -> bool:

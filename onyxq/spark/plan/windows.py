@@ -110,7 +110,7 @@ class Folding:
     def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
         try:
             for part in self._parts:
-                part.add(value, now_ms)
+                part.add(value, now_ms, lineage)
         except Exception as error:
             raise self._work.failed(error, value) from error
 

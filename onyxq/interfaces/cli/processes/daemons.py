@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +148,7 @@ def spark_of(context: Context) -> dict[str, Any]:
         "slots": int(given) if given is not None else (cores() if spark else 0),
         "tags": _names(context.text("tags")),
         "spark_master": context.text("spark_master"),
-        "spark_conf": spark_conf(spark_defaults() if spark else "") | spark_conf(context.text("spark_conf")),
+        "spark_conf": (site_settings() if spark else {}) | spark_conf(context.text("spark_conf")),
         "spark_warm": context.switched_on("spark_warm"),
         "spark_quick_start": context.switched_on("spark_quick_start"),
         "checkpoints": context.text("checkpoints") or None,
@@ -169,22 +169,25 @@ def spark_defaults(environment: Mapping[str, str] = os.environ) -> str:
     return str(path) if path.is_file() else ""
 
 
+def site_settings() -> dict[str, str]:
+    """Return the settings in the site's file of defaults, without those on which OnyxQ depends.
+
+    As in Spark, lines that are no settings of Spark have no effect.
+    """
+    from onyxq.spark.session import is_ours
+
+    path = spark_defaults()
+    found = [setting for _, setting in _lines(path) if setting is not None] if path else []
+    return {setting[1]: setting[2] for setting in found if not is_ours(setting[1])}
+
+
 def spark_conf(path: str) -> dict[str, str]:
     """Return the settings of Spark in a file; raises `BadRequest` if it cannot be read."""
-    if not path:
-        return {}
-    try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="spark_conf") from None
     found = {}
-    for number, line in enumerate(map(str.strip, lines), start=1):
-        if not line or line.startswith("#"):
-            continue
-        setting = SPARK_SETTING.fullmatch(line)
+    for number, setting in _lines(path) if path else ():
         if setting is None:
             raise BadRequest(
-                f"{path}, line {number}: {line!r} is not a setting of Spark",
+                f"{path}, line {number} is not a setting of Spark",
                 field="spark_conf",
                 hint="Write a name that begins with spark., a space, and a value: spark.driver.memory 2g",
             )
@@ -192,6 +195,17 @@ def spark_conf(path: str) -> dict[str, str]:
     if any(SECRET_SETTING.search(name) for name in found):
         check_private(path, field="spark_conf")
     return found
+
+
+def _lines(path: str) -> Iterator[tuple[int, re.Match[str] | None]]:
+    """Yield the number of each line that is neither empty nor a comment, and the setting in it."""
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="spark_conf") from None
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if line and not line.startswith("#"):
+            yield number, SPARK_SETTING.fullmatch(line)
 
 
 def cores() -> int:
