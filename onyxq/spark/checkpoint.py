@@ -69,7 +69,7 @@ class Checkpoints:
             elif recorded:
                 if stateful(job) and batch >= 0:
                     raise _unreachable(job, base)
-                _fresh(system, mine, last, recorded, streams(job))
+                _fresh(system, mine, last, recorded, streams(job) if inputs_in(recorded) else None)
             elif batch >= 0:
                 raise _unreachable(job, base)
         _drop(system, mine, last)

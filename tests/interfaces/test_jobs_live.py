@@ -417,7 +417,7 @@ def test_a_job_is_replayed_by_a_command(client: Client, line: Line) -> None:
         (("--from", "start"), "output 'out': queue 'b' would get its tasks again"),
         (("--from", "soon", "--same-outputs"), "a time looks like"),
         (("--from", "start", "--output", "out"), "is not NAME=PLACE"),
-        (("--from", "2", "--same-outputs"), "it has 0 to 1"),
+        (("--from", "2", "--same-outputs"), "it has 1 to 1"),
     ):
         code, out, err = line("job", "replay", job.id, *said)
         assert (code, out) == (2, "") and what in err, err
