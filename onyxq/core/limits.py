@@ -92,6 +92,8 @@ FLOWS_QUEUE = "onyxq.flows"
 FLOW_JOINS_QUEUE = "onyxq.flows.joins"
 """The queue of the joins of large flows: a record may depend on few tasks, so it depends on joins of them."""
 PERIODIC_DATA_BYTES_MAX = 64 << 10
+INPUT_SINCE_MS_MAX = 253_402_300_799_999
+"""Latest time at which the inputs of a job may begin, in ms since the epoch: the end of the year 9999."""
 JOB_KEEP_MS_MAX = 10 * 366 * 86_400_000
 """How long the outcome of a job may be kept."""
 

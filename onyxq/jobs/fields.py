@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import PRIORITY_MAX, PRIORITY_MIN, is_plain
+from onyxq.core.limits import INPUT_SINCE_MS_MAX, PRIORITY_MAX, PRIORITY_MIN, is_plain
 from onyxq.jobs import model
 from onyxq.jobs.encoding import canonical
 from onyxq.jobs.functions import REFERENCE
@@ -26,8 +26,6 @@ SLOTS_MAX = 100_000
 TIME_MS_MAX = 10 * 366 * 86_400_000
 SEGMENTS_MAX = 1_000_000_000
 """Largest number of segments between two firings of a trigger."""
-MOMENT_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999, in milliseconds since the epoch."""
 SQL_CHARS_MAX = 50_000
 _BLANKS = str.maketrans("\n\r\t", "   ")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -173,7 +171,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "bounded": _TRUTH,
         "max_rows": _integer(1, 10_000_000),
         "static": _TRUTH,
-        "since_ms": _integer(0, MOMENT_MS_MAX).or_none(),
+        "since_ms": _integer(0, INPUT_SINCE_MS_MAX).or_none(),
         **_EVENT_TIME,
     },
     model.Output: {

@@ -7,15 +7,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from onyxq.core.limits import JOB_KEEP_MS_MAX, MOMENT, PLAIN, Name
+from onyxq.core.limits import INPUT_SINCE_MS_MAX, JOB_KEEP_MS_MAX, MOMENT, PLAIN, Name
 from onyxq.operations.table.access import everywhere
 from onyxq.operations.table.operation import Args, Http, Operation, Result, Verb
 
 ID_CHARS_MAX = 120
 KEEP_MS = 7 * 86_400_000
 WAIT_MS_MAX = 600_000
-TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999, in milliseconds since the epoch."""
 JobState: TypeAlias = Literal["waiting", "running", "completed", "killed", "failed"]
 JobId: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern=PLAIN, description="Id of the job.")
@@ -111,7 +109,7 @@ class ReplayJob(Args):
         Meta(description="Inputs begin where they were before this batch of the job, if the log still has that."),
     ] = None
     from_ms: Annotated[
-        Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None,
+        Annotated[int, Meta(ge=0, le=INPUT_SINCE_MS_MAX)] | None,
         Meta(
             description="Inputs begin at this time: with the files that were modified, and the messages of Kafka that "
             "were sent, then or later.",
