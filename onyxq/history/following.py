@@ -89,7 +89,7 @@ class Trimmed(NotFound):
     code, hint = "trimmed", "An archive (--archive DIR) or an older dump (--file FILE) may reach further back."
 
     def __init__(self, start: int, origin: int) -> None:
-        super().__init__(f"records from {start} on are trimmed: the log goes on behind its origin at {origin}")
+        super().__init__(f"records from {start} on are trimmed: the log continues after its snapshot at {origin}")
         self.origin = origin
 
 

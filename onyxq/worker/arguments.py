@@ -19,8 +19,8 @@ from onyxq.worker.resources import used_by
 from onyxq.worker.values import from_json, to_json
 
 NOT_JSON = (
-    "Annotate it with its class. Bytes, dates, times, UUIDs, decimals, enums, dataclasses, typed dicts, and pydantic, "
-    "msgspec and attrs models can be sent."
+    "Annotate it with its class. Bytes, datetimes, dates, times, UUIDs, decimals, enums, dataclasses, typed dicts, and "
+    "pydantic, msgspec and attrs models can be sent."
 )
 """Hint for a value that cannot be sent as it is."""
 

@@ -92,7 +92,7 @@ class Attempt:
             raise
 
     async def progress(self, client: AsyncClient, done: float, total: float | None, note: str) -> None:
-        """Store progress at most once a second, and always at the end."""
+        """Store progress at most once a second, and always when ``done`` reaches ``total``."""
         now = anyio.current_time()
         if now < self._progress_at + PROGRESS_S and (total is None or done < total):
             return

@@ -108,7 +108,10 @@ class Context(About):
         return await self._attempt.log(self.client, value)
 
     async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Report progress to people who look at the task; stored at most once a second, and at the end."""
+        """Report progress to people who look at the task.
+
+        It is stored at most once a second, and when ``done`` reaches ``total``.
+        """
         await self._attempt.progress(self.client, done, total, note)
 
     async def earlier(self) -> list[LogEntry]:

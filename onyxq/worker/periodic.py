@@ -102,7 +102,7 @@ def orphans(
             what = "does not call it any more" if called in tasks else "has no such task"
             out.append(
                 f"periodic task {one['name']!r} calls {called!r}, and this application {what}: "
-                f"if nobody else wants it, end it with: onyxq periodic remove {one['name']}"
+                f"if no other program needs it, end it with: onyxq periodic remove {one['name']}"
             )
     return out
 

@@ -30,6 +30,7 @@ AS_TEXT: dict[Any, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     bytes: (_base64, _of_base64),
     datetime.datetime: (datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.date: (datetime.date.isoformat, datetime.date.fromisoformat),
+    datetime.time: (datetime.time.isoformat, datetime.time.fromisoformat),
     uuid.UUID: (str, uuid.UUID),
     decimal.Decimal: (str, decimal.Decimal),
 }

@@ -71,6 +71,7 @@ FITS: list[tuple[Any, Any]] = [
     (bytes, b"\x00\xff"),
     (datetime.date, DAY),
     (datetime.datetime, MOMENT),
+    (datetime.time, MOMENT.timetz()),
     (uuid.UUID, NUMBER),
     (decimal.Decimal, decimal.Decimal("1.10")),
     (Address, {"city": "Bonn"}),
