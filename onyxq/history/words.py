@@ -324,6 +324,11 @@ def _fail_job(args: Args) -> str:
     return f"job {args['job']} failed under version {args['version']}: {brief(args['error'])}"
 
 
+def _drop_savepoint(args: Args) -> str:
+    why = f": {brief(args['why'])}" if args["why"] else ""
+    return f"savepoint {args['name']} is removed{why}"
+
+
 def _commit_batch(args: Args) -> str:
     whose = f"batch {args['batch']} of job {args['job']} under version {args['version']}" if args["job"] else "a group"
     return f"{whose}: {'; '.join(map(_commit, args['transactions'])) or 'nothing but its offsets'}"
@@ -378,6 +383,10 @@ _SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
         "complete_job": "job {job} is completed under version {version}",
         "fail_job": _fail_job,
         "report_job": "the progress of job {job} under version {version} is recorded",
+        "begin_savepoint": "savepoint {name} of job {job} is begun",
+        "keep_savepoint": "savepoint {name} is complete: after batch {batch} of its job, {size_bytes} bytes at {place}",
+        "drop_savepoint": _drop_savepoint,
+        "restore_job": lambda args: f"{_submit_job(args)}, from savepoint {args['savepoint']}",
         "gc": "log collection: the replica at this position becomes the snapshot, and earlier records are trimmed",
         "finish_gc": "the collection at {position} is finished: {trimmed} records are trimmed, "
         "the snapshot has {origin_bytes} bytes",

@@ -206,7 +206,7 @@ class JobsModel(Model):
 
 
 _MOVING = frozenset(
-    "submit_job replay_job kill_job complete_job fail_job set_slots drain_node leave_cluster prepare_join_cluster "
-    "accept_join_cluster abort_join_cluster".split()
+    "submit_job replay_job restore_job kill_job complete_job fail_job set_slots drain_node leave_cluster "
+    "prepare_join_cluster accept_join_cluster abort_join_cluster".split()
 )
 """Entries after which another peer may drive a job."""

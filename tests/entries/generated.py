@@ -14,11 +14,13 @@ from typing import Any
 from pyrsistent import pmap
 
 from log_entries import (
+    begin_savepoint,
     commit_batch,
     commit_transaction,
     complete_job,
     drain_node,
     driver_ready,
+    drop_savepoint,
     expire_claims,
     fail_job,
     finish_gc,
@@ -28,6 +30,7 @@ from log_entries import (
     grant_claims,
     grant_limited_claims,
     hold_transactions,
+    keep_savepoint,
     kill_job,
     pause_periodic,
     purge,
@@ -39,6 +42,7 @@ from log_entries import (
     replace_node,
     replay_job,
     report_job,
+    restore_job,
     seal_input,
     set_periodic,
     set_queue,
@@ -48,10 +52,11 @@ from log_entries import (
     submit_job,
     yield_partition,
 )
+from log_entries.begin_savepoint import savepoint_of
 from log_entries.registry import VERSIONS
 from onyxq.core.facts import RELEASED, RETRIED
 from onyxq.core.ids import Run, TaskId, make_id, runs_of
-from onyxq.core.replica import Replica
+from onyxq.core.replica import Job, Replica
 from onyxq.core.snapshot import pack
 from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.world import START_MS, Ensemble, World, creation
@@ -65,7 +70,7 @@ ODDS = {
     "transaction": 9,
     "queue": 5,
     "periodic": 4,
-    "job": 9,
+    "job": 18,
     "node": 3,
     "garbage": 1,
     "repeat": 2,
@@ -204,23 +209,46 @@ def _periodic(replica: Replica, number: int, epoch: int, random: Random) -> Any:
 
 
 def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
-    """Submit a job, or report something about one."""
+    """Submit a job, or report something about one, or about a savepoint."""
+    running = [one for _, one in sorted(replica.jobs.items()) if one.state == "running" and one.batch >= 0]
+    if running and random.random() < 0.4:
+        return _savepoint(replica, random.choice(running), random)
     name = f"j{random.randrange(12)}"
     found = replica.jobs.get(name)
     if found is None or random.random() < 0.2:
-        least, share = random.randint(1, 3), random.choice((0, 0, 20, 60))
-        scheduler = "percentage" if share else random.choice(("balanced", "greedy"))
-        zones = ("z1",) if random.random() < 0.2 else ()
-        beside = random.choice(sorted(replica.jobs)) if replica.jobs and random.random() < 0.3 else ""
-        tasks = (("parse", random.randrange(3), 3, 0), ("count", 1, 0, 50))
-        slots = (least, random.choice((0, least + 2)))
-        named = (beside, ("in",), tasks, False, random.choice((0, 5_000)))
-        submission = (name, b"body", name.encode().ljust(16), scheduler, share, *slots, (), zones, *named)
+        submission = _submission(replica, name, random)
         return random.choice((submit_job.Args(*submission), replay_job.Args(*submission, begin=b"there")))
     version = found.version - (random.random() < 0.1)
     said: list[Any] = [*[driver_ready.Args(name, version)] * 3, seal_input.Args(name, "in"), kill_job.Args(name)]
     said.append(report_job.Args(name, version, b"%d rows" % random.randrange(9)))
+    said += [commit_batch.Args(name, version, found.batch + 1, b"here", ())] * 2
     return random.choice([*said, complete_job.Args(name, version), fail_job.Args(name, version, "no")])
+
+
+def _submission(replica: Replica, name: str, random: Random) -> tuple[Any, ...]:
+    least, share = random.randint(1, 3), random.choice((0, 0, 20, 60))
+    scheduler = "percentage" if share else random.choice(("balanced", "greedy"))
+    zones = ("z1",) if random.random() < 0.2 else ()
+    beside = random.choice(sorted(replica.jobs)) if replica.jobs and random.random() < 0.3 else ""
+    tasks = (("parse", random.randrange(3), 3, 0), ("count", 1, 0, 50))
+    slots = (least, random.choice((0, least + 2)))
+    named = (beside, ("in",), tasks, False, random.choice((0, 5_000)))
+    return name, b"body", name.encode().ljust(16), scheduler, share, *slots, (), zones, *named
+
+
+def _savepoint(replica: Replica, job: Job, random: Random) -> Any:
+    """Begin a savepoint of a job, complete it, submit a job from it, or drop it."""
+    name = f"s{random.randrange(2)}"
+    one = savepoint_of(replica, name)
+    if one is None or random.random() < 0.1:
+        return begin_savepoint.Args(name, job.id)
+    if random.random() < 0.2:
+        return drop_savepoint.Args(name, one.position)
+    if one.complete:
+        submission = _submission(replica, f"r{random.randrange(9)}", random)
+        return restore_job.Args(*submission, savepoint=name, position=one.position)
+    job = replica.jobs.get(one.job, job)
+    return keep_savepoint.Args(name, one.position, job.version, job.batch, b"there", f"/{name}", 7)
 
 
 def _transaction(replica: Replica, number: int, epoch: int, random: Random) -> Any:

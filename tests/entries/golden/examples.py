@@ -14,11 +14,13 @@ from pyrsistent import pmap
 from log_entries import (
     abort_join_cluster,
     accept_join_cluster,
+    begin_savepoint,
     commit_batch,
     commit_transaction,
     complete_job,
     drain_node,
     driver_ready,
+    drop_savepoint,
     expire_claims,
     fail_job,
     finish_gc,
@@ -28,6 +30,7 @@ from log_entries import (
     grant_claims,
     grant_limited_claims,
     hold_transactions,
+    keep_savepoint,
     kill_job,
     leave_cluster,
     notify_join_cluster,
@@ -43,6 +46,7 @@ from log_entries import (
     replace_node,
     replay_job,
     report_job,
+    restore_job,
     seal_input,
     set_periodic,
     set_queue,
@@ -59,7 +63,7 @@ from onyxq.core.log.interface import Record
 from onyxq.core.log.record import encode_entry, encode_record
 from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.golden.batches import batch_log
-from tests.entries.golden.jobs import job_log, replay_log, report_log
+from tests.entries.golden.jobs import job_log, replay_log, report_log, savepoint_log
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
 
 FIRST = make_id(START_MS, 0, 0x0123456789ABCDEF, 0)
@@ -174,6 +178,28 @@ EXAMPLES: Mapping[str, Any] = {
     "complete_job": complete_job.Args("words-7", 1 << 33),
     "fail_job": fail_job.Args("words-7", 1 << 33, "task count: no such column"),
     "report_job": report_job.Args("words-7", 1 << 33, b"rows: 7"),
+    "begin_savepoint": begin_savepoint.Args("before-2.1", "words-7", "a request"),
+    "keep_savepoint": keep_savepoint.Args("before-2.1", 1 << 33, 1 << 32, 40, b"places", "s3a://b/ü", 1 << 40),
+    "drop_savepoint": drop_savepoint.Args("before-2.1", 1 << 33, "the disk is full", 1 << 32),
+    "restore_job": restore_job.Args(
+        "words-9",
+        b"\x82\xa2id\xa7words-9",
+        b"0123456789abcdeh",
+        "greedy",
+        0,
+        2,
+        8,
+        ("big",),
+        ("zone-1",),
+        "lines",
+        ("more",),
+        (("split", 1, 0, 50),),
+        True,
+        86_400_001,
+        "",
+        "before-2.1",
+        1 << 33,
+    ),
     "gc": gc.Args(),
     "finish_gc": finish_gc.Args(1 << 33, 20_000, 64 << 20),
 }
@@ -460,5 +486,6 @@ SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "holds": hold_log,
     "reports": report_log,
     "replays": replay_log,
+    "savepoints": savepoint_log,
 }
 """Name of a log's file -> function that makes its records."""

@@ -7,16 +7,20 @@ from typing import Any
 import attrs
 
 from log_entries import (
+    begin_savepoint,
     commit_batch,
     complete_job,
     drain_node,
     driver_ready,
+    drop_savepoint,
     fail_job,
     gc,
+    keep_savepoint,
     kill_job,
     leave_cluster,
     replay_job,
     report_job,
+    restore_job,
     seal_input,
     set_slots,
     submit_job,
@@ -146,3 +150,52 @@ def replay(name: str, **changes: Any) -> replay_job.Args:
     """Return arguments that submit such a job at the place of a first batch."""
     plain = {field.name: getattr(job(name), field.name) for field in attrs.fields(submit_job.Args)}
     return replay_job.Args(**{**plain, "begin": b"places 0", **changes})
+
+
+def savepoint_log() -> list[Record]:
+    """Make a log with savepoints: begun, refused, completed, used, dropped, and one whose job ends too early."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a", "b")
+    world.settle("a", "b")
+    world.submit("a", job("one"), begin_savepoint.Args("first", "one"), job("far", zones=("nowhere",)))
+    version = world.now.jobs["one"].version
+    for batch in range(2):
+        world.submit("a", commit_batch.Args("one", version, batch, b"places %d" % batch, ()))
+    world.submit("a", begin_savepoint.Args("first", "one", "r1"), begin_savepoint.Args("first", "one", "r2"))
+    at = world.now.position
+    world.submit("b", begin_savepoint.Args("-", "one"), begin_savepoint.Args("x", "one", "r" * 201))
+    world.submit("b", begin_savepoint.Args("x", "none"), begin_savepoint.Args("x", "far"))
+    world.submit("b", _kept("first", at - 1, version), _kept("none", at, version), _kept("first", at, version - 1))
+    world.submit("b", _kept("first", at, version, batch=0), _kept("first", at, version, batch=2))
+    world.submit("b", _kept("first", at, version, offsets=b""), _kept("first", at, version, place=""))
+    world.submit("b", _restored("two", "first", at))
+    world.submit("b", _kept("first", at, version), _kept("first", at, version), _kept("first", at, version, place="/y"))
+    world.submit("a", begin_savepoint.Args("first", "one", "r1"), begin_savepoint.Args("first", "one", "r2"))
+    world.submit("a", _restored("two", "first", at - 1), _restored("x", "first", at, resume="one"))
+    world.submit(
+        "a", _restored("two", "first", at), _restored("two", "first", at), _restored("x", "first", at, body=b"")
+    )
+    world.submit("a", drop_savepoint.Args("first", at))
+    world.submit("a", commit_batch.Args("two", world.now.jobs["two"].version, 0, b"further", ()))
+    world.submit("b", drop_savepoint.Args("first", at - 1), drop_savepoint.Args("first", at, "x" * 8_193))
+    world.submit("b", drop_savepoint.Args("first", at, "no", version))
+    world.submit("b", drop_savepoint.Args("first", at), drop_savepoint.Args("first", at), _restored("two", "first", at))
+    world.submit("b", begin_savepoint.Args("second", "one"))
+    fourth = world.submit("b", begin_savepoint.Args("fourth", "one"), gc.Args()).replica.position
+    world.submit("b", drop_savepoint.Args("fourth", fourth, "no", version - 1))
+    world.submit("b", drop_savepoint.Args("fourth", fourth, "no", version))
+    world.submit("b", kill_job.Args("one"), begin_savepoint.Args("third", "one"), _kept("second", at, version))
+    world.settle("a", "b")
+    world.submit("b", gc.Args(), begin_savepoint.Args("third", "one"))
+    return world.records
+
+
+def _kept(name: str, position: int, version: int, **changes: Any) -> keep_savepoint.Args:
+    plain: dict[str, Any] = {"batch": 1, "offsets": b"places 1", "place": "/x", "size_bytes": 7}
+    return keep_savepoint.Args(name, position, version, **{**plain, **changes})
+
+
+def _restored(name: str, savepoint: str, position: int, **changes: Any) -> restore_job.Args:
+    plain = {field.name: getattr(job(name), field.name) for field in attrs.fields(submit_job.Args)}
+    return restore_job.Args(**{**plain, **changes, "savepoint": savepoint, "position": position})
