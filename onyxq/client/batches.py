@@ -13,6 +13,7 @@ from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId, partition_of
 from onyxq.core.limits import NAME_KEEP_MS
 from onyxq.operations.table.operation import plain
+from onyxq.operations.table.savepoint import ALL_SAVEPOINTS, DROP_SAVEPOINT, KEEP_SAVEPOINT
 from onyxq.operations.table.task import READ_BODIES
 from onyxq.operations.table.transaction import AHEAD_MS_MAX, COMMIT_BATCH, PREPARE_BATCH
 from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
@@ -160,3 +161,32 @@ class Batching:
         until = self._until(timeout_ms)
         answer = await self._pool.call(COMMIT_BATCH.name, plain(asked), until=until, wait_ms=COMMIT_WAIT_MS)
         return BatchCommitted(answer["position"], answer["repeat"], answer["settled"])
+
+    async def all_savepoints(self) -> dict[str, Any]:
+        """Return the ``savepoints`` of all jobs, the id of the ``cluster``, and the ``position`` of the replica."""
+        found: dict[str, Any] = await self._pool.call(ALL_SAVEPOINTS.name, {}, until=self._until(None))
+        return found
+
+    async def keep_savepoint(
+        self, *, name: str, position: int, version: int, batch: int, offsets: bytes, place: str, size_bytes: int
+    ) -> None:
+        """Report that all files of a savepoint are at a ``place``, a path or URI.
+
+        ``version``: of the driver. ``batch``, ``offsets``: as they were committed. Raises `Superseded`, or `Conflict`
+        if the savepoint is not being made any more.
+        """
+        args = {
+            "name": name,
+            "position": position,
+            "version": version,
+            "batch": batch,
+            "offsets": offsets,
+            "place": place,
+            "size_bytes": size_bytes,
+        }
+        await self._pool.call(KEEP_SAVEPOINT.name, plain(KEEP_SAVEPOINT.decode(args)), until=self._until(None))
+
+    async def drop_savepoint(self, *, name: str, position: int, version: int, why: str) -> None:
+        """Report why a savepoint cannot be made. Raises `Superseded`, or `Conflict` if it is not being made."""
+        args = {"name": name, "position": position, "version": version, "why": why}
+        await self._pool.call(DROP_SAVEPOINT.name, plain(DROP_SAVEPOINT.decode(args)), until=self._until(None))

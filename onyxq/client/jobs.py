@@ -1,4 +1,4 @@
-"""Calls of a client that are about jobs: submit, replay, read, wait, seal, kill."""
+"""Calls of a client that are about jobs: submit, replay, read, wait, seal, kill, and their savepoints."""
 
 from __future__ import annotations
 
@@ -30,11 +30,21 @@ from onyxq.operations.table.job import (
     WaitJob,
 )
 from onyxq.operations.table.operation import A, Operation, R
+from onyxq.operations.table.savepoint import (
+    DELETE_SAVEPOINT,
+    LIST_SAVEPOINTS,
+    MAKE_SAVEPOINT,
+    DeleteSavepoint,
+    ListSavepoints,
+    MakeSavepoint,
+)
 from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
 
 WAIT_MS = 86_400_000
 ONE_WAIT_MS = 20_000
 """Longest wait of one request, in milliseconds; the client then asks again."""
+SAVEPOINT_WAIT_MS = 30_000
+"""How long `Jobs.savepoint_job` waits by default, in milliseconds."""
 ENDED = ("completed", "killed", "failed")
 
 
@@ -86,6 +96,10 @@ class Jobs:
     async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
         raise NotImplementedError
 
+    def random_name(self) -> str:
+        """Return a unique random name."""
+        raise NotImplementedError
+
     async def submit_job(
         self,
         job: Job,
@@ -99,8 +113,9 @@ class Jobs:
 
         Functions that other machines cannot import by name are pickled and sent along. ``importable``: import
         functions given by name here, to check that they exist. ``keep_ms``: how long the outcome is kept after the
-        job has ended. ``replace``: end the job in ``resume`` by the same step. Raises `BadRequest` naming the key at
-        fault, `TooLarge`, or `JobConflict` if another job was submitted under the id.
+        job has ended. ``replace``: end the job in ``resume`` by the same step. A job whose ``resume`` is
+        ``savepoint:NAME`` begins from a savepoint. Raises `BadRequest` naming the key at fault, `TooLarge`, or
+        `JobConflict` if another job was submitted under the id.
         """
         check(job, importable=importable)
         keep_ms = KEEP_MS if keep_ms is None else as_milliseconds(keep_ms, "keep_ms")
@@ -178,3 +193,36 @@ class Jobs:
     async def kill_job(self, id: str) -> dict[str, Any]:
         """End a job and discard its uncommitted work; raise `NotFound`, or `Conflict` if it has ended."""
         return await self._do(KILL_JOB, KillJob(id=id))
+
+    async def savepoint_job(self, id: str, name: str, wait_ms: Milliseconds = SAVEPOINT_WAIT_MS) -> dict[str, Any]:
+        """Save the state of a running job under a name, without stopping it; return the savepoint.
+
+        It has the ``batch`` after which a job with ``resume="savepoint:NAME"`` continues, ``place`` and ``size_bytes``
+        of its files, and the time ``at_ms``. Raises `NotFound`, `BadRequest`, `Conflict` if the name is taken or the
+        savepoint cannot be made, or `TimedOut` if it is not complete within ``wait_ms``. It may still become complete.
+        """
+        wait_ms = as_milliseconds(wait_ms, "wait_ms")
+        until, request, asked = anyio.current_time() + wait_ms / 1000, self.random_name(), False
+        while True:
+            left_ms = max(0, int((until - anyio.current_time()) * 1000))
+            args = MakeSavepoint(id=id, name=name, request=request, wait_ms=min(left_ms, ONE_WAIT_MS))
+            try:
+                found = await self._do(MAKE_SAVEPOINT, args)
+            except (Unavailable, Overloaded, TimedOut):
+                if not asked or anyio.current_time() >= until:
+                    raise
+                continue  # peers come and go while the files are copied
+            asked = True
+            if found["state"] == "complete":
+                return found
+            if anyio.current_time() >= until:
+                raise TimedOut(f"savepoint {name} of job {id} is not complete after {wait_ms} ms", field="wait_ms")
+
+    async def savepoints(self, id: str | None = None) -> Sequence[dict[str, Any]]:
+        """Return the savepoints of all jobs, or of one, sorted by name."""
+        found: Sequence[dict[str, Any]] = (await self._do(LIST_SAVEPOINTS, ListSavepoints(id=id)))["savepoints"]
+        return found
+
+    async def delete_savepoint(self, name: str) -> None:
+        """Delete a savepoint. Raises `NotFound`, or `Conflict` while a job has still to begin from it."""
+        await self._do(DELETE_SAVEPOINT, DeleteSavepoint(name=name))

@@ -10,6 +10,7 @@ import attrs
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.jobs.lifetime import is_id
 from onyxq.core.limits import INPUT_SINCE_MS_MAX, PRIORITY_MAX, PRIORITY_MIN, is_plain
 from onyxq.jobs import model
 from onyxq.jobs.encoding import canonical
@@ -76,6 +77,11 @@ def _is_values(value: Any) -> bool:
         return False
 
 
+def _is_resumable(value: str) -> bool:
+    name = value.removeprefix(model.SAVEPOINT)
+    return _ID.fullmatch(value) is not None if name == value else is_id(name)
+
+
 def _integer(low: int, high: int) -> Kind:
     return Kind(lambda value: type(value) is int and low <= value <= high, f"an integer of {low} to {high}")
 
@@ -105,6 +111,7 @@ _JOB_ID = Kind(
     lambda value: isinstance(value, str) and _ID.fullmatch(value) is not None,
     "1 to 100 letters, digits, - and _",
 )
+_RESUMED = Kind(lambda value: isinstance(value, str) and _is_resumable(value), "the id of a job, or savepoint:NAME")
 _QUEUE = Kind(lambda value: is_text(value, 200), "a queue's name of 1 to 200 characters")
 _TEXT = Kind(is_text, f"a text of 1 to {TEXT_CHARS_MAX} characters")
 _TRUTH = Kind(lambda value: type(value) is bool, "True or False")
@@ -264,7 +271,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "own_host": _TRUTH,
         "checkpoint": _TEXT.or_none(),
         "trigger_ms": _integer(1, 86_400_000),
-        "resume": _JOB_ID.or_none(),
+        "resume": _RESUMED.or_none(),
         "drop_state": _many(_NAME),
         "restarts": _integer(0, 1_000),
         "key_groups": _integer(1, 1_024),

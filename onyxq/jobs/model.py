@@ -44,6 +44,8 @@ __all__ = [
 ]
 
 PREVIEW = "onyxq.jobs.preview"
+SAVEPOINT = "savepoint:"
+"""Begins a ``resume`` that names a savepoint; ids of jobs have no colon."""
 """Module that runs previews. It is loaded by name, because it imports this module."""
 
 
@@ -400,7 +402,7 @@ class Job:
     trigger_ms: int = 200
     """Shortest time between two batches, in milliseconds."""
     resume: str | None = None
-    """Id of a job whose places in its inputs, windows and joins this one takes over."""
+    """Id of a job whose places in its inputs, windows and joins this one takes over; or ``savepoint:NAME``."""
     drop_state: tuple[str, ...] = attrs.field(default=(), converter=tupled)
     """Windows, joins and frame tasks of that job whose state this one does not take over."""
     restarts: int = 5
@@ -408,6 +410,13 @@ class Job:
     key_groups: int = 16
     """Number of parts of the state of windows and joins: at most this many slots work on it at once."""
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def savepoint(self) -> str | None:
+        """Name of the savepoint in ``resume``; None if it names none."""
+        if self.resume is None or not self.resume.startswith(SAVEPOINT):
+            return None
+        return self.resume.removeprefix(SAVEPOINT)
 
     def preview(
         self,

@@ -7,13 +7,13 @@ can drive waits, and its state says for what.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import trio
 
-from log_entries import kill_job, replay_job, seal_input, submit_job
+from log_entries import kill_job, replay_job, restore_job, seal_input, submit_job
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import (
     BadRequest,
@@ -41,6 +41,8 @@ from onyxq.node.jobs.past_batches import offsets_before
 from onyxq.node.log_view import LogView
 from onyxq.node.node import Node
 from onyxq.operations.handlers import Handler, merged, served
+from onyxq.operations.savepoints.begin import check_begin
+from onyxq.operations.savepoints.savepoints import Savepoints
 from onyxq.operations.table.job import (
     GET_JOB,
     KILL_JOB,
@@ -82,6 +84,7 @@ class Jobs:
         self._searching = trio.Lock()
         """Held while the log is applied again for a replay: one search at a time."""
         self._driver = driver
+        self._savepoints = Savepoints(node, self._catch_up)
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
@@ -93,6 +96,7 @@ class Jobs:
             served(LIST_JOBS, self.list),
             served(GET_JOB, self.get),
             served(WAIT_JOB, self.wait),
+            self._savepoints.handlers(),
         )
 
     # --- changing
@@ -150,10 +154,9 @@ class Jobs:
     async def _submitted(self, job: Job, *, keep_ms: int, replace: bool = False, begin: bytes = b"") -> SubmittedJob:
         """Check a job and append its entry; see `submit`."""
         self._check(job)
-        entry = entry_of(job, keep_ms=keep_ms, begin=begin)
         known = lifetime.digest_of(self._node.replica, job.id)
-        if known is None:
-            await self._check_resumed(job, replace)
+        position = await self._check_resumed(job, replace) if known is None else -1
+        entry = entry_of(job, keep_ms=keep_ms, begin=begin, position=position)
         ended = [kill_job.Args(job.resume)] if replace and job.resume and known in (None, entry.digest) else []
         position, (*_, verdict) = await self._node.verdicts([*ended, entry])
         if verdict == submit_job.CONFLICT:
@@ -163,13 +166,21 @@ class Jobs:
         repeat = verdict == submit_job.REPEAT
         return SubmittedJob(id=job.id, digest=entry.digest, position=position, repeat=repeat)
 
-    async def _check_resumed(self, job: Job, replace: bool) -> None:
-        """Raise `BadRequest` unless the job that a new one resumes, if any, has ended and its state fits."""
-        if job.resume is None:
-            if replace:
-                raise BadRequest("replace is for a job that resumes another", field="replace", hint="Set resume.")
-            return
-        name = job.resume
+    async def _check_resumed(self, job: Job, replace: bool) -> int:
+        """Raise `BadRequest` unless the job that a new one resumes, if any, has ended and its state fits.
+
+        The same for a savepoint, whose position is returned; otherwise -1.
+        """
+        if replace and (job.resume is None or job.savepoint is not None):
+            raise BadRequest("replace is for a job that resumes another", field="replace", hint="Set resume.")
+        if job.savepoint is not None:
+            found = await self._savepoints.find(job.savepoint)
+            return check_begin(self._node.replica, job.savepoint, found, job)
+        if job.resume is not None:
+            await self._check_other(job, job.resume, replace)
+        return -1
+
+    async def _check_other(self, job: Job, name: str, replace: bool) -> None:
         try:
             found = await self._found(name)
         except NotFound:
@@ -327,10 +338,15 @@ class Jobs:
         return None if self._driver is None else self._driver.told(str(args["id"]), int(args["version"]))
 
 
-def entry_of(job: Job, *, keep_ms: int, begin: bytes = b"") -> submit_job.Args:
-    """Return the entry that submits a checked job; ``begin``: the record of the places where its inputs begin."""
+def entry_of(job: Job, *, keep_ms: int, begin: bytes = b"", position: int = -1) -> submit_job.Args:
+    """Return the entry that submits a checked job; ``begin``: the record of the places where its inputs begin.
+
+    ``position``: identifies the savepoint from which it begins.
+    """
     body = encoding.encode(job)
-    entry = partial(replay_job.Args, begin=begin) if begin else submit_job.Args
+    entry: Callable[..., submit_job.Args] = partial(replay_job.Args, begin=begin) if begin else submit_job.Args
+    if job.savepoint is not None:
+        entry = partial(restore_job.Args, savepoint=job.savepoint, position=position)
     return entry(
         id=job.id,
         body=body,
@@ -349,7 +365,7 @@ def entry_of(job: Job, *, keep_ms: int, begin: bytes = b"") -> submit_job.Args:
         own_host=job.own_host,
         keep_ms=keep_ms,
         # State of windows is taken over by the driver, together with the offsets that belong to it.
-        resume="" if stateful(job) else job.resume or "",
+        resume="" if stateful(job) or job.savepoint is not None else job.resume or "",
     )
 
 

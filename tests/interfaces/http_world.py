@@ -26,30 +26,26 @@ from onyxq.errors import (
     AlreadyFinished,
     BadRequest,
     Conflict,
-    JobConflict,
     NotFound,
     OnyxqError,
     SequenceGap,
     StaleToken,
 )
 from onyxq.interfaces.http.app import App, create_app
-from onyxq.jobs.encoding import decode
-from onyxq.jobs.encoding import digest as digest_of
 from onyxq.operations.table.enqueue import Enqueue
 from onyxq.operations.table.operation import A, Args, Operation, R, converted, plain
 from onyxq.operations.table.queue import SET_QUEUE, changes, shown_settings
 from onyxq.operations.table.task import TaskView, task_result
 from onyxq.system.metrics import Metrics
+from tests.interfaces.http_fake_jobs import NOW_MS, FakeJobs
 
 PARTITIONS = 64
-NOW_MS = 1_800_000_000_000
 JOB = {
     "id": "j",
     "workflow": [["in", "out"]],
     "catalog": [{"type": "input", "name": "in", "queue": "a"}, {"type": "output", "name": "out", "queue": "b"}],
 }
 """A job as a request has it."""
-JOB_VIEW = {"state": "running", "why": "", "error": "", "batch": None, "submitted_ms": NOW_MS, "ended_ms": None}
 
 
 @define
@@ -74,10 +70,11 @@ def sent(args: Args) -> dict[str, Any]:
     return found
 
 
-class FakeService:
+class FakeService(FakeJobs):
     """The methods of a node, on dictionaries. ``broken`` maps methods to errors they raise."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now_ms = NOW_MS
         self.tasks: dict[bytes, FakeTask] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -85,7 +82,6 @@ class FakeService:
         self.refused_partitions: dict[int, OnyxqError] = {}
         self.settings: dict[str, dict[str, Any]] = {}
         self.periodic: dict[str, dict[str, Any]] = {}
-        self.jobs: dict[str, dict[str, Any]] = {}
         self.timers: dict[str, dict[str, Any]] = {}
         self.flows: dict[bytes, dict[str, Any]] = {}
         self.requests: dict[bytes, dict[str, Any]] = {}
@@ -420,30 +416,6 @@ class FakeService:
     def _timer_cancel(self, args: dict[str, Any]) -> dict[str, Any]:
         self._timer_get(args)["state"] = "cancelled"
         return {"id": args["id"], "task": bytes(20)}
-
-    def _job_submit(self, args: dict[str, Any]) -> dict[str, Any]:
-        said, digest = decode(args["body"]), digest_of(args["body"])
-        known = self.jobs.setdefault(said.id, {**JOB_VIEW, "id": said.id, "digest": digest})
-        if known["digest"] != digest:
-            raise JobConflict("another job", field="id")
-        return {"id": said.id, "digest": digest, "position": 9, "repeat": False}
-
-    def _job_replay(self, args: dict[str, Any]) -> dict[str, Any]:
-        self._job_get(args)
-        return {"id": f"{args['id']}-replay", "digest": bytes(16), "position": 9, "repeat": False}
-
-    def _job_get(self, args: dict[str, Any]) -> dict[str, Any]:
-        if args["id"] not in self.jobs:
-            raise NotFound("there is no such job", field="id")
-        return self.jobs[args["id"]]
-
-    def _job_list(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {"position": 9, "jobs": [self.jobs[name] for name in sorted(self.jobs)]}
-
-    _job_wait = _job_seal = _job_get
-
-    def _job_kill(self, args: dict[str, Any]) -> dict[str, Any]:
-        return self._job_get(args) | {"state": "killed"}
 
     def _depth(self, queue: str) -> dict[str, int]:
         states = ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed", "ready")

@@ -228,7 +228,7 @@ NEUTRAL = set(
     limit made_ms max missed new_id newest_first offsets order owned part paused
     permanent priority progress request replace same_outputs seen seen_seq seen_token schedule since_ms
     skip state task_bytes_max timeout until_ms version w wait_ms where why worker zone position partition peer
-    entry known
+    entry known place size_bytes
     """.split()
 ) | set(SETTINGS)
 """Arguments that name nothing that belongs to a queue, in any method."""
@@ -239,7 +239,7 @@ def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, l
     claim = [[task, 1, token]]
     found: dict[str, dict[str, list[Any]]] = {
         "id": {"timer.set": ["t"], "timer.get": ["t"], "timer.cancel": ["t"], "": [task]}
-        | {f"job.{verb}": ["theirs"] for verb in ("get", "wait", "kill", "seal", "replay")},
+        | {f"job.{verb}": ["theirs"] for verb in ("get", "wait", "kill", "seal", "replay", "savepoint", "savepoints")},
         "ids": {"taskstore.tasks": [[stored]], "": [[task]]},
         "items": {
             "complete": [[[task, 1, token, None, []]]],

@@ -42,6 +42,10 @@ LOOKS, ANY = "read operate", "read produce consume operate"
 
 TIMER = {"timeout": 3_600_000, "callback": {"transport": "http", "method": "post", "uri": "http://127.0.0.1:9/"}}
 
+KEPT_SAVEPOINT = {
+    "name": "no-such", "position": 1, "version": 1, "batch": 0, "offsets": b"x", "place": "/x", "size_bytes": 1,
+}  # fmt: skip
+
 # operation: roles that may do it (admin may do everything), and arguments that mean the queue of others
 OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "backup.hold": ("", {"name": "a", "for_ms": -1}),
@@ -71,11 +75,17 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "job.kill": ("operate", {"id": "no-such"}),
     "job.list": (LOOKS, {}),
     "job.replay": ("", {"id": "no-such", "from_start": True}),
+    "job.savepoint": ("operate", {"id": "no-such", "name": "s"}),
+    "job.savepoint_delete": ("operate", {"name": "no-such"}),
+    "job.savepoints": (LOOKS, {}),
     "job.seal": ("operate", {"id": "no-such", "input": "in"}),
     "job.submit": ("", {"body": b""}),
     "job.wait": (LOOKS, {"id": "no-such"}),
     "jobs.commit": ("", {"name": "a", "prepared": []}),
+    "jobs.drop_savepoint": ("", {"name": "no-such", "position": 1, "version": 1, "why": ""}),
+    "jobs.keep_savepoint": ("", KEPT_SAVEPOINT),
     "jobs.prepare": ("", {"name": "a", "enqueue": [[NEW, pack_task({"queue": THEIRS}, [b"x"])]]}),
+    "jobs.savepoints": ("", {}),
     "leave": ("", {"peer": "no-such"}),
     "list": (LOOKS, {"queue": THEIRS}),
     "list.next": (LOOKS, {"queue": THEIRS}),
@@ -150,6 +160,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "seal_input": {"input": "in"},
     "submit_job": JOB,
     "replay_job": {"from_start": True},
+    "make_savepoint": {"name": "s"},
     "taskstore_update": {"clientid": 1, "adds": [{"group": THEIRS, "data": "x"}]},
     "taskstore_claim": {"clientid": 1, "group": THEIRS},
     "renew_claims": {"claims": [{"id": HELD.hex(), "token": 1, "lease_ms": 5_000}]},

@@ -44,6 +44,7 @@ PROMISED = """
     flow make; flow list; flow get; flow wait; flow cancel;
     timer add; timer show; timer list; timer replace; timer cancel;
     job submit; job list; job show; job wait; job seal; job kill; job replay;
+    job savepoint; job savepoints; job savepoint-delete;
     archive log; history check; history stats; sql;
     ring show; partition list; partition show; partition force;
     log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start;

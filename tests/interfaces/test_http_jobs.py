@@ -120,6 +120,23 @@ async def test_a_job_is_replayed() -> None:
 
 
 @on_trio
+async def test_savepoints_are_made_listed_and_deleted() -> None:
+    """A savepoint belongs to a job, and its name to the cluster."""
+    async with world() as (service, client):
+        await client.post("/v1/jobs", json=JOB)
+        answer = await client.post("/v1/jobs/j/savepoints", json={"name": "before", "wait_ms": 5})
+        assert (answer.status_code, answer.json()["batch"]) == (201, 4)
+        assert service.asked("job.savepoint") == [{"id": "j", "name": "before", "wait_ms": 5}]
+        check_problem(await client.post("/v1/jobs/j/savepoints", json={}), 400, code="bad_request", field="name")
+        check_problem(await client.post("/v1/jobs/gone/savepoints", json={"name": "x"}), 404, code="not_found",
+                      field="id")  # fmt: skip
+        assert [one["name"] for one in (await client.get("/v1/savepoints?id=j")).json()["savepoints"]] == ["before"]
+        assert (await client.get("/v1/savepoints?id=other")).json()["savepoints"] == []
+        assert (await client.delete("/v1/savepoints/before")).status_code == 204
+        check_problem(await client.delete("/v1/savepoints/before"), 404, code="not_found", field="name")
+
+
+@on_trio
 async def test_jobs_are_listed_by_state() -> None:
     """An unknown state is named."""
     async with world() as (service, client):

@@ -102,6 +102,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "job.wait": {"id": "page", "wait_ms": 0},
     "job.kill": {"id": "page"},
     "job.seal": {"id": "page", "input": "in"},
+    "job.savepoint": {"id": "page", "name": "page", "request": "page", "wait_ms": 0},
+    "job.savepoints": {"id": "page"},
+    "job.savepoint_delete": {"name": "page"},
+    "jobs.keep_savepoint": {
+        "name": "page", "position": 1, "version": 1, "batch": 0, "offsets": b"x", "place": "/page", "size_bytes": 1,
+    },
+    "jobs.drop_savepoint": {"name": "page", "position": 1, "version": 1, "why": "page"},
     "jobs.prepare": {
         "job": "", "version": -1, "name": "page", "complete": [], "enqueue": [[fresh_id(), RUN[1]]],
         "deadline_ms": 1_000,

@@ -13,6 +13,7 @@ import pytest
 import trio
 from attrs import evolve
 
+from log_entries import commit_batch, set_slots
 from onyxq import errors
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
@@ -257,6 +258,39 @@ async def sealed(world: World) -> dict[str, Any]:
     return {**await known_job(world), "input": "in"}
 
 
+async def saved_job(world: World) -> str:
+    """Return a job that only formally runs, and has committed a batch."""
+    node, name = world.node, "saved"
+    if name not in node.replica.jobs:
+        (peer,) = node.replica.ring.members
+        await world.call("job.submit", {"body": encoding.encode(job(name))})
+        await node.verdicts([set_slots.Args(peer, 500)])
+        await node.verdicts([commit_batch.Args(name, node.replica.jobs[name].version, 0, b"so far", ())])
+    return name
+
+
+async def new_savepoint(world: World) -> dict[str, Any]:
+    return {"id": await saved_job(world), "name": world.name(), "wait_ms": 0}
+
+
+async def begun_savepoint(world: World) -> dict[str, Any]:
+    made = await world.call("job.savepoint", await new_savepoint(world))
+    return {"name": made["name"], "position": made["position"], "version": world.node.replica.jobs["saved"].version}
+
+
+async def kept_savepoint(world: World) -> dict[str, Any]:
+    more = {"batch": 0, "offsets": b"so far", "place": "/there", "size_bytes": 1}
+    return {**await begun_savepoint(world), **more}
+
+
+async def dropped_savepoint(world: World) -> dict[str, Any]:
+    return {**await begun_savepoint(world), "why": "the disk is full"}
+
+
+async def known_savepoint(world: World) -> dict[str, Any]:
+    return {"name": (await begun_savepoint(world))["name"]}
+
+
 ONE = {"client": 7}
 CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "enqueue": made(lambda world: {"runs": [world.run(), world.run(priority=3)], "w": 1}),
@@ -319,6 +353,12 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "job.replay": replayable,
     "job.kill": known_job,
     "job.seal": sealed,
+    "job.savepoint": new_savepoint,
+    "job.savepoints": args(),
+    "job.savepoint_delete": known_savepoint,
+    "jobs.savepoints": args(),
+    "jobs.keep_savepoint": kept_savepoint,
+    "jobs.drop_savepoint": dropped_savepoint,
     "job.list": args(),
     "job.get": known_job,
     "taskstore.update": args(**ONE, adds=[["g", "data", 0]]),

@@ -170,7 +170,7 @@ def jobs(draw: st.DrawFn) -> Job:
     kept = [draw(windows(place, task.name)) for place, task in enumerate(catalog) if isinstance(task, Reduce)]
     least = draw(st.integers(1, 3))
     share = draw(st.integers(0, 100))
-    resume = draw(st.none() | st.just("earlier"))
+    resume = draw(st.none() | st.sampled_from(("earlier", "savepoint:before-2.1")))
     job = Job(
         id=draw(st.sampled_from(["j", "a-job_1", "0" * 32])),
         workflow=edges,

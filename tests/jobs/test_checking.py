@@ -247,6 +247,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tags": ["gpu", "gpu"]}, "tags", "each once"),
     ({"beside": "j"}, "beside", "the job's own id"),
     ({"resume": "j"}, "resume", "the job's own id"),
+    ({"resume": "savepoint:-x"}, "resume", "the id of a job, or savepoint:NAME"),
     ({"key_groups": 0}, "key_groups", "1 to 1024"),
     ({"trigger_ms": 0}, "trigger_ms", "1 to 86400000"),
     ({"metadata": {1: 2}}, "metadata", "strings"),

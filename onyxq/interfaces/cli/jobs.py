@@ -25,6 +25,8 @@ FIELDS = (
     "own_host inputs sealed batch version digest submitted ended"
 ).split()
 EXIT_FAILED = 1
+SAVEPOINT_COLUMNS = ("name", "job", "state", "batch", "at", "size_bytes", "place")
+SAVEPOINT_TIMEOUT = "10m"
 START = "start"
 """The place of a replay that begins with all that inputs still have."""
 MODULE_PREFIX = "_job_of_"
@@ -34,10 +36,15 @@ def job_submit(context: Context) -> int | None:
     """Submit a job that is in a file or module."""
     from attrs import evolve
 
+    from onyxq.jobs.model import SAVEPOINT
+
     args = context.args
     keep_ms = milliseconds(args.keep, field="keep") if args.keep else None
     job = load_job(args.target)
-    given = {"id": args.id, "resume": args.resume, "drop_state": args.drop_state and tuple(args.drop_state)}
+    if args.resume and args.from_savepoint:
+        raise BadRequest("a job has either --resume or --from-savepoint", field="from_savepoint")
+    resume = SAVEPOINT + args.from_savepoint if args.from_savepoint else args.resume
+    given = {"id": args.id, "resume": resume, "drop_state": args.drop_state and tuple(args.drop_state)}
     job = evolve(job, **{name: value for name, value in given.items() if value is not None})
     with context.client() as client:
         name = client.submit_job(job, keep_ms=keep_ms, importable=not args.no_import, replace=args.replace)
@@ -109,6 +116,26 @@ def job_seal(context: Context) -> None:
 def job_kill(context: Context) -> None:
     """Kill a job."""
     _print(context, context.call("job.kill", {"id": context.args.id}))
+
+
+def job_savepoint(context: Context) -> None:
+    """Save the state of a running job, and print the savepoint."""
+    args = context.args
+    wait_ms = milliseconds(args.timeout or SAVEPOINT_TIMEOUT, field="timeout")
+    with context.client() as client:
+        found = client.savepoint_job(args.id, args.name, wait_ms)
+    if context.out.as_json:
+        context.out.document(found)
+    else:
+        row = {**found, "at": clock(found["at_ms"])}
+        context.out.fields({name: row[name] for name in SAVEPOINT_COLUMNS})
+
+
+def job_savepoints(context: Context) -> None:
+    """Print the savepoints of one job or of all."""
+    found = context.call("job.savepoints", {"id": context.args.id})["savepoints"]
+    rows = [{**one, "at": clock(one["at_ms"])} for one in found]
+    context.out.table({"savepoints": found}, rows, SAVEPOINT_COLUMNS, empty="no savepoints")
 
 
 def _wait_ms(context: Context) -> tuple[int, ...]:

@@ -140,7 +140,8 @@ def _needs(args: Transact) -> list[Need]:
 
 
 _EVERY = (Need(("consume",), every=True), Need(("produce",), every=True))
-_BATCHES = Access((), lambda args: _EVERY, by_arguments=False)
+DRIVERS = Access((), lambda args: _EVERY, by_arguments=False)
+"""The access of the drivers of jobs, which read and write any queue."""
 _SOME_ID = bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706000000000")
 _NEW: list[Any] = [bytes.fromhex("0196f0c5a1b20007d4c3b2a19080706100000000"), SOME_BODY]
 
@@ -161,7 +162,7 @@ PREPARE_BATCH = Operation(
     name="jobs.prepare",
     args=PrepareBatch,
     result=PreparedBatch,
-    access=_BATCHES,
+    access=DRIVERS,
     place=Place.LEADER,
     bounded=True,
     large=True,
@@ -172,7 +173,7 @@ COMMIT_BATCH = Operation(
     name="jobs.commit",
     args=CommitBatch,
     result=CommittedBatch,
-    access=_BATCHES,
+    access=DRIVERS,
     place=Place.LEADER,
     bounded=True,
     large=True,

@@ -47,7 +47,10 @@ class NewJob(Args):
     checkpoint: Annotated[Any, Meta(description="Path or URI that every peer reaches.")] = UNSET
     trigger_ms: Annotated[Any, Meta(description="Time between two batches.")] = UNSET
     resume: Annotated[
-        Any, Meta(description="Id of a job whose places in its inputs, windows and joins it takes over.")
+        Any,
+        Meta(
+            description="Id of a job whose places in its inputs, windows and joins it takes over; or `savepoint:NAME`."
+        ),
     ] = UNSET
     drop_state: Annotated[
         Any, Meta(description="Windows, joins and frame tasks of that job whose state it does not take over.")

@@ -1,0 +1,67 @@
+"""Whether a job can begin from a savepoint, found before the job is submitted.
+
+The definition of the savepoint's job is in the replica, however long ago that job ended. So a job that does not fit is
+refused here, and its driver does not have to fail.
+"""
+
+from __future__ import annotations
+
+from log_entries.begin_savepoint import Savepoint
+from onyxq.core.errors import BadRequest
+from onyxq.core.jobs.lifetime import end_of
+from onyxq.core.replica import Replica
+from onyxq.jobs import encoding
+from onyxq.jobs.inherited_state import check_fit
+from onyxq.jobs.model import Input, Job
+
+
+def check_begin(replica: Replica, name: str, one: Savepoint | None, job: Job) -> int:
+    """Return the position of a savepoint from which a job can begin.
+
+    Raises `BadRequest` for the first reason why it cannot, naming the field.
+    """
+    if one is None:
+        raise BadRequest(
+            f"resume names savepoint {name!r}, which does not exist",
+            field="resume",
+            hint="List all savepoints: onyxq job savepoints.",
+        )
+    if not one.complete:
+        raise BadRequest(
+            f"resume names savepoint {name!r}, which is still being made",
+            field="resume",
+            hint="Repeat the command once onyxq job savepoints lists it as complete.",
+        )
+    old = encoding.decode(one.body)
+    check_fit(old, job)
+    _check_queues(replica, name, one, old=old, new=job)
+    return one.position
+
+
+def _check_queues(replica: Replica, name: str, one: Savepoint, *, old: Job, new: Job) -> None:
+    """Raise `BadRequest` if a queue that the job continues to read may lack tasks of batches after the savepoint.
+
+    Files and topics can be read again. The tasks that a batch has read are completed.
+    """
+    queues = {task.name for task in old.catalog if isinstance(task, Input) and task.queue is not None}
+    place, read = next(
+        ((at, task) for at, task in enumerate(new.catalog) if isinstance(task, Input) and task.name in queues),
+        (0, None),
+    )
+    if read is None or _last_batch(replica, one) == one.batch:
+        return
+    raise BadRequest(
+        f"catalog[{place}].queue is {read.queue!r}: job {one.job} may have read tasks of it after savepoint {name}, "
+        "and tasks that were read are completed",
+        field=f"catalog[{place}].queue",
+        hint=f"Give the input another name: it then begins with the tasks that the queue has. Or resume job {one.job}.",
+    )
+
+
+def _last_batch(replica: Replica, one: Savepoint) -> int | None:
+    """Return the last batch of a savepoint's job; None if that is not known any more."""
+    job = replica.jobs.get(one.job)
+    if job is not None and job.submitted != one.submitted:
+        return None  # Another job has its id now.
+    end = end_of(replica, one.job)
+    return None if end is None else end[1]
