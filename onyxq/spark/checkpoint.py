@@ -8,13 +8,15 @@ no state, a fresh folder is made from what the log recorded with the batch (`rec
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
 import time
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -31,12 +33,23 @@ from onyxq.spark.progress import EVENT_TIME_MAX_MS
 
 RECORD_BYTES_MAX = 60 * 1024
 """Maximum size of what the log records with a batch, with some reserve."""
+SOURCES_BYTES_MAX = 1 << 30
+"""Most bytes of the logs of files that inputs have read; a record in the log may have fewer."""
 RESTORED, JOB = "restored", "job"
 """Files in a version's folder: it has the state that the job takes over; the job's bytes."""
 ENDED = "ended"
 """File in a job's folder: the job has ended, and the folder is kept until this time, in ms since the epoch."""
+SAVEPOINTS = "_savepoints"
+"""Folder in a place of checkpoints. The id of a job cannot begin with an underscore."""
+BATCHES_BEHIND_MAX = 5
+"""How many batches Spark may be ahead of a batch after its files were copied: it keeps those of the last ten."""
 _NO_OFFSET = "-"
 _STATE_FILE = re.compile(r"(?P<operator>\d+)/(?P<part>\d+)/(?P<version>\d+)_(?P<id>[0-9a-f-]+)\.(changelog|zip)")
+_STATE_NOTE = re.compile(r"\d+/_metadata/v2/\d+")
+_STATE_OF_BATCH = re.compile(r"(?P<version>\d+)_[0-9a-f-]+\.(changelog|zip)")
+_NEVER_CHANGED = (".changelog", ".zip", ".sst")
+_SAVED = (JOB, "metadata", "offsets", "commits", "state", "sources")
+"""Files and folders of a checkpoint that a savepoint has."""
 _BY_BATCH = ("offsets", "commits")
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -46,6 +59,13 @@ class Checkpoints:
     """A host's checkpoints of jobs that name no place of their own."""
 
     base: str
+    beside: str = ""
+    """Folder of the savepoints of these jobs; empty: one in ``base``."""
+
+    def savepoints(self, job: Job) -> str:
+        """Return the folder of the savepoints of a job, which no end of a job deletes."""
+        base = job.checkpoint or self.base
+        return self.beside if self.beside and not job.checkpoint else f"{base.rstrip('/')}/{SAVEPOINTS}"
 
     def fit(self, job: Job, *, version: int, batch: int, recorded: bytes, resumes: bool = False) -> str:
         """Return the folder from which the job continues after ``batch`` (-1: none was committed).
@@ -123,19 +143,42 @@ class Checkpoints:
         )
 
 
+def last_done(folder: str) -> int:
+    """Return the last batch that Spark noted as done in a folder; -1 if there is none."""
+    system, path = located(folder)
+    return max((int(name) for name in _listed(system, f"{path}/commits") if name.isdigit()), default=-1)
+
+
+def save(folder: str, batch: int, place: str) -> int:
+    """Copy to a new folder what a job needs to continue after a batch that is done; return the size in bytes.
+
+    The query of the folder may run: Spark writes each file under another name first, and changes none later. Files of
+    the state are listed before the files that they refer to. Raises `Incomplete` if Spark may have deleted files of
+    the batch meanwhile.
+    """
+    system, path = located(folder)
+    _, to = located(place)
+    for name in (*_saved(system, path, batch, state=True), *_saved(system, path, batch, state=False)):
+        with contextlib.suppress(FileNotFoundError):  # Spark does not need it any more; see below.
+            _copy_file(system, f"{path}/{name}", f"{to}/{name}")
+    if not exists(system, f"{to}/commits/{batch}") or last_done(folder) > batch + BATCHES_BEHIND_MAX:
+        raise Incomplete(f"the job finished too many batches while the state of batch {batch} was copied")
+    _own_schemas(system, to, place)
+    return sum(int(one.size) for one in system.get_file_info(fs.FileSelector(to, recursive=True)) if one.is_file)
+
+
 def end_event_time(folder: str) -> None:
     """Set Spark's watermark to the end of the year 9999, so that the next batch completes windows and joins of frames.
 
     No query may run in the folder. Spark reads the watermark from its record of the last batch.
     """
     system, path = located(folder)
-    done = [name for name in _listed(system, f"{path}/commits") if name.isdigit()]
-    if not done:
+    last = last_done(folder)
+    if last < 0:
         return
-    last = max(done, key=int)
     version, _, said = read(system, f"{path}/commits/{last}").decode().partition("\n")
     note = {**json.loads(said), "nextBatchWatermarkMs": EVENT_TIME_MAX_MS}
-    _replace(system, f"{path}/commits", int(last), f"{version}\n{json.dumps(note)}")
+    _replace(system, f"{path}/commits", last, f"{version}\n{json.dumps(note)}")
 
 
 def recorded(
@@ -163,6 +206,11 @@ def inputs_in(record: bytes) -> list[str] | None:
     """Return the names of the offsets in a record; None if it has no names."""
     inputs: list[str] | None = msgpack.unpackb(record)["inputs"]
     return inputs
+
+
+def is_whole(record: bytes) -> bool:
+    """Return whether a record names all files that inputs have read."""
+    return bool(record) and msgpack.unpackb(record)["sources"] is not None
 
 
 def has_state(record: bytes) -> bool:
@@ -396,6 +444,43 @@ def _finish(system: fs.FileSystem, path: str, batch: int) -> None:
     said = {operator: [[parts[part]] for part in sorted(parts)] for operator, parts in sorted(ids.items())}
     note = json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": said})
     _replace(system, f"{path}/commits", batch, f"v2\n{note}")
+
+
+def _saved(system: fs.FileSystem, path: str, batch: int, *, state: bool) -> Iterator[str]:
+    """Yield the files of a folder for a batch and those before it: those of the ``state``, or all others."""
+    for name in _listed(system, path):
+        version = _STATE_OF_BATCH.fullmatch(name.rpartition("/")[2])
+        later = _beyond(name, batch) or (version is not None and int(version["version"]) > batch + 1)
+        wanted = name.partition("/")[0] in _SAVED and not name.endswith(".tmp")
+        if wanted and not later and state == (version is not None):
+            yield name
+
+
+def _copy_file(system: fs.FileSystem, old: str, new: str) -> None:
+    """Copy a file; on a local disk a second name is enough for those that are never written again."""
+    system.create_dir(new.rpartition("/")[0], recursive=True)
+    if isinstance(system, fs.LocalFileSystem) and new.endswith(_NEVER_CHANGED):
+        with contextlib.suppress(OSError):
+            os.link(old, new)
+            return
+    system.copy_file(old, new)
+
+
+def _own_schemas(system: fs.FileSystem, path: str, place: str) -> None:
+    """Let the notes about the state name the schemas in their own folder: Spark notes their whole paths."""
+    for name in _listed(system, f"{path}/state"):
+        if not _STATE_NOTE.fullmatch(name):
+            continue
+        version, _, said = read(system, f"{path}/state/{name}").decode().partition("\n")
+        note = json.loads(said)
+        for store in note["stateStoreInfo"]:
+            tails = [one[one.rindex("/state/") :] for one in store.get("stateSchemaFilePaths", ())]
+            if lacking := [tail for tail in tails if not exists(system, f"{path}{tail}")]:
+                raise Incomplete(f"the checkpoint lacks the schema of its state, {lacking[0]}")
+            if tails:
+                store["stateSchemaFilePaths"] = [f"{place}{tail}" for tail in tails]
+        folder, _, batch = f"{path}/state/{name}".rpartition("/")
+        _replace(system, folder, int(batch), f"{version}\n{json.dumps(note)}")
 
 
 def _beyond(name: str, batch: int) -> bool:

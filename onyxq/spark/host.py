@@ -28,9 +28,12 @@ from onyxq.jobs.inherited_state import stateful
 from onyxq.spark import home, java, warm_up
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.job_run import Order, Place, Running
+from onyxq.spark.savepoints import Savepoints, Source
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
 from onyxq.spark.state_copy import Resumed, recover
 
+CHECKPOINTS = "checkpoints"
+"""Folder in the directory of a peer's hosts (`onyxq.node.jobs.driver`)."""
 REHEARSE_FIRST_S = 1.0
 """Seconds without a job after which a host that was started for one runs a warm-up query."""
 REHEARSE_EVERY_S = 45.0
@@ -71,8 +74,7 @@ class Host:
         self._session = session
         self._out = out
         self._saying = threading.Lock()
-        base = asked.checkpoints or str(Path(asked.work).absolute() / "checkpoints")
-        self._place = Place(asked.connect, asked.slots, Checkpoints(base))
+        self._place = Place(asked.connect, asked.slots, _checkpoints(asked))
         self._jobs: dict[str, Running] = {}
 
     def say(self, event: Mapping[str, Any]) -> None:
@@ -102,6 +104,16 @@ class Host:
         elif said["do"] == "slots":
             running.slots(int(said["slots"]))
 
+    def keep_savepoints(self) -> None:
+        """Make the savepoints of its jobs, in a thread."""
+        if self._place.connect is not None:
+            keeper = Savepoints(self._place.connect, self._place.checkpoints, self._sources)
+            threading.Thread(target=keeper.run, name="savepoints", daemon=True).start()
+
+    def _sources(self) -> list[Source]:
+        running = [one for one in list(self._jobs.values()) if one.alive]
+        return [one.saved for one in running if one.saved is not None]
+
     @property
     def busy(self) -> bool:
         """Whether it runs a job."""
@@ -128,6 +140,17 @@ class Host:
             print(f"the checkpoint of job {said['job']} stays where it is: {error}", file=sys.stderr)
         finally:
             self.say({"event": "forgotten", "job": said["job"], "version": said["version"]})
+
+
+def _checkpoints(asked: Asked) -> Checkpoints:
+    """Return the places of checkpoints, and of savepoints.
+
+    A peer deletes what jobs left in the folder of checkpoints in its own directory, so savepoints are beside it.
+    """
+    work = Path(asked.work).absolute()
+    base = asked.checkpoints or str(work / CHECKPOINTS)
+    own = Path(base).absolute() in (work / CHECKPOINTS, work.parent.parent / CHECKPOINTS)
+    return Checkpoints(base, str(Path(base).absolute().parent / "savepoints") if own else "")
 
 
 def _order(said: Mapping[str, Any]) -> Order:
@@ -163,6 +186,7 @@ def main() -> None:
         warm_up.warm(session, Path(asked.work))
     host = Host(session, asked, out)
     _watch(session, host)
+    host.keep_savepoints()
     host.say({"event": "up", "alive_s": asked.alive_s, "ui": session.sparkContext.uiWebUrl})
     threading.Thread(target=_tell_alive, args=(session, host, asked.alive_s), name="alive", daemon=True).start()
     if asked.archive:

@@ -19,14 +19,14 @@ from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.model import Job
-from onyxq.spark import java, pools, progress, state_copy
+from onyxq.spark import java, pools, progress, savepoints, state_copy
 from onyxq.spark.checkpoint import Checkpoints, end_event_time, note_job
 from onyxq.spark.failures import of_exception, with_full_disks
 from onyxq.spark.files import file_sink
 from onyxq.spark.places import check_place, located
 from onyxq.spark.plan import end_of_input, lifecycles
-from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inputs_of
-from onyxq.spark.plan.regions import timed
+from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inputs_of, sources
+from onyxq.spark.plan.regions import streams, timed
 from onyxq.spark.session import of_its_own
 from onyxq.spark.state_copy import Resumed
 
@@ -112,6 +112,8 @@ class Running:
         """The last batch that was reported."""
         self._uses: list[progress.Use] = []
         """The sources of the query's plan."""
+        self.saved: savepoints.Source | None = None
+        """The checkpoint of the query, for savepoints; None until it runs."""
         self._places: dict[str, str] = {}
         """Places that it writes to, for messages about a full disk."""
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
@@ -193,12 +195,20 @@ class Running:
         checkpoints = self._place.checkpoints
         self._places = {"its checkpoint": job.checkpoint or checkpoints.base}
         self._places |= {f"output {folder.name}": folder.path for folder in folders}
+        record, resumed = savepoints.beginning(
+            job,
+            order.offsets,
+            order.resumed,
+            batch=order.batch,
+            version=order.version,
+            connect=self._place.connect,
+        )
         checkpoint = checkpoints.fit(
-            job, version=order.version, batch=order.batch, recorded=order.offsets, resumes=order.resumed is not None
+            job, version=order.version, batch=order.batch, recorded=record, resumes=resumed is not None
         )
         setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect, order.batch, order.slots)
-        if order.resumed is not None:
-            state_copy.resume(session, job, order.body, setting, order.resumed, checkpoints)
+        if resumed is not None:
+            state_copy.resume(session, job, order.body, setting, resumed, checkpoints)
         note_job(checkpoint, order.body)
         lifecycles.in_worker(session, order.body, order.version, "before_job")
         try:
@@ -225,7 +235,9 @@ class Running:
 
     def _query_once(self, session: Any, job: Job, setting: Setting) -> None:
         writer = compiled(session, job, self._order.body, setting)
-        self._uses = progress.uses_of(java.frame_of(writer))
+        frame = java.frame_of(writer)
+        self._uses = progress.uses_of(frame)
+        self.saved = savepoints.Source(job, self.version, setting.checkpoint, streams(job) or sources(frame))
         with self._lock:
             if self._stopped:
                 return

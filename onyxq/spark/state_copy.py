@@ -24,6 +24,7 @@ from onyxq.jobs.model import Job, Reduce
 from onyxq.jobs.values import pack, unpack
 from onyxq.spark import java
 from onyxq.spark.checkpoint import (
+    SOURCES_BYTES_MAX,
     Checkpoints,
     continue_after,
     has_state,
@@ -40,8 +41,6 @@ from onyxq.spark.plan.regions import operators, streams
 
 COLUMNS = "task string, payload binary"
 _ARROW = pyarrow.schema([("task", pyarrow.string()), ("payload", pyarrow.binary())])
-SOURCES_BYTES_MAX = 1 << 30
-"""Most bytes of the logs of files that inputs have read; a record in the log may have fewer."""
 
 
 @frozen
@@ -55,6 +54,8 @@ class Resumed:
     """Its last committed batch."""
     offsets: bytes
     """The record of that batch."""
+    place: str = ""
+    """Folder of the savepoint that has the state; empty: the checkpoint of the job has it."""
 
 
 def resume(session: Any, job: Job, body: bytes, setting: Setting, resumed: Resumed, checkpoints: Checkpoints) -> None:
@@ -70,8 +71,8 @@ def resume(session: Any, job: Job, body: bytes, setting: Setting, resumed: Resum
             hint="Submit the job without resume; it then begins at the start of its inputs.",
         )
     copy, record, cells = f"{setting.checkpoint}.state", resumed.offsets, []
-    if resumed.state != "completed" and has_state(record):
-        folder = checkpoints.left_by(resumed.job, job, resumed.batch, record)
+    if resumed.place or (resumed.state != "completed" and has_state(record)):
+        folder = resumed.place or checkpoints.left_by(resumed.job, job, resumed.batch, record)
         old = decode(job_in(folder))
         check_fit(old, job)
         recover(session, old, resumed.batch, record, setting.version)

@@ -1,23 +1,36 @@
-"""A replay on real Spark, from the request to its outputs."""
+"""A replay and a savepoint on real Spark, from the request to the outputs."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from onyxq import Client
+from onyxq.errors import TimedOut
 from onyxq.jobs.model import Input, Job, Output, Reduce, Trigger, Window
 from tests.interfaces.live_world import running
 
 pytestmark = pytest.mark.long
 
 JOB_S_MAX = 400
+LOOK_MS = 200
 
 
-def test_a_completed_job_is_replayed_from_one_of_its_batches(java: None, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def client(java: None) -> Iterator[Client]:
+    """A client of one peer that hosts Spark."""
+    with running(slots=2) as cluster, Client(cluster.addresses[0]) as found:
+        yield found
+
+
+def test_a_completed_job_is_replayed_from_one_of_its_batches(client: Client, tmp_path: Path) -> None:
     """Each batch read one file. The replay reads the files of the later two, and counts in empty windows."""
     (tmp_path / "in").mkdir()
     for number in range(3):
@@ -36,11 +49,79 @@ def test_a_completed_job_is_replayed_from_one_of_its_batches(java: None, tmp_pat
         triggers=[Trigger("all")],
         key_groups=2,
     )
-    with running(slots=2) as cluster, Client(cluster.addresses[0]) as client:
-        client.submit_job(job)
-        assert client.wait_job("lines", JOB_S_MAX * 1_000).error == ""
-        again = client.replay_job("lines", from_batch=1, outputs={"counts": "again"})
-        assert client.wait_job(again, JOB_S_MAX * 1_000).error == ""
-        found = {queue: [json.loads(task.data)["value"] for task in client.list_all(queue)]
-                 for queue in ("counts", "again")}  # fmt: skip
+    client.submit_job(job)
+    assert client.wait_job("lines", JOB_S_MAX * 1_000).error == ""
+    again = client.replay_job("lines", from_batch=1, outputs={"counts": "again"})
+    assert client.wait_job(again, JOB_S_MAX * 1_000).error == ""
+    found = {queue: [json.loads(task.data)["value"] for task in client.list_all(queue)]
+             for queue in ("counts", "again")}  # fmt: skip
     assert found == {"counts": [111], "again": [110]}
+
+
+def visits(folder: Path, name: str, **more: Any) -> Job:
+    """Return a job that counts visits by user, and gives each to another output; it runs until its input is sealed."""
+    return Job(
+        id=name,
+        workflow=[("in", "count"), ("count", "counts"), ("in", "seen")],
+        catalog=[
+            Input("in", format="json", path=str(folder / "in"), schema="user string", bounded=False),
+            Reduce("count"),
+            Output("counts", queue=f"counts of {name}"),
+            Output("seen", queue=f"seen by {name}"),
+        ],
+        windows=[Window("all", "count", key="user", aggregation="count")],
+        triggers=[Trigger("all")],
+        key_groups=2,
+        checkpoint=str(folder / "checkpoints"),
+        **more,
+    )
+
+
+def until(client: Client, job: str, condition: Callable[[], bool]) -> None:
+    """Wait until something is so, while a job runs."""
+    for _ in range(JOB_S_MAX * 1_000 // LOOK_MS):
+        if condition():
+            return
+        with suppress(TimedOut):
+            pytest.fail(f"{job} has ended: {client.wait_job(job, LOOK_MS)}")
+    pytest.fail(f"{job} is {client.job(job)}")
+
+
+def users(client: Client, queue: str) -> Counter[str]:
+    """Count the tasks of a queue by user."""
+    return Counter(json.loads(task.data)["user"] for task in client.list_all(queue))
+
+
+def test_a_job_begins_from_a_savepoint_of_a_job_that_is_gone(client: Client, tmp_path: Path) -> None:
+    """It counts the visits before the savepoint from its state, and reads each later one once.
+
+    The first job went through more batches after the savepoint, was killed, and its checkpoint is gone.
+    """
+    parts = [["a", "b", "a"], ["b", "c"], ["c", "c", "a"]]
+
+    def arrive(number: int) -> None:
+        (tmp_path / "in").mkdir(exist_ok=True)
+        part = tmp_path / f"{number}.part"
+        part.write_text("".join(json.dumps({"user": user}) + "\n" for user in parts[number]))
+        part.rename(tmp_path / "in" / f"{number}.json")
+
+    arrive(0)
+    client.submit_job(visits(tmp_path, "first"))
+    until(client, "first", lambda: users(client, "seen by first").total() == 3)
+    saved = client.savepoint_job("first", "before", JOB_S_MAX * 1_000)
+    assert saved["state"] == "complete" and saved["size_bytes"] > 0
+    arrive(1)
+    until(client, "first", lambda: users(client, "seen by first").total() == 5)
+    assert client.job("first")["batch"] > saved["batch"]
+    client.kill_job("first")
+    (tmp_path / "checkpoints" / "first").rename(tmp_path / "aside")  # its query may still be stopping
+    client.submit_job(visits(tmp_path, "second", resume="savepoint:before"))
+    arrive(2)
+    until(client, "second", lambda: users(client, "seen by second").total() == 5)
+    client.seal_job("second", "in")
+    assert client.wait_job("second", JOB_S_MAX * 1_000).error == ""
+    assert users(client, "seen by second") == Counter(parts[1] + parts[2])
+    counts = [json.loads(task.data) for task in client.list_all("counts of second")]
+    assert {one["key"]: one["value"] for one in counts} == Counter(parts[0] + parts[1] + parts[2]) and len(counts) == 3
+    client.delete_savepoint("before")
+    assert client.savepoints() == []
