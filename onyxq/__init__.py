@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Condition,
         Frame,
         Function,
+        HostSettings,
         Input,
         Job,
         Join,
@@ -49,6 +50,7 @@ __all__ = [
     "Frame",
     "Function",
     "GiveUp",
+    "HostSettings",
     "Input",
     "Job",
     "Join",
@@ -72,8 +74,8 @@ __all__ = [
 ]
 
 _JOBS = (
-    "Aggregation And BatchFunction Condition Frame Function Input Job Join Lifecycle Not Or Output Predicate Reduce "
-    "Sql Trigger Window"
+    "Aggregation And BatchFunction Condition Frame Function HostSettings Input Job Join Lifecycle Not Or Output "
+    "Predicate Reduce Sql Trigger Window"
 ).split()
 _HOMES = {
     "App": "onyxq.app",

@@ -33,6 +33,7 @@ from onyxq.history.parquet.records import RecordTable
 from onyxq.interfaces.callbacks.delivery import Delivering, delivering
 from onyxq.interfaces.callbacks.transports import Deliver
 from onyxq.interfaces.callbacks.transports import installed as installed_transports
+from onyxq.interfaces.job_hosts import JobHosts
 from onyxq.interfaces.peer_config import (
     PeerConfig,
     check_config,
@@ -181,7 +182,8 @@ class RunningNode:
             node = self.node = Node(world, node_settings(self.config, node_id, self._entries))
             driver = None
             if self.config.spark:
-                driver = Driving(node, spark_settings(self.config), self._platform.launch_host)
+                spark = spark_settings(self.config)
+                driver = Driving(node, spark, JobHosts(node, spark, self._platform.launch_host).launch)
             service = self.service = Service(
                 node, random_64=lambda: self._random.getrandbits(64), backend=self._backend, driver=driver
             )

@@ -249,6 +249,7 @@ _NESTED: dict[tuple[type[Any], str], Callable[[Any, str], Any]] = {
     (model.Job, "windows"): _each(model.Window),
     (model.Job, "triggers"): _each(model.Trigger),
     (model.Job, "lifecycles"): _each(model.Lifecycle),
+    (model.Job, "host"): lambda said, path: _object(model.HostSettings, said, path),
     (model.Condition, "when"): _predicate,
     (model.Trigger, "predicate"): _predicate,
     (model.Window, "aggregation"): _aggregation,

@@ -15,6 +15,7 @@ from onyxq.core.limits import INPUT_SINCE_MS_MAX, PRIORITY_MAX, PRIORITY_MIN, is
 from onyxq.jobs import model
 from onyxq.jobs.encoding import canonical
 from onyxq.jobs.functions import REFERENCE
+from onyxq.jobs.host_settings import HostSettings, is_memory
 from onyxq.jobs.predicates import And, Not, Or, Pickled, Predicate
 from onyxq.system.settings import did_you_mean
 
@@ -139,6 +140,11 @@ _SQL = Kind(
     lambda value: isinstance(value, str) and is_text(value.translate(_BLANKS), SQL_CHARS_MAX),
     f"a query in SQL, of 1 to {SQL_CHARS_MAX} characters",
 )
+_MEMORY = Kind(is_memory, "a size of memory such as 512m or 2g")
+_SETTINGS = Kind(
+    lambda value: isinstance(value, Mapping) and all(is_text(name, 200) for name in value),
+    "a map from settings of Spark to texts",
+)
 _COLUMN = Kind(lambda value: is_text(value, NAME_CHARS_MAX) and ":" not in value, "the name of a column")
 _SLOTS = {
     "min_slots": _integer(1, SLOTS_MAX),
@@ -252,6 +258,13 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
             EXCEPTION_WORDS,
         ),
     },
+    HostSettings: {
+        **dict.fromkeys(("driver_memory", "executor_memory"), _MEMORY.or_none()),
+        **dict.fromkeys(("driver_cores", "executor_cores"), _integer(1, 1_024).or_none()),
+        **dict.fromkeys(("packages", "jars", "py_files"), _many(_TEXT)),
+        "environment": _TEXT.or_none(),
+        "conf": _SETTINGS,
+    },
     model.Job: {
         "id": _JOB_ID,
         "workflow": Kind(
@@ -269,6 +282,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "zones": _many(_NAME),
         "beside": _JOB_ID.or_none(),
         "own_host": _TRUTH,
+        "host": Kind(lambda value: value is None or isinstance(value, HostSettings), "a HostSettings, or None"),
         "checkpoint": _TEXT.or_none(),
         "trigger_ms": _integer(1, 86_400_000),
         "resume": _RESUMED.or_none(),
@@ -297,6 +311,8 @@ def _is_edge(value: Any) -> bool:
 def problems(job: model.Job) -> Iterator[Problem]:
     """Yield the fields with wrong values, each with the expected one."""
     yield from _of_fields(job, "")
+    if isinstance(job.host, HostSettings):
+        yield from _of_fields(job.host, "host")
     for name, kinds in LISTS.items():
         parts = getattr(job, name)
         for place, part in enumerate(parts if isinstance(parts, tuple) else ()):

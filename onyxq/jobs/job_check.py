@@ -14,7 +14,7 @@ from typing import Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import RESERVED
-from onyxq.jobs import fields, frame_check, function_imports, options, slot_bounds
+from onyxq.jobs import fields, frame_check, function_imports, host_settings, options, slot_bounds
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import (
     FRAME_TASKS,
@@ -63,7 +63,7 @@ def problems(job: Job) -> Iterator[Problem]:
         wrong = True
     if wrong:
         return  # the rest relies on the types
-    for rule in (_catalog, _workflow, _ends, _cycles, _conditions, _windows, _triggers, _lifecycles, _slots):
+    for rule in (_catalog, _workflow, _ends, _cycles, _conditions, _windows, _triggers, _lifecycles, _slots, _host):
         yield from rule(job)
     if not any(_workflow(job)) and not any(_cycles(job)):
         yield from frame_check.problems(job)
@@ -426,3 +426,12 @@ def _slots(job: Job) -> Iterator[Problem]:
             yield name, "is the job's own id: it must be another job's"
     if job.drop_state and job.resume is None:
         yield "drop_state", "is for a job that takes over the state of another: give it `resume`"
+
+
+def _host(job: Job) -> Iterator[Problem]:
+    if job.host is None:
+        return
+    if not job.own_host:
+        yield "host", "is for a job with a process of its own: set own_host to True"
+    for place, what in host_settings.problems(job.host):
+        yield f"host.{place}", what

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import frozen
 
+from onyxq.jobs.host_settings import HostSettings
 from onyxq.jobs.predicates import And, Not, Or, Pickled, Predicate, Ref, predicate, tupled
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Condition",
     "Frame",
     "Function",
+    "HostSettings",
     "Input",
     "Job",
     "Join",
@@ -397,6 +399,8 @@ class Job:
     """Id of a job that runs on the same peer."""
     own_host: bool = False
     """Whether the job has its own Spark process."""
+    host: HostSettings | None = None
+    """Settings of that process."""
     checkpoint: str | None = None
     """Path or URI that every peer can reach; with it windows and joins survive their peer."""
     trigger_ms: int = 200

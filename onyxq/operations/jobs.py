@@ -31,6 +31,7 @@ from onyxq.core.replica import Job as Known
 from onyxq.core.replica import Replica, TaskLimits
 from onyxq.jobs import encoding
 from onyxq.jobs.function_imports import references
+from onyxq.jobs.host_settings import code_in
 from onyxq.jobs.inherited_state import check_fit, stateful
 from onyxq.jobs.job_check import check as check_job
 from onyxq.jobs.model import Function, Input, Job, Join, Reduce
@@ -143,6 +144,12 @@ class Jobs:
         if not allowed.pickled:
             for place in encoding.pickles_in(encoding.to_map(job)):
                 raise Forbidden(f"{place} is pickled: here functions come by name", field=place, hint=BY_NAME)
+            for place in () if job.host is None else code_in(job.host):
+                raise Forbidden(
+                    f"host.{place} brings code: here functions come by name",
+                    field=f"host.{place}",
+                    hint="Put it into the peers' --spark-conf file, or start the peers with --allow-pickled.",
+                )
         for place, name in references(job):
             if not allowed.takes(name):
                 raise Forbidden(

@@ -12,6 +12,7 @@ import os
 import shlex
 import signal
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 
 from attrs import field, frozen
 
+from onyxq.core.errors import BadRequest
+from onyxq.jobs.host_settings import ARCHIVES, CORES, ENVIRONMENT
 from onyxq.spark import java
 from onyxq.spark.home import LOGGING, Home, find_home
 from onyxq.system.directories import LOCAL, TEMPORARY, create
@@ -28,6 +31,8 @@ PROPERTIES = "spark.properties"
 """Name of the file from which the virtual machine reads its settings; removed once it is up."""
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where executors find other programs, besides those of a job's Python environment."""
 
 
 @frozen
@@ -51,6 +56,12 @@ class Settings:
     def local(self) -> bool:
         """Whether threads of this machine do the work."""
         return self.master == "local" or self.master.startswith("local[")
+
+    @property
+    def environment(self) -> str:
+        """The path of the packed Python environment of workers; empty if they run in this process' own."""
+        found = [said.rpartition("#") for said in self.conf.get(ARCHIVES, "").split(",")]
+        return next((path for path, _, name in found if name == ENVIRONMENT), "")
 
     @property
     def url(self) -> str:
@@ -85,6 +96,8 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
         ours |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}
     if not settings.local:
         ours["spark.cores.max"] = str(settings.slots)
+        if settings.environment:
+            ours["spark.executorEnv.PATH"] = f"./{ENVIRONMENT}/bin:{_PATH}"
     return {**ours, **settings.conf}
 
 
@@ -98,6 +111,8 @@ def is_ours(name: str) -> bool:
 
 def _java_options(settings: Settings, home: Home) -> list[str]:
     options = ["-XX:+UseSerialGC", "-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    if CORES in settings.conf:
+        options.append(f"-XX:ActiveProcessorCount={settings.conf[CORES]}")
     if settings.quick_start:
         options.append("-XX:TieredStopAtLevel=1")
     options.append(f"-Djava.io.tmpdir={settings.work / TEMPORARY}")
@@ -110,25 +125,33 @@ def _java_options(settings: Settings, home: Home) -> list[str]:
 
 
 def python_path(settings: Settings) -> str:
-    """Return the import path of executors: the project itself, then this process' own path."""
-    project = str(Path(__file__).resolve().parents[2])
+    """Return the import path of workers: the project itself, then this process' own path.
+
+    A Python environment of their own has the project, and must not import the other packages that are beside it here.
+    """
+    project = "" if settings.environment else str(Path(__file__).resolve().parents[2])
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys(part for part in (*settings.modules, project, *given) if part))
 
 
 def open_session(settings: Settings) -> Any:
-    """Start the virtual machine and open the session; raises `Incomplete` if something is not installed."""
+    """Start the virtual machine and open the session.
+
+    Raises `Incomplete` if something is not installed, and `BadRequest` for a Python environment that cannot be used.
+    """
     home = find_home()
     (settings.work / TEMPORARY).mkdir(parents=True, exist_ok=True)
     os.environ |= {
         "SPARK_HOME": str(home.path),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": "python" if settings.environment else sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": python_path(settings),
         "PYARROW_IGNORE_TIMEZONE": "1",
     }
     if settings.local or _LOOPBACK in settings.master:
         os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
+    if settings.environment:
+        os.environ["PATH"] = f"{_unpacked(settings)}{os.pathsep}{os.environ.get('PATH', _PATH)}"
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
@@ -142,6 +165,22 @@ def open_session(settings: Settings) -> Any:
         path.unlink(missing_ok=True)
         if home.archive is not None:  # It is ours, not the caller's choice for other programs.
             del os.environ["SPARK_HOME"]
+
+
+def _unpacked(settings: Settings) -> Path:
+    """Unpack the Python environment of workers on this machine, and return the folder of its programs.
+
+    Spark does so on executors. The driver needs it too: it starts Python workers that plan batches.
+    """
+    what, folder = f"host.environment {settings.environment}", settings.work / TEMPORARY / ENVIRONMENT
+    try:
+        with tarfile.open(settings.environment) as packed:
+            packed.extractall(folder, filter="tar")
+    except (OSError, tarfile.TarError) as error:
+        raise BadRequest(f"{what} cannot be unpacked: {error}", field="host.environment") from None
+    if not (folder / "bin" / "python").exists():
+        raise BadRequest(f"{what} is no Python environment: it has no bin/python", field="host.environment")
+    return folder / "bin"
 
 
 @contextmanager

@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
+from attrs import evolve
 
+from onyxq import HostSettings
 from onyxq.access.grants import Access, Token
 from onyxq.core.facts import pack_task
 from onyxq.interfaces.dashboard.session import COOKIE
@@ -354,6 +356,19 @@ def test_a_job_names_no_function_that_the_operator_did_not_allow(cluster: LocalC
         error = wire.error("job.submit", {"body": encode(job)})
         assert (error["code"], error["field"]) == ("forbidden", "catalog[1].fn") and "job_modules" in error["hint"]
         assert wire.call("job.list", {})["jobs"] == []
+
+
+def test_a_job_brings_no_packages_where_credentials_are_asked_for(cluster: LocalCluster) -> None:
+    """They are code as pickled functions are; sizes of memory are not."""
+    catalog = [Input("in", queue="a"), Output("out", queue="b")]
+    host = HostSettings(executor_memory="2g", py_files=["/tmp/shop.py"])
+    job = Job(id="bringing", workflow=[("in", "out")], catalog=catalog, own_host=True, host=host)
+    with greeted(cluster, "token to admin") as wire:
+        error = wire.error("job.submit", {"body": encode(job)})
+        assert (error["code"], error["field"]) == ("forbidden", "host.py_files[0]") and "allow-pickled" in error["hint"]
+        sized = evolve(job, id="sized", host=HostSettings(executor_memory="2g"))
+        assert wire.call("job.submit", {"body": encode(sized)})["id"] == "sized"
+        wire.call("job.kill", {"id": "sized"})
 
 
 def test_a_token_that_is_used_too_often_is_told_so(cluster: LocalCluster) -> None:

@@ -12,6 +12,7 @@ from onyxq.jobs.model import (
     Aggregation,
     Condition,
     Function,
+    HostSettings,
     Input,
     Job,
     Join,
@@ -43,6 +44,12 @@ maps = st.dictionaries(st.text(max_size=5), values, max_size=3)
 written = st.dictionaries(st.just("compression"), st.sampled_from(["zstd", "none"]))
 options = st.dictionaries(st.sampled_from(["header", "sep"]), st.sampled_from(["true", ";", ""]))
 durations = st.integers(1, 86_400_000)
+hosts = st.builds(
+    HostSettings,
+    executor_memory=st.sampled_from(["512m", "2g"]),
+    py_files=st.lists(st.sampled_from(["a.py", "b.zip"]), unique=True),
+    conf=st.dictionaries(st.just("spark.task.maxFailures"), st.sampled_from(["1", "9"])),
+)
 
 
 def whole_or_not(whole: st.SearchStrategy[bool]) -> st.SearchStrategy[Any]:
@@ -171,6 +178,7 @@ def jobs(draw: st.DrawFn) -> Job:
     least = draw(st.integers(1, 3))
     share = draw(st.integers(0, 100))
     resume = draw(st.none() | st.sampled_from(("earlier", "savepoint:before-2.1")))
+    host = draw(st.none() | hosts)
     job = Job(
         id=draw(st.sampled_from(["j", "a-job_1", "0" * 32])),
         workflow=edges,
@@ -185,7 +193,8 @@ def jobs(draw: st.DrawFn) -> Job:
         max_slots=draw(st.none() | st.integers(4, 9)),
         tags=draw(st.lists(st.sampled_from(["gpu", "fast"]), unique=True)),
         checkpoint=draw(st.none() | st.just("s3a://b/c")),
-        own_host=draw(st.booleans()),
+        own_host=host is not None or draw(st.booleans()),
+        host=host,
         resume=resume,
         drop_state=draw(st.just(()) | st.just(("hour", "pairs"))) if resume else (),
         metadata=draw(maps),

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from log_entries import commit_batch, drain_node, set_slots
+from onyxq import HostSettings
 from onyxq.jobs import encoding
 from onyxq.node.jobs.held_claims import worker_name
 from simulation.world.world import World
@@ -274,6 +275,23 @@ def test_a_job_with_a_host_of_its_own_shares_none() -> None:
         assert (await stage.client.job("j"))["progress"]["failures"] == 0
         await stage.client.kill_job("j")
         await stage.until(lambda: len(stage.hosts_of("k").alive) == 1, "the own host ends with its job")
+
+    on_stage(play, spark=(0,))
+
+
+def test_a_host_of_a_job_starts_with_the_settings_of_the_job() -> None:
+    """Each start has them, and the host of other jobs has none of them."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, own_host=True, host=HostSettings(executor_memory="4g", packages=["a:b:1"]))
+        await stage.ready()
+        await submit(stage, job_of("k"))
+        await stage.ready("k")
+        wanted = {"spark.executor.memory": "4g", "spark.jars.packages": "a:b:1"}
+        await stage.until(lambda: len(stage.hosts_of().alive) == 2, "another own host")
+        links = stage.hosts_of().links
+        assert len(links) == 3
+        assert all(link.plan.conf == (wanted if link.plan.work.endswith("/j") else {}) for link in links)
 
     on_stage(play, spark=(0,))
 

@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,3 +143,28 @@ def gone(pids: list[int], within_s: float) -> bool:
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(map(alive, pids))
+
+
+MODULE = '''"""A function that a job brings as a Python file."""
+
+import os
+
+
+def packed(segment):
+    """Return the segment, and whether the job's Python environment runs it."""
+    return {**segment, "packed": os.environ.get("PACKED", "no")}
+'''
+
+
+def brought(folder: Path) -> dict[str, Any]:
+    """Return fields of `HostSettings` for a Python file with the function ``brought_words:packed``, and an environment.
+
+    The environment is a small one: it runs this Python, and sets a variable.
+    """
+    module, program, packed = folder / "brought_words.py", folder / "python", folder / "environment.tar.gz"
+    module.write_text(MODULE)
+    program.write_text(f'#!/bin/sh\nexport PACKED=yes\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(program, "bin/python")
+    return {"py_files": [str(module)], "environment": str(packed)}

@@ -89,6 +89,12 @@ class Standalone:
         """Those that run."""
         return [one for one in self._daemons[1:] if one.process.poll() is None]
 
+    def executors(self) -> list[bytes]:
+        """Return the commands of the executors that run."""
+        pids = [pid for worker in self.workers for pid in worker.family()]
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if alive(pid)]
+        return [one for one in commands if b"CoarseGrainedExecutorBackend" in one]
+
     def begin(self, workers: int) -> None:
         """Wait for the master, then start workers and wait for them."""
         self.url = self._daemons[0].said(_MASTER).group(1)

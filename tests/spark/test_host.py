@@ -12,8 +12,9 @@ import pytest
 from attrs import evolve
 
 from onyxq.jobs.encoding import encode
+from onyxq.jobs.host_settings import HostSettings, with_settings
 from onyxq.jobs.model import Function, Job, Lifecycle
-from tests.spark.host_world import HostProcess, alive, gone, host_process, on_small_disk
+from tests.spark.host_world import HostProcess, alive, brought, gone, host_process, on_small_disk
 from tests.spark.job_world import HERE, lines_job, written
 
 FORKING = "-m\0onyxq.spark.daemon"
@@ -152,6 +153,35 @@ def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_where_it_is_told_to(t
         assert host.quiet(5.0)
         os.kill(machine, signal.SIGCONT)
         host.event("alive")
+
+
+def test_a_host_of_a_job_with_settings_has_them(tmp_path: Path) -> None:
+    """Sizes are the virtual machine's; workers run in the job's Python environment, and import its Python files."""
+    given = HostSettings(
+        driver_memory="600m", driver_cores=1, conf={"spark.task.maxFailures": "7"}, **brought(tmp_path)
+    )
+    job = lines_job(tmp_path, Function("f", f"{HERE}:words"), Function("g", "brought_words:packed"))
+    (tmp_path / "in" / "a.txt").write_text("a b\nc\n")
+    with host_process(tmp_path, conf=with_settings({}, given)) as host:
+        host.event("up")
+        (machine,) = _named(host.family(), "/java\0")
+        assert {"-Xmx600m", "-XX:ActiveProcessorCount=1"} <= set(_command(machine).split("\0"))
+        host.start(job)
+        found = host.event("completed", "failed")
+        assert found["event"] == "completed", found
+    assert sorted((one["word"], one["packed"]) for one in written(tmp_path / "out")) == [
+        ("a", "yes"),
+        ("b", "yes"),
+        ("c", "yes"),
+    ]
+
+
+def test_an_environment_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """The host ends at once, and says which archive and why."""
+    conf = with_settings({}, HostSettings(environment=str(tmp_path / "lost.tar.gz")))
+    with host_process(tmp_path, conf=conf) as host:
+        assert host.process.wait(60) == 1
+    assert f"host.environment {tmp_path}/lost.tar.gz cannot be unpacked" in (tmp_path / "host.log").read_text()
 
 
 def test_the_end_of_stdin_ends_everything(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ class NewJob(Args):
     zones: Annotated[Any, Meta(description="In one of which its peer must be.")] = UNSET
     beside: Annotated[Any, Meta(description="Id of a job whose peer it shares.")] = UNSET
     own_host: Annotated[Any, Meta(description="Whether it has a Spark process of its own.")] = UNSET
+    host: Annotated[
+        Any, Meta(description="Settings of that process: memory, cores, packages, Python, further settings of Spark.")
+    ] = UNSET
     checkpoint: Annotated[Any, Meta(description="Path or URI that every peer reaches.")] = UNSET
     trigger_ms: Annotated[Any, Meta(description="Time between two batches.")] = UNSET
     resume: Annotated[
