@@ -52,6 +52,7 @@ from log_entries import (
     settle_partition,
     settle_transactions,
     submit_job,
+    supersede_driver,
     yield_partition,
 )
 from onyxq.core.entry import Entries, describe
@@ -90,6 +91,7 @@ MODULES: tuple[ModuleType, ...] = (
     submit_job,
     replay_job,
     driver_ready,
+    supersede_driver,
     seal_input,
     kill_job,
     complete_job,

@@ -377,6 +377,7 @@ _SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
         "submit_job": _submit_job,
         "replay_job": lambda args: f"{_submit_job(args)}, from the places of an earlier batch",
         "driver_ready": "job {job} runs under version {version}",
+        "supersede_driver": "version {version} of job {job} is superseded: another process runs it at the same peer",
         "seal_input": "input {input} of job {job} is sealed: no more data comes",
         "kill_job": "job {job} is killed",
         "commit_batch": _commit_batch,

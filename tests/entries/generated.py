@@ -50,6 +50,7 @@ from log_entries import (
     settle_partition,
     settle_transactions,
     submit_job,
+    supersede_driver,
     yield_partition,
 )
 from log_entries.begin_savepoint import savepoint_of
@@ -219,7 +220,8 @@ def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
         submission = _submission(replica, name, random)
         return random.choice((submit_job.Args(*submission), replay_job.Args(*submission, begin=b"there")))
     version = found.version - (random.random() < 0.1)
-    said: list[Any] = [*[driver_ready.Args(name, version)] * 3, seal_input.Args(name, "in"), kill_job.Args(name)]
+    running = (supersede_driver if found.version % 2 else driver_ready).Args(name, version)
+    said: list[Any] = [*[running] * 3, seal_input.Args(name, "in"), kill_job.Args(name)]
     said.append(report_job.Args(name, version, b"%d rows" % random.randrange(9)))
     said += [commit_batch.Args(name, version, found.batch + 1, b"here", ())] * 2
     return random.choice([*said, complete_job.Args(name, version), fail_job.Args(name, version, "no")])

@@ -9,6 +9,7 @@ from attrs import evolve
 from pyrsistent import pmap
 
 from log_entries import (
+    commit_batch,
     complete_job,
     drain_node,
     driver_ready,
@@ -21,6 +22,7 @@ from log_entries import (
     seal_input,
     set_slots,
     submit_job,
+    supersede_driver,
 )
 from log_entries.registry import VERSIONS
 from onyxq.core.duties import Drive, duties
@@ -259,6 +261,27 @@ def test_a_driver_that_dies_is_replaced_under_a_higher_version(world: World) -> 
     ):
         assert refused(world, late, other) == "superseded"
     done(world, driver_ready.Args("one", new.version), complete_job.Args("one", new.version), peer=other)
+
+
+def test_a_driver_that_is_superseded_at_its_own_peer_is_fenced(world: World) -> None:
+    """The peer keeps the job with its slots and places, and the version before is void."""
+    done(world, job("one", own_host=True))
+    old = now(world, "one")
+    done(world, driver_ready.Args("one", old.version), commit_batch.Args("one", old.version, 3, b"places", ()))
+    done(world, supersede_driver.Args("one", old.version))
+    new = now(world, "one")
+    assert new.version > old.version
+    assert (new.driver, new.slots, new.state, new.ready) == (old.driver, old.slots, "running", False)
+    assert (new.batch, new.offsets) == (3, b"places")
+    for late in (
+        supersede_driver.Args("one", old.version),
+        driver_ready.Args("one", old.version),
+        commit_batch.Args("one", old.version, 4, b"late", ()),
+        complete_job.Args("one", old.version),
+    ):
+        assert refused(world, late) == "superseded"
+    done(world, commit_batch.Args("one", new.version, 4, b"further", ()), complete_job.Args("one", new.version))
+    assert refused(world, supersede_driver.Args("one", new.version)) == "already ended"
 
 
 def test_slots_that_change_are_no_reason_for_another_version(world: World) -> None:

@@ -54,6 +54,7 @@ from log_entries import (
     settle_partition,
     settle_transactions,
     submit_job,
+    supersede_driver,
     yield_partition,
 )
 from log_entries.registry import ENTRIES, VERSIONS
@@ -63,7 +64,7 @@ from onyxq.core.log.interface import Record
 from onyxq.core.log.record import encode_entry, encode_record
 from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.golden.batches import batch_log
-from tests.entries.golden.jobs import job_log, replay_log, report_log, savepoint_log
+from tests.entries.golden.jobs import job_log, replay_log, report_log, savepoint_log, superseding_log
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
 
 FIRST = make_id(START_MS, 0, 0x0123456789ABCDEF, 0)
@@ -173,6 +174,7 @@ EXAMPLES: Mapping[str, Any] = {
         b"places",
     ),
     "driver_ready": driver_ready.Args("words-7", 1 << 33),
+    "supersede_driver": supersede_driver.Args("words-7", 1 << 33),
     "seal_input": seal_input.Args("words-7", "in"),
     "kill_job": kill_job.Args("words-7"),
     "complete_job": complete_job.Args("words-7", 1 << 33),
@@ -487,5 +489,6 @@ SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "reports": report_log,
     "replays": replay_log,
     "savepoints": savepoint_log,
+    "superseding": superseding_log,
 }
 """Name of a log's file -> function that makes its records."""

@@ -24,6 +24,7 @@ from log_entries import (
     seal_input,
     set_slots,
     submit_job,
+    supersede_driver,
 )
 from onyxq.core.log.interface import Record
 from tests.entries.world import World, creation, joining
@@ -143,6 +144,23 @@ def replay_log() -> list[Record]:
     world.submit("b", replay("three", beside="two"), job("four", resume="two"))
     world.submit("a", commit_batch.Args("two", world.now.jobs["two"].version, 1, b"further", ()))
     world.submit("a", kill_job.Args("three"), gc.Args(), replay("three"))
+    return world.records
+
+
+def superseding_log() -> list[Record]:
+    """Make a log with drivers that are superseded at their own peer: once, late, of no job, after the end."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a", "b")
+    world.settle("a", "b")
+    world.submit("a", job("one", own_host=True))
+    old = world.now.jobs["one"].version
+    world.submit("a", driver_ready.Args("one", old), supersede_driver.Args("one", old), driver_ready.Args("one", old))
+    world.submit("a", supersede_driver.Args("one", old), commit_batch.Args("one", old, 0, b"late", ()))
+    new = world.now.jobs["one"].version
+    world.submit("a", driver_ready.Args("one", new), commit_batch.Args("one", new, 0, b"places", ()))
+    world.submit("b", supersede_driver.Args("none", new), supersede_driver.Args("one", new))
+    world.submit("a", kill_job.Args("one"), supersede_driver.Args("one", world.now.jobs["one"].version), gc.Args())
     return world.records
 
 
