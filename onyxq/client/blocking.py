@@ -300,6 +300,7 @@ class Client:
     savepoint_job = _blocking(AsyncClient.savepoint_job)
     savepoints = _blocking(AsyncClient.savepoints)
     delete_savepoint = _blocking(AsyncClient.delete_savepoint)
+    host_job = _blocking(AsyncClient.host_job)
     cluster = _blocking(AsyncClient.cluster)
     ring = _blocking(AsyncClient.ring)
     partitions = _blocking(AsyncClient.partitions)

@@ -15,6 +15,7 @@ from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Job
 from onyxq.operations.table.job import (
     GET_JOB,
+    HOST_JOB,
     KEEP_MS,
     KILL_JOB,
     LIST_JOBS,
@@ -23,6 +24,7 @@ from onyxq.operations.table.job import (
     SUBMIT_JOB,
     WAIT_JOB,
     GetJob,
+    HostJob,
     KillJob,
     ReplayJob,
     SealInput,
@@ -189,6 +191,23 @@ class Jobs:
         job has ended.
         """
         return await self._do(SEAL_INPUT, SealInput(id=id, input=input))
+
+    async def host_job(
+        self,
+        id: str,
+        host: str,
+        *,
+        number: int = 0,
+        node: str = "",
+        events: Sequence[dict[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """Serve a job as its Spark host, or offer to; a program that wants that calls `onyxq.spark.submit.run`.
+
+        ``host``: the random id of the process. ``number``: 0 while it offers to serve, then counted from 1.
+        ``node``: from the plan, once it serves. ``events``: what happened since the call before. Returns ``state``,
+        ``plan``, ``orders`` and ``why``. Raises `NotFound`, and `BadRequest` if the job takes no such process.
+        """
+        return await self._do(HOST_JOB, HostJob(id=id, host=host, number=number, node=node, events=list(events)))
 
     async def kill_job(self, id: str) -> dict[str, Any]:
         """End a job and discard its uncommitted work; raise `NotFound`, or `Conflict` if it has ended."""

@@ -180,12 +180,17 @@ class RunningNode:
                 offload=self._platform.offload,
             )
             node = self.node = Node(world, node_settings(self.config, node_id, self._entries))
-            driver = None
+            driver = hosts = None
             if self.config.spark:
                 spark = spark_settings(self.config)
-                driver = Driving(node, spark, JobHosts(node, spark, self._platform.launch_host).launch)
+                hosts = JobHosts(node, spark, self._platform.launch_host)
+                driver = Driving(node, spark, hosts.launch)
             service = self.service = Service(
-                node, random_64=lambda: self._random.getrandbits(64), backend=self._backend, driver=driver
+                node,
+                random_64=lambda: self._random.getrandbits(64),
+                backend=self._backend,
+                driver=driver,
+                serve_host=None if hosts is None else hosts.serve,
             )
             if self.config.archive:
                 archive = Archive(Path(self.config.archive), node_id)

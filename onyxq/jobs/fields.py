@@ -264,6 +264,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         **dict.fromkeys(("packages", "jars", "py_files"), _many(_TEXT)),
         "environment": _TEXT.or_none(),
         "conf": _SETTINGS,
+        "submit_wait_ms": _TIME.or_none(),
     },
     model.Job: {
         "id": _JOB_ID,

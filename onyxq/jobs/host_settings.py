@@ -48,6 +48,11 @@ class HostSettings:
     """Path at the peer of a packed Python environment (``.tar.gz``), in which workers then run."""
     conf: Mapping[str, str] = attrs.field(factory=dict)
     """Further settings of Spark."""
+    submit_wait_ms: int | None = None
+    """Time for which a peer waits for a process that a user has started, before it starts one itself.
+
+    None: peers start the process at once, and take none that a user has started.
+    """
 
 
 SINGLE = {

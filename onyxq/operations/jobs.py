@@ -7,13 +7,13 @@ can drive waits, and its state says for what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
-from log_entries import kill_job, replay_job, restore_job, seal_input, submit_job
+from log_entries import kill_job, replay_job, restore_job, seal_input, submit_job, supersede_driver
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import (
     BadRequest,
@@ -46,6 +46,7 @@ from onyxq.operations.savepoints.begin import check_begin
 from onyxq.operations.savepoints.savepoints import Savepoints
 from onyxq.operations.table.job import (
     GET_JOB,
+    HOST_JOB,
     KILL_JOB,
     LIST_JOBS,
     REPLAY_JOB,
@@ -53,6 +54,8 @@ from onyxq.operations.table.job import (
     SUBMIT_JOB,
     WAIT_JOB,
     GetJob,
+    HostJob,
+    HostOrders,
     JobView,
     KillJob,
     ListJobs,
@@ -63,7 +66,7 @@ from onyxq.operations.table.job import (
     WaitJob,
 )
 from onyxq.operations.table.job import Jobs as JobList
-from onyxq.operations.table.operation import converted
+from onyxq.operations.table.operation import converted, plain
 from onyxq.system.settings import did_you_mean
 
 BY_NAME = (
@@ -74,18 +77,24 @@ TOLD_TIMEOUT_S = 1.5
 CATCH_UP_S = 3.0
 TOLD_MAX = 100
 """Most jobs of a list whose drivers are asked, one question each."""
+FORWARD_S = 5.0
+"""How much longer the answer of another node to the call of a host may take than the call wants to wait, in seconds."""
+
+ServeHost: TypeAlias = Callable[[HostJob], Awaitable[HostOrders]]
+"""Answers a call of a process that serves a job, or offers to, at the peer that drives the job."""
 
 
 class Jobs:
     """The methods ``job.*`` of a node."""
 
-    def __init__(self, node: Node, driver: Driving | None, log_view: LogView) -> None:
+    def __init__(self, node: Node, driver: Driving | None, log_view: LogView, serve_host: ServeHost | None) -> None:
         self._node = node
         self._log_view = log_view
         self._searching = trio.Lock()
         """Held while the log is applied again for a replay: one search at a time."""
         self._driver = driver
         self._savepoints = Savepoints(node, self._catch_up)
+        self._serve_host = serve_host
 
     def handlers(self) -> dict[str, Handler]:
         """Return the functions that serve the operations."""
@@ -98,6 +107,7 @@ class Jobs:
             served(GET_JOB, self.get),
             served(WAIT_JOB, self.wait),
             self._savepoints.handlers(),
+            served(HOST_JOB, self.host),
         )
 
     # --- changing
@@ -343,6 +353,48 @@ class Jobs:
     async def told_here(self, args: dict[str, Any]) -> dict[str, Any] | None:
         """Return this node's report of a job that it drives under a version."""
         return None if self._driver is None else self._driver.told(str(args["id"]), int(args["version"]))
+
+    # --- hosts in processes of users
+
+    async def host(self, args: HostJob) -> HostOrders:
+        """Pass on the call of a process that serves a job, or offers to.
+
+        An offer goes to the peer that drives the job, later calls to the same node. Raises `NotFound`, `BadRequest` for
+        a job whose peer takes no such process, `Unavailable`.
+        """
+        if args.number:
+            return await self._host_at(args.node, args)
+        found = await self._found(args.id)
+        job = self._node.replica.jobs.get(args.id)
+        if job is None or lifetime.is_over(job):
+            return HostOrders(state="ended", why=f"job {args.id} is {found['state']}")
+        host = encoding.decode(job.body).host
+        if host is None or host.submit_wait_ms is None:
+            raise BadRequest(
+                f"job {args.id} takes no process from outside its peers",
+                field="id",
+                hint="Submit it with own_host=True and host=HostSettings(submit_wait_ms=...).",
+            )
+        if supersede_driver.__name__.rpartition(".")[2] not in self._node.replica.enabled:
+            raise Unavailable("some peers are of an older version, which cannot fence such processes", field="id")
+        peer = self._node.replica.peers.get(job.driver)
+        if peer is None:
+            with trio.move_on_after(args.wait_ms / 1000):
+                await self._node.moved()
+            return HostOrders(state="waiting")
+        return await self._host_at(peer.node, args)
+
+    async def _host_at(self, node: str, args: HostJob) -> HostOrders:
+        if node == self._node.node_id:
+            return await self.host_here(plain(args))
+        timeout_s = args.wait_ms / 1000 + FORWARD_S
+        return converted(HostOrders, await self._node.call(node, "job.host.here", plain(args), timeout_s=timeout_s))
+
+    async def host_here(self, args: dict[str, Any]) -> HostOrders:
+        """Answer such a call at the peer that drives the job."""
+        if self._serve_host is None:
+            raise Unavailable("this peer hosts no Spark", field="id")
+        return await self._serve_host(converted(HostJob, args))
 
 
 def entry_of(job: Job, *, keep_ms: int, begin: bytes = b"", position: int = -1) -> submit_job.Args:

@@ -44,7 +44,7 @@ from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.health import Health
 from onyxq.operations.held_tasks import HeldTasks
 from onyxq.operations.job_batches import JobBatches
-from onyxq.operations.jobs import Jobs
+from onyxq.operations.jobs import Jobs, ServeHost
 from onyxq.operations.settings import Settings
 from onyxq.operations.summaries import Summaries
 from onyxq.operations.table.claim import CLAIM, RELEASE, Held, Release
@@ -110,6 +110,7 @@ class Service:
         random_64: Callable[[], int],
         backend: LogBackend | None = None,
         driver: Driving | None = None,
+        serve_host: ServeHost | None = None,
     ) -> None:
         self.node = node
         self.peer: Peer | None = None
@@ -141,7 +142,7 @@ class Service:
         self._backing_up, self._taskstore = BackingUp(node), TaskStore(node, random_64)
         node.enqueue, node.ask = self._enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
-        self._jobs = Jobs(node, driver, self.log_view)
+        self._jobs = Jobs(node, driver, self.log_view, serve_host)
         self.claiming = Claiming(node, self._give_back)
         self._summaries = Summaries(node, self._reading, self.claiming)
         self._health = Health(node, self._reading, self._leaders, self.admission, driver)
@@ -232,6 +233,7 @@ class Service:
             "lead.waiting": self._summaries.lead_waiting,
             "lead.told": _sync(lambda _: self.node.told_here()),
             "job.told": self._jobs.told_here,
+            "job.host.here": self._jobs.host_here,
         }
 
     def _cohort_methods(self) -> dict[str, Handler]:

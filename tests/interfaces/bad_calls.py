@@ -351,6 +351,11 @@ BAD_JOBS: list[tuple[str, Any, str, str | None]] = [
     ("job.wait", {"id": "nobody", "wait_ms": -1}, "bad_request", "wait_ms"),
     ("job.wait", {"id": "nobody", "wait_ms": 600_001}, "bad_request", "wait_ms"),
     ("job.get", {"id": "nobody", "extra": 1}, "bad_request", "extra"),
+    ("job.host", {"id": "nobody"}, "bad_request", "host"),
+    ("job.host", {"id": "nobody", "host": "h"}, "not_found", "id"),
+    ("job.host", {"id": "nobody", "host": "h", "number": -1}, "bad_request", "number"),
+    ("job.host", {"id": "nobody", "host": "h", "events": [7]}, "bad_request", "events[0]"),
+    ("job.host", {"id": "nobody", "host": "h", "wait_ms": 5_001}, "bad_request", "wait_ms"),
     ("job.list", {"state": "done"}, "bad_request", "state"),
     ("job.list", {"extra": 1}, "bad_request", "extra"),
 ]
@@ -358,7 +363,8 @@ BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS + BAD_MANAGING + B
 
 PEER_METHODS = (
     "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.log", "cohort.pending",
-    "cohort.position", "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "job.told", "lead.bodies",
+    "cohort.position", "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "job.host.here", "job.told",
+    "lead.bodies",
     "lead.cancel", "lead.rows", "lead.claim", "lead.complete", "lead.counts", "lead.dead", "lead.depended",
     "lead.dead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.flow.states", "lead.give_up",
     "lead.head", "lead.list", "lead.list.next", "lead.offer", "lead.outcomes", "lead.postpone", "lead.prepare",

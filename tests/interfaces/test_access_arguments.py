@@ -224,8 +224,8 @@ def test_a_call_that_names_a_missing_task_changes_no_other_task(wires: tuple[Wir
 NEUTRAL = set(
     """
     ahead_ms after after_ms all args backoff batch by bytes_max callback claimed client count data deadline_ms digest
-    duration_ms error expires_ms for_ms format from from_batch from_ms from_start input job keep_ms key lease_ms like
-    limit made_ms max missed new_id newest_first offsets order owned part paused
+    duration_ms error events expires_ms for_ms format from from_batch from_ms from_start host input job keep_ms key
+    lease_ms like limit made_ms max missed new_id newest_first node number offsets order owned part paused
     permanent priority progress request replace same_outputs seen seen_seq seen_token schedule since_ms
     skip state task_bytes_max timeout until_ms version w wait_ms where why worker zone position partition peer
     entry known place size_bytes
@@ -239,7 +239,10 @@ def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, l
     claim = [[task, 1, token]]
     found: dict[str, dict[str, list[Any]]] = {
         "id": {"timer.set": ["t"], "timer.get": ["t"], "timer.cancel": ["t"], "": [task]}
-        | {f"job.{verb}": ["theirs"] for verb in ("get", "wait", "kill", "seal", "replay", "savepoint", "savepoints")},
+        | {
+            f"job.{verb}": ["theirs"]
+            for verb in ("get", "wait", "kill", "seal", "replay", "savepoint", "savepoints", "host")
+        },
         "ids": {"taskstore.tasks": [[stored]], "": [[task]]},
         "items": {
             "complete": [[[task, 1, token, None, []]]],

@@ -74,6 +74,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "health": (ANY, {}),
     "ids": ("produce", {"count": 1}),
     "job.get": (LOOKS, {"id": "no-such"}),
+    "job.host": ("", {"id": "no-such", "host": "a"}),
     "job.kill": ("operate", {"id": "no-such"}),
     "job.list": (LOOKS, {}),
     "job.replay": ("", {"id": "no-such", "from_start": True}),

@@ -101,6 +101,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "job.get": {"id": "page"},
     "job.wait": {"id": "page", "wait_ms": 0},
     "job.kill": {"id": "page"},
+    "job.host": {"id": "page", "host": "page", "number": 0, "node": "", "events": [{"event": "up"}], "wait_ms": 0},
     "job.seal": {"id": "page", "input": "in"},
     "job.savepoint": {"id": "page", "name": "page", "request": "page", "wait_ms": 0},
     "job.savepoints": {"id": "page"},

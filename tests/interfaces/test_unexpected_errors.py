@@ -14,7 +14,7 @@ import trio
 from attrs import evolve
 
 from log_entries import commit_batch, set_slots
-from onyxq import errors
+from onyxq import HostSettings, errors
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import BadRequest, OnyxqError, Unknown
@@ -254,6 +254,13 @@ async def replayable(world: World) -> dict[str, Any]:
     return {"id": name, "from_start": True, "outputs": {"out": "again"}}
 
 
+async def hosted(world: World) -> dict[str, Any]:
+    name = world.name()
+    waiting = evolve(job(name), own_host=True, host=HostSettings(submit_wait_ms=1_000))
+    await world.call("job.submit", {"body": encoding.encode(waiting)})
+    return {"id": name, "host": "h", "wait_ms": 0}
+
+
 async def sealed(world: World) -> dict[str, Any]:
     return {**await known_job(world), "input": "in"}
 
@@ -352,6 +359,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "job.submit": made(lambda world: {"body": encoding.encode(job(world.name()))}),
     "job.replay": replayable,
     "job.kill": known_job,
+    "job.host": hosted,
     "job.seal": sealed,
     "job.savepoint": new_savepoint,
     "job.savepoints": args(),
@@ -394,7 +402,7 @@ ELSEWHERE = frozenset(
     """
     backup.hold backup.rows claim cohort.keys cohort.pending cohort.position cohort.push cohort.reach
     cohort.rows
-    cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
+    cohort.write extension gc job.host.here job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
     lead.flow.states lead.head lead.list lead.list.next lead.offer lead.prepare lead.queue.purge
     lead.rates lead.rates.history lead.request.record lead.rows lead.timer.cancel lead.timer.find lead.timer.set
     lead.told

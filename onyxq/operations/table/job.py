@@ -14,6 +14,9 @@ from onyxq.operations.table.operation import Args, Http, Operation, Result, Verb
 ID_CHARS_MAX = 120
 KEEP_MS = 7 * 86_400_000
 WAIT_MS_MAX = 600_000
+HOST_WAIT_MS_MAX = 5_000
+EVENTS_MAX = 1_000
+"""Most events in one call of a Spark host."""
 JobState: TypeAlias = Literal["waiting", "running", "completed", "killed", "failed"]
 JobId: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern=PLAIN, description="Id of the job.")
@@ -165,6 +168,42 @@ class KillJob(Args):
     id: JobId
 
 
+class HostJob(Args):
+    """Serve a job as its Spark host, from a process that no peer has started.
+
+    The process calls this again and again. The answer says whether it serves the job, and what it has to do. A process
+    that is not heard for ``lease_s`` of the plan has lost the job.
+    """
+
+    id: JobId
+    host: Annotated[Name, Meta(description="Random id of the process; another one each time it offers to serve.")]
+    number: Annotated[
+        int, Meta(ge=0, description="0 until it serves, then counted from 1; a repeat of a call has its number.")
+    ] = 0
+    node: Annotated[
+        str, Meta(max_length=ID_CHARS_MAX, description="Node that it serves, from the plan; empty before.")
+    ] = ""
+    events: Annotated[
+        list[dict[str, Any]], Meta(max_length=EVENTS_MAX, description="What happened since the call before.")
+    ] = msgspec.field(default_factory=list)
+    wait_ms: Annotated[int, Meta(ge=0, le=HOST_WAIT_MS_MAX, description="Longest wait for something to do.")] = 500
+
+
+class HostOrders(Result):
+    """What a Spark host has to do."""
+
+    state: Annotated[
+        Literal["waiting", "serving", "ended"],
+        Meta(description="Whether it waits until the job needs a host, serves the job, or has lost it."),
+    ]
+    plan: Annotated[
+        dict[str, Any] | None,
+        Meta(description="With the first answer that says `serving`: node, slots, lease_s, checkpoints."),
+    ] = None
+    orders: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    why: Annotated[str, Meta(description="Why it has lost the job.")] = ""
+
+
 _PATH, _TAG, _RUN = "/v1/jobs/{id}", "jobs", "onyxq.interfaces.cli.jobs"
 
 SUBMIT_JOB = Operation(
@@ -267,4 +306,14 @@ KILL_JOB = Operation(
     python="kill_job",
     example={"id": "words"},
 )
-JOBS = (SUBMIT_JOB, REPLAY_JOB, LIST_JOBS, GET_JOB, WAIT_JOB, SEAL_INPUT, KILL_JOB)
+HOST_JOB = Operation(
+    name="job.host",
+    args=HostJob,
+    result=HostOrders,
+    access=everywhere("admin"),
+    large=True,
+    python="host_job",
+    python_left_out=("wait_ms",),
+    example={"id": "words", "host": "9f86d081884c7d65"},
+)
+JOBS = (SUBMIT_JOB, REPLAY_JOB, LIST_JOBS, GET_JOB, WAIT_JOB, SEAL_INPUT, KILL_JOB, HOST_JOB)
