@@ -25,6 +25,8 @@ PARTS_MAX = 500
 """Largest number of tasks of a job; also of conditions, windows, triggers and lifecycles."""
 EDGES_MAX = 2_000
 SLOTS_MAX = 100_000
+GROUPS_MAX = 1_024
+"""Largest number of key groups of a job."""
 TIME_MS_MAX = 10 * 366 * 86_400_000
 SEGMENTS_MAX = 1_000_000_000
 """Largest number of segments between two firings of a trigger."""
@@ -289,7 +291,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "resume": _RESUMED.or_none(),
         "drop_state": _many(_NAME),
         "restarts": _integer(0, 1_000),
-        "key_groups": _integer(1, 1_024),
+        "key_groups": _integer(1, GROUPS_MAX).or_none(),
         "metadata": _VALUES,
     },
 }

@@ -411,8 +411,11 @@ class Job:
     """Windows, joins and frame tasks of that job whose state this one does not take over."""
     restarts: int = 5
     """Number of consecutive failures after which the job has failed."""
-    key_groups: int = 16
-    """Number of parts of the state of windows and joins: at most this many slots work on it at once."""
+    key_groups: int | None = None
+    """Number of parts of the state of windows and joins: at most this many slots work on it at once.
+
+    Default: two for each slot of the job's first driver, at most two for each of ``max_slots``. It never changes.
+    """
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property

@@ -134,7 +134,12 @@ def getter(ref: Ref | None, resolve: Resolve, path: str) -> Callable[[Any], Any]
     """Return a function that reads a value from a segment: by a field's name, or the given function."""
     if ref is None:
         return None
-    return itemgetter(ref) if isinstance(ref, str) and ":" not in ref else resolve(ref, path)
+    return itemgetter(ref) if is_field(ref) else resolve(ref, path)
+
+
+def is_field(ref: Ref) -> bool:
+    """Return whether a key or time names a field of the segment, not a function."""
+    return isinstance(ref, str) and ":" not in ref
 
 
 def time_of(time: Callable[[Any], Any], segment: Any) -> int:
@@ -195,36 +200,39 @@ class Parts:
         windowing = self._windowing
         time_ms = now_ms if windowing.time is None else time_of(windowing.time, segment)
         key: bytes = pack_key(None if windowing.key is None else windowing.key(segment))
-        if self.newest is None or time_ms > self.newest:
-            self.newest = time_ms
+        self.see(time_ms)
         punctuated = windowing.punctuated(segment) if windowing.punctuations else 0
         for start, end in extents_at(windowing.window, time_ms):
-            if not windowing.parts:
-                self._apart.append((key, (start, end, segment, 1, punctuated, lineage)))
-            elif self._session:
-                self._in_session(key, start, end, segment)
+            if windowing.parts:
+                part = self.part(key, start, end)
+                part[2] = windowing.folding.fold(part[2], segment)
+                part[3] += 1
             else:
-                self._in_extent(key, start, end, segment)
+                self._apart.append((key, (start, end, segment, 1, punctuated, lineage)))
 
-    def _in_extent(self, key: bytes, start: int, end: int, segment: Any) -> None:
-        folding = self._windowing.folding
-        part = self._starts.get((key, start))
-        if part is None:
-            part = self._starts[key, start] = [start, end, folding.init(), 0]
-        part[2] = folding.fold(part[2], segment)
-        part[3] += 1
+    def see(self, time_ms: int) -> None:
+        """Note the time of a segment."""
+        if self.newest is None or time_ms > self.newest:
+            self.newest = time_ms
 
-    def _in_session(self, key: bytes, start: int, end: int, segment: Any) -> None:
-        folding = self._windowing.folding
+    def part(self, key: bytes, start: int, end: int) -> list[Any]:
+        """Return what was folded for an extent: its start, end, state and number of segments.
+
+        The caller changes the last two in place, those of a session before the next call: a session takes in the others
+        that the given time touches.
+        """
+        if not self._session:
+            found = self._starts.get((key, start))
+            if found is None:
+                found = self._starts[key, start] = [start, end, self._windowing.folding.init(), 0]
+            return found
         parts = self._cells.setdefault(key, [])
         first, last = touching(parts, start, end)
         if first == last:
-            parts.insert(first, [start, end, folding.fold(folding.init(), segment), 1])
+            parts.insert(first, [start, end, self._windowing.folding.init(), 0])
             self._sessions += 1
-            return
-        part = self._joined(parts, first, last, start, end)
-        part[2] = folding.fold(part[2], segment)
-        part[3] += 1
+            return parts[first]
+        return self._joined(parts, first, last, start, end)
 
     def _joined(self, parts: list[list[Any]], first: int, last: int, start: int, end: int) -> list[Any]:
         part, merge = parts[first], self._windowing.folding.merge

@@ -43,6 +43,8 @@ SAVEPOINTS = "_savepoints"
 """Folder in a place of checkpoints. The id of a job cannot begin with an underscore."""
 BATCHES_BEHIND_MAX = 5
 """How many batches Spark may be ahead of a batch after its files were copied: it keeps those of the last ten."""
+PARTS = "spark.sql.shuffle.partitions"
+"""Setting of Spark: the number of parts of each exchange and of the state."""
 _NO_OFFSET = "-"
 _STATE_FILE = re.compile(r"(?P<operator>\d+)/(?P<part>\d+)/(?P<version>\d+)_(?P<id>[0-9a-f-]+)\.(changelog|zip)")
 _STATE_NOTE = re.compile(r"\d+/_metadata/v2/\d+")
@@ -252,6 +254,18 @@ def offsets_of(folder: str, batch: int) -> bytes:
     """Return the offsets that Spark noted for a batch."""
     system, path = located(folder)
     return read(system, f"{path}/offsets/{batch}")
+
+
+def parts_in(folder: str) -> int | None:
+    """Return in how many parts the query of a folder exchanges rows and keeps its state; None before its first batch.
+
+    Spark notes it with each batch.
+    """
+    system, path = located(folder)
+    planned = [int(name) for name in _listed(system, f"{path}/offsets") if name.isdigit()]
+    if not planned:
+        return None
+    return int(json.loads(offsets_of(folder, max(planned)).decode().split("\n")[1])["conf"][PARTS])
 
 
 def news_of(folder: str, batch: int) -> str:

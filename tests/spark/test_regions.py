@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from attrs import evolve
 from hypothesis import given, settings
 
 from onyxq.jobs.inherited_state import stateful
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce
-from onyxq.spark.plan.regions import operators, stages, streams
+from onyxq.jobs.model import Condition, Function, Input, Job, Join, Lifecycle, Output, Reduce, Trigger, Window
+from onyxq.spark.plan.regions import is_plain, operators, stages, streams
 from tests.spark.naive import jobs
 
 SAME = "tests.spark.tasks:same"
@@ -110,3 +114,28 @@ def test_inputs_and_state_are_listed_as_spark_numbers_them() -> None:
     job = job_of("i-r r-s i-s s-o r-o", "r", "s")
     assert operators(job) == ["r", "s", "r"]
     assert streams(job) == ["i", "<end>", "i", "i", "<end>", "<end>"]
+
+
+@pytest.mark.parametrize(
+    ("plain", "workflow", "more"),
+    [
+        (True, "i-r r-o i-o", {}),
+        (
+            True,
+            "i-r r-a a-o",
+            {"flow_conditions": [Condition("a", "all")], "lifecycles": [Lifecycle("a", after_batch=SAME)]},
+        ),
+        (True, "i-r r-o", {"triggers": [Trigger("w", "batch"), Trigger("other", "segments", count=2)]}),
+        (False, "i-a a-r r-o", {}),
+        (False, "i-r i-a a-r r-o", {}),
+        (False, "i-r r-o", {"flow_conditions": [Condition("i", "all", SAME)]}),
+        (False, "i-r r-o", {"lifecycles": [Lifecycle(before_batch=SAME)]}),
+        (False, "i-r r-o", {"triggers": [Trigger("w"), Trigger("w", "punctuation", predicate=SAME)]}),
+    ],
+)
+def test_a_cut_takes_rows_that_no_function_sees(plain: bool, workflow: str, more: dict[str, Any]) -> None:
+    """Functions, conditions, lifecycles and triggers at segments need segments with a lineage."""
+    job = evolve(job_of(workflow, "r"), windows=[Window("w", "r")], **more)
+    stage, *_ = stages(job)
+    ((region,),) = stage.sides
+    assert is_plain(job, region) == plain

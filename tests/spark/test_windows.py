@@ -15,7 +15,8 @@ import pytest
 from attrs import evolve
 
 from onyxq.jobs.encoding import decode, encode
-from onyxq.jobs.model import Aggregation, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.jobs.model import Aggregation, Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.spark.checkpoint import PARTS
 from onyxq.spark.failures import of_exception
 from onyxq.spark.plan import end_of_input
 from onyxq.spark.plan.compile import Setting, compiled
@@ -120,6 +121,50 @@ def test_windows_of_files_over_several_batches(spark: Any, tmp_path: Path) -> No
         segments, lambda one: one["user"], lambda one: one["n"]
     )
     assert len(sums) > 30 and {one["window"] for one in sums} == {"all"}
+
+
+def test_columns_and_segments_give_the_same_windows(spark: Any, tmp_path: Path) -> None:
+    """Windows of an input fold its columns; with a function before them they take segments, and emit the same."""
+    rng = random.Random(7)
+    rows = [
+        {"user": rng.choice(["a", "b", None]), "at": rng.randrange(9_000), "n": rng.randrange(99), "x": rng.random()}
+        for _ in range(2_000)
+    ]
+    for place in range(4):
+        lines(tmp_path / "in", f"{place}.json", rows[500 * place : 500 * place + 500])
+    more = {"key": "user", "time": "at"}
+    windows = [
+        Window("fixed", "kept", "fixed", range_ms=1_000, aggregation="average", field="x", **more),
+        Window("sliding", "kept", "sliding", range_ms=3_000, slide_ms=2_000, aggregation="sum", field="n", **more),
+        Window("session", "kept", "session", gap_ms=5, aggregation="count", **more),
+        Window("least", "kept", aggregation="min", field="x"),
+        Window("all", "kept", key="user", field="n"),
+    ]
+    found = []
+    for functions in ([], [Function("same", f"{HERE}:same")]):
+        names = ["in", *(one.name for one in functions), "kept", "out"]
+        folder = tmp_path / str(len(functions))
+        job = Job(
+            id="both",
+            workflow=list(zip(names, names[1:], strict=False)),
+            catalog=[
+                Input("in", format="json", path=str(tmp_path / "in"), schema="user string, at bigint, n int, x double"),
+                *functions,
+                Reduce("kept"),
+                Output("out", format="json", path=str(folder / "out")),
+            ],
+            windows=windows,
+            triggers=[Trigger(window.id) for window in windows],
+        )
+        at = folder / "checkpoints" / job.id / "1"
+        end_of_input.note(str(at))
+        run(spark, job, folder)
+        found.append(written(folder / "out"))
+        body = encode(job)
+        compiled(spark, job, body, Setting(version=2, slots=9, checkpoint=str(at), connect=None))
+        assert spark.conf.get(PARTS) == "4", "the first driver had two slots, and state stays in two groups for each"
+    assert len(found[0]) > 1_000
+    assert Counter(map(repr, found[0])) == Counter(map(repr, found[1]))
 
 
 def test_late_segments_are_counted(spark: Any, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ WRITTEN = "numbers, strings, binaries, booleans, dates, timestamps, decimals, an
 _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _WHOLE_FLOAT_MAX = 1 << 53
-_TIMESTAMPS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+TIMESTAMPS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The first and the last time of Python's calendar, in microseconds."""
 
 
@@ -179,7 +179,7 @@ def _timestamps(kind: Any) -> Convert:
             found = value * 1_000
         else:
             return _refuse(value, f"must be {words}")
-        if not _TIMESTAMPS_US[0] <= found <= _TIMESTAMPS_US[1]:
+        if not TIMESTAMPS_US[0] <= found <= TIMESTAMPS_US[1]:
             return _refuse(value, "must be a time of the years 1 to 9999")
         return found
 

@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.jobs.fields import GROUPS_MAX
 from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.job_check import OUTPUT_FORMATS
 from onyxq.jobs.model import FRAME_TASKS, FrameTask, Input, Job, Join, Output, Reduce
 from onyxq.jobs.options import format_of
 from onyxq.jobs.slot_bounds import OUTPUTS, bounds
+from onyxq.spark.checkpoint import PARTS, parts_in
 from onyxq.spark.failures import said_by
 from onyxq.spark.files.formats import WRITERS, check_schema, described
 from onyxq.spark.files.staging import Folder
 from onyxq.spark.plan import end_of_input, outputs, rows
-from onyxq.spark.plan.fused import Place, run
+from onyxq.spark.plan.fused import Feed, Place, run
 from onyxq.spark.plan.inputs import Opened, open_input, placed, shared
-from onyxq.spark.plan.regions import Region, Stage, stages, streams, timed, uses
+from onyxq.spark.plan.regions import Region, Stage, is_plain, stages, streams, timed, uses
 from onyxq.spark.progress import INPUT, names_of
 from onyxq.spark.sinks import calls, tables
 
+GROUPS_PER_SLOT = 2
+"""Key groups for each slot: with several, slots whose groups have less work take over others."""
+PARTS_WITHOUT_STATE = 16
+"""Parts of each exchange of a job without state, and least number of parts into which files are split."""
 _NOTHING = "<nothing>"
 """No task has this name."""
 
@@ -57,6 +63,7 @@ def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
 
     ``session`` is the job's own: its SQL settings are changed. ``body`` is the job's bytes.
     """
+    job = _grouped(job, setting)
     _configure(session, job)
     plan = stages(job)
     flow = _Flow(session, job, setting, Place(body=body, job=job.id, version=setting.version))
@@ -72,6 +79,7 @@ def restoring(session: Any, job: Job, body: bytes, setting: Setting, state: Any)
     It is the job's query, with its cuts, without rows of its inputs, and with an output that drops all. ``state`` is a
     stream of tasks and payloads, as `onyxq.spark.state_copy` writes them.
     """
+    job = _grouped(job, setting)
     _configure(session, job)
     plan = stages(job)
     flow = _Restoring(session, job, setting, Place(body=body, job=job.id, version=setting.version), state)
@@ -123,12 +131,19 @@ class _Flow:
         if isinstance(task, FRAME_TASKS):
             self._opened[stage.task] = Opened(self._frame(stage, task), rows.COLUMNS)
             return
-        sides = [
-            _union([self._region(region) for region in side]).unionAll(self._beside(stage.task, place))
-            for place, side in enumerate(stage.sides)
-        ]
-        cut = _cut(self._job, stage.task, sides, self._bounds.get(stage.task))
+        feeds = [feed for side, regions in enumerate(stage.sides) for feed in self._feeds(stage.task, side, regions)]
+        cut = _cut(self._job, stage.task, feeds, self._bounds.get(stage.task))
         self._opened[stage.task] = Opened(cut, rows.SEGMENTS)
+
+    def _feeds(self, task: str, side: int, regions: Iterable[Region]) -> Iterator[Feed]:
+        """Yield what reaches one side of a cut."""
+        for region in regions:
+            opened = self._opened[region.entry]
+            if opened.shape == rows.COLUMNS and is_plain(self._job, region):
+                yield Feed(opened.frame.drop(rows.PART), side)
+            else:
+                yield Feed(placed(opened), side, functools.partial(run, self._place, region, opened.shape))
+        yield Feed(self._beside(task, side), side, iter)
 
     def _region(self, region: Region) -> Any:
         opened = self._opened[region.entry]
@@ -233,9 +248,21 @@ def inputs_of(job: Job) -> list[Input]:
     return [task for task in job.catalog if isinstance(task, Input) and not task.static]
 
 
+def _grouped(job: Job, setting: Setting) -> Job:
+    """Return the job with its number of key groups: its own, that of its checkpoint, or that of its first driver.
+
+    A job without state has a fixed number: its next driver may know only the places of its inputs.
+    """
+    if job.key_groups is not None:
+        return job
+    slots = min(setting.slots, job.max_slots or setting.slots)
+    first = min(GROUPS_PER_SLOT * slots, GROUPS_MAX) if stateful(job) else PARTS_WITHOUT_STATE
+    return evolve(job, key_groups=parts_in(setting.checkpoint) or first)
+
+
 def _configure(session: Any, job: Job) -> None:
     groups = str(job.key_groups)
-    session.conf.set("spark.sql.shuffle.partitions", groups)
+    session.conf.set(PARTS, groups)
     session.conf.set("spark.sql.files.minPartitionNum", groups)  # files are split in the same way on every peer
     session.conf.set("spark.sql.streaming.schemaInference", "true")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows.ROWS_MAX))
@@ -246,22 +273,18 @@ def _end(session: Any, setting: Setting) -> Any:
     return session.readStream.format(end_of_input.FORMAT).option("checkpoint", setting.checkpoint).load()
 
 
-def _union(frames: list[Any]) -> Any:
-    return functools.reduce(lambda one, other: one.unionAll(other), frames)
-
-
-def _cut(job: Job, name: str, sides: list[Any], most: int | None) -> Any:
+def _cut(job: Job, name: str, feeds: Sequence[Feed], most: int | None) -> Any:
     task = job.task(name)
     if isinstance(task, Reduce):
         from onyxq.spark.plan.windows import apply
 
         windows = [window for window in job.windows if window.task == task.name]
         named = {window.id for window in windows}
-        return apply(sides[0], job, windows, [trigger for trigger in job.triggers if trigger.window in named], most)
+        return apply(feeds, job, windows, [trigger for trigger in job.triggers if trigger.window in named], most)
     assert isinstance(task, Join), "stages are cut at reduces and joins"
     from onyxq.spark.plan.joins import join
 
-    return join(sides[0], sides[1], job, task, most)
+    return join(feeds, job, task, most)
 
 
 def folders_of(job: Job) -> list[Folder]:

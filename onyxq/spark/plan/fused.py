@@ -38,6 +38,17 @@ class Place:
     version: int
 
 
+@frozen
+class Feed:
+    """Rows that reach a cut over one way."""
+
+    frame: Any
+    side: int = 0
+    """The side of a join."""
+    run: Callable[[Iterable[Any]], Iterator[Any]] | None = None
+    """The function that makes Arrow batches of segments; None if the rows themselves are the segments."""
+
+
 def run(place: Place, region: Region, shape: str, batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the output of one part of a batch.
 

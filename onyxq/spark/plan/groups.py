@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import count
 from typing import Any, Protocol
 
@@ -22,7 +22,6 @@ import msgpack
 import pandas  # type: ignore[import-untyped]
 import pyarrow
 from attrs import field, frozen, mutable
-from pyspark import TaskContext
 from pyspark.sql import functions as of
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -32,12 +31,14 @@ from onyxq.jobs.key_state import hash64
 from onyxq.jobs.model import Job
 from onyxq.jobs.values import Unfit, pack, unpack
 from onyxq.spark.plan import rows
+from onyxq.spark.plan.fused import Feed
 from onyxq.spark.plan.lifecycles import Lifecycles
 from onyxq.spark.progress import LATE, WATERMARK
 
 _NOTE, _ENDED, _STATE = -1, -2, -3
 """Kinds of rows that are not the cut's own: two that go to all groups, and state of another job."""
-_NOW = "now_ms"
+_NOW, _PART = "_onyxq_now_ms", "_onyxq_dealt_part"
+"""Columns of what is dealt: the time of the batch, and the number of the part among those of its feed."""
 _LATE = "<late>"
 _DEALT = pyarrow.schema(
     [
@@ -98,6 +99,9 @@ class Dealer(Protocol):
     def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
         """Add a segment of the batch that was planned at that time."""
 
+    def add_columns(self, batch: Any, side: int, now_ms: int) -> None:
+        """Add the rows of an Arrow batch as segments."""
+
     def __len__(self) -> int:
         """Return how much `take` would yield."""
 
@@ -146,14 +150,15 @@ class Cut:
         return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
 
 
-def cut(frame: Any, work: Cut, job: Job, *, most: int | None, timed: bool) -> Any:
-    """Return the segments that a cut makes of segments; with ``timed`` groups also run without input.
+def cut(feeds: Sequence[Feed], work: Cut, job: Job, *, most: int | None, timed: bool) -> Any:
+    """Return the segments that a cut makes of its feeds; with ``timed`` groups also run without input.
 
-    ``frame`` has the columns of segments and ``side``, an integer. ``most`` limits its parts, and thus how many of its
-    stage run at once.
+    ``most`` limits the parts of a batch, and thus how many of the stage before the groups run at once.
     """
-    planned = (frame if most is None else frame.coalesce(most)).withColumn(_NOW, of.unix_millis(of.current_timestamp()))
-    dealt = planned.mapInArrow(_Deal(work, job.key_groups), _DEALT_SQL)
+    assert job.key_groups is not None, "a job that is compiled has a number of groups"
+    parts = [_dealt(feed, _Deal(work, job.key_groups, place, feed)) for place, feed in enumerate(feeds)]
+    dealt = reduce(lambda one, other: one.unionAll(other), parts)
+    dealt = dealt if most is None else dealt.coalesce(most)
     dealt = dealt.observe(f"onyxq/{work.task}", of.max("seen_ms").alias(WATERMARK)).drop("seen_ms")
     made = dealt.groupBy("grp").transformWithStateInPandas(
         statefulProcessor=_Gather(work, job.id),
@@ -166,6 +171,11 @@ def cut(frame: Any, work: Cut, job: Job, *, most: int | None, timed: bool) -> An
     return made.observe(f"onyxq-late/{work.task}", of.sum(of.when(told, count)).alias(LATE)).where(~told)
 
 
+def _dealt(feed: Feed, deal: _Deal) -> Any:
+    now = of.unix_millis(of.current_timestamp()).alias(_NOW)
+    return feed.frame.select("*", now, of.spark_partition_id().alias(_PART)).mapInArrow(deal, _DEALT_SQL)
+
+
 def late(count: int) -> Made:
     """Return a row with the number of segments that were too late for a group so far; for display only."""
     return f"{_LATE}{count}", None
@@ -174,46 +184,69 @@ def late(count: int) -> Made:
 # --- where the segments are ---------------------------------------------------------
 
 
-@frozen
 class _Deal:
-    """The function that `mapInArrow` calls for each part of a batch."""
+    """The function that `mapInArrow` calls for each part of a batch of one feed."""
 
-    work: Cut
-    groups: int
+    def __init__(self, work: Cut, groups: int, place: int, feed: Feed) -> None:
+        self._work = work
+        self._groups = groups
+        self._place = place
+        self._side = feed.side
+        self._run = feed.run
+        self.__name__ = f"{work.task}: {'columns' if feed.run is None else 'segments'}"
+        """Name of the step in Spark's plans."""
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        context = TaskContext.get()
-        sent = _Sent(self.groups, first=(0 if context is None else context.partitionId()) << 32)
-        dealer, seen, now_ms = self.work.dealer(), False, 0
-        for batch in batches:
-            for lineage, out, payload, side, now_ms in zip(*(column.to_pylist() for column in batch), strict=True):
-                if out == rows.END:
-                    sent.to_all(_ENDED, now_ms)
-                    continue
-                if out == rows.STATE:
-                    sent.state(unpack(payload))
-                    continue
+        part = _Part(batches)
+        dealer, sent, seen = self._work.dealer(), _Sent(self._groups, self._place, part), False
+        for given in part if self._run is None else rows.sent(self._run(part)):
+            if self._run is None:
                 seen = True
-                dealer.add(lineage, side, unpack(payload), now_ms)
-                if len(dealer) >= FOLDED_MAX:
-                    yield self._sent(sent, dealer)
+                dealer.add_columns(given, self._side, part.now_ms)
+            elif given[0] == rows.END:
+                sent.to_all(_ENDED, part.now_ms)
+            elif given[0] == rows.STATE:
+                sent.state(unpack(given[2]))
+            else:
+                seen = True
+                dealer.add(given[1], self._side, unpack(given[2]), part.now_ms)
+            if len(dealer) >= FOLDED_MAX:
+                yield self._sent(sent, dealer)
         if seen:
-            sent.to_all(_NOTE, now_ms, dealer.note(), seen_ms=dealer.watermark_ms())
+            sent.to_all(_NOTE, part.now_ms, dealer.note(), seen_ms=dealer.watermark_ms())
         yield self._sent(sent, dealer)
 
     def _sent(self, sent: _Sent, dealer: Dealer) -> Any:
         try:
             return sent.batch(dealer.take())
         except Unfit as error:
-            raise self.work.failed(error, None) from error
+            raise self._work.failed(error, None) from error
+
+
+class _Part:
+    """The Arrow batches of one part, without the two columns that `_dealt` has added, whose values it knows."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self.now_ms = 0
+        self.number = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            own = batch.num_columns - 2
+            if batch.num_rows:
+                self.now_ms, self.number = (batch.column(place)[0].as_py() for place in (own, own + 1))
+                yield batch.select(list(range(own)))
 
 
 class _Sent:
-    """Rows of one part of a batch, numbered in their order."""
+    """Rows of one part of a batch, numbered in the order of feeds, parts and rows."""
 
-    def __init__(self, groups: int, *, first: int) -> None:
+    def __init__(self, groups: int, feed: int, part: _Part) -> None:
         self._groups = labels(groups)
-        self._place = first
+        self._feed = feed
+        self._part = part
+        self._count = 0
         self._rows: list[tuple[int, int, int, bytes, bytes, int | None]] = []
 
     def to_all(self, kind: int, *said: Any, seen_ms: int | None = None) -> None:
@@ -241,8 +274,8 @@ class _Sent:
         return pyarrow.RecordBatch.from_arrays(arrays, schema=_DEALT)
 
     def _next(self) -> int:
-        self._place += 1
-        return self._place
+        self._count += 1
+        return (self._feed << 20 | self._part.number) << 32 | self._count
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 from attrs import frozen
-from pyspark.sql import functions as of
 
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.encoding import decode, encode
@@ -17,17 +16,15 @@ from onyxq.jobs.model import Job, Join, Task
 from onyxq.jobs.values import pack_key
 from onyxq.jobs.windows import getter, time_of
 from onyxq.spark.failures import of_task
+from onyxq.spark.files import columns
 from onyxq.spark.functions import resolve
+from onyxq.spark.plan.fused import Feed
 from onyxq.spark.plan.groups import Cut, Dealt, Given, Inherited, Made, State, cut, late
 
 
-def join(left: Any, right: Any, job: Job, task: Task, most: int | None = None) -> Any:
-    """Return the pairs of segments of two sides.
-
-    Both sides include the rows that mark the end of all inputs.
-    """
-    frame = left.withColumn("side", of.lit(0)).unionAll(right.withColumn("side", of.lit(1)))
-    return cut(frame, Pairing(encode(job), task.name), job, most=most, timed=False)
+def join(feeds: Sequence[Feed], job: Job, task: Task, most: int | None = None) -> Any:
+    """Return the pairs of segments of two sides."""
+    return cut(feeds, Pairing(encode(job), task.name), job, most=most, timed=False)
 
 
 @frozen
@@ -78,6 +75,10 @@ class Keying:
             raise self._work.failed(error, value) from error
         self._newest[side] = later(self._newest[side], time_ms)
         self._dealt.append((side, key, (time_ms, value)))
+
+    def add_columns(self, batch: Any, side: int, now_ms: int) -> None:
+        for segment in columns.segments(batch):
+            self.add(b"", side, segment, now_ms)
 
     def __len__(self) -> int:
         return len(self._dealt)

@@ -87,6 +87,21 @@ def columnar(job: Job, edge: Edge) -> bool:
     return isinstance(task, FRAME_TASKS) and gives_columns(job, source)
 
 
+def is_plain(job: Job, region: Region) -> bool:
+    """Return whether a cut may take the rows of a region's entry as they are: no function sees or sends them.
+
+    A trigger that fires at segments needs their lineage, which the region makes.
+    """
+    if region.tasks or flow_conditions.of_task(job, region.entry):
+        return False
+    ((_, cut),) = region.wanted
+    windows = [window.id for window in job.windows if window.task == cut]
+    called = [one for one in job.lifecycles if one.task in ("all", region.entry)]
+    return not any(one.window in windows and one.on in ("segments", "punctuation") for one in job.triggers) and not any(
+        one.before_batch or one.after_batch for one in called
+    )
+
+
 def uses(stages: tuple[Stage, ...]) -> Counter[str]:
     """Return how many stages use the rows of each input or cut."""
     found = Counter(region.entry for stage in stages for side in stage.sides for region in side)

@@ -80,6 +80,12 @@ def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Se
             yield make_id(planned, 0, makers[part], index), row, ""
 
 
+def sent(batches: Iterable[Any]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield the rows ``(out, lineage, payload)`` of Arrow batches of the shape `SEGMENTS`."""
+    for batch in batches:
+        yield from zip(*(batch.column(name).to_pylist() for name in ("out", "lineage", "payload")), strict=True)
+
+
 def batches(rows: Iterable[tuple[str, bytes, bytes]]) -> Iterator[Any]:
     """Yield Arrow batches of rows ``(out, lineage, payload)``."""
     outs: list[str] = []

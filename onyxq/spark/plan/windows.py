@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 from attrs import frozen
-from pyspark.sql import functions as of
 
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.encoding import decode, encode
@@ -20,19 +19,21 @@ from onyxq.jobs.values import unpack
 from onyxq.jobs.window_groups import Batch, Fired, Group, Index
 from onyxq.jobs.windows import Parts, Windowing, windowings
 from onyxq.spark.failures import of_task
+from onyxq.spark.files import columns
 from onyxq.spark.functions import resolve
+from onyxq.spark.plan import column_parts
+from onyxq.spark.plan.fused import Feed
 from onyxq.spark.plan.groups import Cut, Dealt, Given, Inherited, Made, State, cut, late
 
 
-def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Trigger], most: int | None = None) -> Any:
-    """Return the segments that the windows of one task emit, given the segments that reach it.
-
-    The input includes the rows that mark the end of all inputs (`onyxq.spark.plan.rows.END`).
-    """
+def apply(
+    feeds: Sequence[Feed], job: Job, windows: Sequence[Window], triggers: Sequence[Trigger], most: int | None = None
+) -> Any:
+    """Return the segments that the windows of one task emit, given all that reaches it."""
     timed = any(window.time is None and window.kind != "global" for window in windows)
     timed = timed or any(trigger.on == "timer" for trigger in triggers)
     return cut(
-        frame.withColumn("side", of.lit(0)),
+        feeds,
         Gathering(encode(job), windows[0].task),
         job,
         most=most,
@@ -108,11 +109,20 @@ class Folding:
         self._parts = [Parts(windowing) for windowing in work.windowings()]
 
     def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
+        self._add(self._parts, value, now_ms, lineage)
+
+    def add_columns(self, batch: Any, side: int, now_ms: int) -> None:
+        windows = zip(self._work.windowings(), self._parts, strict=True)
+        left = [parts for window, parts in windows if not column_parts.folded(window, parts, batch, now_ms)]
+        for segment in columns.segments(batch) if left else ():
+            self._add(left, segment, now_ms, b"")
+
+    def _add(self, parts: Sequence[Parts], segment: Any, now_ms: int, lineage: bytes) -> None:
         try:
-            for part in self._parts:
-                part.add(value, now_ms, lineage)
+            for part in parts:
+                part.add(segment, now_ms, lineage)
         except Exception as error:
-            raise self._work.failed(error, value) from error
+            raise self._work.failed(error, segment) from error
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
