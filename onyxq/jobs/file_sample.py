@@ -40,7 +40,8 @@ def first_rows(task: Input, count: int) -> list[dict[str, Any]]:
     """
     kind = format_of(task)
     if kind not in ("text", "json"):
-        raise _refused(task, f"a preview reads files of text and JSON, not {kind}")
+        other = kind if task.queue is None else f"the queue {task.queue!r}"
+        raise _refused(task, f"a preview reads files of text and JSON, not {other}")
     if task.options:
         raise _refused(task, f"a preview does not know its options: {', '.join(task.options)}")
     lines = _lines(task)
@@ -80,9 +81,12 @@ def _lines(task: Input) -> Iterator[tuple[str, str]]:
         if file.suffix in COMPRESSED:
             raise _refused(task, f"a preview cannot unpack {file.name}")
         opened = gzip.open if file.suffix == ".gz" else open
-        with opened(file, "rt", encoding="utf-8", errors="replace") as text:
-            for number, line in enumerate(text, start=1):
-                yield f"{file}, line {number}", line.rstrip("\n")
+        with opened(file, "rt", encoding="utf-8") as text:
+            try:
+                for number, line in enumerate(text, start=1):
+                    yield f"{file}, line {number}", line.rstrip("\n")
+            except UnicodeDecodeError:
+                raise _refused(task, f"{file} has bytes that are not UTF-8") from None
 
 
 def _columns(task: Input, schema: str) -> dict[str, str]:

@@ -410,7 +410,10 @@ class Job:
     drop_state: tuple[str, ...] = attrs.field(default=(), converter=tupled)
     """Windows, joins and frame tasks of that job whose state this one does not take over."""
     restarts: int = 5
-    """Number of consecutive failures after which the job has failed."""
+    """Largest number of failures in a row after which the query starts again; with 0 the first failure is final.
+
+    A new batch, or a minute of running, ends the row: the next failure is the first one again.
+    """
     key_groups: int | None = None
     """Number of parts of the state of windows and joins: at most this many slots work on it at once.
 

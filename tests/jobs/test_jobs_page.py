@@ -6,9 +6,11 @@ import re
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+from attrs import evolve
 
 import onyxq
 from onyxq.client import JobOutcome
@@ -16,7 +18,7 @@ from onyxq.core.jobs import lifetime
 from onyxq.interfaces.cli.jobs import load_job
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.job_check import check
-from onyxq.jobs.model import Job
+from onyxq.jobs.model import Job, Output
 from tests.interfaces.live_world import running
 from tests.jobs.fake_host import FakeHosts, FakeLink, Message, obedient
 
@@ -53,6 +55,28 @@ def test_the_job_of_the_page_runs_as_its_calls_show(
         exec(compile(shown, "calls.py", "exec"), {"job": job})
     assert capsys.readouterr().out == "completed \n"
     assert JobOutcome(id="x", state="completed").completed
+
+
+def test_segments_go_where_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table names the destinations of each segment; functions of the page's first file are used."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "orders", raising=False)
+    (tmp_path / "orders.py").write_text(code("orders.py"))
+    made: dict[str, Any] = {}
+    exec(compile(code("routes.py"), "routes.py", "exec"), made)
+    job = load_job(f"{tmp_path / 'orders.py'}:job")
+    job = evolve(
+        job,
+        workflow=[*job.workflow, ("parse", "broken")],
+        catalog=[*job.catalog, Output("broken", queue="broken")],
+        flow_conditions=made["conditions"],
+    )
+    rows = re.findall(r'^``"(\S+)"`` +(\S.*?)  ', PAGE, re.MULTILINE)
+    assert len(rows) == 4
+    for segment, wanted in rows:
+        found = job.preview(rows={"orders": [segment]}).outputs
+        assert sorted(name for name, got in found.items() if got) == sorted(re.findall(r"``(\w+)``", wanted))
+    assert found["broken"] == [{"line": "bob", "error": "not enough values to unpack (expected 2, got 1)"}]
 
 
 def test_names_and_states_of_the_page_exist() -> None:

@@ -179,7 +179,7 @@ def test_the_example_of_the_documentation_passes(tmp_path: Path) -> None:
 def filed(folder: Path, *files: str, **more: Any) -> Job:
     """Return a job that copies files of JSON; each text is one file, the first one the oldest."""
     for number, text in enumerate(files, start=1):
-        (folder / f"{9 - number}.json").write_text(text)
+        (folder / f"{9 - number}.json").write_text(text, errors="surrogateescape")
         os.utime(folder / f"{9 - number}.json", (number, number))
     source = Input("in", path=str(folder), **{"format": "json", **more})
     return Job(workflow=[("in", "out")], catalog=[source, Output("out", queue="b")])
@@ -228,6 +228,8 @@ def test_columns_of_json_are_those_of_all_rows(tmp_path: Path) -> None:
         ('{"n": [1]}', {}, "cannot tell the type of 'n'"),
         ("{}", {"path": "/no/such/path"}, "no files at /no/such/path"),
         ("{}", {"path": "s3a://bucket/in"}, "not on this machine"),
+        ("{}\n\udcff", {}, "bytes that are not UTF-8"),
+        ("{}", {"format": None, "queue": "orders", "path": None}, "text and JSON, not the queue 'orders'"),
     ],
 )
 def test_what_only_spark_can_read_is_refused(tmp_path: Path, text: str, more: dict[str, Any], why: str) -> None:
