@@ -17,10 +17,8 @@ from typing import Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.model import Input
-from onyxq.jobs.options import format_of
+from onyxq.jobs.options import CORRUPT, format_of
 
-CORRUPT = "_corrupt_record"
-"""The column of a schema that gets a line that is not JSON."""
 COMPRESSED = (".bz2", ".deflate", ".lz4", ".snappy", ".zst")
 _COLUMN = re.compile(r"\s*(?:`(?P<quoted>[^`]+)`|(?P<name>\w+))[\s:]+(?P<type>\w+)\s*")
 _TYPES: Mapping[str, tuple[type, ...]] = {

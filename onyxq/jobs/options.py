@@ -44,8 +44,10 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 }
 """Options of outputs by format; `onyxq.spark.files.formats` writes them."""
 
+CORRUPT = "_corrupt_record"
+"""Column of a schema that gets rows which do not fit it; so its name is of no use for other columns."""
 FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
-"""Formats of inputs that are files. Their rows contain the file that they are from."""
+"""Formats of inputs that are files."""
 STARTING = ("startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp", "startingoffsetsbytimestampstrategy")
 """Options of Kafka, in lower case, that decide where an input begins."""
 _FILES = (
@@ -71,6 +73,12 @@ INPUTS: dict[str, tuple[str, ...]] = {
         "enforceSchema escape escapeQuotes extension header ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace "
         "inferSchema inputBufferSize maxCharsPerColumn maxColumns nanValue negativeInf nullValue positiveInf "
         "preferDate quote quoteAll sep unescapedQuoteHandling",
+        "xml": f"{_FILES} arrayElementName attributePrefix charset columnNameOfCorruptRecord compression dateFormat "
+        "declaration encoding excludeAttribute ignoreNamespace ignoreSurroundingSpaces indent inferSchema locale mode "
+        "multiLine nullValue preferDate prefersDecimal rootTag rowTag rowValidationXSDPath samplingRatio "
+        "singleVariantColumn timeFormat timeZone timestampFormat timestampNTZFormat useLegacyXMLParser validateName "
+        "valueTag wildcardColName",
+        "binaryfile": _FILES,
         "rate": "numPartitions rampUpTime rowsPerSecond",
         "rate-micro-batch": "advanceMillisPerBatch numPartitions rowsPerBatch startTimestamp",
     }.items()
@@ -117,6 +125,8 @@ _NAME = (lambda said: bool(said.strip()) and "," not in said, "the name of one c
 _NAMES = (_are_names, "names of different columns, comma-separated")
 _BROKERS = re.compile(r"[^\s,:@/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+_NO_SEPARATORS = '"\\\r\n'
+_SEPARATOR = "one character up to U+FFFF, which Spark can read: no quote, backslash or line break"
 _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "compression": (COMPRESSIONS.__contains__, f"one of {', '.join(COMPRESSIONS)}"),
     "file_bytes_max": _COUNT,
@@ -128,7 +138,7 @@ _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "schema": (lambda said: bool(said.strip()), "names and types of columns, such as 'word string, n bigint'"),
     "table": (lambda said: all(said.split(".")) and said.count(".") < 2, "a table, or schema.table"),
     "url": (lambda said: not _PASSWORD.search(said), "without a password: everyone who sees the job would see it"),
-    "sep": (lambda said: len(said) == 1 and said not in '"\r\n', "one character, no quote and no line break"),
+    "sep": (lambda said: len(said) == 1 and said not in _NO_SEPARATORS and said <= "\uffff", _SEPARATOR),
 }
 _OF_KAFKA: dict[str, tuple[Callable[[str], bool], str]] = {
     "brokers": (lambda said: all(map(_BROKERS.fullmatch, names_in(said))), "HOST:PORT of brokers, comma-separated"),

@@ -517,6 +517,10 @@ def test_options_that_an_input_does_not_have_are_refused() -> None:
         ("csv", {"HEADER": "true", "multiLine": "true"}, ""),
         ("kafka", {"whatever": "1"}, ""),
         ("rate", {"rowsPerSecnd": "5"}, "did you mean rowsPerSecond"),
+        ("xml", {"rowTg": "order"}, "did you mean rowTag"),
+        ("xml", {"rowTag": "order", "maxFilesPerTrigger": "1"}, ""),
+        ("binaryFile", {"pathGlobFiltr": "*.png"}, "did you mean pathGlobFilter"),
+        ("binaryFile", {"pathGlobFilter": "*.png"}, ""),
     ):
         task = Input("in", format=kind, options=options)
         found = list(problems(Job(id="j", workflow=[("in", "out")], catalog=[task, out])))

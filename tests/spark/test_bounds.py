@@ -100,7 +100,9 @@ def test_rows_without_files_are_told_apart_in_one_task(spark: Any, tmp_path: Pat
     """One task may process several parts of a source; each row has a lineage of its own."""
     job = flat(tmp_path, {})
     (stage,) = stages(job)
-    work = functools.partial(fused.run, fused.Place(encode(job), job.id, 1), stage.sides[0][0], rows.COLUMNS)
+    work = functools.partial(
+        fused.run, fused.Place(encode(job), job.id, 1), stage.sides[0][0], rows.COLUMNS, ("id", rows.PLANNED, rows.PART)
+    )
     (tmp_path / "notes").mkdir()
     frame = spark.range(0, 40, 1, 4).select(
         "id", of.lit(1).alias(rows.PLANNED), of.spark_partition_id().alias(rows.PART)

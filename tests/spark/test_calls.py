@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
@@ -15,17 +17,20 @@ import pyarrow
 from onyxq.jobs import functions
 from onyxq.jobs.values import pack
 from onyxq.spark.failures import TaskFailed
+from onyxq.spark.files import columns
 from onyxq.spark.files.file_sink import publish, stage
 from onyxq.spark.files.formats import described
 from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.sinks import calls
+from tests.jobs.generated_values import values
+from tests.spark.generated_columns import Rows, alike, rows
 
 CALLED: list[tuple[Any, dict[str, Any]]] = []
 
 
 def note(rows: Any, facts: dict[str, Any]) -> None:
     """Note a call; an empty list of failures lets it succeed."""
-    CALLED.append((rows if isinstance(rows, list) else rows.to_pylist(), facts))
+    CALLED.append((rows, facts))
     if FAILURES:
         raise FAILURES.pop()
 
@@ -48,9 +53,9 @@ def output(folder: Path) -> Folder:
 def staged(out: Folder, number: int, *tasks: list[Any]) -> None:
     """Write and note a batch of several tasks."""
     files = []
-    for part, rows in enumerate(tasks):
+    for part, found in enumerate(tasks):
         task = Staging({"out": out}, job="j", batch=number, part=part)
-        for row in rows:
+        for row in found:
             task.add("out", pack(row))
         files += task.finish()
     stage([out], files, job="j", batch=number, mark=f"m{number}")
@@ -76,7 +81,23 @@ def test_with_a_schema_it_gets_a_table_of_arrow(tmp_path: Path) -> None:
     out = evolve(output(tmp_path), schema=schema, options={"schema": "n int"})
     staged(out, 0, [{"n": 1}], [{"n": 2}, {}])
     publish([evolve(out, schema="")], job="j", batch=0, mark="m0")
-    assert [rows for rows, _ in CALLED] == [[{"n": 1}, {"n": 2}, {"n": None}]]
+    assert [rows.to_pylist() for rows, _ in CALLED] == [[{"n": 1}, {"n": 2}, {"n": None}]]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(found=st.lists(values(), min_size=1, max_size=4), made=rows(nested=True, least=1, astray=False))
+def test_values_come_back_unchanged(tmp_path_factory: pytest.TempPathFactory, found: list[Any], made: Rows) -> None:
+    """Segments of any type, and columns of any type."""
+    CALLED.clear()
+    out = output(tmp_path_factory.mktemp("calls"))
+    staged(out, 0, found)
+    publish([out], job="j", batch=0, mark="m0")
+    out = evolve(output(tmp_path_factory.mktemp("calls")), schema=described(made.arrow), options={"schema": made.sql})
+    staged(out, 0, made.rows)
+    publish([evolve(out, schema="")], job="j", batch=0, mark="m0")
+    (segments, _), (table, _) = CALLED
+    assert pack(segments) == pack(found)
+    assert alike([row for batch in table.to_batches() for row in columns.segments(batch)], made.rows)
 
 
 def test_a_call_that_fails_is_repeated_with_the_same_rows_and_key(tmp_path: Path) -> None:

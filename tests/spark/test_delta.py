@@ -23,11 +23,12 @@ from onyxq.jobs.values import pack
 from onyxq.spark.files import staging
 from onyxq.spark.files.columns import segments
 from onyxq.spark.files.file_sink import found_schemas, publish, stage
-from onyxq.spark.files.formats import described
+from onyxq.spark.files.formats import check_schema, described
 from onyxq.spark.files.staging import Folder, Staging, Written
 from onyxq.spark.sinks import delta, tables
 from tests.spark.generated_columns import Rows, alike, rows
 from tests.spark.test_files import Breaking, Broken
+from tests.spark.unchanged_tables import kept, refused
 
 STEPS_MAX = 60
 COLUMNS = [("n", pyarrow.int64()), ("day", pyarrow.string())]
@@ -224,6 +225,22 @@ def test_found_columns_that_do_not_fit_the_table_are_refused_before_the_commit(t
     batch(output(tmp_path), 0, [{"n": 1, "day": "x"}])
     with pytest.raises(BadRequest, match="output out: n: is string, but the table's column is int64"):
         staged(output(tmp_path, None), 1, [{"n": "one"}], mark="other")
+
+
+@pytest.mark.long
+def test_columns_that_the_table_of_the_page_has_come_back(tmp_path: Path) -> None:
+    """Each type with the values that are easily changed; the others are refused before the job starts."""
+    for number, one in enumerate(kept("delta")):
+        out = output(tmp_path / str(number), [("a`b c", one.arrow), ("row", pyarrow.int64())])
+        tables.check(out, out.schema)
+        made = [{"a`b c": edge, "row": row} for row, edge in enumerate([*one.edges, None])]
+        batch(out, 0, made)
+        assert alike(sorted(read(tmp_path / str(number)), key=lambda row: row["row"]), made), one.sql
+    for one in refused("delta"):
+        out = output(tmp_path / "refused", [("odd_one", one.arrow)])
+        with pytest.raises(BadRequest, match="output out: .*odd_one"):
+            check_schema(out)
+            tables.check(out, out.schema)
 
 
 @pytest.mark.long

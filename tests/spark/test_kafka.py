@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 pytest.importorskip("confluent_kafka")
 pytest.importorskip("pyarrow")
@@ -26,7 +27,9 @@ from onyxq.spark.files.file_sink import prepared, stage
 from onyxq.spark.files.formats import described
 from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.sinks import kafka, tables
+from tests.spark.generated_columns import Rows, alike, rows
 from tests.spark.hidden_batches import show, staged
+from tests.spark.independent_readers import from_json
 from tests.spark.kafka_model import Cluster
 from tests.spark.kafka_world import REAL, brokers, keep_offset, read, topic
 
@@ -191,6 +194,25 @@ def test_messages_do_not_count_if_the_log_refuses_the_batch(cluster: Cluster, tm
     with pytest.raises(Unavailable, match="the log refuses"):
         drive(out, 1, log)
     assert cluster.values == [b'"a"'] and not cluster.open
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(made=rows(nested=True, least=1))
+def test_values_come_back_unchanged(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, made: Rows) -> None:
+    """All types of columns; a row that does not fit is refused."""
+    cluster.clear()
+    schema = made.arrow.append(pyarrow.field("row", pyarrow.int64()))
+    out, kept = output("model:1", "words", tmp_path_factory.mktemp("typed"), schema), []
+    task = Staging({"out": out}, job="j", batch=0, part=0)
+    for number, row in enumerate(made.rows):
+        try:
+            task.add("out", pack({**row, "row": number}))
+            kept.append({**row, "row": number})
+        except BadRequest as error:
+            assert error.message.startswith("output out: ")
+    stage([out], task.finish(), job="j", batch=0, mark="m")
+    drive(out, 0, [])
+    assert alike(from_json(b"".join(one + b"\n" for one in cluster.values), schema), kept)
 
 
 # --- librdkafka with brokers ---------------------------------------------------------------

@@ -1,10 +1,7 @@
-"""Values written to Parquet, JSON, CSV, text and queues are equal when read, or refused with the output's name."""
+"""Values written to files, messages and queues are equal when read, or refused with the output's name."""
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
 import io
 import json
 import re
@@ -17,23 +14,24 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
-from pyarrow import BufferReader, parquet, types
+import pyarrow
 
 from onyxq.errors import BadRequest
-from onyxq.jobs.values import pack
-from onyxq.spark.files.columns import segments
-from onyxq.spark.files.formats import WRITERS, described
+from onyxq.jobs.values import pack, unpack_all
+from onyxq.spark.files.formats import WRITERS, check_schema, described
 from onyxq.spark.files.staging import Folder
 from onyxq.spark.queues.options import QueueOutput
 from onyxq.spark.queues.shares import task_of
 from tests.jobs.generated_values import TEXTS, values
-from tests.spark.generated_columns import Rows, alike, rows
+from tests.spark.generated_columns import Rows, Type, alike, breaks_csv, columns, rows, without_nulls
+from tests.spark.independent_readers import from_csv, from_json, from_parquet
+from tests.spark.unchanged_tables import COLUMN_CELLS, TYPES, VALUE_CELLS, VALUE_EDGES, VALUES, kept, refused
 
 pytestmark = pytest.mark.long
 
 
 EXAMPLES = settings(max_examples=400, suppress_health_check=list(HealthCheck))
-FIELD = re.compile(r'("(?:[^"]|"")*"|[^,"]*)(?:,|$)')
+KAFKA = {"brokers": "h:1", "topic": "t"}
 
 
 class Kept(io.BytesIO):
@@ -47,10 +45,16 @@ class Kept(io.BytesIO):
         super().close()
 
 
-def file_of(kind: str, found: list[Any], schema: Any = None) -> bytes | None:
+def output(kind: str, schema: Any = None, **options: str) -> Folder:
+    """Return an output of files or messages."""
+    given = {**(KAFKA if kind == "kafka" else {}), **options}
+    return Folder("out", kind, "", given, "" if schema is None else described(schema))
+
+
+def file_of(kind: str, found: list[Any], schema: Any = None, **options: str) -> bytes | None:
     """Return the file of these segments, or None if one was refused."""
     stream = Kept()
-    writer = WRITERS[kind](stream, Folder("out", kind, "", {}, "" if schema is None else described(schema)))
+    writer = WRITERS[kind](stream, output(kind, schema, **options))
     try:
         for one in found:
             writer.add(pack(one))
@@ -62,42 +66,104 @@ def file_of(kind: str, found: list[Any], schema: Any = None) -> bytes | None:
     return stream.data
 
 
-def from_parquet(data: bytes) -> list[Any]:
-    """Return the rows of a Parquet file, as an input gives them."""
-    return [row for batch in parquet.read_table(BufferReader(data)).to_batches() for row in segments(batch)]
+def from_messages(data: bytes, schema: Any) -> list[Any]:
+    """Return the rows of messages of Kafka, which are JSON."""
+    return from_json(b"".join(value + b"\n" for _, value, _ in unpack_all(io.BytesIO(data))), schema)
 
 
-def from_text(kind: Any) -> Callable[[Any], Any]:
-    """Return a reader of the text of a value that uses only the standard library."""
-    if types.is_timestamp(kind):
-        return datetime.datetime.fromisoformat
-    if types.is_date(kind):
-        return datetime.date.fromisoformat
-    return decimal.Decimal if types.is_decimal(kind) else float if types.is_floating(kind) else lambda text: text
+READERS: dict[str, Callable[[bytes, Any], list[Any]]] = {
+    "parquet": lambda data, _: from_parquet(data),
+    "json": from_json,
+    "csv": from_csv,
+    "kafka": from_messages,
+    "foreach_batch": lambda data, _: from_parquet(data),
+    "delta": lambda data, _: from_parquet(data),
+    "postgres": lambda data, _: from_parquet(data),
+}
 
 
-def from_json(kind: Any, value: Any) -> Any:
-    """Return the value of a column that JSON holds."""
-    if value is None or types.is_boolean(kind) or types.is_integer(kind):
-        return value
-    if types.is_list(kind):
-        return [from_json(kind.value_type, one) for one in value]
-    if types.is_map(kind):
-        return {key: from_json(kind.item_type, one) for key, one in value.items()}
-    if types.is_struct(kind):
-        return {part.name: from_json(part.type, value[part.name]) for part in kind}
-    return base64.b64decode(value) if types.is_binary(kind) else from_text(kind)(value)
+# --- the tables of the page -----------------------------------------------------------
 
 
-def from_csv(kind: Any, text: str) -> Any:
-    """Return the value of a field of CSV; quotes tell an empty string from None."""
-    if not text:
-        return None
-    if text.startswith('"'):
-        text = text[1:-1].replace('""', '"')
-    if types.is_boolean(kind):
-        return text == "true"
-    return int(text) if types.is_integer(kind) else from_text(kind)(text)
+def test_the_tables_name_all_types_and_values() -> None:
+    """A row that the tests do not know would say nothing."""
+    assert [*COLUMN_CELLS] == [*TYPES]
+    assert [*VALUE_CELLS] == [*VALUES]
+    cells = [cell for row in (*COLUMN_CELLS.values(), *VALUE_CELLS.values()) for cell in row.values()]
+    assert {*cells} == {"yes", "no"}
+
+
+def edges_of(kind: str, one: Type) -> list[Any]:
+    """Return the values of a type that an output may not refuse, and None."""
+    found = [edge for edge in one.edges if kind != "csv" or not breaks_csv(edge)]
+    return [*(map(without_nulls, found) if kind == "postgres" else found), None]
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_columns_that_the_table_has_come_back(kind: str) -> None:
+    """Each type alone, with the values that are easily changed; none of these is refused."""
+    for one in kept("parquet" if kind == "foreach_batch" else kind):
+        sql, schema = columns({"a`b c": one, "n": TYPES["``boolean``"][0]})
+        found = [{"a`b c": edge, "n": True} for edge in edges_of(kind, one)]
+        check_schema(output(kind, schema))
+        data = file_of(kind, found, schema)
+        assert data is not None, sql
+        assert alike(READERS[kind](data, schema), found), sql
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv", "kafka"])
+def test_columns_that_the_table_excludes_are_refused_before_a_job_starts(kind: str) -> None:
+    """The error names output and column."""
+    assert refused(kind)
+    for one in refused(kind):
+        with pytest.raises(BadRequest, match="output out: .*odd_one"):
+            check_schema(output(kind, pyarrow.schema([("odd_one", one.arrow)])))
+
+
+def through_queue(value: Any) -> Any:
+    """Return what a job reads of a segment that another one wrote to a queue; raises `BadRequest`."""
+    made, payload, _ = task_of(QueueOutput("q"), pack(value), "out")
+    return json.loads(payload) if made.format == "json" else payload
+
+
+def through(kind: str, value: Any) -> Any:
+    """Return what is read of a segment that was written without a schema; raises `BadRequest`."""
+    if kind == "queue":
+        return through_queue(value)
+    data = file_of(kind, [value])
+    if data is None:
+        raise BadRequest("output out: refused")
+    if kind == "json":
+        return json.loads(data)
+    return from_parquet(data)[0] if kind == "parquet" else next(unpack_all(io.BytesIO(data)))
+
+
+def check_cell(kind: str, made: st.SearchStrategy[Any], *, keeps: bool) -> None:
+    """Try values of a row of the table of values, each as a field of a segment, and in a list."""
+
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(made)
+    def one(value: Any) -> None:
+        for segment in ({"a": value}, {"a": {"b": [value]}}):
+            if keeps:
+                assert alike(through(kind, segment), segment)
+            else:
+                with pytest.raises(BadRequest, match="output out: "):
+                    through(kind, segment)
+
+    one()
+
+
+@pytest.mark.parametrize("kind", next(iter(VALUE_CELLS.values())))
+def test_values_without_a_schema_are_kept_or_refused_as_the_table_says(kind: str) -> None:
+    """Nothing is changed silently."""
+    for row, cells in VALUE_CELLS.items():
+        check_cell(kind, VALUES[row], keeps=cells[kind] == "yes")
+        for edge in VALUE_EDGES.get(row, []) if cells[kind] == "yes" else []:
+            assert alike(through(kind, {"a": edge}), {"a": edge})
+
+
+# --- anything -------------------------------------------------------------------------
 
 
 @EXAMPLES
@@ -135,13 +201,25 @@ def test_lines_of_json(found: list[Any]) -> None:
 @EXAMPLES
 @given(rows(nested=True))
 def test_columns_of_json(made: Rows) -> None:
-    """With a schema, the text of a value is read by its type."""
+    """With a schema, the text of a value is read by its type; a message of Kafka is such a line."""
     data = file_of("json", made.rows, made.arrow)
+    assert data is None or alike(from_json(data, made.arrow), made.rows)
+    messages = file_of("kafka", made.rows, made.arrow)
+    assert (messages is None) == (data is None)
+    assert messages is None or alike(from_messages(messages, made.arrow), made.rows)
+
+
+@EXAMPLES
+@given(st.lists(values() | st.binary() | st.text(), max_size=4))
+def test_keys_and_headers_of_messages(found: list[Any]) -> None:
+    """Bytes are unchanged, strings are UTF-8 and integers are digits; all others are refused."""
+    segments = [{"k": one, "v": one, "h": one} for one in found]
+    data = file_of("kafka", segments, key="k", value="v", headers="h")
     if data is not None:
-        lines = [json.loads(line) for line in data.decode().split("\n")[:-1]]
-        kinds = {part.name: part.type for part in made.arrow}
-        found = [{name: from_json(kinds[name], value) for name, value in line.items()} for line in lines]
-        assert alike(found, made.rows)
+        said = [one if isinstance(one, bytes) or one is None else str(one).encode() for one in found]
+        assert {type(one) for one in found} <= {str, int, bytes, type(None)}
+        wanted = [[one, one, [] if one is None else [["h", one]]] for one in said]
+        assert list(unpack_all(io.BytesIO(data))) == wanted
 
 
 @EXAMPLES
@@ -149,12 +227,15 @@ def test_columns_of_json(made: Rows) -> None:
 def test_columns_of_csv(made: Rows) -> None:
     """With a schema, which CSV needs."""
     data = file_of("csv", made.rows, made.arrow)
-    if data is not None:
-        lines = [FIELD.findall(line)[: len(made.arrow)] for line in data.decode().split("\n")[:-1]]
-        found = [
-            {part.name: from_csv(part.type, text) for part, text in zip(made.arrow, one, strict=True)} for one in lines
-        ]
-        assert alike(found, made.rows)
+    assert data is None or alike(from_csv(data, made.arrow), made.rows)
+
+
+@pytest.mark.parametrize("sep", ["\t", " ", ",", "\x1f"])
+def test_a_line_of_csv_that_readers_skip_is_refused(sep: str) -> None:
+    """Spark skips lines of white space, and of control characters, alone."""
+    schema = pyarrow.schema([("a", pyarrow.int64()), ("b", pyarrow.string())])
+    assert (file_of("csv", [{"a": None, "b": None}], schema, sep=sep) is None) == (sep != ",")
+    assert file_of("csv", [{"a": None, "b": ""}], schema, sep=sep) is not None
 
 
 @EXAMPLES
@@ -162,11 +243,10 @@ def test_columns_of_csv(made: Rows) -> None:
 def test_tasks_of_queues(value: Any) -> None:
     """Bytes stay bytes, values that JSON has are read as they were, and all others are refused."""
     try:
-        output, payload, _ = task_of(QueueOutput("q"), pack(value), "out")
+        found = through_queue(value)
     except BadRequest as error:
         assert error.message.startswith("output out: ")
         return
-    found = json.loads(payload) if output.format == "json" else payload
     assert alike(found, value) and type(found) is type(value)
 
 
@@ -178,3 +258,32 @@ def test_lines_of_text(found: list[Any]) -> None:
     if data is not None:
         wanted = [one["value"] if isinstance(one, dict) else one for one in found]
         assert re.split("\r\n|\n|\r", data.decode())[:-1] == wanted
+
+
+# --- names ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv"])
+@pytest.mark.parametrize(
+    ("names", "said"), [("aa", "a: is the name of two columns"), ("aA", "A: is the name of two columns, as Spark")]
+)
+def test_two_columns_of_one_name_are_refused(kind: str, names: str, said: str) -> None:
+    """Spark cannot read them, and one of the values would be lost."""
+    schema = pyarrow.schema([(name, pyarrow.int64()) for name in names])
+    inside = pyarrow.schema([("s", pyarrow.struct(list(schema)))])
+    for one in (schema, inside) if kind != "csv" else (schema,):
+        with pytest.raises(BadRequest, match=f"output out: {said}"):
+            check_schema(output(kind, one))
+
+
+def test_columns_that_are_found_and_differ_only_in_case_are_refused() -> None:
+    """Parquet has both, but Spark cannot read them."""
+    assert file_of("parquet", [{"a": 1, "A": 2}]) is None
+    assert file_of("json", [{"a": 1, "A": 2}]) is not None
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_a_column_for_lines_that_cannot_be_read_is_refused(kind: str) -> None:
+    """Spark's readers would return None for each value of it."""
+    with pytest.raises(BadRequest, match="output out: _corrupt_record: Spark's readers keep this name"):
+        check_schema(output(kind, pyarrow.schema([("_corrupt_record", pyarrow.string()), ("n", pyarrow.int64())])))

@@ -24,6 +24,10 @@ Kind: TypeAlias = Any
 DIGITS_MAX = 38
 """Digits of a decimal in Arrow and Spark."""
 WRITTEN = "numbers, strings, binaries, booleans, dates, timestamps, decimals, and arrays, maps and structs of them"
+_MARKS = ("variant", "geometry", "geography")
+"""Types that Arrow has as structs with a mark in the metadata of a part."""
+_NO_VALUE = (ValueError, OverflowError, pyarrow.ArrowException)
+"""Errors of values that Arrow holds and Python does not."""
 _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _WHOLE_FLOAT_MAX = 1 << 53
@@ -35,13 +39,71 @@ TIMESTAMPS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 
 def segments(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an Arrow batch as maps of Python's values; times with a zone are in UTC."""
+    """Yield the rows of an Arrow batch as maps of Python's values; times with a zone are in UTC.
+
+    Raises `Unfit` for a value that Python cannot hold, such as a time of the year 10000.
+    """
     readers = {part.name: read for part in batch.schema if (read := reader(part.type)) is not None}
-    for row in batch.to_pylist():
-        for name, read in readers.items():
-            if row[name] is not None:
-                row[name] = read(row[name])
+    for row in _python(batch):
+        try:
+            for name, read in readers.items():
+                if row[name] is not None:
+                    row[name] = read(row[name])
+        except Unfit as error:
+            raise Unfit(name, error.why) from None
         yield row
+
+
+def _python(batch: Any) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except _NO_VALUE:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                column.to_pylist()
+            except _NO_VALUE as error:
+                raise Unfit(name, f"has a value that Python cannot hold: {error}") from error
+        raise
+    return rows
+
+
+def check_readable(fields: Iterable[Any]) -> None:
+    """Raise `Unfit` if segments cannot hold the columns of an Arrow schema."""
+    check_names(fields, ignore_case=False)
+    for part in fields:
+        for kind in _kinds(part.type):
+            word = _marked(kind)
+            if types.is_map(kind) and types.is_nested(kind.key_type):
+                word = f"map with keys of {kind.key_type}"
+            if word:
+                raise Unfit(part.name, f"a segment cannot hold the type {word}")
+
+
+def check_names(fields: Iterable[Any], *, ignore_case: bool) -> None:
+    """Raise `Unfit` if two columns of an Arrow schema, or two parts of a struct in it, have the same name."""
+    structs = [kind for part in fields for kind in _kinds(part.type) if types.is_struct(kind)]
+    for parts in (fields, *structs):
+        seen: set[str] = set()
+        for part in parts:
+            name = part.name.lower() if ignore_case else part.name
+            if name in seen:
+                case = ", as Spark ignores the case of names" if ignore_case else ""
+                raise Unfit(part.name, f"is the name of two columns{case}")
+            seen.add(name)
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    """Yield a type and the types in it."""
+    yield kind
+    if types.is_nested(kind):
+        for place in range(kind.num_fields):
+            yield from _kinds(kind.field(place).type)
+
+
+def _marked(kind: Any) -> str:
+    """Return the name of a type that Arrow only has as a struct; empty for other types."""
+    marks = [key.decode() for part in kind for key in part.metadata or {}] if types.is_struct(kind) else []
+    return next((mark for mark in marks if mark in _MARKS), "")
 
 
 def reader(kind: Any) -> Convert | None:
@@ -50,7 +112,7 @@ def reader(kind: Any) -> Convert | None:
         return lambda value: value.astimezone(datetime.UTC)
     if types.is_map(kind):
         key, item = _or_none(reader(kind.key_type)), _or_none(reader(kind.item_type))
-        return lambda value: {key(one): item(other) for one, other in value}
+        return lambda value: _read_map(key, item, value)
     if types.is_list(kind) or types.is_large_list(kind):
         inside = reader(kind.value_type)
         return None if inside is None else lambda value: [None if one is None else inside(one) for one in value]
@@ -58,6 +120,13 @@ def reader(kind: Any) -> Convert | None:
         found = {part.name: read for part in kind if (read := reader(part.type)) is not None}
         return (lambda value: _read_struct(found, value)) if found else None
     return None
+
+
+def _read_map(key: Convert, item: Convert, pairs: list[Any]) -> dict[Any, Any]:
+    found = {key(one): item(other) for one, other in pairs}
+    if len(found) < len(pairs):
+        raise Unfit("", f"has a map with two equal keys: {pairs!r:.60}")
+    return found
 
 
 def _or_none(read: Convert | None) -> Convert:
@@ -85,8 +154,8 @@ def fitter(kind: Any, *, nullable: bool = True) -> Convert:
 
 def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
     """Return a function from a segment to the list of its columns' values; ``drop_others`` ignores other fields."""
-    make: Convert = lambda part: fitter(part.type, nullable=part.nullable)  # noqa: E731  # as `_inside` calls it
-    fitters = [(part.name, _inside(part.name, make, part)) for part in fields]
+    make: Convert = lambda part: fitter(part.type, nullable=part.nullable)  # noqa: E731  # as `within` calls it
+    fitters = [(part.name, within(part.name, make, part)) for part in fields]
     names = frozenset(name for name, _ in fitters)
 
     def fit(segment: Any) -> list[Any]:
@@ -95,12 +164,12 @@ def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
         if not drop_others and not segment.keys() <= names:
             other = next(name for name in segment if name not in names)
             raise Unfit(str(other), f"is not one of the columns: {', '.join(sorted(names))}")
-        return [_inside(name, convert, segment.get(name)) for name, convert in fitters]
+        return [within(name, convert, segment.get(name)) for name, convert in fitters]
 
     return fit
 
 
-def _inside(place: str, convert: Convert, value: Any) -> Any:
+def within(place: str, convert: Convert, value: Any) -> Any:
     """Convert a part; an error names the whole path."""
     try:
         return convert(value)
@@ -213,7 +282,7 @@ def _lists(kind: Any) -> Convert:
     def fit(value: Any) -> Any:
         if type(value) is not list:
             return _refuse(value, "must be a list")
-        return [_inside(f"[{place}]", inside, one) for place, one in enumerate(value)]
+        return [within(f"[{place}]", inside, one) for place, one in enumerate(value)]
 
     return fit
 
@@ -225,7 +294,7 @@ def _maps(kind: Any) -> Convert:
         if type(value) is not dict:
             return _refuse(value, "must be a dict")
         found = [
-            (_inside(f"[{one!r:.60}]", key, one), _inside(f"[{one!r:.60}]", item, two)) for one, two in value.items()
+            (within(f"[{one!r:.60}]", key, one), within(f"[{one!r:.60}]", item, two)) for one, two in value.items()
         ]
         if len({repr(one) for one, _ in found}) < len(found):
             return _refuse(value, "has two keys that the column cannot tell apart")
@@ -235,8 +304,8 @@ def _maps(kind: Any) -> Convert:
 
 
 def _structs(kind: Any) -> Convert:
-    if types.is_struct(kind) and any((part.metadata or {}).get(b"variant") for part in kind):
-        raise Unfit("", f"the type variant is not written: columns are {WRITTEN}")
+    if word := _marked(kind):
+        raise Unfit("", f"the type {word} is not written: columns are {WRITTEN}")
     names = [part.name for part in kind]
     fit_row = row_fitter(kind)
 
@@ -335,7 +404,9 @@ class Columns:
         found = [*known, *(pyarrow.field(name, _arrow(name, kind)) for name, kind in self._kinds.items())]
         if not found:
             raise Unfit("", "a file cannot hold rows without any column")
-        return pyarrow.schema(found)
+        schema = pyarrow.schema(found)
+        check_names(schema, ignore_case=True)
+        return schema
 
 
 def united(known: Any, schemas: Iterable[Any]) -> Any:

@@ -9,14 +9,16 @@ import base64
 import io
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow
 from pyarrow import parquet
 
 from onyxq.core.errors import BadRequest
+from onyxq.jobs.options import CORRUPT
 from onyxq.jobs.values import Unfit, called, encode_json, pack, parts, to_json, unpack, unpack_all
-from onyxq.spark.files.columns import Columns, row_fitter, segments, table, united
+from onyxq.spark.files.columns import Columns, check_names, row_fitter, segments, table, united, within
 from onyxq.spark.files.messages import encoder
 from onyxq.spark.files.texts import csv_form, csv_name, json_form
 
@@ -24,6 +26,10 @@ ROWS_MAX = 10_000
 """Rows of a Parquet row group; they are kept in memory."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
 """Maximum size of packed segments in memory until the columns of a file are known; more are kept on disk."""
+_BLANK = "".join(map(chr, range(0x21)))
+"""Characters of lines that Spark's reader of CSV skips."""
+_OF_SPARK = ("csv", "delta", "json", "parquet")
+"""Formats that Spark reads, which ignores the case of names."""
 _NO_SCHEMA = "Name the columns: options={'schema': 'word string, n bigint'}"
 _JSON_SCHEMA = "Or name the columns: options={'schema': 'at timestamp, price decimal(10,2)'}"
 _FOUND = f"The columns are those of the output's first batch. {_NO_SCHEMA}"
@@ -72,14 +78,20 @@ class Writer(Protocol):
 class _BySegment:
     """Base of the formats that write one segment after the other to a stream."""
 
-    _stream: Any
-    size: int
+    def __init__(self, stream: Any, output: Described, found: str = "") -> None:
+        self._stream = stream
+        self._output = output
+        self.size = 0
 
     def add(self, payload: bytes) -> None:
         raise NotImplementedError
 
     def add_batch(self, batch: Any) -> None:
-        for row in segments(batch):
+        try:
+            found = list(segments(batch))
+        except Unfit as error:
+            raise refused(self._output, error) from error
+        for row in found:
             self.add(pack(row))
 
     def close(self) -> str:
@@ -94,10 +106,8 @@ class _Lines(_BySegment):
     """Base of the formats that write a line for each segment."""
 
     def __init__(self, stream: Any, output: Described, found: str = "") -> None:
-        self._stream = stream
-        self._output = output
+        super().__init__(stream, output, found)
         self._hint = ""
-        self.size = 0
         try:
             self._form = self._former()
         except Unfit as error:
@@ -130,9 +140,9 @@ class JsonLines(_Lines):
         if not self._output.schema:
             self._hint = _JSON_SCHEMA
             return to_json
-        fields = decoded(self._output.schema)
+        fields = _not_corrupt(decoded(self._output.schema))
         fit = self._fitter(fields)
-        forms = [(part.name, json_form(part.type)) for part in fields]
+        forms = [(part.name, within(part.name, json_form, part.type)) for part in fields]
 
         def form(payload: bytes) -> str:
             row = zip(forms, fit(unpack(payload)), strict=True)
@@ -162,16 +172,16 @@ class Csv(_Lines):
     """One line for each segment, with the columns of the schema."""
 
     def _former(self) -> Callable[[bytes], str]:
-        fields = decoded(self._output.schema)
+        fields = _not_corrupt(decoded(self._output.schema))
         fit = self._fitter(fields)
         separator = self._output.options.get("sep", ",")
-        forms = [csv_form(part.type, separator) for part in fields]
+        forms = [within(part.name, partial(csv_form, separator=separator), part.type) for part in fields]
 
         def form(payload: bytes) -> str:
             row = zip(fields.names, forms, fit(unpack(payload)), strict=True)
-            line = separator.join([_at(name, one, value) for name, one, value in row])
-            if not line:
-                raise Unfit(fields.names[0], "CSV cannot hold None in its only column: readers skip empty lines")
+            line = separator.join([within(name, one, value) for name, one, value in row])
+            if not line.strip(_BLANK):
+                raise Unfit(fields.names[0], "CSV cannot hold a row of Nones alone here: readers skip blank lines")
             return line
 
         if self._output.options.get("header") == "true" and self._stream.tell() == 0:
@@ -179,11 +189,11 @@ class Csv(_Lines):
         return form
 
 
-def _at(name: str, form: Callable[[Any], str], value: Any) -> str:
-    try:
-        return form(value)
-    except Unfit as error:
-        raise Unfit(name, error.why) from None
+def _not_corrupt(schema: Any) -> Any:
+    """Return the schema; raise `Unfit` if Spark would not read one of its columns back."""
+    if CORRUPT in schema.names:
+        raise Unfit(CORRUPT, "Spark's readers keep this name for lines that they cannot read: choose another one")
+    return schema
 
 
 class Parquet:
@@ -223,9 +233,11 @@ class Parquet:
         self._schema = schema
         drop = self._output.options.get("other_fields") == "drop"
         self._fit = self._fitting(lambda: row_fitter(schema, drop_others=drop))
-        self._writer = parquet.ParquetWriter(
-            self._stream, schema, compression=self._output.options.get("compression", "snappy")
-        )
+        compression = self._output.options.get("compression", "snappy")
+        try:
+            self._writer = parquet.ParquetWriter(self._stream, schema, compression=compression)
+        except pyarrow.ArrowException as error:  # It has no type for a column.
+            raise refused(self._output, Unfit("", str(error)), self._hint) from error
 
     def _fitting(self, do: Callable[[], Any]) -> Any:
         try:
@@ -320,7 +332,11 @@ def united_schema(output: Described, found: str, schemas: Iterable[str]) -> str:
 
 
 def check_schema(output: Described) -> None:
-    """Raise `BadRequest` if the format cannot hold a column of the schema."""
+    """Raise `BadRequest` if the format cannot hold a column of the schema, or two have the same name."""
+    try:
+        check_names(decoded(output.schema), ignore_case=output.format in _OF_SPARK)
+    except Unfit as error:
+        raise refused(output, error) from None
     WRITERS[output.format](io.BytesIO(), output).abandon()
 
 
@@ -343,10 +359,6 @@ def described(schema: Any) -> str:
 class Packed(_BySegment):
     """Segments as msgpack, one after the other."""
 
-    def __init__(self, stream: Any, output: Described, found: str = "") -> None:
-        self._stream = stream
-        self.size = 0
-
     def add(self, payload: bytes) -> None:
         """Write one packed segment."""
         self._stream.write(payload)
@@ -358,7 +370,6 @@ class Messages(Packed):
 
     def __init__(self, stream: Any, output: Described, found: str = "") -> None:
         super().__init__(stream, output, found)
-        self._output = output
         schema = decoded(output.schema) if output.schema else None
         try:
             self._encode = encoder(schema, output.options)

@@ -12,7 +12,7 @@ from pyarrow import types
 
 from onyxq.jobs.options import PRODUCER, names_in
 from onyxq.jobs.values import Unfit, called, encode_json, to_json, unpack
-from onyxq.spark.files.columns import row_fitter
+from onyxq.spark.files.columns import row_fitter, within
 from onyxq.spark.files.texts import json_form
 
 Message: TypeAlias = list[Any]
@@ -65,7 +65,7 @@ def _with_schema(schema: Any, options: Mapping[str, str], used: tuple[str, ...])
             if name not in used:
                 raise Unfit(name, "is neither the key nor the value nor a header")
     fit = row_fitter(schema, drop_others=options.get("other_fields") == "drop")
-    forms = {part.name: json_form(part.type) for part in schema} if "value" not in options else {}
+    forms = {part.name: within(part.name, json_form, part.type) for part in schema} if "value" not in options else {}
 
     def read(payload: bytes) -> tuple[Any, Callable[[], str]]:
         row = dict(zip(schema.names, fit(unpack(payload)), strict=True))

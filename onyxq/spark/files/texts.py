@@ -23,29 +23,39 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 _CSV_SPECIAL = {math.inf: "Inf", -math.inf: "-Inf"}
 
 
-def json_form(kind: Any) -> Convert:
-    """Return a function from a fitted value to a JSON value; raises `Unfit` for a type that JSON cannot hold."""
+def json_form(kind: Any, *, signed_zero: bool = True) -> Convert:
+    """Return a function from a fitted value to a JSON value; raises `Unfit` for a type that JSON cannot hold.
+
+    Numbers that the reader lacks are strings: NaN, infinity and, without ``signed_zero``, -0.0.
+    """
     if types.is_list(kind):
-        inside = json_form(kind.value_type)
+        inside = json_form(kind.value_type, signed_zero=signed_zero)
         return lambda value: None if value is None else [inside(one) for one in value]
     if types.is_map(kind):
         if not types.is_string(kind.key_type):
             raise Unfit("", f"JSON cannot hold the type {kind}: its keys must be strings")
-        item = json_form(kind.item_type)
+        item = json_form(kind.item_type, signed_zero=signed_zero)
         return lambda value: None if value is None else {key: item(one) for key, one in value}
     if types.is_struct(kind):
-        forms = [(part.name, json_form(part.type)) for part in kind]
+        forms = [(part.name, json_form(part.type, signed_zero=signed_zero)) for part in kind]
         return lambda value: None if value is None else {name: form(value[name]) for name, form in forms}
-    scalar = _json_scalar(kind)
+    scalar = _json_scalar(kind, signed_zero=signed_zero)
     return lambda value: None if value is None else scalar(value)
 
 
-def _json_scalar(kind: Any) -> Convert:
+def _json_scalar(kind: Any, *, signed_zero: bool) -> Convert:
     if types.is_binary(kind):
         return lambda value: base64.b64encode(value).decode()
     if types.is_floating(kind):
-        return lambda value: value if math.isfinite(value) else _NAMED.get(value, "NaN")
+        return lambda value: _json_float(value, signed_zero=signed_zero)
     return _scalar(kind) or (lambda value: value)
+
+
+def _json_float(value: float, *, signed_zero: bool) -> float | str:
+    if not math.isfinite(value):
+        return _NAMED.get(value, "NaN")
+    lost = value == 0 and math.copysign(1, value) < 0 and not signed_zero
+    return "-0.0" if lost else value
 
 
 _NAMED = {math.inf: "Infinity", -math.inf: "-Infinity"}
@@ -79,10 +89,8 @@ def _quoted(text: str) -> str:
 
 
 def _csv_text(value: str) -> str:
-    if "\n" in value or "\r" in value or value == NULL:
-        raise Unfit(
-            "", f"CSV cannot hold a string with a line break or the null character alone, such as {value!r:.60}"
-        )
+    if "\n" in value or "\r" in value or NULL in value:  # Spark leaves null characters out.
+        raise Unfit("", f"CSV cannot hold a string with a line break or the null character, such as {value!r:.60}")
     return value
 
 

@@ -27,7 +27,7 @@ from onyxq.spark.files.formats import WRITERS, check_schema, described
 from onyxq.spark.files.staging import Folder
 from onyxq.spark.plan import end_of_input, outputs, rows
 from onyxq.spark.plan.fused import Feed, Place, run
-from onyxq.spark.plan.inputs import Opened, open_input, placed, shared
+from onyxq.spark.plan.inputs import Opened, open_input, placed, plain, shared
 from onyxq.spark.plan.regions import Region, Stage, is_plain, stages, streams, timed, uses
 from onyxq.spark.progress import INPUT, names_of
 from onyxq.spark.sinks import calls, tables
@@ -140,14 +140,17 @@ class _Flow:
         for region in regions:
             opened = self._opened[region.entry]
             if opened.shape == rows.COLUMNS and is_plain(self._job, region):
-                yield Feed(opened.frame.drop(rows.PART), side)
+                frame, names = plain(opened, region.entry)
+                yield Feed(frame, side, names=names)
             else:
-                yield Feed(placed(opened), side, functools.partial(run, self._place, region, opened.shape))
+                frame, names = placed(opened, region.entry)
+                yield Feed(frame, side, functools.partial(run, self._place, region, opened.shape, names))
         yield Feed(self._beside(task, side), side, iter)
 
     def _region(self, region: Region) -> Any:
         opened = self._opened[region.entry]
-        return placed(opened).mapInArrow(functools.partial(run, self._place, region, opened.shape), rows.SCHEMA)
+        frame, names = placed(opened, region.entry)
+        return frame.mapInArrow(functools.partial(run, self._place, region, opened.shape, names), rows.SCHEMA)
 
     def _frame(self, stage: Stage, task: FrameTask) -> Any:
         from onyxq.spark.plan import frames
@@ -348,5 +351,6 @@ def _with_columns(session: Any, folder: Folder, place: str) -> Folder:
         what = f"{place}.options.schema of output {folder.name}: {said_by(error)}"
         raise BadRequest(f"{what} (in {said!r:.200})", field=f"{place}.options.schema") from error
     found = evolve(folder, schema=described(schema))
-    check_schema(found.of_files())
+    check_schema(found)
+    found.partitions()
     return found

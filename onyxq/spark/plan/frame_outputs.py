@@ -12,7 +12,16 @@ from typing import Any
 from attrs import evolve
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as of
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from onyxq.core.errors import BadRequest
 from onyxq.spark.failures import said_by
@@ -21,6 +30,16 @@ from onyxq.spark.files.staging import Folder
 from onyxq.spark.plan.frames import arrow_schema, columns_in
 from onyxq.spark.plan.inputs import quoted
 from onyxq.spark.plan.outputs import COLUMNS
+
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+"""Digits of integers of each type."""
+_WIDER = {
+    "tinyint": ("smallint", "int", "bigint", "float", "double"),
+    "smallint": ("int", "bigint", "float", "double"),
+    "int": ("bigint", "double"),
+    "float": ("double",),
+}
+"""Type of numbers -> types that hold all of them."""
 
 
 def laid_out(frames: Sequence[tuple[str, str, Any]], folders: Iterable[Folder]) -> tuple[list[Folder], list[Any]]:
@@ -37,12 +56,19 @@ def laid_out(frames: Sequence[tuple[str, str, Any]], folders: Iterable[Folder]) 
         frame = frame.toDF("value") if folder.format == "text" and len(frame.columns) == 1 else frame
         wanted = columns.setdefault(name, _nullable(frame.schema))
         fitted = _fitted(folder, frame, wanted)
-        found[name] = folder = evolve(folder, schema=folder.schema or arrow_schema(wanted))
+        found[name] = folder = evolve(folder, schema=folder.schema or _described(folder, wanted))
         check_schema(folder)
         groups.setdefault((source, wanted.json()), (fitted, []))[1].append(name)
     structs = {said: f"{COLUMNS}{place}" for place, said in enumerate(dict.fromkeys(said for _, said in groups))}
     rows = [_row(frame, names, structs[said]) for (_, said), (frame, names) in groups.items()]
     return list(found.values()), rows
+
+
+def _described(folder: Folder, columns: StructType) -> str:
+    try:
+        return arrow_schema(columns)
+    except PySparkException as error:
+        raise _refused(folder, said_by(error)) from error
 
 
 def _nullable(columns: StructType) -> StructType:
@@ -61,10 +87,45 @@ def _fitted(folder: Folder, frame: Any, wanted: StructType) -> Any:
         raise _refused(folder, f"its frame has two columns of one name: {', '.join(frame.columns)}")
     if folder.format == "text" and [(part.name, part.dataType) for part in wanted] != [("value", StringType())]:
         raise _refused(folder, f"text has one column, a string, and its frame has {', '.join(frame.columns)}")
+    if changed := _changed("", frame.schema, wanted):
+        raise _refused(folder, changed)
     try:
         return frame.to(wanted)
     except PySparkException as error:
         raise _refused(folder, said_by(error)) from error
+
+
+def _changed(path: str, kind: DataType, wanted: DataType) -> str:
+    """Return which part of a type has values that Spark would change for the other type; empty if there is none."""
+    pairs: list[tuple[str, DataType, DataType]] = []
+    if isinstance(kind, StructType) and isinstance(wanted, StructType):
+        columns = {part.name.lower(): part.dataType for part in wanted}
+        for part in kind:
+            place = f"{path}.{part.name}".removeprefix(".")
+            if part.name.lower() in columns:
+                pairs.append((place, part.dataType, columns[part.name.lower()]))
+            elif path:
+                return f"{place}: the column has no such part"
+    elif isinstance(kind, ArrayType) and isinstance(wanted, ArrayType):
+        pairs = [(f"{path}[]", kind.elementType, wanted.elementType)]
+    elif isinstance(kind, MapType) and isinstance(wanted, MapType):
+        pairs = [(f"{path}[]", kind.keyType, wanted.keyType), (f"{path}[]", kind.valueType, wanted.valueType)]
+    elif not _holds(wanted, kind):
+        said = f"its frame has {kind.simpleString()}, and {wanted.simpleString()} does not hold all its values"
+        return f"{path}: {said}: cast it in the task before"
+    return next(filter(None, (_changed(*pair) for pair in pairs)), "")
+
+
+def _holds(wanted: DataType, kind: DataType) -> bool:
+    """Return whether a plain type holds all values of another one."""
+    if isinstance(kind, NullType) or (isinstance(kind, StringType) and isinstance(wanted, StringType)):
+        return True
+    name = kind.simpleString()
+    if isinstance(wanted, DecimalType):
+        scale = kind.scale if isinstance(kind, DecimalType) else 0
+        whole = kind.precision - scale if isinstance(kind, DecimalType) else _DIGITS.get(name, wanted.precision + 1)
+        return scale <= wanted.scale and whole <= wanted.precision - wanted.scale
+    return name == wanted.simpleString() or wanted.simpleString() in _WIDER.get(name, ())
 
 
 def _refused(folder: Folder, what: str) -> BadRequest:

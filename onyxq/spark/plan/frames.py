@@ -20,6 +20,7 @@ from onyxq.core.errors import BadRequest
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.frame_check import columns_of, parameters
 from onyxq.jobs.model import BatchFunction, Frame, FrameTask, Input, Job, Sql
+from onyxq.jobs.options import CORRUPT
 from onyxq.jobs.values import Unfit, unpack
 from onyxq.spark import java
 from onyxq.spark.failures import of_task, said_by
@@ -28,11 +29,10 @@ from onyxq.spark.files.formats import decoded, described
 from onyxq.spark.functions import resolve
 from onyxq.spark.plan import rows
 from onyxq.spark.plan.fused import Place, run
-from onyxq.spark.plan.inputs import DEFAULTS, Opened, placed, quoted
+from onyxq.spark.plan.inputs import DEFAULTS, Opened, check_names, placed, quoted, unnamed
 from onyxq.spark.plan.lifecycles import Lifecycles
 from onyxq.spark.plan.regions import Region
 
-_CORRUPT = "_corrupt_record"
 _APPEND = (
     "An aggregation, a distinct or an outer join of streams needs a watermark: give the input (or the task before) "
     "time and watermark_ms, or call withWatermark in the function, and group by the window or the time."
@@ -64,7 +64,7 @@ def columns_from(job: Job, name: str, opened: Opened) -> Any:
 
 def _parsed(frame: Any, columns: StructType) -> Any:
     """Return tasks of a queue, which are JSON objects, as columns."""
-    options = {} if _CORRUPT in columns.names else DEFAULTS["json"]
+    options = {} if CORRUPT in columns.names else DEFAULTS["json"]
     payload = of.col("payload").cast("string")
     return frame.select(of.from_json(payload, columns, options).alias("row")).select("row.*")
 
@@ -77,12 +77,11 @@ def columns_of_segments(
     assert declared is not None, "a checked job names the columns of segments"
     columns = _struct(job, task, "schema", declared)
     schema = arrow_schema(columns)
-    frames = [
-        placed(opened).mapInArrow(
-            functools.partial(_fitted, task.name, schema, functools.partial(run, place, region, opened.shape)), columns
-        )
-        for opened, region in regions
-    ]
+    frames = []
+    for opened, region in regions:
+        frame, names = placed(opened, region.entry)
+        work = functools.partial(_fitted, task.name, schema, functools.partial(run, place, region, opened.shape, names))
+        frames.append(frame.mapInArrow(work, columns))
     return functools.reduce(lambda one, other: one.unionAll(other), frames)
 
 
@@ -113,6 +112,7 @@ def result(session: Any, job: Job, task: FrameTask, given: Mapping[str, Any], pl
         found = _called(job, task, given)
     else:
         found = _mapped(job, task, given, place)
+    check_names(found.columns, _path(job, task), task.name)
     found = _timed(job, task, found)
     streams = [name for name, frame in given.items() if frame.isStreaming]
     if streams and not found.isStreaming:
@@ -152,16 +152,19 @@ def _called(job: Job, task: Frame, given: Mapping[str, Any]) -> Any:
 
 def _mapped(job: Job, task: BatchFunction, given: Mapping[str, Any], place: Place) -> Any:
     columns = _struct(job, task, "returns", task.returns)
-    work = _Batches(place, task.name, arrow_schema(columns))
-    return functools.reduce(
-        lambda one, other: one.unionAll(other), [frame.mapInArrow(work, columns) for frame in given.values()]
-    )
+    schema = arrow_schema(columns)
+    frames = [
+        unnamed(frame).mapInArrow(_Batches(place, task.name, schema, tuple(frame.columns)), columns)
+        for frame in given.values()
+    ]
+    return functools.reduce(lambda one, other: one.unionAll(other), frames)
 
 
 class _Batches:
     """A function of Arrow batches, as `mapInArrow` calls it in a worker."""
 
-    def __init__(self, place: Place, task: str, schema: str) -> None:
+    def __init__(self, place: Place, task: str, schema: str, names: tuple[str, ...]) -> None:
+        self._names = names
         self._place = place
         self._task = task
         self._schema = schema
@@ -177,7 +180,7 @@ class _Batches:
         lifecycles.around("before_batch", (task.name,))
         for batch in batches:
             try:
-                made = fn(batch, **task.params)
+                made = fn(batch.rename_columns(list(self._names)), **task.params)
                 if not isinstance(made, pyarrow.RecordBatch):
                     raise TypeError(f"it returned a {type(made).__name__}, not a pyarrow.RecordBatch")
                 made = _cast(made, fields)
@@ -206,9 +209,11 @@ def _timed(job: Job, task: Input | FrameTask, frame: Any) -> Any:
 
 def _struct(job: Job, task: Input | FrameTask, name: str, columns: str) -> StructType:
     try:
-        return columns_in(columns)
+        found = columns_in(columns)
+        arrow_schema(found)
     except PySparkException as error:
         raise _wrong(job, task, f".{name}", f"is not names and types of columns: {said_by(error)}") from error
+    return found
 
 
 def _path(job: Job, task: Input | FrameTask) -> str:

@@ -47,10 +47,12 @@ class Feed:
     """The side of a join."""
     run: Callable[[Iterable[Any]], Iterator[Any]] | None = None
     """The function that makes Arrow batches of segments; None if the rows themselves are the segments."""
+    names: tuple[str, ...] = ()
+    """Names of the columns if the rows are the segments; ``frame`` has plain ones."""
 
 
-def run(place: Place, region: Region, shape: str, batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the output of one part of a batch.
+def run(place: Place, region: Region, shape: str, names: tuple[str, ...], batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the output of one part of a batch; ``names``: of its columns, if rows have the shape of columns.
 
     `mapInArrow` calls this in a worker.
     """
@@ -60,6 +62,8 @@ def run(place: Place, region: Region, shape: str, batches: Iterable[Any]) -> Ite
     batch = int(context.getLocalProperty("streaming.sql.batchId") or -1) if context else -1
     part = context.partitionId() if context else 0
     fused = _fused(place, region)
+    if shape == rows.COLUMNS:
+        batches = (one.rename_columns(list(names)) for one in batches)
     segments = rows.segments(batches, shape, entry=region.entry, place=f"{place.job}/{batch}")
     yield from rows.batches(fused.batch(segments, {"batch": batch, "part": part}))
 

@@ -193,6 +193,7 @@ class _Deal:
         self._place = place
         self._side = feed.side
         self._run = feed.run
+        self._names = list(feed.names)
         self.__name__ = f"{work.task}: {'columns' if feed.run is None else 'segments'}"
         """Name of the step in Spark's plans."""
 
@@ -202,7 +203,7 @@ class _Deal:
         for given in part if self._run is None else rows.sent(self._run(part)):
             if self._run is None:
                 seen = True
-                dealer.add_columns(given, self._side, part.now_ms)
+                self._add_columns(dealer, given, part.now_ms)
             elif given[0] == rows.END:
                 sent.to_all(_ENDED, part.now_ms)
             elif given[0] == rows.STATE:
@@ -215,6 +216,12 @@ class _Deal:
         if seen:
             sent.to_all(_NOTE, part.now_ms, dealer.note(), seen_ms=dealer.watermark_ms())
         yield self._sent(sent, dealer)
+
+    def _add_columns(self, dealer: Dealer, batch: Any, now_ms: int) -> None:
+        try:
+            dealer.add_columns(batch.rename_columns(self._names), self._side, now_ms)
+        except Unfit as error:
+            raise self._work.failed(error, None) from error
 
     def _sent(self, sent: _Sent, dealer: Dealer) -> Any:
         try:

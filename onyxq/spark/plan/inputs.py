@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest, Incomplete
 from onyxq.jobs.model import Input, Job
-from onyxq.jobs.options import FILES
+from onyxq.jobs.options import CORRUPT, FILES
+from onyxq.jobs.values import Unfit
 from onyxq.spark.failures import said_by
+from onyxq.spark.files.columns import check_readable
 from onyxq.spark.files.texts import NULL
 from onyxq.spark.plan import rows
 from onyxq.spark.progress import SHARED
@@ -22,6 +25,7 @@ PACKAGES = {
 DEFAULTS = {
     "csv": {"escape": '"', "nullValue": NULL, "mode": "FAILFAST"},
     "json": {"mode": "FAILFAST"},
+    "xml": {"mode": "FAILFAST"},
 }
 """Options of an input unless it sets them itself.
 
@@ -57,9 +61,18 @@ def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> O
 
     place = f"catalog[{[entry.name for entry in job.catalog].index(task.name)}]"
     try:
-        return Opened(_columns(session, task), rows.COLUMNS)
+        frame = _columns(session, task)
     except (PySparkException, Py4JJavaError) as error:
         raise _explained(task, place, error) from error
+    check_names(frame.columns, place, task.name)
+    return Opened(frame, rows.COLUMNS)
+
+
+def check_names(columns: Iterable[str], field: str, name: str) -> None:
+    """Raise `BadRequest` if a column has a name that OnyxQ itself gives to columns beside those of a task."""
+    for column in columns:
+        if column.lower() in (rows.PART, rows.PLANNED):
+            raise BadRequest(f"{field} of {name!r}: OnyxQ itself uses the column {column!r}; rename it", field=field)
 
 
 def _columns(session: Any, task: Input) -> Any:
@@ -74,7 +87,7 @@ def _columns(session: Any, task: Input) -> Any:
     ):
         options["maxBytesPerTrigger"] = str(BATCH_BYTES)
     given = {name.lower(): value for name, value in options.items()}
-    corrupt = given.get("columnnameofcorruptrecord", "_corrupt_record")
+    corrupt = given.get("columnnameofcorruptrecord", CORRUPT)
     for name, value in DEFAULTS.get(kind, {}).items():
         if name.lower() not in given and not (name == "mode" and corrupt in (task.schema or "")):
             options[name] = value
@@ -92,14 +105,45 @@ def _columns(session: Any, task: Input) -> Any:
     return of.broadcast(frame) if task.static else frame
 
 
-def placed(opened: Opened) -> Any:
-    """Return the frame as a region reads it: a row of columns has its part of the batch, for lineage."""
+def placed(opened: Opened, name: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the frame of a task as a region reads it, and the names of its columns (`unnamed`).
+
+    A row of columns has its part of the batch, for lineage.
+
+    Raises `BadRequest` if the columns cannot become segments.
+    """
     from pyspark.sql import functions as of
 
     if opened.shape != rows.COLUMNS:
-        return opened.frame
+        return opened.frame, ()
+    _check_readable(opened.frame, name)
     frame = opened.frame if rows.PART in opened.frame.columns else _with_part(opened.frame)
-    return frame.select("*", of.unix_millis(of.current_timestamp()).alias(rows.PLANNED))
+    frame = frame.select("*", of.unix_millis(of.current_timestamp()).alias(rows.PLANNED))
+    return unnamed(frame), tuple(frame.columns)
+
+
+def plain(opened: Opened, name: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the same for rows of columns that no region reads: without their part of the batch."""
+    frame = opened.frame.drop(rows.PART)
+    _check_readable(frame, name)
+    return unnamed(frame), tuple(frame.columns)
+
+
+def unnamed(frame: Any) -> Any:
+    """Return the frame with plain names: Spark hands no column to Python whose name has a full stop or a backquote."""
+    return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+
+
+def _check_readable(frame: Any, name: str) -> None:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        check_readable(to_arrow_schema(frame.schema, timezone="UTC"))
+    except Unfit as error:
+        raise BadRequest(f"rows of {name!r} cannot become segments: {error.message}", field=name) from None
+    except PySparkException as error:
+        raise BadRequest(f"rows of {name!r} cannot become segments: {said_by(error)}", field=name) from error
 
 
 def _with_part(frame: Any) -> Any:

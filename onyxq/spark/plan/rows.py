@@ -17,7 +17,8 @@ import pyarrow
 
 from onyxq.core.ids import COUNTER_MAX, make_id
 from onyxq.jobs.key_state import hash64
-from onyxq.jobs.values import unpack
+from onyxq.jobs.values import Unfit, unpack
+from onyxq.spark.failures import of_task
 from onyxq.spark.files import columns
 
 SEGMENTS = "segments"
@@ -71,13 +72,20 @@ def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Se
     counts: Counter[int] = Counter()
     makers: dict[int, int] = {}
     for batch in batches:
-        for row in columns.segments(batch):
+        for row in _rows(batch, entry):
             planned, part = row.pop(PLANNED), row.pop(PART)
             block, index = divmod(counts[part], COUNTER_MAX + 1)
             counts[part] += 1
             if index == 0:
                 makers[part] = hash64(msgpack.packb([entry, place, part, block]))
             yield make_id(planned, 0, makers[part], index), row, ""
+
+
+def _rows(batch: Any, entry: str) -> Iterator[dict[str, Any]]:
+    try:
+        yield from columns.segments(batch)
+    except Unfit as error:
+        raise of_task(error, task=entry, segment=None, restart=False) from error
 
 
 def sent(batches: Iterable[Any]) -> Iterator[tuple[str, bytes, bytes]]:

@@ -21,6 +21,7 @@ from onyxq.client import AsyncClient
 from onyxq.core.errors import BadRequest, BatchRefused
 from onyxq.core.facts import task_header
 from onyxq.core.ids import TaskId
+from onyxq.jobs.options import CORRUPT
 from onyxq.jobs.values import Unfit
 from onyxq.spark.connection import Connection
 from onyxq.spark.files.columns import row_fitter, table
@@ -30,7 +31,7 @@ from onyxq.spark.queues.queue_claims import batch_of as claims_of
 
 log = logging.getLogger(__name__)
 
-TASK, LINEAGE, CORRUPT = "task", "lineage", "_corrupt_record"
+TASK, LINEAGE = "task", "lineage"
 TASK_FIELDS = {
     "id": "binary",
     "queue": "string",

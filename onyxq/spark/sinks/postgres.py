@@ -244,7 +244,7 @@ def _form(kind: Any) -> Callable[[Any], Any]:
     """Return a function from a segment's value to the value that psycopg writes; raises `Unfit`."""
     if _accepted(kind) != ("jsonb",):
         return lambda value: value
-    fit, form = fitter(kind), json_form(kind)
+    fit, form = fitter(kind), json_form(kind, signed_zero=False)
     return lambda value: Jsonb(form(fit(value)))
 
 
