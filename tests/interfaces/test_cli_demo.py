@@ -9,12 +9,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onyxq.errors import NotFound
-from onyxq.interfaces.demo import corpus
+from onyxq.interfaces.demo import corpus, worker
 from onyxq.interfaces.demo.worker import count_chunk, pack_counts, unpack_counts
+from onyxq.testing import AsyncCluster, open_cluster
+from onyxq.testing.cluster import run_async
 
 DEMO_SECONDS_MAX = 120
 
@@ -75,6 +78,31 @@ def test_a_directory_without_text_is_refused(tmp_path: Path) -> None:
 def test_counts_survive_packing(counts: dict[str, int]) -> None:
     """The stored result of a task is the count."""
     assert unpack_counts(pack_counts(counts)) == counts
+
+
+def test_a_slow_machine_runs_each_task_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of tasks that takes longer than the lease is completed in parts; none runs again."""
+
+    async def slow(*_: object) -> bytes:
+        await trio.sleep(3.0)
+        return b"{}"
+
+    monkeypatch.setattr(worker, "run_task", slow)
+    with open_cluster(seed=1, peers=1, backend="trio") as cluster:
+        around = AsyncCluster(cluster._core)
+        ran = Counter[str]()
+
+        async def test() -> None:
+            client = around.client()
+            await client.enqueue_many(worker.REDUCE, [b"{}"] * worker.CLAIM_TASKS)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.work, client, "one", Path(), ran)
+                while (await around.counts())[worker.REDUCE].get("completed", 0) < worker.CLAIM_TASKS:
+                    await around.sleep(1.0)
+                nursery.cancel_scope.cancel()
+
+        run_async(cluster, test)
+        assert ran == {worker.REDUCE: worker.CLAIM_TASKS}
 
 
 def test_the_demo_is_exact_and_loses_a_peer(tmp_path: Path) -> None:
