@@ -102,6 +102,8 @@ class Base:
         """Connect an application's own client, which enqueues its tasks, to this cluster."""
         if app not in self.apps:
             self.apps.append(app)
+            app._client = None
+        if app._client is None:  # the test may have closed it
             app._client = BlockingClient(self.machine("client"), self.loop.call)
         return app
 

@@ -21,7 +21,7 @@ from onyxq.testing.core import Core
 from onyxq.testing.loop import Loop
 from onyxq.testing.workers import Run, RunningWorker
 from onyxq.worker import Worker, current_client
-from onyxq.worker.app import App
+from onyxq.worker.app import App, only_tested
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -206,7 +206,8 @@ def open_cluster(*, seed: int = 0, peers: int = 3, backend: str = "asyncio") -> 
     core = Core(loop, seed=seed, peers=peers, backend=backend)
     loop.open(core.start)
     try:
-        yield Cluster(core)
+        with only_tested(core.apps):
+            yield Cluster(core)
     finally:
         core.finish()
         loop.close()

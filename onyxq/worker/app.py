@@ -35,7 +35,7 @@ from onyxq.client.flows import Part, chained, grouped
 from onyxq.client.management import SCHEDULE, ScheduleOptions
 from onyxq.client.options import known, refuse_unknown, takes
 from onyxq.core import cron
-from onyxq.core.errors import BadRequest
+from onyxq.core.errors import BadRequest, Conflict
 from onyxq.core.limits import Missed
 from onyxq.system import settings
 from onyxq.system.durations import Timeout, as_milliseconds
@@ -62,6 +62,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=TaskFunction[..., Any])
 T = TypeVar("T")
+
+_TESTED: list[list[App]] = []
+"""The applications in use, for each open test cluster."""
 
 NO_APP = "An application is an object: app = onyxq.App()"
 
@@ -216,12 +219,21 @@ class App:
 
     @property
     def client(self) -> Client:
-        """The client of this process, opened at its first use."""
+        """The client of this process, opened at its first use.
+
+        Raises `Conflict` if a test cluster is open and this application does not use it.
+        """
         with self._lock:
-            if self._client is None:
-                self._client = self._settings().client(self._network).open()
+            opened = self.opened
+            if opened is None:
+                if _TESTED:
+                    raise Conflict(
+                        "a test cluster is open and this application does not use it",
+                        hint="Call onyxq_cluster.use(app) first. Until then a test could change a real cluster.",
+                    )
+                opened = self._client = self._settings().client(self._network).open()
                 self._close_at_exit()
-            return self._client
+            return opened
 
     def _close_at_exit(self) -> None:
         atexit.unregister(self.close)
@@ -230,7 +242,7 @@ class App:
     @property
     def opened(self) -> Client | None:
         """The client of this process if it is open; None otherwise."""
-        return self._client
+        return None if _TESTED and not any(self in apps for apps in _TESTED) else self._client
 
     def close(self) -> None:
         """Close the client; the next use opens a new one."""
@@ -281,6 +293,16 @@ class App:
             finally:
                 portal.call(worker.stop)
                 working.result()
+
+
+@contextmanager
+def only_tested(apps: list[App]) -> Iterator[None]:
+    """Let no application but these have a client during a ``with`` block: a test must not change a real cluster."""
+    _TESTED.append(apps)
+    try:
+        yield
+    finally:
+        _TESTED[:] = [one for one in _TESTED if one is not apps]
 
 
 def load_app(target: str) -> App:
