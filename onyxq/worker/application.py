@@ -39,6 +39,8 @@ SETTINGS_FOR_S = 30.0
 """How long a worker uses what it read of a queue's settings, in seconds."""
 SETTINGS_TIMEOUT_MS = 2_000
 
+ENQUEUE_HINT = "enqueue with function.enqueue(...) or `onyxq task call`"
+
 log = logging.getLogger(__name__)
 
 
@@ -143,12 +145,15 @@ class AppWorker(Worker):
     async def _read(self, claim: Claim) -> _Call:
         try:
             call = json.loads(claim.data) if claim.data else {}
+            if type(call) is not dict:
+                raise TypeError("it is not an object")
             name, args, kwargs = call["task"], call.get("args", []), call.get("kwargs", {})
             timeout_s = call.get("timeout_s")
             if type(args) is not list or type(kwargs) is not dict:
                 raise TypeError("args is a list, kwargs an object")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadRequest(f"the task's data is not a call: {error!r}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            problem = "'task' is missing" if isinstance(error, KeyError) else str(error)
+            raise BadRequest(f"the data is not a call of a function ({problem}): {ENQUEUE_HINT}") from None
         task = self._tasks.get(name) if isinstance(name, str) else None
         if task is None:
             age_ms = await current_client.get().now_ms() - ms_of(claim.id)

@@ -69,8 +69,9 @@ def test_functions_run_and_their_results_are_kept_as_json(backend: str) -> None:
     [
         (a_call("explode"), "ValueError: boom"),
         (a_call("explode", 1, 2, 3), "too many positional arguments"),
-        (b"{not json", "not a call"),
-        (b"[]", "not a call"),
+        (b"{not json", "not a call of a function (Expecting property name"),
+        (b"[]", "not a call of a function (it is not an object)"),
+        (b'{"to": "a@example.org"}', "('task' is missing): enqueue with function.enqueue(...) or `onyxq task call`"),
     ],
 )
 def test_what_goes_wrong_is_the_error_of_the_attempt(payload: bytes, reason: str) -> None:

@@ -39,7 +39,7 @@ PAYLOAD_CHARS = 4_000
 BEGINNING_BYTES, BEGINNING_CHARS = 400, 90
 """Most bytes and characters of data in a list."""
 
-ENQUEUE = """onyxq task enqueue mail --data '{"to": "ann@example.com"}'"""
+ENQUEUE = "onyxq task call tasks:send ann@example.org"
 """Command on empty pages."""
 
 MENU = (
