@@ -167,11 +167,15 @@ class Policy(NamedTuple):
         """The key that decides the partition; None for none."""
         return self.unique_key if self.ordering_key is None else self.ordering_key
 
-    def check(self) -> None:
-        """Raise `BadRequest` for options that no server would accept."""
+    def check(self, *, own: bool = False) -> None:
+        """Raise `BadRequest` for options that no server would accept.
+
+        ``own``: whether the queue may be one of OnyxQ's own.
+        """
         queue, priority, retries, backoff_ms, form, _, *relations = self
         _check_name(queue, "queue", "a queue's name")
-        check_writable(queue, "queue")
+        if not own:
+            check_writable(queue, "queue")
         if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise BadRequest("priority is a signed 32-bit number", field="priority")
         if retries is not OF_QUEUE and retries is not None and (type(retries) is not int or retries < 0):

@@ -196,9 +196,10 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "delay_ms": _TIME,
         "foreach_batch": _REF.or_none(),
         "errors": _NAME.or_none(),
+        "dead_letters": _TRUTH.or_none(),
     },
-    model.Function: {"name": _TASK_NAME, "fn": _REF, "params": _VALUES, **_SLOTS},
-    model.Reduce: {"name": _TASK_NAME, **_SLOTS},
+    model.Function: {"name": _TASK_NAME, "fn": _REF, "params": _VALUES, "dead_letters": _TRUTH.or_none(), **_SLOTS},
+    model.Reduce: {"name": _TASK_NAME, "dead_letters": _TRUTH.or_none(), **_SLOTS},
     model.Join: {
         "name": _TASK_NAME,
         "left": _NAME,
@@ -292,6 +293,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "drop_state": _many(_NAME),
         "restarts": _integer(0, 1_000),
         "key_groups": _integer(1, GROUPS_MAX).or_none(),
+        "dead_letters": _TRUTH,
         "metadata": _VALUES,
     },
 }

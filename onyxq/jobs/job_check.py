@@ -14,7 +14,7 @@ from typing import Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import RESERVED
-from onyxq.jobs import fields, frame_check, function_imports, host_settings, options, slot_bounds
+from onyxq.jobs import fields, frame_check, function_imports, host_settings, letters, options, slot_bounds
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import (
     FRAME_TASKS,
@@ -63,7 +63,7 @@ def problems(job: Job) -> Iterator[Problem]:
         wrong = True
     if wrong:
         return  # the rest relies on the types
-    for rule in (_catalog, _workflow, _ends, _cycles, _conditions, _windows, _triggers, _lifecycles, _slots, _host):
+    for rule in (*_RULES, letters.problems):
         yield from rule(job)
     if not any(_workflow(job)) and not any(_cycles(job)):
         yield from frame_check.problems(job)
@@ -435,3 +435,6 @@ def _host(job: Job) -> Iterator[Problem]:
         yield "host", "is for a job with a process of its own: set own_host to True"
     for place, what in host_settings.problems(job.host):
         yield f"host.{place}", what
+
+
+_RULES = (_catalog, _workflow, _ends, _cycles, _conditions, _windows, _triggers, _lifecycles, _slots, _host)

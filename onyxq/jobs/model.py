@@ -122,6 +122,8 @@ class Output:
     It gets a dict of the strings ``output``, ``error`` and ``segment``. The segment is JSON, or its ``repr`` if JSON
     cannot hold it.
     """
+    dead_letters: bool | None = attrs.field(default=None, kw_only=True)
+    """Whether segments that it refuses become dead letters; default: as the job says, unless it has ``errors``."""
 
 
 @frozen
@@ -137,6 +139,8 @@ class Function:
     min_slots: int = attrs.field(default=1, kw_only=True)
     max_slots: int | None = attrs.field(default=None, kw_only=True)
     percentage: int = attrs.field(default=0, kw_only=True)
+    dead_letters: bool | None = attrs.field(default=None, kw_only=True)
+    """Whether segments at which it raises an exception become dead letters; default: as the job says."""
 
 
 @frozen
@@ -147,6 +151,8 @@ class Reduce:
     min_slots: int = attrs.field(default=1, kw_only=True)
     max_slots: int | None = attrs.field(default=None, kw_only=True)
     percentage: int = attrs.field(default=0, kw_only=True)
+    dead_letters: bool | None = attrs.field(default=None, kw_only=True)
+    """Whether late segments, and those without a key or time, become dead letters; default: as the job says."""
 
 
 @frozen
@@ -367,6 +373,8 @@ class Preview:
     """Name of each output -> its segments, in the order in which they reached it."""
     late: dict[str, int]
     """Name of each task with windows or a join -> number of segments that came too late."""
+    letters: dict[str, list[Any]] = attrs.field(factory=dict)
+    """Name of each task with dead letters -> their segments."""
 
 
 @frozen(kw_only=True)
@@ -419,6 +427,8 @@ class Job:
 
     Default: two for each slot of the job's first driver, at most two for each of ``max_slots``. It never changes.
     """
+    dead_letters: bool = False
+    """Whether segments at which its tasks fail become dead letters, instead of failing the job."""
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property

@@ -6,6 +6,7 @@ where Spark would do so. Lifecycles, formats of inputs and outputs, and restarts
 
 from __future__ import annotations
 
+import copy
 import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,14 +16,14 @@ from typing import Any
 from attrs import define, field
 
 from onyxq.core.errors import BadRequest
-from onyxq.jobs import flow_conditions, join_pairs, window_groups
+from onyxq.jobs import flow_conditions, join_pairs, letters, window_groups
 from onyxq.jobs.file_sample import first_rows
 from onyxq.jobs.function_imports import import_problem
 from onyxq.jobs.job_check import check
 from onyxq.jobs.key_state import later
 from onyxq.jobs.model import FRAME_TASKS, Function, Input, Job, Join, Output, Preview, Reduce, Ref, Task
 from onyxq.jobs.values import pack, pack_key, unpack
-from onyxq.jobs.windows import Parts, getter, time_of, windowings
+from onyxq.jobs.windows import Parts, extents_at, getter, time_of, windowings
 
 Routed = tuple[str, Any]
 """``(from, segment)``: a segment, and the task that it comes from."""
@@ -70,7 +71,8 @@ def preview(
         workflow.batch(part)
     if ended:
         workflow.batch({}, ended=True)
-    return Preview(workflow.outputs, {name: cut.late for name, cut in workflow.cuts.items()})
+    late = {name: cut.late for name, cut in workflow.cuts.items()}
+    return Preview(workflow.outputs, late, workflow.letters)
 
 
 def _check(job: Job) -> None:
@@ -89,9 +91,10 @@ class _Workflow:
         self._job = job
         self._order = job.ordered()
         self._conditions = {name: flow_conditions.compiled(job, name, _resolved) for name in self._order}
+        self.letters: dict[str, list[Any]] = {one: [] for one in self._order if letters.wanted(job, one)}
         self.outputs: dict[str, list[Any]] = {one.name: [] for one in job.catalog if isinstance(one, Output)}
         self.cuts: dict[str, _Windows | _Pairs] = {
-            one.name: _Windows(job, one.name) if isinstance(one, Reduce) else _Pairs(one)
+            one.name: _Windows(job, one.name, self.letters.get(one.name)) if isinstance(one, Reduce) else _Pairs(one)
             for one in job.catalog
             if isinstance(one, (Reduce, Join))
         }
@@ -108,7 +111,8 @@ class _Workflow:
                     self._route(name, made, [made], waiting, only=to)
             else:
                 for _, one in waiting[name]:
-                    self._route(name, one, self._made(name, one), waiting)
+                    kept = copy.deepcopy(one) if name in self.letters else None  # The function may change it.
+                    self._route(name, one, self._made(name, one), waiting, kept=kept)
 
     def _made(self, name: str, segment: Any) -> list[Any]:
         task = self._job.task(name)
@@ -120,32 +124,59 @@ class _Workflow:
             return [error]
         return made if isinstance(made, list) else [] if made is None else [made]
 
+    def _handed(self, to: str, value: Any) -> list[Any]:
+        """Return a segment as the next task gets it; nothing if it refuses the segment, which is then a dead letter."""
+        try:
+            return [_handed_over(self._job.task(to), value)]
+        except Refused:
+            if to not in self.letters:
+                raise
+            self.letters[to].append(value)
+            return []
+
     def _route(
-        self, name: str, segment: Any, made: Sequence[Any], waiting: dict[str, list[Routed]], *, only: str = ""
+        self,
+        name: str,
+        segment: Any,
+        made: Sequence[Any],
+        waiting: dict[str, list[Routed]],
+        *,
+        only: str = "",
+        kept: Any = None,
     ) -> None:
-        """Pass the segments that a task made of a segment to the tasks after it; ``only``: to this task alone."""
+        """Pass the segments that a task made of a segment to the tasks after it.
+
+        ``only``: to this task alone. ``kept``: the segment as a dead letter.
+        """
         try:
             if name in self.cuts:
                 made = [unpack(pack(one)) for one in made]  # a window's state changes while more of it is emitted
             found = [
                 route for one in made for route in flow_conditions.routes(self._conditions[name], one, made, segment)
             ]
-            for to, value in found:
-                if not only or to == only:
-                    waiting[to].append((name, _handed_over(self._job.task(to), value)))
+            handed = [(to, one) for to, value in found if only in ("", to) for one in self._handed(to, value)]
         except Exception as error:
+            if name in self.letters and name not in self.cuts and not isinstance(error, Refused):
+                self.letters[name].append(kept)
+                return
             error.add_note(f"task {name}, segment {segment!r:.500}")
             raise
+        for to, value in handed:
+            waiting[to].append((name, value))
+
+
+class Refused(BadRequest):
+    """A segment that an output refuses."""
 
 
 def _handed_over(task: Task, value: Any) -> Any:
-    """Return a segment as the next task gets it; raises `BadRequest` for a value that this task cannot take."""
+    """Return a segment as the next task gets it; raises `Refused` for one that an output refuses, or `Unfit`."""
     if isinstance(task, Function):
         return value
     key = task.ordering_key if isinstance(task, Output) else None
     if key is not None and type(value.get(key) if isinstance(value, dict) else None) not in (str, int):
         problem = f"output {task.name}: {key!r}, its ordering key, must be a string or an integer of the segment"
-        raise BadRequest(problem, field="ordering_key")
+        raise Refused(problem, field="ordering_key")
     return unpack(pack(value))
 
 
@@ -184,8 +215,10 @@ class Buckets(dict[int, bytes]):
 class _Windows:
     """The windows of one task."""
 
-    def __init__(self, job: Job, task: str) -> None:
+    def __init__(self, job: Job, task: str, dead: list[Any] | None) -> None:
         self._windows = windowings(job, task, _resolved)
+        self._dead = dead
+        """Its dead letters; None if it has none."""
         self._store, self._index = Buckets(), window_groups.Index.unpack(None, len(self._windows))
 
     @property
@@ -195,16 +228,40 @@ class _Windows:
     def batch(self, segments: Sequence[Routed], now_ms: int, *, ended: bool) -> Iterator[Made]:
         """Yield what the windows emit."""
         folds = [Parts(one) for one in self._windows]
+        kept: dict[tuple[int, bytes], list[window_groups.Kept]] = {}
         for _, segment in segments:
-            for fold in folds:
-                fold.add(segment, now_ms)
+            self._add(folds, segment, now_ms, kept)
         parts = [(place, key, piece) for place, fold in enumerate(folds) for key, piece in fold.take()]
         group = window_groups.Group(self._windows, self._index, self._store)
         newest = [[fold.newest for fold in folds]] if segments else []
-        for fired in group.batch(window_groups.Batch(now_ms, parts, newest, ended)):
+        for fired in group.batch(window_groups.Batch(now_ms, parts, newest, ended, kept)):
             segment = fired.emission.segment(unpack(fired.key))
             for to in fired.emission.trigger.emit_to or ("",):
                 yield to, segment
+        if self._dead is not None:
+            self._dead += [segment for _, _, segment in group.late]
+
+    def _add(
+        self,
+        folds: Sequence[Parts],
+        segment: Any,
+        now_ms: int,
+        kept: dict[tuple[int, bytes], list[window_groups.Kept]],
+    ) -> None:
+        """Add a segment to all windows, and keep it for those for which it may be late."""
+        dead = copy.deepcopy(segment) if self._dead is not None else None  # A function may change it.
+        try:
+            placed = [fold.placed(segment, now_ms) for fold in folds]
+        except Exception:
+            if self._dead is None:
+                raise
+            self._dead.append(dead)
+            return
+        for number, (fold, place) in enumerate(zip(folds, placed, strict=True)):
+            fold.put(segment, place)
+            time_ms, key, _ = place
+            last = extents_at(self._windows[number].window, time_ms)[0]
+            kept.setdefault((number, key), []).append((*last, dead))
 
 
 @define

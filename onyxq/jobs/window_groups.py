@@ -11,7 +11,7 @@ passed. Then extents that are over by the new clock fire for the last time. When
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -30,6 +30,7 @@ from onyxq.jobs.windows import (
     drop_late,
     fire,
     gather,
+    is_within,
     segments_in,
     unsent,
 )
@@ -60,6 +61,10 @@ class Index:
         return cls(dict(map(tuple, notes)), newest, seen_ms, late)
 
 
+Kept = tuple[int, int, Any]
+"""Start and end of the last extent of a segment, and anything about it."""
+
+
 @frozen
 class Batch:
     """Input of a group in one batch."""
@@ -72,6 +77,8 @@ class Batch:
     """For each part of the batch and each window, the latest time in it."""
     ended: bool = False
     """Whether all inputs have ended."""
+    kept: Mapping[tuple[int, bytes], Sequence[Kept]] = field(factory=dict)
+    """Window and packed key -> segments that are wanted back if they are late."""
 
 
 @frozen
@@ -91,6 +98,8 @@ class Group:
     index: Index
     store: Store
     bucket_bytes_max: int = BUCKET_BYTES_MAX
+    late: list[tuple[int, int, Any]] = field(factory=list, init=False)
+    """Index of the window, its clock and what is kept, for each kept segment whose extents were all over."""
     _buckets: Buckets = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -100,7 +109,7 @@ class Group:
         """Yield all emissions; the store and the index are updated once the iterator is exhausted."""
         index, before = self.index, self._clocks()
         now_ms = batch.now_ms if index.seen_ms is None else max(batch.now_ms, index.seen_ms)
-        cells = yield from self._gathered(batch.parts, before)
+        cells = yield from self._gathered(batch, before)
         for latest in batch.newest:
             index.newest = [later(one, other) for one, other in zip(index.newest, latest, strict=True)]
         for (window, key), cell in cells.items():
@@ -140,15 +149,14 @@ class Group:
             found.append(-NEVER if shown is None else shown - windowing.window.watermark_ms)
         return found
 
-    def _gathered(
-        self, parts: Iterable[tuple[int, bytes, Part]], clocks: list[int]
-    ) -> Generator[Fired, None, dict[tuple[int, bytes], Cell]]:
+    def _gathered(self, batch: Batch, clocks: list[int]) -> Generator[Fired, None, dict[tuple[int, bytes], Cell]]:
         """Yield what parts fire as they are gathered, and return the changed cells."""
         cells: dict[tuple[int, bytes], Cell] = {}
         brought: dict[tuple[int, bytes], list[Part]] = {}
+        parts: Iterable[tuple[int, bytes, Part]] = batch.parts
         if any(windowing.ordered for windowing in self.windowings):
             # Spark may deal out a repeat of the batch in another order.
-            parts = sorted(parts, key=lambda one: one[2][5])
+            parts = sorted(batch.parts, key=lambda one: one[2][5])
         for window, key, part in parts:
             cell = cells.get((window, key))
             if cell is None:
@@ -162,7 +170,11 @@ class Group:
             brought[window, key].append(part)
         for (window, key), cell in cells.items():
             if dropped := drop_late(cell, clocks[window]):
-                self.index.late += segments_in(self.windowings[window], brought[window, key], dropped)
+                windowing = self.windowings[window]
+                self.index.late += segments_in(windowing, brought[window, key], dropped)
+                kept = batch.kept.get((window, key), ())
+                late = (one for start, end, one in kept if is_within(windowing, start, end, dropped))
+                self.late += [(window, clocks[window], one) for one in late]
         return cells
 
     def _timers(self, now_ms: int) -> list[int]:

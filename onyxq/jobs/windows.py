@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import datetime
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -177,6 +177,8 @@ Part = tuple[int, int, Any, int, int, bytes]
 If the window takes its segments one by one, the third value is one segment instead. Then the last two are the triggers
 that it punctuates, as bits, and its lineage.
 """
+Placed = tuple[int, bytes, int]
+"""Time of a segment in ms, its packed key, and the triggers that it punctuates, as bits."""
 
 
 class Parts:
@@ -185,6 +187,8 @@ class Parts:
     def __init__(self, windowing: Windowing) -> None:
         self._windowing = windowing
         self._session = windowing.window.kind == "session"
+        window = windowing.window
+        self._field = window.field if isinstance(window.aggregation, str) and window.aggregation != "count" else None
         self._cells: dict[bytes, list[list[Any]]] = {}
         self._starts: dict[tuple[bytes, int], list[Any]] = {}
         self._sessions = 0
@@ -197,11 +201,25 @@ class Parts:
 
     def add(self, segment: Any, now_ms: int, lineage: bytes = b"") -> None:
         """Add a segment of a batch that was planned at ``now_ms``."""
+        self.put(segment, self.placed(segment, now_ms), lineage)
+
+    def placed(self, segment: Any, now_ms: int) -> Placed:
+        """Return the place of a segment of a batch that was planned at ``now_ms``.
+
+        It calls the window's functions of one segment, and changes nothing. Raises what they raise, and what a segment
+        without the window's field raises.
+        """
         windowing = self._windowing
+        if self._field is not None:
+            segment[self._field]
         time_ms = now_ms if windowing.time is None else time_of(windowing.time, segment)
         key: bytes = pack_key(None if windowing.key is None else windowing.key(segment))
+        return time_ms, key, windowing.punctuated(segment) if windowing.punctuations else 0
+
+    def put(self, segment: Any, placed: Placed, lineage: bytes = b"") -> None:
+        """Add a segment at its place."""
+        windowing, (time_ms, key, punctuated) = self._windowing, placed
         self.see(time_ms)
-        punctuated = windowing.punctuated(segment) if windowing.punctuations else 0
         for start, end in extents_at(windowing.window, time_ms):
             if windowing.parts:
                 part = self.part(key, start, end)
@@ -328,12 +346,16 @@ def drop_late(cell: Cell, clock_ms: int) -> list[tuple[int, int]]:
     return dropped
 
 
-def segments_in(windowing: Windowing, parts: Iterable[Part], dropped: Iterable[tuple[int, int]]) -> int:
+def segments_in(windowing: Windowing, parts: Iterable[Part], dropped: Sequence[tuple[int, int]]) -> int:
     """Return how many segments a key's parts brought to dropped extents, which hold nothing else."""
-    spans = list(dropped)
+    return sum(count for start, end, _, count, *_ in parts if is_within(windowing, start, end, dropped))
+
+
+def is_within(windowing: Windowing, start: int, end: int, extents: Sequence[tuple[int, int]]) -> bool:
+    """Return whether what came for ``start`` to ``end`` is in one of the extents."""
     if windowing.window.kind == "session":
-        return sum(count for start, _, _, count, *_ in parts if any(first <= start < last for first, last in spans))
-    return sum(count for start, end, _, count, *_ in parts if (start, end) in spans)
+        return any(first <= start < last for first, last in extents)
+    return (start, end) in extents
 
 
 def unsent(extent: Extent) -> int:

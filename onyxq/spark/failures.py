@@ -71,6 +71,12 @@ def of_task(error: BaseException, *, task: str, segment: Any, restart: bool) -> 
     return TaskFailed(Failure(_cut(said, ERROR_CHARS_MAX), task, shown, _traceback(error), restart, code))
 
 
+def described(error: BaseException) -> tuple[str, str, str]:
+    """Return type, message and traceback of an exception, shortened; the traceback begins at the user's code."""
+    text = error.message if isinstance(error, OnyxqError) else str(error)
+    return type(error).__name__, _cut(text, ERROR_CHARS_MAX), _traceback(error)
+
+
 def of_exception(error: BaseException) -> Failure:
     """Return the failure that an exception of the driver, or Spark's report of a worker's exception, describes."""
     if isinstance(error, TaskFailed):

@@ -20,6 +20,8 @@ from onyxq.core.ids import ID_BYTES
 PREFIX_BYTES = 16
 """Bytes of an id without its counter."""
 HASH_BYTES = 8
+LETTER_EDGE = (1 << 32) - 1
+"""Number of the edge that a dead letter takes; it is greater than that of any edge of a workflow."""
 START = bytes(HASH_BYTES)
 """The path that the first edge of a source segment continues."""
 
@@ -48,6 +50,11 @@ def _hash(data: bytes) -> bytes:
 def child(lineage: bytes, edge: int, ordinal: int) -> bytes:
     """Return the lineage of the ``ordinal``-th segment that was made over an edge of the workflow."""
     return lineage[:ID_BYTES] + _longer(lineage[ID_BYTES:], edge, ordinal)
+
+
+def of_letter(lineage: bytes, way: str, task: str) -> bytes:
+    """Return the lineage of the dead letter that a segment becomes at a task, which ran on the given way."""
+    return child(lineage, LETTER_EDGE, int.from_bytes(_hash(f"{way}/{task}".encode()), "big"))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -222,3 +222,10 @@ def noted(rows: Any, facts: dict[str, Any]) -> None:
     for row in rows.to_pylist():
         with open(row["value"], "a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
+
+
+def unless_mended(segment: Any, flag: str) -> Any:
+    """Raise an error for a segment that says so, until the file exists."""
+    if segment.get("fail") and not Path(flag).exists():
+        raise ValueError("not mended yet")
+    return segment

@@ -13,6 +13,7 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.jobs.batch_names import Share, share_of
 from onyxq.core.limits import ITEMS_MAX, NAME_CHARACTERS_MAX, NAME_KEEP_MS
 from onyxq.core.transactions import Prepared
+from onyxq.jobs.letters import queue_of
 from onyxq.operations.checks.transactions import Contents, check_share, checked_size
 from onyxq.operations.table.enqueue import NewRun
 from onyxq.operations.table.transaction import (
@@ -62,7 +63,8 @@ def fence(asked: OfJob) -> Fence:
 def prepare(asked: PrepareBatch, partitions: int) -> tuple[Fence, Contents]:
     """Return what is to be prepared, and its fence; raises `BadRequest`, `TooLarge`."""
     fenced = fence(asked)
-    wanted = _contents(asked.name, asked.complete, asked.enqueue, partitions, keep_ms=0)
+    own = queue_of(fenced.job) if fenced.job else ""
+    wanted = _contents(asked.name, asked.complete, asked.enqueue, partitions, keep_ms=0, own=own)
     named = share_of(asked.name)
     check_share(asked.name, "name", named and Share(fenced.job, fenced.version, named.batch))
     return fenced, wanted
@@ -95,9 +97,15 @@ def commit(asked: CommitBatch, partitions: int) -> Asked:
 
 
 def _contents(
-    name: str, complete: Sequence[CompletedRun], enqueue: Sequence[NewRun], partitions: int, *, keep_ms: int
+    name: str,
+    complete: Sequence[CompletedRun],
+    enqueue: Sequence[NewRun],
+    partitions: int,
+    *,
+    keep_ms: int,
+    own: str = "",
 ) -> Contents:
-    size = checked_size(complete, enqueue, partitions, counts={}, most=ITEMS_MAX)
+    size = checked_size(complete, enqueue, partitions, counts={}, most=ITEMS_MAX, own=own)
     return Contents(name=name, complete=complete, enqueue=enqueue, digest=UNDIGESTED, keep_ms=keep_ms, size=size)
 
 

@@ -78,15 +78,18 @@ def check_results(results: Sequence[bytes | None], count: int, field: str) -> No
         raise TooLarge(f"{field} has more than {RESULT_BYTES_MAX} bytes", field=field)
 
 
-def check_new_runs(runs: Sequence[NewRun], partitions: int, name: str = "runs", *, at_once: bool = True) -> list[int]:
+def check_new_runs(
+    runs: Sequence[NewRun], partitions: int, name: str = "runs", *, at_once: bool = True, own: str = ""
+) -> list[int]:
     """Return the number of tasks of each new run; raises `BadRequest`, `TooLarge` for one that does not fit.
 
-    ``at_once``: whether the answer waits until they are stored.
+    ``at_once``: whether the answer waits until they are stored. ``own``: the one of OnyxQ's own queues that the caller
+    may write to.
     """
-    return [_new_run(run, f"{name}[{place}]", partitions, at_once=at_once) for place, run in enumerate(runs)]
+    return [_new_run(run, f"{name}[{place}]", partitions, at_once=at_once, own=own) for place, run in enumerate(runs)]
 
 
-def _new_run(run: NewRun, field: str, partitions: int, *, at_once: bool) -> int:
+def _new_run(run: NewRun, field: str, partitions: int, *, at_once: bool, own: str) -> int:
     first, body = run.id, run.body
     try:
         packed, lengths, checksums = facts.task_table(body)
@@ -98,7 +101,8 @@ def _new_run(run: NewRun, field: str, partitions: int, *, at_once: bool) -> int:
     count = len(lengths)
     check_run(first, count, partitions, field)
     header = header_of(packed, field)
-    check_writable(header.queue, f"{field}.queue")
+    if header.queue != own:
+        check_writable(header.queue, f"{field}.queue")
     if header.depends is not UNSET:
         _check_dependencies(first, count, header.depends, field, partitions)
     if header.ordering_key is not UNSET or header.unique_key is not UNSET:

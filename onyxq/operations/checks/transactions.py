@@ -91,17 +91,19 @@ def checked_size(
     counts: dict[str, int],
     updates: Sequence[NewUpdate] = (),
     most: int,
+    own: str = "",
 ) -> int:
     """Return the payload bytes of what is done together, and check it.
 
-    ``counts``: tasks that it names besides, by field.  ``most``: the limit of all tasks.  Raises `BadRequest`,
+    ``counts``: tasks that it names besides, by field.  ``most``: the limit of all tasks.  ``own``: the one of OnyxQ's
+    own queues that it may write to.  Raises `BadRequest`,
     `TooLarge`.
     """
     check_runs(complete, partitions, "complete")
     for place, one in enumerate(complete):
         if one.result:
             check_results(one.result, one.count, f"complete[{place}].result")
-    sizes = check_new_runs(enqueue, partitions, "enqueue", at_once=False)
+    sizes = check_new_runs(enqueue, partitions, "enqueue", at_once=False, own=own)
     _check_distinct([(one.id, one.count) for one in complete], "complete")
     _check_distinct([(run.id, count) for run, count in zip(enqueue, sizes, strict=True)], "enqueue")
     counts = {"complete": sum(one.count for one in complete), "enqueue": sum(sizes), **counts}

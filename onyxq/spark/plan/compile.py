@@ -15,6 +15,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.jobs import letters
 from onyxq.jobs.fields import GROUPS_MAX
 from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.job_check import OUTPUT_FORMATS
@@ -198,8 +199,12 @@ class _Flow:
         tasks = [task for task in job.catalog if isinstance(task, Output)]
         queues = {task.name: _queue(task) for task in tasks if task.queue is not None}
         errors = {task.name: task.errors for task in tasks if task.errors is not None}
+        if letters.any_in(job):
+            queues[rows.LETTER] = {"queue": letters.queue_of(job.id), "own": True}
         common = {**_common(job, setting), "committed": str(setting.batch)}
         options = outputs.options_of(folders, queues, errors, common)
+        options["letters"] = json.dumps([task.name for task in tasks if letters.wanted(job, task.name)])
+        options["attempt"] = str(letters.attempt_of(job))
         options["inputs"] = json.dumps(streams(job) or sources(frame))
         writer = (frame if limit is None else frame.coalesce(limit)).writeStream.format(outputs.FORMAT)
         writer = writer.options(**options).option("checkpointLocation", setting.checkpoint)

@@ -16,14 +16,15 @@ from attrs import field, frozen
 from onyxq.core.errors import BadRequest
 from onyxq.jobs import flow_conditions
 from onyxq.jobs.encoding import decode
+from onyxq.jobs.letters import wanted
 from onyxq.jobs.model import Function, Job, Output, Pickled, Ref
-from onyxq.jobs.values import Unfit, pack
+from onyxq.jobs.values import Unfit, pack, unpack
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.lineage import child
+from onyxq.spark.lineage import child, of_letter
 from onyxq.spark.plan import rows
 from onyxq.spark.plan.lifecycles import Lifecycles
-from onyxq.spark.plan.regions import Region
+from onyxq.spark.plan.regions import Region, carries_letters, way_of
 
 Row = tuple[str, bytes, bytes]
 """``(out, lineage, payload)``: the task that it goes to, its origin, its value as msgpack."""
@@ -64,8 +65,9 @@ def run(place: Place, region: Region, shape: str, names: tuple[str, ...], batche
     fused = _fused(place, region)
     if shape == rows.COLUMNS:
         batches = (one.rename_columns(list(names)) for one in batches)
-    segments = rows.segments(batches, shape, entry=region.entry, place=f"{place.job}/{batch}")
-    yield from rows.batches(fused.batch(segments, {"batch": batch, "part": part}))
+    segments = rows.segments(batches, shape, entry=region.entry, place=f"{place.job}/{batch}", way=fused.way)
+    made = fused.batch(segments, {"batch": batch, "part": part}, letters=shape == rows.LETTERS)
+    yield from rows.batches(made)
 
 
 @lru_cache(maxsize=64)
@@ -82,26 +84,36 @@ class Fused:
 
     def __init__(self, job: Job, region: Region, known: dict[str, Any] | None = None) -> None:
         self._region = region
+        self.way = way_of(job, region)
         self._lifecycles = Lifecycles(job, known or {"job": job.id})
-        self._steps = {name: _Step(job, region, name, self._lifecycles) for name in (region.entry, *region.tasks)}
+        names = (region.entry, *region.tasks)
+        self._steps = {name: _Step(job, region, name, self._lifecycles, self.way) for name in names}
         self._wanted = frozenset(region.wanted)
+        self._carries = carries_letters(job, region)
         outputs = dict.fromkeys(to for _, to in region.wanted if isinstance(job.task(to), Output))
         self._names = (*self._steps, *outputs)
 
-    def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any]) -> Iterator[Row]:
-        """Yield the rows of all segments of a part of a batch, with calls of lifecycles before and after it."""
+    def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any], *, letters: bool = False) -> Iterator[Row]:
+        """Yield the rows of all segments of a part of a batch, with calls of lifecycles before and after it.
+
+        ``letters``: whether the segments are dead letters that are sent again, each to the task at which it failed.
+        """
         self._lifecycles.around("before_batch", self._names, **known)
         for lineage, segment, only in segments:
-            yield from self.segment(lineage, segment, only)
+            if only != rows.LETTER:
+                yield from self.segment(lineage, segment, only, again=letters)
+            elif self._carries:
+                yield rows.LETTER, lineage, pack(segment)
         self._lifecycles.around("after_batch", self._names, **known)
 
-    def segment(self, lineage: bytes, segment: Any, only: str = "") -> list[Row]:
+    def segment(self, lineage: bytes, segment: Any, only: str = "", *, again: bool = False) -> list[Row]:
         """Return the rows that one segment of the entry becomes, in the order in which tasks made them.
 
-        ``only`` is the task that it goes to first, if it does not go to all.
+        ``only`` is the task that it goes to first, if it does not go to all. With ``again`` it goes there past the
+        conditions of the entry.
         """
         found: list[Row] = []
-        waiting = self._left(self._region.entry, lineage, segment, found, only)
+        waiting = self._left(self._region.entry, lineage, segment, found, only, again=again)
         waiting.reverse()
         while waiting:
             name, lineage, segment = waiting.pop()
@@ -109,34 +121,45 @@ class Fused:
         return found
 
     def _left(
-        self, name: str, lineage: bytes, segment: Any, found: list[Row], only: str = ""
+        self, name: str, lineage: bytes, segment: Any, found: list[Row], only: str = "", *, again: bool = False
     ) -> list[tuple[str, bytes, Any]]:
         """Run a task on a segment.
 
-        Results that leave the region are added to ``found``, the others are returned.
+        Results that leave the region are added to ``found``, the others are returned. A segment at which the task
+        fails has one result, its dead letter.
         """
-        step, staying = self._steps[name], []
-        for ordinal, (to, made) in enumerate(step.routes(segment)):
-            edge = step.edges.get(to)
-            if edge is None or (only and to != only):
-                continue  # The task has no wanted edge in this region, or the segment is not for it.
-            after = child(lineage, edge, ordinal)
-            if (name, to) in self._wanted:
-                found.append((to, after, step.packed(made, segment)))
-            else:
-                staying.append((to, after, made))
+        step, staying, before = self._steps[name], [], len(found)
+        kept = step.kept(segment)
+        try:
+            for ordinal, (to, made) in enumerate([(only, segment)] if again else step.routes(segment)):
+                edge = step.edges.get(to)
+                if edge is None or (only and to != only):
+                    assert not again, "a letter fits the definition of its job"
+                    continue  # The task has no wanted edge in this region, or the segment is not for it.
+                after = child(lineage, edge, ordinal)
+                if (name, to) in self._wanted:
+                    found.append((to, after, step.packed(made)))
+                else:
+                    staying.append((to, after, made))
+        except Exception as error:
+            del found[before:]
+            letter = step.letter(error, segment if kept is None else unpack(kept))
+            found.append((rows.LETTER, of_letter(lineage, self.way, name), pack(letter)))
+            return []
         return staying
 
 
 class _Step:
     """One task of a region."""
 
-    def __init__(self, job: Job, region: Region, name: str, lifecycles: Lifecycles) -> None:
+    def __init__(self, job: Job, region: Region, name: str, lifecycles: Lifecycles, way: str) -> None:
         self._name = name
         self._lifecycles = lifecycles
+        self._way = way
         self.edges = {to: job.workflow.index((name, to)) for source, to in region.edges if source == name}
         """The tasks after it that matter here -> index of the edge in the workflow."""
         task = job.task(name)
+        self._lettered = isinstance(task, Function) and wanted(job, name)
         self._params = dict(task.params) if isinstance(task, Function) else {}
         self._fn: Callable[..., Any] | None = None
         self._called = _called(task.fn) if isinstance(task, Function) else name
@@ -150,22 +173,32 @@ class _Step:
     def routes(self, segment: Any) -> list[flow_conditions.Route]:
         """Return what the task makes of a segment, and where each result goes.
 
-        An input or a cut returns the segment itself.
+        An input or a cut returns the segment itself. Raises what the task's functions raise.
         """
-        try:
-            made = [segment] if self._fn is None else self._made(segment)
-            found = [route for one in made for route in flow_conditions.routes(self._conditions, one, made, segment)]
-        except Exception as error:
-            raise self._lifecycles.failed(self._name, error, segment) from error
-        return found
+        made = [segment] if self._fn is None else self._made(segment)
+        return [route for one in made for route in flow_conditions.routes(self._conditions, one, made, segment)]
 
-    def packed(self, made: Any, segment: Any) -> bytes:
-        """Return the bytes of a value that the task made of a segment."""
+    def kept(self, segment: Any) -> bytes | None:
+        """Return the bytes of a segment that its function may change, although it may become a dead letter."""
+        if not self._lettered:
+            return None
+        try:
+            return pack(segment)
+        except Unfit:
+            return None
+
+    def letter(self, error: Exception, segment: Any) -> dict[str, Any]:
+        """Return the dead letter of a segment at which the task raised an exception; raises `TaskFailed`."""
+        if not self._lettered:
+            raise self._lifecycles.failed(self._name, error, segment) from error
+        return self._lifecycles.letter(self._name, error, segment, self._way)
+
+    def packed(self, made: Any) -> bytes:
+        """Return the bytes of a value that the task made; raises `Unfit`, which names its function."""
         try:
             return pack(made)
         except Unfit as error:
-            said = Unfit(f"{self._called} returned", error.message)
-            raise self._lifecycles.failed(self._name, said, segment) from None
+            raise Unfit(f"{self._called} returned", error.message) from None
 
     def _made(self, segment: Any) -> list[Any]:
         assert self._fn is not None

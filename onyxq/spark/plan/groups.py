@@ -15,7 +15,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, reduce
-from itertools import count
+from itertools import chain, count
 from typing import Any, Protocol
 
 import msgpack
@@ -35,8 +35,8 @@ from onyxq.spark.plan.fused import Feed
 from onyxq.spark.plan.lifecycles import Lifecycles
 from onyxq.spark.progress import LATE, WATERMARK
 
-_NOTE, _ENDED, _STATE = -1, -2, -3
-"""Kinds of rows that are not the cut's own: two that go to all groups, and state of another job."""
+_NOTE, _ENDED, _STATE, _LETTER = -1, -2, -3, -4
+"""Kinds of rows that are not the cut's own: two that go to all groups, state of another job, and dead letters."""
 _NOW, _PART = "_onyxq_now_ms", "_onyxq_dealt_part"
 """Columns of what is dealt: the time of the batch, and the number of the part among those of its feed."""
 _LATE = "<late>"
@@ -91,13 +91,15 @@ class Given:
     """Whether all inputs have ended."""
     state: Sequence[Inherited] = ()
     """State of another job: the only content of the first batch of a job that resumes it."""
+    letters: Sequence[dict[str, Any]] = ()
+    """Dead letters, which the group passes on."""
 
 
 class Dealer(Protocol):
     """Deals out one part of a batch."""
 
-    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
-        """Add a segment of the batch that was planned at that time."""
+    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> dict[str, Any] | None:
+        """Add a segment of the batch that was planned at that time, or return the dead letter that it becomes."""
 
     def add_columns(self, batch: Any, side: int, now_ms: int) -> None:
         """Add the rows of an Arrow batch as segments."""
@@ -145,9 +147,18 @@ class Cut:
         """Return when a group must run without new segments, in ms; None: never."""
         return None
 
+    def letter(self, error: Exception, segment: Any, way: str) -> dict[str, Any]:
+        """Return the dead letter for an exception of one of the cut's functions; raises `TaskFailed` if it has none."""
+        return _lifecycles(self.body, self.task).letter(self.task, error, segment, way)
+
     def failed(self, error: Exception, segment: Any) -> Exception:
         """Return what to raise for an exception of one of the cut's functions."""
-        return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
+        return _lifecycles(self.body, self.task).failed(self.task, error, segment)
+
+
+@lru_cache(maxsize=64)
+def _lifecycles(body: bytes, task: str) -> Lifecycles:
+    return Lifecycles(decode(body), {"task": task})
 
 
 def cut(feeds: Sequence[Feed], work: Cut, job: Job, *, most: int | None, timed: bool) -> Any:
@@ -209,9 +220,12 @@ class _Deal:
             elif given[0] == rows.STATE:
                 sent.state(unpack(given[2]))
             else:
-                seen = True
-                dealer.add(given[1], self._side, unpack(given[2]), part.now_ms)
-            if len(dealer) >= FOLDED_MAX:
+                out, lineage, payload = given
+                seen, value = True, unpack(payload)
+                letter = value if out == rows.LETTER else dealer.add(lineage, self._side, value, part.now_ms)
+                if letter is not None:
+                    sent.letter(lineage, letter)
+            if len(dealer) + len(sent) >= FOLDED_MAX:
                 yield self._sent(sent, dealer)
         if seen:
             sent.to_all(_NOTE, part.now_ms, dealer.note(), seen_ms=dealer.watermark_ms())
@@ -256,6 +270,9 @@ class _Sent:
         self._count = 0
         self._rows: list[tuple[int, int, int, bytes, bytes, int | None]] = []
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def to_all(self, kind: int, *said: Any, seen_ms: int | None = None) -> None:
         """Add a row for each group."""
         payload = msgpack.packb(said)
@@ -267,6 +284,10 @@ class _Sent:
         key = one[1]
         for group in self._groups if key is None else (self._group(key),):
             self._rows.append((group, self._next(), _STATE, key or b"", pack([*one]), None))
+
+    def letter(self, lineage: bytes, letter: dict[str, Any]) -> None:
+        """Add a dead letter of the segment with that lineage, for a group that passes it on."""
+        self._rows.append((self._group(lineage), self._next(), _LETTER, b"", pack([letter]), None))
 
     def _group(self, name: bytes) -> int:
         return self._groups[zlib.crc32(name) % len(self._groups)]
@@ -336,7 +357,8 @@ class _Gather(StatefulProcessor):
         made = _Made(given.now_ms, hash64(msgpack.packb([self._job, self._work.task, group, turn])))
         if given.state:
             self._work.restore(given.state, state)
-        for out, value in () if given.state else self._work.gather(given, state):
+        passed = ((rows.LETTER, letter) for letter in given.letters)
+        for out, value in () if given.state else chain(passed, self._work.gather(given, state)):
             try:
                 made.add(out, value)
             except Unfit as error:
@@ -356,6 +378,7 @@ def _given(frames: Iterable[pandas.DataFrame]) -> Given:
     found.sort(key=lambda row: row[0])
     dealt: list[Dealt] = []
     state: list[Inherited] = []
+    letters: list[dict[str, Any]] = []
     notes, now_ms, ended = [], 0, False
     for _, kind, name, payload in found:
         value = unpack(payload)
@@ -365,10 +388,13 @@ def _given(frames: Iterable[pandas.DataFrame]) -> Given:
         if kind == _STATE:
             state.append(tuple(value))
             continue
+        if kind == _LETTER:
+            letters += value
+            continue
         now_ms = value[0]
         ended |= kind == _ENDED
         notes += value[1:]
-    return Given(now_ms, dealt, notes, ended, state)
+    return Given(now_ms, dealt, notes, ended, state, letters)
 
 
 @mutable

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from onyxq.core.errors import BadRequest, Incomplete
+from onyxq.jobs import letters
 from onyxq.jobs.model import Input, Job
 from onyxq.jobs.options import CORRUPT, FILES
 from onyxq.jobs.values import Unfit
@@ -55,7 +56,8 @@ def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> O
         register(session)
         worker = f"job/{job.id}/{common['version']}"
         options = {**common, "queue": task.queue, "input": task.name, "max_rows": str(task.max_rows), "worker": worker}
-        return Opened(session.readStream.format("onyxq").options(**options).load(), rows.QUEUE)
+        shape = rows.LETTERS if letters.are_in(task.queue) else rows.QUEUE
+        return Opened(session.readStream.format("onyxq").options(**options).load(), shape)
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 

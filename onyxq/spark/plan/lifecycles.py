@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import Any
 
+from onyxq.jobs import letters
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.model import Job, Lifecycle
-from onyxq.spark.failures import TaskFailed, of_task
+from onyxq.jobs.values import Unfit, pack
+from onyxq.spark.failures import TaskFailed, described, of_task
 from onyxq.spark.functions import resolve
 
-KILL, RESTART, DEFER = "kill", "restart", "defer"
-POLICIES = (KILL, RESTART, DEFER)
+RESTART, DEFER = "restart", "defer"
+POLICIES = ("kill", RESTART, DEFER)
 
 
 def in_worker(session: Any, body: bytes, version: int, when: str) -> None:
@@ -34,18 +37,33 @@ class Lifecycles:
     """
 
     def __init__(self, job: Job, known: dict[str, Any]) -> None:
+        self._job = job
         self._entries = tuple(enumerate(job.lifecycles))
         self._known = known
 
+    def letter(self, name: str, error: Exception, segment: Any, way: str) -> dict[str, Any]:
+        """Return the dead letter of a segment at which a task raised an exception.
+
+        Raises `TaskFailed` if the task has no dead letters, if a lifecycle decides otherwise, or if a segment between
+        two functions cannot be kept.
+        """
+        policy = self._decided(name, error, segment)
+        if policy == DEFER and letters.wanted(self._job, name):
+            found = letters.failed(task=name, way=way, segment=segment, error=described(error))
+            with suppress(Unfit):
+                pack(found)
+                return found
+        raise of_task(error, task=name, segment=segment, restart=policy == RESTART) from error
+
     def failed(self, name: str, error: Exception, segment: Any) -> TaskFailed:
         """Return what to raise for an exception of a task that no flow condition caught."""
-        policy = KILL
-        for place, entry in self._of(name):
-            said = self._policy(place, entry, name, error, segment)
-            if said != DEFER:
-                policy = said
-                break
-        return of_task(error, task=name, segment=segment, restart=policy == RESTART)
+        restart = self._decided(name, error, segment) == RESTART
+        return of_task(error, task=name, segment=segment, restart=restart)
+
+    def _decided(self, name: str, error: Exception, segment: Any) -> str:
+        """Return the policy of the first entry that does not defer; `DEFER` if all do."""
+        said = (self._policy(place, entry, name, error, segment) for place, entry in self._of(name))
+        return next((one for one in said if one != DEFER), DEFER)
 
     def _policy(self, place: int, entry: Lifecycle, name: str, error: Exception, segment: Any) -> str:
         if entry.on_exception in POLICIES:

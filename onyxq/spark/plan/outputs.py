@@ -22,12 +22,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from onyxq.core.errors import BadRequest
+from onyxq.jobs import letters
 from onyxq.jobs.values import pack, shown, unpack
 from onyxq.spark.checkpoint import news_of, offsets_of, recorded
-from onyxq.spark.failures import of_task
+from onyxq.spark.failures import described, of_task
 from onyxq.spark.files import file_sink
 from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.files.staging import Written as File
+from onyxq.spark.lineage import of_letter
 from onyxq.spark.plan import rows
 
 FORMAT = "onyxq-outputs"
@@ -96,6 +98,8 @@ class Routed(DataSourceStreamArrowWriter):
         self._options = options
         self._job = options["job"]
         self._errors: dict[str, str] = json.loads(options.get("errors", "{}"))
+        self._lettered = frozenset(json.loads(options.get("letters", "[]")))
+        """Outputs for which a segment that they refuse becomes a dead letter."""
 
     @cached_property
     def _target(self) -> Any:
@@ -144,12 +148,18 @@ class Routed(DataSourceStreamArrowWriter):
         sending = self._sending(batch)
 
         def put(out: str, payload: bytes, lineage: bytes) -> None:
+            if out == rows.LETTER:
+                payload = self._letter(payload, batch)
             try:
                 if out in self._folders:
                     staging.add(out, payload)
                 else:
                     sending.add(self._queues[out], payload, lineage=lineage, name=out)
             except BadRequest as error:
+                if out in self._lettered:
+                    letter = letters.failed(task=out, way="", segment=unpack(payload), error=described(error))
+                    put(rows.LETTER, pack(letter), of_letter(lineage, "", out))
+                    return
                 if out not in self._errors:
                     raise of_task(error, task=out, segment=unpack(payload), restart=False) from error
                 put(self._errors[out], refusal(error, out, payload), lineage)
@@ -162,6 +172,11 @@ class Routed(DataSourceStreamArrowWriter):
                 if payload is not None and out != rows.END:
                     put(out, payload, lineage)
         return () if sending is None else tuple(sending.finish().parts)
+
+    def _letter(self, payload: bytes, batch: int) -> bytes:
+        """Return the segment that the queue of dead letters gets."""
+        attempt = int(self._options["attempt"])
+        return pack(letters.stamped(unpack(payload), job=self._job, batch=batch, attempt=attempt))
 
     def _sending(self, batch: int) -> Any:
         if not self._queues:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from onyxq.jobs import flow_conditions
+from onyxq.jobs import flow_conditions, letters
 from onyxq.jobs.frame_check import gives_columns
 from onyxq.jobs.model import FRAME_TASKS, Frame, Function, Input, Job, Join, Output, Reduce, Sql
 from onyxq.jobs.options import takes_columns
@@ -90,11 +90,13 @@ def columnar(job: Job, edge: Edge) -> bool:
 def is_plain(job: Job, region: Region) -> bool:
     """Return whether a cut may take the rows of a region's entry as they are: no function sees or sends them.
 
-    A trigger that fires at segments needs their lineage, which the region makes.
+    A trigger that fires at segments, and dead letters, need their lineage, which the region makes.
     """
     if region.tasks or flow_conditions.of_task(job, region.entry):
         return False
     ((_, cut),) = region.wanted
+    if letters.wanted(job, cut):
+        return False
     windows = [window.id for window in job.windows if window.task == cut]
     called = [one for one in job.lifecycles if one.task in ("all", region.entry)]
     return not any(one.window in windows and one.on in ("segments", "punctuation") for one in job.triggers) and not any(
@@ -152,6 +154,24 @@ def _plan(job: Job) -> Iterator[str]:
 def timed(job: Job) -> bool:
     """Return whether tasks of the job may keep state up to Spark's watermark."""
     return any(isinstance(task, (Frame, Sql)) for task in job.catalog)
+
+
+def way_of(job: Job, region: Region) -> str:
+    """Return what names the stage of a region in dead letters (`onyxq.jobs.letters`): its cut; empty: the outputs."""
+    source, to = region.wanted[0]
+    task = job.task(to)
+    if isinstance(task, Join):
+        return f"{source}/{to}"
+    return "" if isinstance(task, Output) else to
+
+
+def carries_letters(job: Job, region: Region) -> bool:
+    """Return whether the region passes on the dead letters that come out of its entry: one region of each cut does."""
+    if not letters.any_in(job):
+        return False
+    return region == next(
+        one for stage in stages(job) for side in stage.sides for one in side if one.entry == region.entry
+    )
 
 
 def _leading(job: Job, wanted: tuple[Edge, ...]) -> dict[Edge, bool]:

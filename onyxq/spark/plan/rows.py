@@ -17,18 +17,22 @@ import pyarrow
 
 from onyxq.core.ids import COUNTER_MAX, make_id
 from onyxq.jobs.key_state import hash64
+from onyxq.jobs.letters import letter_in
 from onyxq.jobs.values import Unfit, unpack
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import columns
 
 SEGMENTS = "segments"
 QUEUE = "queue"
+LETTERS = "letters"
 COLUMNS = "columns"
-"""The shapes of rows that a region takes are `SEGMENTS`, `QUEUE` and this one."""
+"""The shapes of rows that a region takes are `SEGMENTS`, `QUEUE`, `LETTERS` (sent again) and this one."""
 END = "<end>"
 """Target of the segment that marks the end of all inputs: it goes to every cut."""
 STATE = "<state>"
 """Target of the state that a cut takes over from another job (`onyxq.spark.state_copy`)."""
+LETTER = "<letter>"
+"""Target of a dead letter: it passes all cuts on its way to the outputs."""
 
 SCHEMA = "lineage binary, out string, payload binary"
 ARROW = pyarrow.schema([("lineage", pyarrow.binary()), ("out", pyarrow.string()), ("payload", pyarrow.binary())])
@@ -46,13 +50,19 @@ Segment = tuple[bytes, Any, str]
 """Lineage, value, and the only task that it goes to, or empty: a window's trigger may set it."""
 
 
-def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str) -> Iterator[Segment]:
-    """Yield the segments of the Arrow batches from ``entry``; ``place`` distinguishes batches."""
+def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str, way: str = "") -> Iterator[Segment]:
+    """Yield the segments of the Arrow batches from ``entry``.
+
+    ``place`` distinguishes batches. Of dead letters only those of the given ``way`` are yielded.
+    """
     if shape == COLUMNS:
         yield from _from_columns(batches, entry, place)
         return
     for batch in batches:
-        yield from _from_queue(batch) if shape == QUEUE else _from_segments(batch, entry)
+        if shape == LETTERS:
+            yield from _from_letters(batch, way)
+        else:
+            yield from _from_queue(batch) if shape == QUEUE else _from_segments(batch, entry)
 
 
 def _from_segments(batch: Any, entry: str) -> Iterator[Segment]:
@@ -65,6 +75,14 @@ def _from_queue(batch: Any) -> Iterator[Segment]:
     columns = [batch.column(name).to_pylist() for name in ("lineage", "payload", "format")]
     for lineage, payload, form in zip(*columns, strict=True):
         yield lineage, (json.loads(payload) if form == "json" else payload), ""
+
+
+def _from_letters(batch: Any, way: str) -> Iterator[Segment]:
+    columns = [batch.column(name).to_pylist() for name in ("lineage", "payload")]
+    for lineage, payload in zip(*columns, strict=True):
+        letter = letter_in(payload)
+        if letter.way == way:
+            yield lineage, letter.segment, letter.task
 
 
 def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Segment]:

@@ -13,15 +13,16 @@ from typing import Any
 from attrs import frozen
 
 from onyxq.core.errors import BadRequest
+from onyxq.jobs import letters
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Input, Job, Trigger, Window
-from onyxq.jobs.values import unpack
-from onyxq.jobs.window_groups import Batch, Fired, Group, Index
-from onyxq.jobs.windows import Parts, Windowing, windowings
+from onyxq.jobs.values import pack, unpack
+from onyxq.jobs.window_groups import Batch, Fired, Group, Index, Kept
+from onyxq.jobs.windows import Parts, Windowing, extents_at, windowings
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import columns
 from onyxq.spark.functions import resolve
-from onyxq.spark.plan import column_parts
+from onyxq.spark.plan import column_parts, rows
 from onyxq.spark.plan.fused import Feed
 from onyxq.spark.plan.groups import Cut, Dealt, Given, Inherited, Made, State, cut, late
 
@@ -49,12 +50,13 @@ class Gathering(Cut):
         return Folding(self)
 
     def gather(self, given: Given, state: State) -> Iterator[Made]:
-        group = self._group(state)
+        group, windows = self._group(state), self.windowings()
         batch = Batch(
             now_ms=given.now_ms,
-            parts=[(window, key, tuple(part)) for window, key, part in given.dealt],
+            parts=[(kind, key, tuple(part)) for kind, key, part in given.dealt if kind < len(windows)],
             newest=given.notes,
             ended=given.ended,
+            kept=_kept(given.dealt, len(windows)),
         )
         keys: dict[bytes, Any] = {}
         for fired in self._watched(group.batch(batch)):
@@ -64,6 +66,12 @@ class Gathering(Cut):
             for out in fired.emission.trigger.emit_to or (self.task,):
                 yield out, segment
         state.index = group.index.pack()
+        for place, watermark_ms, (time_ms, segment) in group.late:
+            name, value = windows[place].window.id, unpack(segment)
+            yield (
+                rows.LETTER,
+                letters.late(task=self.task, window=name, segment=value, time_ms=time_ms, watermark_ms=watermark_ms),
+            )
         if given.notes:
             yield late(group.index.late)
 
@@ -107,27 +115,44 @@ class Folding:
     def __init__(self, work: Gathering) -> None:
         self._work = work
         self._parts = [Parts(windowing) for windowing in work.windowings()]
+        self._lettered = _has_letters(work.body, work.task)
+        self._timed = [(number, one.window) for number, one in enumerate(work.windowings()) if _may_be_late(one)]
+        self._kept: list[Dealt] = []
 
-    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
-        self._add(self._parts, value, now_ms, lineage)
+    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> dict[str, Any] | None:
+        kept = pack(value) if self._lettered else None  # A function may change it.
+        try:
+            placed = [part.placed(value, now_ms) for part in self._parts]
+        except Exception as error:
+            if kept is None:
+                raise self._work.failed(error, value) from error
+            return self._work.letter(error, unpack(kept), self._work.task)
+        try:
+            for part, place in zip(self._parts, placed, strict=True):
+                part.put(value, place, lineage)
+        except Exception as error:
+            raise self._work.failed(error, value) from error
+        for number, window in self._timed if self._lettered else ():
+            time_ms, key, _ = placed[number]
+            self._kept.append((len(self._parts) + number, key, (*extents_at(window, time_ms)[0], time_ms, kept)))
+        return None
 
     def add_columns(self, batch: Any, side: int, now_ms: int) -> None:
         windows = zip(self._work.windowings(), self._parts, strict=True)
         left = [parts for window, parts in windows if not column_parts.folded(window, parts, batch, now_ms)]
         for segment in columns.segments(batch) if left else ():
-            self._add(left, segment, now_ms, b"")
-
-    def _add(self, parts: Sequence[Parts], segment: Any, now_ms: int, lineage: bytes) -> None:
-        try:
-            for part in parts:
-                part.add(segment, now_ms, lineage)
-        except Exception as error:
-            raise self._work.failed(error, segment) from error
+            try:
+                for part in left:
+                    part.add(segment, now_ms)
+            except Exception as error:
+                raise self._work.failed(error, segment) from error
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        return sum(map(len, self._parts)) + len(self._kept)
 
     def take(self) -> Iterator[Dealt]:
+        kept, self._kept = self._kept, []
+        yield from kept
         for window, part in enumerate(self._parts):
             for key, piece in part.take():
                 yield window, key, piece
@@ -140,6 +165,25 @@ class Folding:
         seen = [(part.newest, one.window) for part, one in zip(self._parts, self._work.windowings(), strict=True)]
         marks = [ms - window.watermark_ms for ms, window in seen if ms is not None and window.time is not None]
         return min(marks, default=None)
+
+
+def _may_be_late(windowing: Windowing) -> bool:
+    return windowing.time is not None and windowing.window.kind != "global"
+
+
+def _kept(dealt: Sequence[Dealt], windows: int) -> dict[tuple[int, bytes], list[Kept]]:
+    """Return the segments among what was dealt out: they follow the windows' own kinds."""
+    found: dict[tuple[int, bytes], list[Kept]] = {}
+    for kind, key, value in dealt:
+        if kind >= windows:
+            start, end, *rest = value
+            found.setdefault((kind - windows, key), []).append((start, end, rest))
+    return found
+
+
+@lru_cache(maxsize=64)
+def _has_letters(body: bytes, task: str) -> bool:
+    return letters.wanted(decode(body), task)
 
 
 @lru_cache(maxsize=64)

@@ -114,6 +114,8 @@ class QueueOutput:
     """For a job: the field of a segment that is its task's ordering key."""
     delay_ms: int = 0
     format: str = "bytes"
+    own: bool = False
+    """Whether it is the queue of the job's dead letters, to which only the job itself writes."""
 
     @cached_property
     def as_json(self) -> QueueOutput:

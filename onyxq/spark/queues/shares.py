@@ -110,7 +110,7 @@ class Share:
             )
         check_payloads(payloads)
         policy = Policy(output.queue, output.priority, format=output.format, ordering_key=key)
-        policy.check()
+        policy.check(own=output.own)
         header = policy.header()
         cuts = _cuts(numbers, payloads) if key is None else ((place, place + 1) for place in range(len(rows)))
         for start, end in cuts:

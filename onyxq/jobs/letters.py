@@ -1,0 +1,222 @@
+"""Dead letters of a job: segments at which a task failed, and segments that came too late for a window.
+
+Pure. A letter is a task of the queue `queue_of` a job. The batch that read the segment writes it together with its
+other outputs, so it exists once if that batch counts. Until the sink, a letter is a plain map, as `failed` and `late`
+make it; the sink adds what it knows (`stamped`). To send letters again, their tasks move to the queue
+`again_queue_of` the job, and another job (`requeued`) reads them.
+
+A function that leads to a window and to outputs runs once for each of these *ways*. So a letter names its way, and
+goes again on that way only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import evolve, fields_dict, frozen
+
+from onyxq.core.limits import RESERVED
+from onyxq.jobs.fields import Problem
+from onyxq.jobs.model import FRAME_TASKS, Function, Input, Job, Join, Output, Reduce
+from onyxq.jobs.options import GROWING, format_of
+from onyxq.jobs.values import pack, shown, unpack
+
+LETTERED = (Function, Reduce, Output)
+"""Tasks that may have dead letters."""
+LATE = "Late"
+"""The type of the error of a late segment."""
+_QUEUES = f"{RESERVED}letters."
+_AGAIN = f"{RESERVED}requeued."
+_NOTHING = f"{_AGAIN}nothing"
+"""The queue of inputs that a requeue leaves out; no task is ever in it."""
+_OLD_ID_CHARS_MAX = 80
+_DIGEST_BYTES = 4
+
+
+@frozen(kw_only=True)
+class Letter:
+    """A segment that waits for a decision, and why."""
+
+    job: str
+    batch: int
+    task: str
+    way: str
+    """The window's task for which the task ran, or ``from/join`` for a join; empty: for the outputs."""
+    segment: Any
+    error: str
+    """Type of the exception, or `LATE`."""
+    message: str
+    traceback: str = ""
+    attempt: int = 1
+    """How often the segment has come to this end: 2 if it was sent again once."""
+    window: str | None = None
+    time_ms: int | None = None
+    """Time of a late segment, in ms since the epoch."""
+    watermark_ms: int | None = None
+    """Watermark of the window when the segment came, in ms since the epoch."""
+
+    @property
+    def shown(self) -> str:
+        """The segment as text: JSON, or its ``repr`` if JSON cannot hold it."""
+        return shown(self.segment)
+
+    def says(self, text: str) -> bool:
+        """Return whether a text is in the error, as ``type: message``."""
+        return text in f"{self.error}: {self.message}"
+
+
+def letter_in(data: bytes) -> Letter:
+    """Return the letter in a task's data."""
+    said = unpack(data)
+    return Letter(**{name: said[name] for name in fields_dict(Letter) if name in said})
+
+
+def failed(*, task: str, way: str, segment: Any, error: tuple[str, str, str]) -> dict[str, Any]:
+    """Return the letter of a segment at which a task failed.
+
+    ``error``: type, message and traceback of the exception.
+    """
+    kind, message, traceback = (text.encode(errors="backslashreplace").decode() for text in error)
+    return {
+        "task": task, "way": way, "segment": segment, "error": kind, "message": message, "traceback": traceback
+    }  # fmt: skip
+
+
+def late(*, task: str, window: str, segment: Any, time_ms: int, watermark_ms: int) -> dict[str, Any]:
+    """Return the letter of a segment that came too late for a window."""
+    message = f"the segment's time is {time_ms}, and the watermark of window {window} was {watermark_ms}"
+    found = failed(task=task, way=task, segment=segment, error=(LATE, message, ""))
+    return {**found, "window": window, "time_ms": time_ms, "watermark_ms": watermark_ms}
+
+
+def stamped(letter: dict[str, Any], *, job: str, batch: int, attempt: int) -> bytes:
+    """Return the data of a letter's task."""
+    return pack({**letter, "job": job, "batch": batch, "attempt": attempt})
+
+
+# --- settings ---------------------------------------------------------------------
+
+
+def wanted(job: Job, name: str) -> bool:
+    """Return whether segments at which a task fails become dead letters."""
+    task = job.task(name)
+    if not isinstance(task, LETTERED):
+        return False
+    if task.dead_letters is None:
+        return job.dead_letters and not (isinstance(task, Output) and task.errors is not None)
+    return task.dead_letters
+
+
+def any_in(job: Job) -> bool:
+    """Return whether a task of the job has dead letters."""
+    return any(wanted(job, task.name) for task in job.catalog)
+
+
+def problems(job: Job) -> Iterator[Problem]:
+    """Yield what is wrong about the dead letters of a job whose fields are valid."""
+    fields = [(f"catalog[{place}].dead_letters", task) for place, task in enumerate(job.catalog)]
+    asked = [field for field, task in fields if isinstance(task, LETTERED) and task.dead_letters]
+    frame = next((task for task in job.catalog if isinstance(task, FRAME_TASKS)), None)
+    if frame is not None and (asked or job.dead_letters):
+        yield (
+            [*asked, "dead_letters"][0],
+            f"is not for a job with a {type(frame).__name__}: rows of {frame.name!r} have no segments to keep",
+        )
+    for field, task in fields:
+        if isinstance(task, Output) and task.errors is not None and task.dead_letters:
+            yield field, f"and errors of {task.name!r} exclude each other: a refused segment goes to one of them"
+        if (
+            isinstance(task, Output)
+            and task.dead_letters
+            and format_of(task) in GROWING
+            and "schema" not in task.options
+        ):
+            yield (
+                field,
+                f"needs a schema in the options of {task.name!r}: its columns must be known before the first row",
+            )
+
+
+def fits(letter: Letter, job: Job) -> bool:
+    """Return whether a job can process a letter: no earlier job of its id with another definition wrote it."""
+    names = [task.name for task in job.catalog]
+    return letter.task in names and wanted(job, letter.task) and letter.way in _ways(job, letter.task)
+
+
+def _ways(job: Job, name: str) -> set[str]:
+    """Return the ways for which a task runs; see `Letter.way`."""
+    if not isinstance(job.task(name), Function):
+        return {name if isinstance(job.task(name), Reduce) else ""}
+    found: set[str] = set()
+    for to in job.after(name):
+        task = job.task(to)
+        if isinstance(task, Function):
+            found |= _ways(job, to)
+        else:
+            found.add(f"{name}/{to}" if isinstance(task, Join) else to if isinstance(task, Reduce) else "")
+    return found
+
+
+# --- queues, and the job that sends letters again ----------------------------------
+
+
+def queue_of(job: str) -> str:
+    """Return the queue of a job's dead letters."""
+    return f"{_QUEUES}{job}"
+
+
+def again_queue_of(job: Job) -> str:
+    """Return the queue of the letters of a job that are sent again."""
+    return f"{_AGAIN}{attempt_of(job) + 1}.{job.id}"
+
+
+def are_in(queue: str) -> bool:
+    """Return whether a queue has letters that are sent again."""
+    return queue.startswith(_AGAIN)
+
+
+def attempt_of(job: Job) -> int:
+    """Return the attempt of a job at its segments: one more than that of the job whose letters it sends again."""
+    queues = [task.queue for task in job.catalog if isinstance(task, Input) and task.queue]
+    numbers = [queue.removeprefix(_AGAIN).split(".")[0] for queue in queues if are_in(queue)]
+    return max((int(number) for number in numbers if number.isdigit()), default=1)
+
+
+def requeued(old: Job, *, id: str) -> Job:
+    """Return the job that sends the letters of a job again.
+
+    It has the definition of that job. Its first stream reads the letters and leads to each task that has some; the
+    others read nothing.
+    """
+    streams = [task for task in old.catalog if isinstance(task, Input) and not task.static]
+    first = streams[0].name
+
+    def read(task: Input) -> Input:
+        queue = again_queue_of(old) if task.name == first else _NOTHING
+        return Input(task.name, queue=queue, max_rows=task.max_rows)
+
+    edges = tuple((first, task.name) for task in old.catalog if wanted(old, task.name))
+    return evolve(
+        old,
+        id=id,
+        catalog=tuple(read(task) if task in streams else task for task in old.catalog),
+        workflow=(*old.workflow, *(edge for edge in edges if edge not in old.workflow)),
+        resume=None,
+        drop_state=(),
+    )
+
+
+def streams_of(job: Job) -> list[str]:
+    """Return the inputs of a job of `requeued`: all of them are sealed at once."""
+    return [task.name for task in job.catalog if isinstance(task, Input) and not task.static]
+
+
+def id_of(old: str, newest: bytes, number: int) -> str:
+    """Return an id for the job that sends letters again.
+
+    ``newest``: id of the newest of them; ``number``: of the jobs with these letters that have ended before.
+    """
+    digits = hashlib.blake2b(newest + number.to_bytes(4, "big"), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{old[:_OLD_ID_CHARS_MAX]}-requeue-{digits}"
