@@ -301,6 +301,8 @@ class Client:
     savepoints = _blocking(AsyncClient.savepoints)
     delete_savepoint = _blocking(AsyncClient.delete_savepoint)
     host_job = _blocking(AsyncClient.host_job)
+    job_letters = _blocking(AsyncClient.job_letters)
+    requeue_job = _blocking(AsyncClient.requeue_job)
     cluster = _blocking(AsyncClient.cluster)
     ring = _blocking(AsyncClient.ring)
     partitions = _blocking(AsyncClient.partitions)

@@ -1,4 +1,4 @@
-"""Calls of a client that are about jobs: submit, replay, read, wait, seal, kill, and their savepoints."""
+"""Calls of a client that are about jobs: submit, replay, read, wait, seal, kill; savepoints and dead letters."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from onyxq.operations.table.job import (
     HOST_JOB,
     KEEP_MS,
     KILL_JOB,
+    LETTERS_MAX,
     LIST_JOBS,
+    LIST_LETTERS,
     REPLAY_JOB,
+    REQUEUE_LETTERS,
     SEAL_INPUT,
     SUBMIT_JOB,
     WAIT_JOB,
@@ -90,6 +93,40 @@ class Begin(TypedDict, total=False):
 
 
 NOWHERE: Begin = {"from_start": False, "from_batch": None, "from_ms": None}
+
+
+class LetterChoice(TypedDict, total=False):
+    """The dead letters of a page.
+
+    Options:
+
+    - ``task``: only letters of this task.
+    - ``error``: only letters with this text in the error, as ``type: message``.
+    - ``letter``: this letter alone, by its id.
+    - ``count``: the page has ``counts`` by task and error instead.
+    - ``after``: letters after this id.
+    - ``limit``: most letters of a page.
+    - ``newest_first``: the newest letters first.
+    """
+
+    task: str | None
+    error: str | None
+    letter: bytes | None
+    count: bool
+    after: bytes | None
+    limit: int
+    newest_first: bool
+
+
+ALL_LETTERS: LetterChoice = {
+    "task": None,
+    "error": None,
+    "letter": None,
+    "count": False,
+    "after": None,
+    "limit": 100,
+    "newest_first": False,
+}
 
 
 class Jobs:
@@ -245,3 +282,32 @@ class Jobs:
     async def delete_savepoint(self, name: str) -> None:
         """Delete a savepoint. Raises `NotFound`, or `Conflict` while a job has still to begin from it."""
         await self._do(DELETE_SAVEPOINT, DeleteSavepoint(name=name))
+
+    @takes(LetterChoice, ALL_LETTERS)
+    async def job_letters(self, id: str, **choice: Unpack[LetterChoice]) -> dict[str, Any]:
+        """Return a page of ``letters`` of a job, and ``after``, where the next page begins; None at the end.
+
+        Raises `NotFound`.
+        """
+        asked = {"id": id, **known(choice, "AsyncClient.job_letters", ALL_LETTERS)}
+        return await self._do(LIST_LETTERS, LIST_LETTERS.decode(asked))
+
+    async def requeue_job(
+        self,
+        id: str,
+        *,
+        task: str | None = None,
+        error: str | None = None,
+        new_id: str | None = None,
+        limit: int = LETTERS_MAX,
+        keep_ms: Milliseconds = KEEP_MS,
+    ) -> dict[str, Any]:
+        """Send dead letters of job ``id`` again, and return the ``id`` of the job that does so, and their ``count``.
+
+        It has the definition of that job, and its windows and joins begin empty. ``task`` and ``error`` choose
+        letters as for `job_letters`. ``more``: whether there were more than ``limit``. A letter is sent once, so a
+        repeated call changes nothing. Raises `NotFound`, `Conflict` if only the outcome of the job is known.
+        """
+        keep_ms = as_milliseconds(keep_ms, "keep_ms")
+        asked = {"id": id, "task": task, "error": error, "new_id": new_id, "limit": limit, "keep_ms": keep_ms}
+        return await self._do(REQUEUE_LETTERS, REQUEUE_LETTERS.decode(asked))

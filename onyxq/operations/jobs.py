@@ -7,7 +7,7 @@ can drive waits, and its state says for what.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -130,22 +130,42 @@ class Jobs:
             raise BadRequest("the request must give one of from_start, from_batch and from_ms", field="from_ms")
         if args.from_ms is not None and args.from_ms > self._node.wall_ms():
             raise BadRequest("from_ms is in the future: there is nothing to read again", field="from_ms")
-        await self._found(args.id)
-        known = self._node.replica.jobs.get(args.id)
-        if known is None:
-            raise Conflict(
-                f"job {args.id} has ended, and its definition is not kept any more",
-                field="id",
-                hint="Submit the job under another id. An input of files or Kafka begins at its since_ms.",
-            )
-        old, begin = encoding.decode(known.body), b""
-        self._check(old)
+        old, begin = await self.definition(args.id), b""
         check_replay(old, since_ms=args.from_ms, outputs=args.outputs, same_outputs=args.same_outputs)
         if args.from_batch is not None:
             async with self._searching:
+                known = self._node.replica.jobs[old.id]
                 begin = places_in(await offsets_before(self._node, self._log_view, known, args.from_batch))
         job = replayed(old, id=args.new_id, since_ms=args.from_ms, outputs=args.outputs, begin=begin)
         return await self._submitted(job, keep_ms=args.keep_ms, begin=begin)
+
+    async def start(self, job: Job, *, keep_ms: int, sealed: Sequence[str]) -> SubmittedJob:
+        """Submit a job, and seal some of its inputs; raises what `submit` raises."""
+        submitted = await self._submitted(job, keep_ms=keep_ms)
+        await self._node.verdicts([seal_input.Args(job.id, name) for name in sealed])
+        return submitted
+
+    async def definition(self, name: str) -> Job:
+        """Return a job as it was submitted, if its functions are taken here.
+
+        Raises `NotFound`, `Conflict` if only its outcome is known, `Forbidden`.
+        """
+        await self.known(name)
+        known = self._node.replica.jobs.get(name)
+        if known is None:
+            raise Conflict(
+                f"job {name} has ended, and its definition is not kept any more",
+                field="id",
+                hint="Submit the job under another id. An input of files or Kafka begins at its since_ms.",
+            )
+        job = encoding.decode(known.body)
+        self._check(job)
+        return job
+
+    def has_ended(self, name: str) -> bool:
+        """Return whether this node knows that a job has ended."""
+        found = job_of(self._node.replica, name)
+        return found is not None and found["state"] in lifetime.ENDED
 
     def _check(self, job: Job) -> None:
         """Raise `BadRequest` for a job that is wrong, and `Forbidden` for a function that is not taken here."""
@@ -199,7 +219,7 @@ class Jobs:
 
     async def _check_other(self, job: Job, name: str, replace: bool) -> None:
         try:
-            found = await self._found(name)
+            found = await self.known(name)
         except NotFound:
             raise BadRequest("resume names no job that is known", field="resume") from None
         known = self._node.replica.jobs.get(name)
@@ -277,7 +297,7 @@ class Jobs:
     async def get(self, args: GetJob) -> JobView:
         """Return one job: its state, what was submitted, and what its driver reports of it; raises `NotFound`."""
         name = args.id
-        found = await self._found(name)
+        found = await self.known(name)
         job = self._node.replica.jobs.get(name)
         if job is not None:
             more = {"job": described(job.body), "progress": await self._told(job)}
@@ -289,14 +309,14 @@ class Jobs:
     async def wait(self, args: WaitJob) -> JobView:
         """Return a job once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
         name = args.id
-        found = await self._found(name)
+        found = await self.known(name)
         with trio.move_on_after(args.wait_ms / 1000):
             while found["state"] not in lifetime.ENDED:
                 await self._node.moved()
                 found = self._known(name)
         return converted(JobView, found)
 
-    async def _found(self, name: str) -> dict[str, Any]:
+    async def known(self, name: str) -> dict[str, Any]:
         """Return a job as this node knows it; an unknown job is looked up after reading the whole log."""
         try:
             return self._known(name)
@@ -364,7 +384,7 @@ class Jobs:
         """
         if args.number:
             return await self._host_at(args.node, args)
-        found = await self._found(args.id)
+        found = await self.known(args.id)
         job = self._node.replica.jobs.get(args.id)
         if job is None or lifetime.is_over(job):
             return HostOrders(state="ended", why=f"job {args.id} is {found['state']}")

@@ -37,7 +37,8 @@ from onyxq.operations.checks.access import check_size
 from onyxq.operations.checks.peers import taking
 from onyxq.operations.claims import Claiming, pack_answer
 from onyxq.operations.cluster_changes import Operating
-from onyxq.operations.dead_letters import DeadLetters
+from onyxq.operations.dead.segments import JobLetters
+from onyxq.operations.dead.tasks import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
 from onyxq.operations.flow.flows import Flows
 from onyxq.operations.handlers import Handler, merged, served
@@ -143,6 +144,15 @@ class Service:
         node.enqueue, node.ask = self._enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
         self._jobs = Jobs(node, driver, self.log_view, serve_host)
+        self._letters = JobLetters(
+            node,
+            self._jobs,
+            self._reading,
+            self._listing,
+            self._enqueueing,
+            cancel=self._held_tasks.cancel,
+            ids=ids,
+        )
         self.claiming = Claiming(node, self._give_back)
         self._summaries = Summaries(node, self._reading, self.claiming)
         self._health = Health(node, self._reading, self._leaders, self.admission, driver)
@@ -173,6 +183,7 @@ class Service:
             self._settings.handlers(),
             self.timers.handlers(),
             self._jobs.handlers(),
+            self._letters.handlers(),
             self._bulk.handlers(),
             self._backing_up.handlers(),
             self._taskstore.handlers(),

@@ -299,6 +299,7 @@ def job(**changes: Any) -> dict[str, Any]:
     return {"body": msgpack.packb({name: value for name, value in (said | changes).items() if value is not ...})}
 
 
+OF_ONE_JOB = ("get", "wait", "kill", "seal", "letters", "requeue")
 BAD_JOBS: list[tuple[str, Any, str, str | None]] = [
     ("job.submit", {}, "bad_request", "body"),
     ("job.submit", {"body": "text"}, "bad_request", "body"),
@@ -330,10 +331,10 @@ BAD_JOBS: list[tuple[str, Any, str, str | None]] = [
     ("job.submit", job() | {"keep_ms": -1}, "bad_request", "keep_ms"),
     ("job.submit", job() | {"keep_ms": HUGE}, "bad_request", "keep_ms"),
     ("job.submit", job() | {"extra": 1}, "bad_request", "extra"),
-    *((f"job.{verb}", {}, "bad_request", "id") for verb in ("get", "wait", "kill", "seal")),
-    *((f"job.{verb}", {"id": 5}, "bad_request", "id") for verb in ("get", "wait", "kill", "seal")),
-    *((f"job.{verb}", {"id": "i" * 121}, "bad_request", "id") for verb in ("get", "wait", "kill", "seal")),
-    *((f"job.{verb}", {"id": "nobody"}, "not_found", "id") for verb in ("get", "wait", "kill")),
+    *((f"job.{verb}", {}, "bad_request", "id") for verb in OF_ONE_JOB),
+    *((f"job.{verb}", {"id": 5}, "bad_request", "id") for verb in OF_ONE_JOB),
+    *((f"job.{verb}", {"id": "i" * 121}, "bad_request", "id") for verb in OF_ONE_JOB),
+    *((f"job.{verb}", {"id": "nobody"}, "not_found", "id") for verb in OF_ONE_JOB if verb != "seal"),
     ("job.savepoint", {"id": "nobody", "name": "s"}, "not_found", "id"),
     ("job.savepoint", {"id": "nobody"}, "bad_request", "name"),
     ("job.savepoint", {"id": "nobody", "name": "a/b"}, "bad_request", "name"),
@@ -356,6 +357,14 @@ BAD_JOBS: list[tuple[str, Any, str, str | None]] = [
     ("job.host", {"id": "nobody", "host": "h", "number": -1}, "bad_request", "number"),
     ("job.host", {"id": "nobody", "host": "h", "events": [7]}, "bad_request", "events[0]"),
     ("job.host", {"id": "nobody", "host": "h", "wait_ms": 5_001}, "bad_request", "wait_ms"),
+    ("job.letters", {"id": "nobody", "letter": b"short"}, "bad_request", "letter"),
+    ("job.letters", {"id": "nobody", "letter": bytes(20)}, "not_found", "letter"),
+    ("job.letters", {"id": "nobody", "letter": bytes(6) + b"\xff" * 14}, "bad_request", "letter"),
+    ("job.letters", {"id": "nobody", "task": ""}, "bad_request", "task"),
+    ("job.letters", {"id": "nobody", "limit": 0}, "bad_request", "limit"),
+    ("job.requeue", {"id": "nobody", "limit": 100_001}, "bad_request", "limit"),
+    ("job.requeue", {"id": "nobody", "error": 5}, "bad_request", "error"),
+    ("job.requeue", {"id": "nobody", "new_id": "a b\n"}, "bad_request", "new_id"),
     ("job.list", {"state": "done"}, "bad_request", "state"),
     ("job.list", {"extra": 1}, "bad_request", "extra"),
 ]

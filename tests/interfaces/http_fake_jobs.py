@@ -30,6 +30,12 @@ class FakeJobs:
         self._job_get(args)
         return {"id": f"{args['id']}-replay", "digest": bytes(16), "position": 9, "repeat": False}
 
+    def _job_letters(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"letters": [], "counts": [], "after": None}
+
+    def _job_requeue(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"id": f"{args['id']}-requeue", "count": 1, "more": False}
+
     def _job_get(self, args: dict[str, Any]) -> dict[str, Any]:
         if args["id"] not in self.jobs:
             raise NotFound("there is no such job", field="id")

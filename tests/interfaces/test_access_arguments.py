@@ -241,7 +241,7 @@ def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, l
         "id": {"timer.set": ["t"], "timer.get": ["t"], "timer.cancel": ["t"], "": [task]}
         | {
             f"job.{verb}": ["theirs"]
-            for verb in ("get", "wait", "kill", "seal", "replay", "savepoint", "savepoints", "host")
+            for verb in "get wait kill seal replay savepoint savepoints host letters requeue".split()
         },
         "ids": {"taskstore.tasks": [[stored]], "": [[task]]},
         "items": {
@@ -272,6 +272,8 @@ def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, l
         "prepared": {"": [[]]},
         "body": {"": [b""]},
         "outputs": {"": [{"out": THEIRS}]},
+        "task": {"": ["theirs"]},
+        "letter": {"": [task]},
     }
     return found[argument]
 
@@ -328,5 +330,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "taskstore.claim": {"client": 2, "group": OURS},
     "backup.hold": {"for_ms": -1},
     "job.replay": {"id": "ours", "from_start": True},
+    "job.letters": {"id": "ours"},
+    "job.requeue": {"id": "ours"},
 }
 """What else a call needs, of our own."""

@@ -43,7 +43,7 @@ PROMISED = """
     periodic remove; periodic pause; periodic resume;
     flow make; flow list; flow get; flow wait; flow cancel;
     timer add; timer show; timer list; timer replace; timer cancel;
-    job submit; job list; job show; job wait; job seal; job kill; job replay;
+    job submit; job list; job show; job wait; job seal; job kill; job replay; job letters; job requeue;
     job savepoint; job savepoints; job savepoint-delete;
     archive log; history check; history stats; sql;
     ring show; partition list; partition show; partition force;

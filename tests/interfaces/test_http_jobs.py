@@ -137,6 +137,21 @@ async def test_savepoints_are_made_listed_and_deleted() -> None:
 
 
 @on_trio
+async def test_dead_letters_are_listed_and_sent_again() -> None:
+    """Filters are in the query or in the body; a wrong one is refused before it is sent."""
+    async with world() as (service, client):
+        await client.post("/v1/jobs", json=JOB)
+        answer = await client.get("/v1/jobs/j/letters?task=work&count=true")
+        assert answer.json() == {"letters": [], "counts": [], "after": None}
+        assert service.asked("job.letters") == [{"id": "j", "task": "work", "count": True}]
+        answer = await client.post("/v1/jobs/j/requeue", json={"error": "KeyError"})
+        assert (answer.status_code, answer.json()["id"]) == (200, "j-requeue")
+        assert service.asked("job.requeue") == [{"id": "j", "error": "KeyError"}]
+        check_problem(await client.post("/v1/jobs/j/requeue", json={"limit": 0}), 400, code="bad_request",
+                      field="limit")  # fmt: skip
+
+
+@on_trio
 async def test_jobs_are_listed_by_state() -> None:
     """An unknown state is named."""
     async with world() as (service, client):

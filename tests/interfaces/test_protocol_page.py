@@ -97,6 +97,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "id": "page", "new_id": "again", "from_start": True, "from_batch": None, "from_ms": None, "outputs": {},
         "same_outputs": True, "keep_ms": 1,
     },
+    "job.letters": {
+        "id": "page", "task": "work", "error": "KeyError", "letter": None, "count": False, "after": ID, "limit": 1,
+        "newest_first": True,
+    },
+    "job.requeue": {"id": "page", "task": "work", "error": "KeyError", "new_id": "again", "limit": 1, "keep_ms": 1},
     "job.list": {"state": "running", "progress": False},
     "job.get": {"id": "page"},
     "job.wait": {"id": "page", "wait_ms": 0},

@@ -369,6 +369,8 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "jobs.drop_savepoint": dropped_savepoint,
     "job.list": args(),
     "job.get": known_job,
+    "job.letters": known_job,
+    "job.requeue": known_job,
     "taskstore.update": args(**ONE, adds=[["g", "data", 0]]),
     "taskstore.claim": args(**ONE, group="g", duration_ms=1_000),
     "taskstore.tasks": args(ids=[1]),

@@ -45,6 +45,8 @@ SHARE = SEGMENTS // STEPS
 """Segments from one fault to the next."""
 BATCH_ROWS = max(50, SEGMENTS // 80)
 WORDS = 20
+WRONG = 25
+"""Every such segment is a number instead of a text: the job's function fails."""
 TOGETHER = max(100, SEGMENTS // 400)
 LOOK_S = 0.25
 WORKER_CORES, EXECUTOR_MEMORY = 3, "512m"
@@ -54,7 +56,7 @@ SEED = 8
 
 def segment(number: int) -> bytes:
     """Return one input, different from all others."""
-    return json.dumps(f"word {number}").encode()
+    return json.dumps(number if number % WRONG == 0 else f"word {number}").encode()
 
 
 def image(number: int) -> bytes:
@@ -69,7 +71,7 @@ def shouting() -> Job:
         workflow=[("in", "shout"), ("shout", "out")],
         catalog=[
             Input("in", queue="in", max_rows=BATCH_ROWS),
-            Function("shout", "builtins:str.upper"),
+            Function("shout", "builtins:str.upper", dead_letters=True),
             Output("out", queue="out"),
         ],
     )
@@ -245,7 +247,7 @@ async def check_totals(client: AsyncClient) -> None:
 async def check_outcome(client: AsyncClient) -> None:
     """Check that the output is right, each segment was completed once, and no claim is left."""
     outputs = Counter([task.data async for task in client.list_all("out")])
-    wanted = Counter(map(image, range(SEGMENTS)))
+    wanted = Counter(image(number) for number in range(SEGMENTS) if number % WRONG)
     assert not outputs - wanted, f"too much: {list((outputs - wanted).items())[:5]}"
     assert not wanted - outputs, f"too little: {list((wanted - outputs).items())[:5]}"
     inputs = 0
@@ -254,9 +256,26 @@ async def check_outcome(client: AsyncClient) -> None:
         assert task.state == "completed" and ends["completed"] == 1, task
         inputs += 1
     assert inputs == SEGMENTS
-    for name, state in (("in", "completed"), ("out", "ready"), ("words", "completed")):
+    for name, state, number in (
+        ("in", "completed", SEGMENTS),
+        ("out", "ready", wanted.total()),
+        ("words", "completed", SEGMENTS),
+    ):
         found = (await client.count(name))[name]
-        assert {state: n for state, n in found.items() if n} == {state: SEGMENTS, "total": SEGMENTS}, name
+        assert {state: n for state, n in found.items() if n} == {state: number, "total": number}, name
+
+
+async def check_letters(client: AsyncClient) -> None:
+    """Check that each segment at which the function failed is one dead letter."""
+    found: Counter[int] = Counter()
+    after = None
+    while True:
+        page = await client.job_letters("shouting", limit=1_000, after=after)
+        assert {(one["task"], one["error"]) for one in page["letters"]} <= {("shout", "TypeError")}
+        found.update(json.loads(one["segment"]) for one in page["letters"])
+        if (after := page["after"]) is None:
+            break
+    assert found == Counter(range(0, SEGMENTS, WRONG))
 
 
 async def nothing_prepared(cluster: Cluster) -> None:
@@ -305,4 +324,5 @@ async def test_each_segment_counts_once_whatever_dies(cluster: Cluster, spark: S
         print(f"{SEGMENTS} segments in {job['batch'] + 1} batches, {FAULTS}: {time.monotonic() - fire.began:.0f} s")
         await check_outcome(client)
         await check_totals(client)
+        await check_letters(client)
         await nothing_prepared(cluster)

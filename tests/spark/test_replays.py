@@ -1,4 +1,4 @@
-"""A replay and a savepoint on real Spark, from the request to the outputs."""
+"""Jobs on real Spark that read again what another job has read, or could not process, or continue its work."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 
 from onyxq import Client
 from onyxq.errors import TimedOut
-from onyxq.jobs.model import Input, Job, Output, Reduce, Trigger, Window
+from onyxq.jobs.model import Function, Input, Job, Output, Reduce, Trigger, Window
 from tests.interfaces.live_world import running
+from tests.spark.job_world import HERE
 
 pytestmark = pytest.mark.long
 
@@ -30,13 +31,18 @@ def client(java: None) -> Iterator[Client]:
         yield found
 
 
+def read_in_order(folder: Path, *texts: str) -> None:
+    """Write files, each older than the next."""
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        file = folder / f"{number}.txt"
+        file.write_text(text)
+        os.utime(file, (1_000 + number, 1_000 + number))
+
+
 def test_a_completed_job_is_replayed_from_one_of_its_batches(client: Client, tmp_path: Path) -> None:
     """Each batch read one file. The replay reads the files of the later two, and counts in empty windows."""
-    (tmp_path / "in").mkdir()
-    for number in range(3):
-        file = tmp_path / "in" / f"{number}.txt"
-        file.write_text(f"line of {number}\n" * 10**number)
-        os.utime(file, (1_000 + number, 1_000 + number))
+    read_in_order(tmp_path / "in", *(f"line of {number}\n" * 10**number for number in range(3)))
     job = Job(
         id="lines",
         workflow=[("in", "count"), ("count", "counts")],
@@ -56,6 +62,7 @@ def test_a_completed_job_is_replayed_from_one_of_its_batches(client: Client, tmp
     found = {queue: [json.loads(task.data)["value"] for task in client.list_all(queue)]
              for queue in ("counts", "again")}  # fmt: skip
     assert found == {"counts": [111], "again": [110]}
+
 
 
 def visits(folder: Path, name: str, **more: Any) -> Job:
@@ -125,3 +132,50 @@ def test_a_job_begins_from_a_savepoint_of_a_job_that_is_gone(client: Client, tmp
     assert {one["key"]: one["value"] for one in counts} == Counter(parts[0] + parts[1] + parts[2]) and len(counts) == 3
     client.delete_savepoint("before")
     assert client.savepoints() == []
+
+
+def test_dead_letters_of_functions_windows_and_outputs_go_again(client: Client, tmp_path: Path) -> None:
+    """The host is killed at the commit of the first batch, and each letter exists once.
+
+    The next job processes what was mended meanwhile, and keeps what was not.
+    """
+    first = [{"at": 1}, {"at": 25, "fail": True}, {"at": 26}]
+    read_in_order(tmp_path / "in", "\n".join(map(json.dumps, first)), json.dumps({"at": 2}))
+    job = Job(
+        id="letters",
+        workflow=[("in", "f"), ("f", "lines"), ("f", "sums"), ("sums", "counts")],
+        catalog=[
+            Input("in", format="json", path=str(tmp_path / "in"), schema="at bigint, fail boolean",
+                  options={"maxFilesPerTrigger": "1"}),
+            Function("f", f"{HERE}:unless_mended", {"flag": str(tmp_path / "mended")}),
+            Reduce("sums"),
+            Output("lines", format="text", path=str(tmp_path / "lines")),
+            Output("counts", queue="window-counts"),
+        ],
+        windows=[Window("w", "sums", "fixed", range_ms=10, time="at", aggregation="count")],
+        triggers=[Trigger("w")],
+        key_groups=2,
+        dead_letters=True,
+    )  # fmt: skip
+    client.submit_job(job)
+    while client.job("letters")["batch"] is None:
+        with suppress(TimedOut):
+            client.wait_job("letters", 100)
+    os.kill(host(), signal.SIGKILL)
+    assert client.wait_job("letters", JOB_S_MAX * 1_000).error == ""
+    # Lines of text are strings, and the function ran once for the output and once for the window.
+    counts = client.job_letters("letters", count=True)["counts"]
+    assert [(one["task"], one["error"], one["count"]) for one in counts] == [
+        ("f", "ValueError", 2), ("lines", "BadRequest", 3), ("sums", "Late", 1),
+    ]  # fmt: skip
+    (late,) = client.job_letters("letters", task="sums")["letters"]
+    assert (late["time_ms"], late["watermark_ms"], json.loads(late["segment"])["at"]) == (2, 26, 2)
+
+    (tmp_path / "mended").touch()
+    again = client.requeue_job("letters", task="f")
+    assert client.wait_job(again["id"], JOB_S_MAX * 1_000).error == ""
+    assert again["count"] == 2 and client.requeue_job("letters", task="f")["id"] is None
+    found = [json.loads(task.data) for task in client.list_all("window-counts")]
+    assert sorted((one["start_ms"], one["value"]) for one in found) == [(0, 1), (20, 1), (20, 1)]
+    (refused,) = client.job_letters(again["id"])["letters"]
+    assert (refused["task"], refused["attempt"], json.loads(refused["segment"])["at"]) == ("lines", 2, 25)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.history.words import moment
-from onyxq.interfaces.cli.context import Context, clock
+from onyxq.interfaces.cli.context import Context, clock, task_id
 from onyxq.interfaces.cli.context import moment as moment_of
-from onyxq.operations.table.job import KEEP_MS
+from onyxq.operations.table.job import KEEP_MS, LIST_LETTERS, Letters
+from onyxq.operations.table.json_form import json_text
+from onyxq.operations.table.operation import converted
 from onyxq.system.durations import milliseconds
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ FIELDS = (
     "id state why error driver ready slots task_slots scheduler percentage min_slots max_slots tags zones beside "
     "own_host inputs sealed batch version digest submitted ended"
 ).split()
+LETTER_COLUMNS = ("id", "task", "error", "message", "attempt", "at", "segment")
 EXIT_FAILED = 1
 SAVEPOINT_COLUMNS = ("name", "job", "state", "batch", "at", "size_bytes", "place")
 SAVEPOINT_TIMEOUT = "10m"
@@ -136,6 +140,32 @@ def job_savepoints(context: Context) -> None:
     found = context.call("job.savepoints", {"id": context.args.id})["savepoints"]
     rows = [{**one, "at": clock(one["at_ms"])} for one in found]
     context.out.table({"savepoints": found}, rows, SAVEPOINT_COLUMNS, empty="no savepoints")
+
+
+def job_letters(context: Context) -> None:
+    """Print a page of dead letters of a job, their numbers, or one of them."""
+    asked = {name: getattr(context.args, name) for name in LIST_LETTERS.members}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    asked |= {name: task_id(asked[name], field=name) for name in ("letter", "after") if name in asked}
+    found = converted(Letters, context.call(LIST_LETTERS.name, asked))
+    shown = json.loads(json_text(found))
+    if context.out.as_json:
+        context.out.document(shown)
+    elif "letter" in asked:
+        (letter,) = shown["letters"]
+        times = {name.removesuffix("_ms"): clock(letter.pop(name)) for name in ("at_ms", "time_ms", "watermark_ms")}
+        context.out.fields({name: value for name, value in {**letter, **times}.items() if value not in (None, "")})
+    elif asked.get("count"):
+        context.out.table(shown, shown["counts"], ("task", "error", "count"), empty="no dead letters")
+    else:
+        context.out.table(shown, map(_letter_row, shown["letters"]), LETTER_COLUMNS, empty="no dead letters")
+    if found.after is not None:
+        context.out.note(f"there may be more: --after {found.after.hex()}")
+
+
+def _letter_row(letter: dict[str, Any]) -> dict[str, Any]:
+    brief = {name: _brief(letter[name]) for name in ("message", "segment")}
+    return {**letter, **brief, "at": clock(letter["at_ms"])}
 
 
 def _wait_ms(context: Context) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from onyxq.core.limits import INPUT_SINCE_MS_MAX, JOB_KEEP_MS_MAX, MOMENT, PLAIN, Name
+from onyxq.core.limits import BLOB, INPUT_SINCE_MS_MAX, JOB_KEEP_MS_MAX, MOMENT, PLAIN, Name, TaskIdBytes
 from onyxq.operations.table.access import everywhere
-from onyxq.operations.table.operation import Args, Http, Operation, Result, Verb
+from onyxq.operations.table.operation import Args, Http, Operation, Place, Result, Verb
 
 ID_CHARS_MAX = 120
 KEEP_MS = 7 * 86_400_000
@@ -17,6 +17,8 @@ WAIT_MS_MAX = 600_000
 HOST_WAIT_MS_MAX = 5_000
 EVENTS_MAX = 1_000
 """Most events in one call of a Spark host."""
+LETTERS_MAX = 100_000
+"""Dead letters that one request counts or sends again."""
 JobState: TypeAlias = Literal["waiting", "running", "completed", "killed", "failed"]
 JobId: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern=PLAIN, description="Id of the job.")
@@ -25,6 +27,11 @@ KeepMs: TypeAlias = Annotated[
     int, Meta(ge=0, le=JOB_KEEP_MS_MAX, description="How long the outcome is kept after the job has ended.")
 ]
 
+LetterTask: TypeAlias = Annotated[Name | None, Meta(description="Only of this task.")]
+LetterError: TypeAlias = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=1_000)] | None,
+    Meta(description="Only with this text in the error, as `type: message`."),
+]
 Replace: TypeAlias = Annotated[
     bool, Meta(description="Whether the job in its `resume` is ended by the same step, if it still runs.")
 ]
@@ -126,6 +133,85 @@ class ReplayJob(Args):
     same_outputs: Annotated[
         bool, Meta(description="Outputs that are not in `outputs` keep their places, and get their rows again.")
     ] = False
+    keep_ms: KeepMs = KEEP_MS
+
+
+class LetterView(Result):
+    """A dead letter of a job: a segment at which a task failed, or that came too late for a window."""
+
+    id: TaskIdBytes
+    job: str
+    batch: Annotated[int, Meta(description="The batch that read the segment.")]
+    task: str
+    error: Annotated[str, Meta(description="Type of the exception; `Late` for a late segment.")]
+    message: str
+    traceback: str
+    attempt: Annotated[int, Meta(description="How often the segment has become a dead letter.")]
+    at_ms: Annotated[int, Meta(description="When it became one.", extra=MOMENT)]
+    window: Annotated[str | None, Meta(description="The window for which it came too late.")]
+    time_ms: Annotated[int | None, Meta(description="Time of the late segment.", extra=MOMENT)]
+    watermark_ms: Annotated[int | None, Meta(description="Watermark of the window at that time.", extra=MOMENT)]
+    segment: Annotated[str, Meta(description="The segment as JSON, or as Python shows it if JSON cannot hold it.")]
+    packed: Annotated[bytes, Meta(description="The segment as MessagePack, with all its types.", extra=BLOB)]
+
+
+class LetterCount(Result):
+    """The number of dead letters of a task with one type of error."""
+
+    task: str
+    error: str
+    count: int
+
+
+class Letters(Result):
+    """A page of dead letters in id order, or with ``count`` their numbers."""
+
+    letters: list[LetterView]
+    counts: list[LetterCount]
+    after: Annotated[
+        TaskIdBytes | None,
+        Meta(description="Where the next page begins; null: this is the last one. A page that is short need not be."),
+    ]
+
+
+class RequeuedLetters(Result):
+    """The job that sends letters again."""
+
+    id: Annotated[str | None, Meta(description="Its id; null: no letter waits for it.")]
+    count: Annotated[int, Meta(description="Number of letters that this request took.")]
+    more: Annotated[bool, Meta(description="Whether it stopped at its limit.")]
+
+
+class ListLetters(Args):
+    """Return dead letters of a job.
+
+    With ``letter`` it is this one alone. With ``count`` they are counted by task and error, up to 100,000 at a time.
+    """
+
+    id: JobId
+    task: LetterTask = None
+    error: LetterError = None
+    letter: Annotated[TaskIdBytes | None, Meta(description="Only this one.")] = None
+    count: Annotated[bool, Meta(description="Count them by task and type of error.")] = False
+    after: Annotated[TaskIdBytes | None, Meta(description="Continue after this id.")] = None
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="Most letters of a page.")] = 100
+    newest_first: Annotated[bool, Meta(description="In the reverse order: the newest first.")] = False
+
+
+class RequeueLetters(Args):
+    """Send dead letters of a job again.
+
+    A new job with the definition of the job ``id`` reads them, and each segment goes to the task at which it failed.
+    Its windows and joins begin empty. A letter is taken once, so a repeated request does not send it again.
+    """
+
+    id: JobId
+    task: LetterTask = None
+    error: LetterError = None
+    new_id: Annotated[
+        JobId | None, Meta(description="Id of the new job; default: one that follows from its letters.")
+    ] = None
+    limit: Annotated[int, Meta(ge=1, le=LETTERS_MAX, description="Most letters to send.")] = LETTERS_MAX
     keep_ms: KeepMs = KEEP_MS
 
 
@@ -316,4 +402,53 @@ HOST_JOB = Operation(
     python_left_out=("wait_ms",),
     example={"id": "words", "host": "9f86d081884c7d65"},
 )
-JOBS = (SUBMIT_JOB, REPLAY_JOB, LIST_JOBS, GET_JOB, WAIT_JOB, SEAL_INPUT, KILL_JOB, HOST_JOB)
+LIST_LETTERS = Operation(
+    name="job.letters",
+    args=ListLetters,
+    result=Letters,
+    access=everywhere("read"),
+    place=Place.ALL_LEADERS,
+    reads=True,
+    http=Http(verb="GET", path=f"{_PATH}/letters", id="list_letters", tag=_TAG, errors=(404,), pages="letters"),
+    verbs=(
+        Verb(
+            name="job letters",
+            about="list or count dead letters of a job, or show one",
+            example="words --task parse --error KeyError",
+            run=f"{_RUN}:job_letters",
+        ),
+    ),
+    python="job_letters",
+    example={"id": "words", "task": "parse"},
+)
+REQUEUE_LETTERS = Operation(
+    name="job.requeue",
+    args=RequeueLetters,
+    result=RequeuedLetters,
+    access=everywhere("admin"),
+    place=Place.ALL_LEADERS,
+    bounded=True,
+    http=Http(verb="POST", path=f"{_PATH}/requeue", id="requeue_letters", tag=_TAG, errors=(404, 409)),
+    verbs=(
+        Verb(
+            name="job requeue",
+            about="send dead letters of a job again, by a new job with its definition",
+            example="words --task parse --error KeyError",
+            columns=("id", "count", "more"),
+        ),
+    ),
+    python="requeue_job",
+    example={"id": "words", "task": "parse", "error": "KeyError"},
+)
+JOBS = (
+    SUBMIT_JOB,
+    REPLAY_JOB,
+    LIST_JOBS,
+    GET_JOB,
+    WAIT_JOB,
+    SEAL_INPUT,
+    KILL_JOB,
+    LIST_LETTERS,
+    REQUEUE_LETTERS,
+    HOST_JOB,
+)
