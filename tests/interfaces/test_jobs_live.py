@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -24,7 +25,10 @@ import pytest
 from onyxq import AsyncClient, Client, Function, Input, Job, Output, api
 from onyxq.errors import BadRequest, Conflict, JobConflict, NotFound, TimedOut, TooLarge
 from onyxq.interfaces.cli.main import run
+from onyxq.jobs import letters
 from onyxq.node.jobs.hosts import Message
+from onyxq.spark.queues.options import QueueOutput
+from onyxq.spark.queues.shares import Share
 from tests.interfaces.live_world import Live, running
 from tests.jobs.fake_host import FakeHosts, FakeLink, obedient
 
@@ -444,3 +448,35 @@ def test_without_any_peer_for_it_a_job_is_taken_and_waits() -> None:
         assert submit(job) == job.id
         found = api.job(job.id, cluster.addresses[0])
         assert found["state"] == "waiting" and "slots" in found["why"]
+
+
+def test_dead_letters_are_listed_counted_shown_and_sent_again_by_commands(client: Client, line: Line) -> None:
+    """A long list says how it continues; the exit code of an unknown job or letter is 3."""
+    job = job_of("runs", dead_letters=True)
+    client.submit_job(job)
+    version = client.job(job.id)["version"]
+    output = QueueOutput(letters.queue_of(job.id), own=True)
+    share = Share(partitions=64, now_ms=time.time_ns() // 1_000_000, random_64=lambda: 7)
+    for number, error in enumerate(("KeyError", "ValueError", "ValueError")):
+        said = (error, f"no {number}", "line 1\nline 2")
+        made = letters.failed(task="work", way="", segment={"n": number}, error=said)
+        share.add(output, letters.stamped(made, job=job.id, batch=0, attempt=1), name="<letter>")
+    mine = {"job": job.id, "version": version}
+    prepared = client.call("jobs.prepare", {"name": f"{job.id}/share", "enqueue": share.take(), **mine})["prepared"]
+    client.call("jobs.commit", {"name": f"{job.id}/0", "prepared": [prepared], "batch": 0, "offsets": b"x", **mine})
+
+    found = json.loads(line("job", "letters", job.id, "--error", "KeyError: no", "--json")[1])["letters"]
+    assert [(one["task"], one["segment"], one["batch"]) for one in found] == [("work", '{"n":0}', 0)]
+    code, out, err = line("job", "letters", job.id, "--limit", "1")
+    assert code == 0 and out.split()[:4] == ["id", "task", "error", "message"] and "--after " in err
+    code, out, _ = line("job", "letters", job.id, "--count")
+    assert [row.split() for row in out.splitlines()[-2:]] == [["work", "KeyError", "1"], ["work", "ValueError", "2"]]
+    code, out, _ = line("job", "letters", job.id, "--letter", found[0]["id"])
+    assert code == 0 and re.search(r"^message +no 0$", out, re.M) and "line 2" in out
+    assert line("job", "letters", job.id, "--letter", "0" * 40)[0] == line("job", "letters", "nobody")[0] == 3
+    assert line("job", "letters", job.id, "--letter", "0")[0] == 2
+
+    code, out, _ = line("job", "requeue", job.id, "--task", "work", "--error", "ValueError")
+    assert code == 0 and re.search(r"^count +2$", out, re.M) and f"{job.id}-requeue-" in out
+    assert len(json.loads(line("job", "letters", job.id, "--json")[1])["letters"]) == 1
+    client.kill_job(job.id)
