@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ import pytest
 from onyxq import Client
 from onyxq.errors import TimedOut
 from onyxq.jobs.model import Function, Input, Job, Output, Reduce, Trigger, Window
+from onyxq.spark.session import descendants
 from tests.interfaces.live_world import running
 from tests.spark.job_world import HERE
 
@@ -29,6 +31,12 @@ def client(java: None) -> Iterator[Client]:
     """A client of one peer that hosts Spark."""
     with running(slots=2) as cluster, Client(cluster.addresses[0]) as found:
         yield found
+
+
+def host() -> int:
+    """Return the process id of the peer's host."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(os.getpid())}
+    return next(pid for pid, command in commands.items() if b"onyxq.spark.host\0" in command)
 
 
 def read_in_order(folder: Path, *texts: str) -> None:
