@@ -72,7 +72,6 @@ def test_a_completed_job_is_replayed_from_one_of_its_batches(client: Client, tmp
     assert found == {"counts": [111], "again": [110]}
 
 
-
 def visits(folder: Path, name: str, **more: Any) -> Job:
     """Return a job that counts visits by user, and gives each to another output; it runs until its input is sealed."""
     return Job(
