@@ -145,13 +145,7 @@ class Service:
         self.log_view = LogView(node, backend)
         self._jobs = Jobs(node, driver, self.log_view, serve_host)
         self._letters = JobLetters(
-            node,
-            self._jobs,
-            self._reading,
-            self._listing,
-            self._enqueueing,
-            cancel=self._held_tasks.cancel,
-            ids=ids,
+            node, self._jobs, self._reading, self._listing, self._enqueueing, cancel=self._held_tasks.cancel, ids=ids
         )
         self.claiming = Claiming(node, self._give_back)
         self._summaries = Summaries(node, self._reading, self.claiming)

@@ -179,7 +179,7 @@ def _unpacked(settings: Settings) -> Path:
     except (OSError, tarfile.TarError) as error:
         raise BadRequest(f"{what} cannot be unpacked: {error}", field="host.environment") from None
     if not (folder / "bin" / "python").exists():
-        raise BadRequest(f"{what} is no Python environment: it has no bin/python", field="host.environment")
+        raise BadRequest(f"{what} is not a Python environment: it has no bin/python", field="host.environment")
     return folder / "bin"
 
 
