@@ -71,7 +71,7 @@ ODDS = {
     "transaction": 9,
     "queue": 5,
     "periodic": 4,
-    "job": 18,
+    "job": 17,
     "node": 3,
     "garbage": 1,
     "repeat": 2,
