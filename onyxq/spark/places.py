@@ -54,6 +54,15 @@ def exists(system: fs.FileSystem, path: str) -> bool:
     return bool(system.get_file_info(path).type != fs.FileType.NotFound)
 
 
+def listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    """Return the files in a folder; none if there is no folder."""
+    selector = fs.FileSelector(path, allow_not_found=True)
+    try:
+        return list(system.get_file_info(selector))
+    except FileNotFoundError:  # Another process made the folder between Arrow's two looks at it.
+        return list(system.get_file_info(selector))
+
+
 def read(system: fs.FileSystem, path: str) -> bytes:
     """Return the content of a file."""
     with system.open_input_stream(path, compression=None) as stream:

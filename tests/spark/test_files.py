@@ -20,6 +20,7 @@ from onyxq.spark.files import file_sink, staging
 from onyxq.spark.files.file_sink import publish, stage, staged
 from onyxq.spark.files.formats import WRITERS, described
 from onyxq.spark.files.staging import Folder, Staging, Written
+from onyxq.spark.places import listed, located
 from tests.spark.job_world import written
 
 JOB = "j"
@@ -192,6 +193,22 @@ def test_parquet_says_which_segments_do_not_fit(tmp_path: Path) -> None:
         task.add("out", msgpack.packb({"n": "one"}))
     assert "schema" in caught.value.advice
     task.discard()
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_listed(tmp_path: Path) -> None:
+    """Arrow looks twice, and raises an error if the folder appears between."""
+
+    class Appearing:
+        calls = 0
+
+        def get_file_info(self, selector: Any) -> Any:
+            self.calls += 1
+            if self.calls == 1:
+                raise FileNotFoundError(selector.base_dir)
+            return located(str(tmp_path))[0].get_file_info(selector)
+
+    (tmp_path / "note").touch()
+    assert [one.base_name for one in listed(Appearing(), str(tmp_path))] == ["note"]
 
 
 def test_folders_may_be_uris(tmp_path: Path) -> None:

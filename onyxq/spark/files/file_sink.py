@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from onyxq.spark.files.formats import united_schema, widened
 from onyxq.spark.files.staging import HIDDEN, Folder, Written
-from onyxq.spark.places import exists, read, write
+from onyxq.spark.places import exists, listed, read, write
 from onyxq.spark.sinks import tables
 
 DONE = "done"
@@ -72,7 +72,7 @@ def found_schemas(folders: Sequence[Folder], *, job: str, batch: int) -> dict[st
 def _last_note(folders: Sequence[Folder], *, job: str, batch: int) -> dict[str, Any]:
     """Return the note of the last published batch before this one, or an empty dict."""
     system, aside = folders[0].hidden(job)
-    notes = [one for one in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)) if _is_done(one)]
+    notes = filter(_is_done, listed(system, aside))
     before = [one for one in notes if _batch_of(one.base_name) < batch]
     last = max(before, key=lambda one: _batch_of(one.base_name), default=None)
     return {} if last is None else dict(json.loads(read(system, last.path)))
@@ -88,7 +88,7 @@ def staged(folders: Sequence[Folder], *, job: str, batch: int) -> str | None:
     Some of its files may be visible already.
     """
     system, aside = folders[0].hidden(job)
-    for found in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)):
+    for found in listed(system, aside):
         number, _, rest = found.base_name.partition(".")
         if number == str(batch) and rest.endswith(".json"):
             return str(rest.removesuffix(".json"))
@@ -177,7 +177,7 @@ def forget(folders: Sequence[Folder], *, job: str) -> None:
 
 def _clear(system: fs.FileSystem, aside: str, batch: int) -> None:
     """Remove files of attempts up to a batch, except for the note that this one is done."""
-    for found in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)):
+    for found in listed(system, aside):
         name = found.base_name
         if _batch_of(name) <= batch and name != f"{batch}.{DONE}.json":
             system.delete_file(found.path)
