@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ pytest.importorskip("deltalake")
 import deltalake
 
 from onyxq.jobs.job_check import check
-from onyxq.jobs.model import Function, Input, Job, Output, Sql
+from onyxq.jobs.model import BatchFunction, Function, Input, Job, Output, Sql
 from onyxq.jobs.values import pack, unpack
 from onyxq.spark.files.columns import segments
 from tests.spark import generated_columns as made
@@ -42,6 +43,7 @@ PARTS = {
 LOCAL_PARTS = {"local": made.array(made.struct(made.LOCAL, made.mapping(made.LOCAL)))}
 """Columns that Delta lacks."""
 EVERYTHING = {**ROW, **FLAT, **PARTS, **LOCAL_PARTS}
+STRING = next(name for name, one in FLAT.items() if one is made.STRING)
 IN_ORC = {name: one for name, one in {**ROW, **FLAT}.items() if "`" not in name}
 """Spark writes a column with a backquote in its name to ORC, and reads Nones."""
 FRAMES = ("parquet", "json", "csv")
@@ -71,7 +73,7 @@ def schema_of(*parts: dict[str, made.Type]) -> str:
 
 
 def written_by_a_job(spark: Any, folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows to outputs of all formats, by a function; one that CSV cannot hold goes to its errors."""
+    """Write rows to outputs of all formats, by a function; one that CSV or text cannot hold goes to their errors."""
     (folder / "in").mkdir()
     (folder / "in" / "rows.txt").write_text("".join(f"{pack(row).hex()}\n" for row in rows))
     schemas = {
@@ -86,11 +88,18 @@ def written_by_a_job(spark: Any, folder: Path, rows: list[dict[str, Any]]) -> No
     ]
     job = Job(
         id="there",
-        workflow=[("in", "unhexed"), *(("unhexed", one.name) for one in outputs)],
+        workflow=[
+            ("in", "unhexed"),
+            *(("unhexed", one.name) for one in outputs),
+            ("unhexed", "string"),
+            ("string", "text"),
+        ],
         catalog=[
             Input("in", format="text", path=str(folder / "in")),
             Function("unhexed", f"{HERE}:unhexed"),
+            Function("string", f"{HERE}:field", {"name": STRING}),
             *outputs,
+            Output("text", format="text", path=str(folder / "text"), errors="refused"),
             Output("refused", format="json", path=str(folder / "refused")),
         ],
         key_groups=2,
@@ -101,7 +110,7 @@ def written_by_a_job(spark: Any, folder: Path, rows: list[dict[str, Any]]) -> No
 
 def read_by_a_job(spark: Any, folder: Path, inputs: list[Input]) -> None:
     """Read all formats: as segments, which become lines of text; and as frames, which go to all formats again."""
-    frames = {"f parquet": "p", "f json": "p", "f delta": "p", "f csv": "c"}
+    frames = {"f parquet": "p", "f json": "p", "f delta": "p"}
     options = {
         "f delta": {"schema": schema_of(ROW, FLAT, PARTS), "other_fields": "drop"},
         "f csv": {"schema": schema_of(ROW, FLAT)},
@@ -114,15 +123,17 @@ def read_by_a_job(spark: Any, folder: Path, inputs: list[Input]) -> None:
             *((f"hexed {name}", f"back {name}") for name in names),
             *((name, f"same {name}") for name in ("p", "c")),
             *((f"same {name}", out) for out, name in frames.items()),
+            *(("same c", "batches"), ("batches", "f csv")),
         ],
         catalog=[
             *inputs,
+            BatchFunction("batches", f"{HERE}:same", returns=schema_of(ROW, FLAT)),
             *(Sql(f"same {name}", f"select * from {name}") for name in ("p", "c")),
             *(Function(f"hexed {name}", f"{HERE}:hexed") for name in names),
             *(Output(f"back {name}", format="text", path=str(folder / f"back {name}")) for name in names),
             *(
                 Output(out, format=out.split()[1], path=str(folder / out), options=options.get(out, {}))
-                for out in frames
+                for out in (*frames, "f csv")
             ),
         ],
         key_groups=2,
@@ -202,6 +213,7 @@ def test_every_type_by_every_format(spark: Any, tmp_path: Path) -> None:
             schema=f"{order}, where struct<land: string, zip: int>",
             options={"rowTag": "order"},
         ),
+        Input("t", format="text", path=str(tmp_path / "text")),
         Input("b", format="binaryFile", path=str(tmp_path / "pictures")),
     ]
     read_by_a_job(spark, tmp_path, inputs)
@@ -215,7 +227,12 @@ def test_every_type_by_every_format(spark: Any, tmp_path: Path) -> None:
     assert alike(lake(tmp_path / "delta"), [{name: row[name] for name in {**ROW, **FLAT, **PARTS}} for row in rows])
     fit = [{name: row[name] for name in {**ROW, **FLAT}} for row in rows if not any(map(breaks_csv, row.values()))]
     assert alike(back(tmp_path, "c"), fit)
-    assert len(written(tmp_path / "refused")) == len(rows) - len(fit) > 0
+    refused = Counter(one["output"] for one in written(tmp_path / "refused"))
+    assert refused["csv"] == len(rows) - len(fit) > 0
+    lines = [row[STRING] for row in rows if row[STRING] is not None]
+    one_line = Counter(line for line in lines if "\n" not in line and "\r" not in line and line[:1] != "\ufeff")
+    assert Counter(one["value"] for one in back(tmp_path, "t")) == one_line
+    assert refused["text"] == len(lines) - one_line.total() > 0
     assert sorted(back(tmp_path, "x"), key=lambda row: row["n"]) == orders
     (file,) = back(tmp_path, "b")
     assert (file["content"], file["length"], file["path"][-6:]) == (content, len(content), "/a.bin")

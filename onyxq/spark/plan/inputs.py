@@ -158,8 +158,8 @@ def shared(opened: Opened, parts: int) -> Opened:
     """Return the same rows, read and parsed once for all their uses in a plan; parts and their order do not change.
 
     Spark plans equal exchanges once, so the optimizer must not move projections or filters below the exchange. For
-    this, the exchange's key names all columns, although only the part decides, and the filter above it is not
-    deterministic, although it is always true.
+    this, the exchange's key names all columns, although only the part decides (no part is negative, so Spark
+    never computes the hash of the columns), and the filter above it is not deterministic, although it is always true.
     """
     from pyspark.sql import functions as of
 
