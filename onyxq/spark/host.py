@@ -27,7 +27,7 @@ from onyxq.jobs.encoding import decode
 from onyxq.jobs.inherited_state import stateful
 from onyxq.spark import home, java, warm_up
 from onyxq.spark.checkpoint import Checkpoints
-from onyxq.spark.job_run import Order, Place, Running
+from onyxq.spark.job_run import Order, Place, Running, Say
 from onyxq.spark.savepoints import Savepoints, Source
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
 from onyxq.spark.state_copy import Resumed, recover
@@ -70,18 +70,13 @@ class Asked:
 class Host:
     """The jobs of one session."""
 
-    def __init__(self, session: Any, asked: Asked, out: IO[str]) -> None:
+    def __init__(self, session: Any, asked: Asked, say: Say) -> None:
+        """``say``: sends an event to the peer; any thread may call it."""
+        self.say = say
         self._session = session
-        self._out = out
-        self._saying = threading.Lock()
         self._place = Place(asked.connect, asked.slots, _checkpoints(asked))
         self._jobs: dict[str, Running] = {}
-
-    def say(self, event: Mapping[str, Any]) -> None:
-        """Send an event to the peer, as one line."""
-        with self._saying:
-            self._out.write(json.dumps(event) + "\n")
-            self._out.flush()
+        self._stopped = threading.Event()
 
     def do(self, said: Mapping[str, Any]) -> None:
         """Carry out one order."""
@@ -108,11 +103,21 @@ class Host:
         """Make the savepoints of its jobs, in a thread."""
         if self._place.connect is not None:
             keeper = Savepoints(self._place.connect, self._place.checkpoints, self._sources)
-            threading.Thread(target=keeper.run, name="savepoints", daemon=True).start()
+            threading.Thread(target=keeper.run, args=(self._stopped,), name="savepoints", daemon=True).start()
 
     def _sources(self) -> list[Source]:
         running = [one for one in list(self._jobs.values()) if one.alive]
         return [one.saved for one in running if one.saved is not None]
+
+    def stop(self, within_s: float) -> bool:
+        """Stop all jobs, and return whether they have ended in time."""
+        self._stopped.set()
+        until = time.monotonic() + within_s
+        for running in self._jobs.values():
+            running.stop()
+        for running in self._jobs.values():
+            running.join(max(0.0, until - time.monotonic()))
+        return not self.busy
 
     @property
     def busy(self) -> bool:
@@ -184,7 +189,7 @@ def main() -> None:
         end(1)
     if asked.warm:
         warm_up.warm(session, Path(asked.work))
-    host = Host(session, asked, out)
+    host = Host(session, asked, _lines_to(out))
     _watch(session, host)
     host.keep_savepoints()
     host.say({"event": "up", "alive_s": asked.alive_s, "ui": session.sparkContext.uiWebUrl})
@@ -217,6 +222,18 @@ def _carry_out(
         except Exception:
             traceback.print_exc()
             end(1)  # An invalid order is a bug of ours. The peer starts another host, and reports the reason.
+
+
+def _lines_to(out: IO[str]) -> Say:
+    """Return a function that writes each event as one line."""
+    writing = threading.Lock()
+
+    def say(event: Mapping[str, Any]) -> None:
+        with writing:
+            out.write(json.dumps(event) + "\n")
+            out.flush()
+
+    return say
 
 
 def _take_stdout() -> IO[str]:

@@ -159,9 +159,9 @@ class Running:
         """Whether it has not ended."""
         return self._thread.is_alive()
 
-    def join(self) -> None:
-        """Wait until it has ended."""
-        self._thread.join()
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended, or for that long."""
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -67,10 +68,9 @@ class Savepoints:
         self._swept: tuple[set[str], set[str]] | None = None
         """The folders that were searched, and the places that stay, at the last deletion."""
 
-    def run(self) -> None:
-        """Work for ever; errors of the cluster and of disks are logged, and the work is tried again."""
-        while True:
-            time.sleep(LOOK_S)
+    def run(self, stopped: threading.Event) -> None:
+        """Work until it is stopped; errors of the cluster and of disks are logged, and the work is tried again."""
+        while not stopped.wait(LOOK_S):
             try:
                 self.look()
             except OnyxqError as error:

@@ -31,6 +31,15 @@ PROPERTIES = "spark.properties"
 """Name of the file from which the virtual machine reads its settings; removed once it is up."""
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Variable by which ``spark-submit`` tells a program where its virtual machine is."""
+_NEEDED = (
+    "spark.python.daemon.module",
+    "spark.scheduler.mode",
+    "spark.sql.adaptive.enabled",
+    "spark.sql.session.timeZone",
+)
+"""Settings on which jobs depend in any virtual machine, besides those of streams."""
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where executors find other programs, besides those of a job's Python environment."""
 
@@ -139,6 +148,8 @@ def open_session(settings: Settings) -> Any:
 
     Raises `Incomplete` if something is not installed, and `BadRequest` for a Python environment that cannot be used.
     """
+    if _SUBMITTED in os.environ:
+        return _submitted_session(settings)
     home = find_home()
     (settings.work / TEMPORARY).mkdir(parents=True, exist_ok=True)
     os.environ |= {
@@ -165,6 +176,18 @@ def open_session(settings: Settings) -> Any:
         path.unlink(missing_ok=True)
         if home.archive is not None:  # It is ours, not the caller's choice for other programs.
             del os.environ["SPARK_HOME"]
+
+
+def _submitted_session(settings: Settings) -> Any:
+    """Open the session in the virtual machine of ``spark-submit``, whose command decides all but our needs."""
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is not None:
+        raise BadRequest("there is a Spark session already, without the settings on which jobs depend", field="session")
+    ours = configuration(settings, Home(Path(), archive=None)).items()
+    needed: dict[str, Any] = {}
+    needed |= {name: said for name, said in ours if name in _NEEDED or name.startswith("spark.sql.streaming.")}
+    return SparkSession.builder.config(map=needed).getOrCreate()
 
 
 def _unpacked(settings: Settings) -> Path:
@@ -220,13 +243,17 @@ def of_its_own(session: Any) -> Any:
 
 
 def machine_of(session: Any) -> int:
-    """Return the process id of the session's virtual machine."""
-    return int(java.process(session).pid)
+    """Return the process id of the session's virtual machine; ``spark-submit`` starts this process from there."""
+    process = java.process(session)
+    return os.getppid() if process is None else int(process.pid)
 
 
 def kill_machine(pid: int) -> None:
-    """Kill a virtual machine and all its descendants at once, Python workers in other process groups included."""
-    for one in [*descendants(pid), pid]:
+    """Kill a virtual machine and all its descendants at once, Python workers in other process groups included.
+
+    This process itself is not killed, even if it is one of them.
+    """
+    for one in {*descendants(pid), pid} - {os.getpid()}:
         try:
             os.kill(one, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,0 +1,102 @@
+"""`spark-submit` of a program that serves a job: it is frozen, loses the job to its peer, and takes it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onyxq import Client, Function, HostSettings, Input, Job, Output
+from onyxq.interfaces import job_hosts
+from onyxq.spark.home import find_home
+from onyxq.spark.session import descendants
+from tests.interfaces.live_world import running
+from tests.jobs.fake_host import FakeHosts
+from tests.spark.host_world import PATIENCE_S, ROOT, alive
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java")]
+
+LEASE_S = 4.0
+QUIET = ("spark.ui.enabled=false", "spark.log.level=ERROR", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1")
+
+
+def until(look: Callable[[], Any], log: Path) -> Any:
+    """Return what is found once there is something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, log.read_text()[-3_000:]
+        time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def submitted(job: str, connect: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the program under ``spark-submit``; kill all of it after the test."""
+    home = str(find_home().path)
+    command = [f"{home}/bin/spark-submit", "--master", "local[2]", "--driver-memory", "600m"]
+    for setting in QUIET:
+        command += ["--conf", setting]
+    program = log.with_name("driver.py")
+    program.write_text("from onyxq.spark.submit import main\n\nraise SystemExit(main())\n")
+    command += [str(program), "--connect", connect, "--work", str(log.parent), job]
+    environment = {
+        **os.environ,
+        "SPARK_HOME": home,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+    }
+    with open(log, "wb") as file, subprocess.Popen(command, env=environment, stdout=file, stderr=file) as process:
+        try:
+            yield process
+        finally:
+            signal_all(process.pid, signal.SIGKILL)
+
+
+def signal_all(pid: int, number: int) -> None:
+    """Send a signal to a process and all that it has started."""
+    for one in [pid, *descendants(pid)]:
+        if alive(one):
+            os.kill(one, number)
+
+
+def test_a_submitted_program_loses_a_job_when_it_is_frozen_and_takes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task counts once, whoever served the job; the program ends with the job."""
+    monkeypatch.setattr(job_hosts, "LEASE_S", LEASE_S)
+    hosts, log = FakeHosts(), tmp_path / "submit.log"
+    job = Job(
+        id="submitted",
+        workflow=[("in", "same"), ("same", "out")],
+        catalog=[Input("in", queue="a"), Function("same", "tests.spark.tasks:same"), Output("out", queue="b")],
+        own_host=True,
+        host=HostSettings(submit_wait_ms=600_000),
+    )
+    with running(slots=2, launch_host=hosts.launch) as cluster, Client(cluster.addresses[0]) as client:
+        client.enqueue_many("a", [b"%d" % number for number in range(50)])
+        client.submit_job(job, importable=False)
+        with submitted(job.id, cluster.addresses[0], log) as process:
+            until(lambda: client.count("b")["b"]["ready"] == 50, log)
+            first = client.job(job.id)
+            signal_all(process.pid, signal.SIGSTOP)
+            client.enqueue_many("a", [b"%d" % number for number in range(50, 100)])
+            until(lambda: client.job(job.id)["version"] > first["version"], log)
+            signal_all(process.pid, signal.SIGCONT)
+            until(lambda: client.count("b")["b"]["ready"] == 100, log)
+            assert client.job(job.id)["batch"] > first["batch"]
+            client.seal_job(job.id, "in")
+            assert client.wait_job(job.id, 60_000).state == "completed"
+            assert process.wait(60) == 0, log.read_text()[-3_000:]
+        found = [claim.data for claim in client.claim(["b"], max=200, worker="w")]
+    assert sorted(map(int, found)) == list(range(100))
+    assert log.read_text().count("serving job submitted") == 2
+    assert hosts.links == []
