@@ -15,7 +15,7 @@ import anyio
 from attrs import frozen
 
 from onyxq.client import AsyncClient
-from onyxq.core.errors import NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.worker.functions import TaskFunction
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
@@ -65,7 +65,7 @@ async def keep(
         try:
             for periodic in periodics:
                 await _set_up(client, periodic)
-            for said in orphans(await client.periodics(), periodics, tasks=tasks, queues=queues):
+            for said in orphans(await _all_periodics(client), periodics, tasks=tasks, queues=queues):
                 log.warning("%s", said)
             return
         except (Unavailable, Overloaded, TimedOut) as error:
@@ -76,6 +76,13 @@ async def keep(
             return
         await anyio.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+
+async def _all_periodics(client: AsyncClient) -> Sequence[dict[str, Any]]:
+    try:
+        return await client.periodics()
+    except Forbidden:  # the token is for some queues; only one for all queues may list them
+        return []
 
 
 async def _set_up(client: AsyncClient, periodic: Periodic) -> None:

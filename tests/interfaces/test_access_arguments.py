@@ -9,13 +9,15 @@ import pytest
 import trio
 from attrs import define, field
 
+from onyxq import App, AsyncClient
 from onyxq.access.grants import Access, Token
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import ids_of
 from onyxq.core.queue_settings import SETTINGS
-from onyxq.errors import Forbidden, NotFound, TooLarge, Unauthorized
+from onyxq.errors import Forbidden, NotFound, OnyxqError, TooLarge, Unauthorized
 from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.operations.checks.access import ARGUMENTS_BYTES_MAX, RUNS_AT_ONCE, Guarded, check_size
+from onyxq.worker.periodic import keep
 from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
 from tests.interfaces.test_protocol_page import TOLD
 
@@ -109,6 +111,46 @@ def test_no_argument_gives_access_to_another_group_of_the_task_store(wires: tupl
         assert error["code"] == "forbidden" and "their secret" not in repr(error), operation
     assert ours.call("taskstore.group", {"group": OURS, "owned": True})["tasks"] == []
     assert every.call("taskstore.tasks", {"ids": [theirs]})["tasks"][0][1] == THEIRS
+
+
+@pytest.mark.parametrize(
+    ("role", "operation", "args", "said"),
+    [
+        ("consume", "periodic.get", {"name": "nightly"}, "periodic.get needs the role read"),
+        ("consume", "count", {"queue": THEIRS}, f"count needs the role read on queue '{THEIRS}'"),
+        ("produce:ours.", "enqueue", None, f"enqueue needs the role produce on queue '{THEIRS}'"),
+        ("read:ours.", "periodic.list", {}, "periodic.list needs the role read on every queue"),
+    ],
+)
+def test_a_refusal_names_the_operation_the_role_and_the_queue(
+    role: str, operation: str, args: dict[str, Any] | None, said: str
+) -> None:
+    """So that the reader knows which call of a program needs which role, and where."""
+    token = Token.of("a token with a small role", "small", [role])
+    guarded = Guarded(Late(), Access((token,), "").of_token("a token with a small role"))
+    if args is None:
+        args = {"runs": [[fresh_id(), pack_task({"queue": THEIRS}, [b"x"])]]}
+    with pytest.raises(Forbidden) as caught:
+        trio.run(guarded.call, operation, args)
+    assert caught.value.message == said
+
+
+def test_a_worker_with_roles_on_its_queues_sets_up_its_periodic_functions(cluster: LocalCluster) -> None:
+    """It may not list the periodic tasks of all queues, and continues without that."""
+    app, errors = App(), list[OnyxqError]()
+
+    @app.periodic("every 90s", name="tick")
+    @app.task(queue=OURS)
+    def tick() -> None: ...
+
+    async def scenario() -> None:
+        async with AsyncClient(cluster.addresses[0], token="a token for ours only") as client:
+            await keep(client, app.periodics, tasks=app.tasks, queues=[OURS], give_up=errors.append)
+            assert (await client.periodic("tick"))["queue"] == OURS
+            await client.remove_periodic("tick")
+
+    trio.run(scenario)
+    assert errors == []
 
 
 # --- tasks that are not there yet

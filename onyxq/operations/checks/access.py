@@ -75,7 +75,7 @@ def check_role(grants: Grants, operation: str) -> None:
     """Raise `Forbidden` if a caller may not make a call with any arguments."""
     roles = access_of(operation).roles
     if roles and not any(grants.has(role) for role in roles):
-        raise _forbidden(roles)
+        raise _forbidden(operation, roles)
 
 
 def judged(grants: Grants, operation: str, args: Any) -> tuple[Any, list[Need]]:
@@ -111,38 +111,35 @@ def unmet(grants: Grants, operation: str, args: Any) -> list[Need]:
     access = access_of(operation)
     if any(grants.everywhere(role) for role in access.roles):
         return []
-    return [need for need in access.find(args) if not _settled(grants, need)]
+    return [need for need in access.find(args) if not _settled(grants, operation, need)]
 
 
-def _settled(grants: Grants, need: Need) -> bool:
+def _settled(grants: Grants, operation: str, need: Need) -> bool:
     if any(grants.everywhere(role) for role in need.roles):
         return True
     roles = [role for role in need.roles if grants.has(role)]
     if not roles:
-        raise _forbidden(need.roles)
+        raise _forbidden(operation, need.roles, *need.queues[:1])
     if need.every:
-        raise Forbidden(f"this needs the role {roles[0]} on every queue", field="token")
-    _check_queues(grants, roles, need.queues)
+        raise Forbidden(f"{operation} needs the role {roles[0]} on every queue", field="token")
+    for queue in need.queues:
+        if not _on_queue(grants, roles, queue):
+            raise _forbidden(operation, roles[:1], queue)
     return not need.tasks and not need.stored and need.flow is None and need.periodic is None
 
 
-def _forbidden(roles: Sequence[str]) -> Forbidden:
-    return Forbidden(f"this needs the role {' or '.join(roles)}", field="token")
+def _forbidden(operation: str, roles: Sequence[str], queue: str | None = None) -> Forbidden:
+    where = "" if queue is None else f" on queue {queue[:200]!r}"
+    return Forbidden(f"{operation[:100]} needs the role {' or '.join(roles)}{where}", field="token")
 
 
-def _check_queues(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -> None:
-    for queue in queues:
-        if not any(grants.on(role, queue) for role in roles):
-            raise Forbidden(f"this needs the role {roles[0]} on queue {queue[:200]!r}", field="token")
+def _on_queue(grants: Grants, roles: Sequence[str], queue: str) -> bool:
+    return any(grants.on(role, queue) for role in roles)
 
 
 def _check_found(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -> None:
-    try:
-        _check_queues(grants, roles, queues)
-    except Forbidden:
-        raise Forbidden(
-            f"this needs the role {roles[0]} on the queue of everything that it names", field="token"
-        ) from None
+    if not all(_on_queue(grants, roles, queue) for queue in queues):
+        raise Forbidden(f"this needs the role {roles[0]} on the queue of everything that it names", field="token")
 
 
 async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
