@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypedDict, cast, get_args
 
-from onyxq.client.values import as_id
+from onyxq.client.values import as_id, wrong
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import (
     DEPENDS_MAX,
@@ -173,41 +173,41 @@ class Policy(NamedTuple):
         ``own``: whether the queue may be one of OnyxQ's own.
         """
         queue, priority, retries, backoff_ms, form, _, *relations = self
-        _check_name(queue, "queue", "a queue's name")
+        _check_name(queue, "queue")
         if not own:
             check_writable(queue, "queue")
         if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
-            raise BadRequest("priority is a signed 32-bit number", field="priority")
+            raise wrong("priority", f"a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}", priority)
         if retries is not OF_QUEUE and retries is not None and (type(retries) is not int or retries < 0):
-            raise BadRequest("retries is a whole number from 0 on, or None for no limit", field="retries")
+            raise wrong("retries", "a whole number, 0 or more, or None for no limit", retries)
         if backoff_ms is not None and (type(backoff_ms) is not int or backoff_ms < 0):
-            raise BadRequest("backoff_ms is a whole number from 0 on", field="backoff_ms")
+            raise wrong("backoff_ms", "a whole number of milliseconds, 0 or more", backoff_ms)
         if form not in ("bytes", "json"):
-            raise BadRequest("format is bytes or json", field="format")
+            raise wrong("format", "bytes or json", form)
         if relations != _NONE:
             self._check_relations()
 
     def _check_relations(self) -> None:
         for name in ("ordering_key", "unique_key"):
             if getattr(self, name) is not None:
-                _check_name(getattr(self, name), name, name)
+                _check_name(getattr(self, name), name)
         self._check_unique()
         if isinstance(self.depends, (str, bytes)):
-            raise BadRequest("depends is a list of ids", field="depends")
+            raise wrong("depends", "a list of ids", self.depends)
         if len(set(map(_dependency, self.depends))) != len(self.depends) or len(self.depends) > DEPENDS_MAX:
             raise BadRequest(f"depends names up to {DEPENDS_MAX} different tasks", field="depends")
         if self.on_dependency_failed not in FATES:
-            raise BadRequest(f"on_dependency_failed is one of {', '.join(FATES)}", field="on_dependency_failed")
+            raise wrong("on_dependency_failed", f"one of {', '.join(FATES)}", self.on_dependency_failed)
         if self.expires_ms is not None and (type(self.expires_ms) is not int or not 0 < self.expires_ms <= TIME_MS_MAX):
-            raise BadRequest("expires_ms is a time in milliseconds since the epoch", field="expires_ms")
+            raise wrong("expires_ms", "a time in milliseconds since the epoch", self.expires_ms)
         if self.trace is not None:
             check_traceparent(self.trace)
 
     def _check_unique(self) -> None:
         """Raise `BadRequest` for bad options of the unique key, and for such options without a key."""
         for name, values in (("unique_until", get_args(UniqueUntil)), ("on_conflict", get_args(OnConflict))):
-            if getattr(self, name) not in (None, *values):
-                raise BadRequest(f"{name} is one of {', '.join(values)}", field=name)
+            if (value := getattr(self, name)) not in (None, *values):
+                raise wrong(name, f"one of {', '.join(values)}", value)
         for name in UNIQUE_OPTIONS:
             if self.unique_key is None and getattr(self, _FIELDS.get(name, name)) is not None:
                 raise BadRequest(f"{name} needs a unique_key", field=name)
@@ -231,16 +231,16 @@ def _period_ms(period: Seconds) -> int:
     """Return a period in milliseconds; raise `BadRequest` for a bad one."""
     seconds = as_seconds(period, "unique_period")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise BadRequest("unique_period is a number of seconds, a timedelta or text such as 10m", field="unique_period")
+        raise wrong("unique_period", "a number of seconds, a timedelta or text such as 10m", period)
     if not 1 <= seconds * 1000 <= UNIQUE_PERIOD_MS_MAX:
-        raise BadRequest("unique_period is 1 ms to 366 days", field="unique_period")
+        raise wrong("unique_period", "1 ms to 366 days", period)
     return round(seconds * 1000)
 
 
 def tuple_of(depends: Iterable[bytes | str]) -> tuple[bytes | str, ...]:
     """Return the ids to depend on as a tuple; raise `BadRequest` for a single id."""
     if isinstance(depends, (str, bytes)):
-        raise BadRequest("depends is a list of ids", field="depends")
+        raise wrong("depends", "a list of ids", depends)
     return tuple(depends)
 
 
@@ -267,13 +267,13 @@ def _each(key: str | Sequence[str] | None, count: int, field: str) -> list[Any]:
     return list(key)
 
 
-def _check_name(value: Any, field: str, what: str) -> None:
+def _check_name(value: Any, field: str) -> None:
     if not isinstance(value, str) or not 1 <= len(value) <= NAME_CHARACTERS_MAX:
-        raise BadRequest(f"{what} has 1 to {NAME_CHARACTERS_MAX} characters", field=field)
+        raise wrong(field, f"a text of 1 to {NAME_CHARACTERS_MAX} characters", value)
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRequest(f"{what} contains half of a surrogate pair, which is not a character", field=field) from None
+        raise BadRequest(f"{field} contains half of a surrogate pair, which is not a character", field=field) from None
 
 
 def _dependency(value: Any) -> bytes:
@@ -294,13 +294,13 @@ class When(NamedTuple):
         """Return the due time; raise `BadRequest` for a bad or negative value, or if both are given."""
         delay_ms = as_milliseconds(delay_ms, "delay_ms")
         if type(delay_ms) is not int or delay_ms < 0:
-            raise BadRequest("delay_ms is a whole number from 0 on", field="delay_ms")
+            raise wrong("delay_ms", "a whole number of milliseconds, 0 or more", delay_ms)
         if at_ms is None:
             return When(delay_ms) if delay_ms else NOW
         if delay_ms:
             raise BadRequest("delay_ms and at_ms exclude each other", field="delay_ms")
         if type(at_ms) is not int or not 0 <= at_ms <= TIME_MS_MAX:
-            raise BadRequest("at_ms is a time in milliseconds since the epoch", field="at_ms")
+            raise wrong("at_ms", "a time in milliseconds since the epoch", at_ms)
         return When(0, at_ms)
 
     def due_ms(self, now_ms: int) -> int:

@@ -11,6 +11,9 @@ from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import ID_BYTES, TaskId
 
+SHOWN_CHARS = 80
+"""Most characters of a wrong value that an error shows."""
+
 _HEX = re.compile(r"[0-9a-fA-F]{40}")
 
 
@@ -127,6 +130,13 @@ class Page(NamedTuple):
 
     tasks: tuple[Task, ...]
     after: TaskId | None
+
+
+def wrong(field: str, expected: str, value: Any) -> BadRequest:
+    """Return the error for an option of a wrong value, such as ``delay_ms must be 0 or more, not -5``."""
+    text = repr(value)
+    shown = text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+    return BadRequest(f"{field} must be {expected}, not {shown}", field=field)
 
 
 def as_id(value: bytes | str) -> TaskId:

@@ -19,6 +19,7 @@ from onyxq.client.policy import (
     UniqueOptions,
     tuple_of,
 )
+from onyxq.client.values import wrong
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import OnConflict, UniqueUntil
@@ -173,7 +174,7 @@ class Options:
         """Raise `BadRequest` for options that do not fit the function."""
         if self.runs is not None:
             if self.runs not in RUNS:
-                raise BadRequest(f"runs is one of {', '.join(RUNS)}, not {self.runs!r}", field="runs")
+                raise wrong("runs", f"one of {', '.join(RUNS)}", self.runs)
             if inspect.iscoroutinefunction(function):
                 raise BadRequest("an async function runs in the worker's event loop", field="runs")
         if self.runs == "process" and "<" in function.__qualname__:
@@ -182,9 +183,9 @@ class Options:
             if self.runs == "process" and resource.is_async:
                 raise BadRequest(f"argument {name!r} is an async resource, which no process can open", field="runs")
         if self.timeout_s is not None and not 0 < self.timeout_s <= TIMEOUT_S_MAX:
-            raise BadRequest("timeout_s is a number of seconds above 0, up to 30 days", field="timeout_s")
+            raise wrong("timeout_s", "a number of seconds above 0, up to 30 days", self.timeout_s)
         if self.expires_after_ms is not None and (type(self.expires_after_ms) is not int or self.expires_after_ms <= 0):
-            raise BadRequest("expires_after_ms is a whole number above 0", field="expires_after_ms")
+            raise wrong("expires_after_ms", "a whole number of milliseconds above 0", self.expires_after_ms)
         if self.expires_after_ms is not None and self.expires_ms is not None:
             raise BadRequest("expires_ms and expires_after_ms exclude each other", field="expires_after_ms")
         self.retrying.check()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from attrs import frozen
 
-from onyxq.core.errors import BadRequest
+from onyxq.client.values import wrong
 from onyxq.system.durations import Seconds, as_seconds
 
 PAUSE_S_MAX = 366 * 86_400
@@ -122,7 +122,7 @@ class Retrying:
         for name in ("retry_on", "give_up_on"):
             for kind in _several(getattr(self, name)):
                 if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                    raise BadRequest(f"{name} is an exception class or a tuple of them, not {kind!r}", field=name)
+                    raise wrong(name, "an exception class or a tuple of them", kind)
         if self.retry_for_s is not None:
             pause_ms(self.retry_for_s, "retry_for_s")
 
@@ -175,7 +175,7 @@ def check_backoff(backoff: Backoff) -> None:
     if backoff is None or callable(backoff):
         return
     if isinstance(backoff, str) or not isinstance(backoff, Sequence) or not backoff:
-        raise BadRequest("backoff is a sequence of pauses in seconds, or a function that returns one", field="backoff")
+        raise wrong("backoff", "a sequence of pauses in seconds, or a function that returns one", backoff)
     for one in backoff:
         pause_ms(one, "backoff")
 
@@ -184,7 +184,7 @@ def pause_ms(pause: Seconds, field: str) -> int:
     """Return a pause in milliseconds; raise `BadRequest` naming the field if it is none."""
     seconds = as_seconds(pause, field)
     if type(seconds) not in (int, float) or not 0 <= seconds <= PAUSE_S_MAX:
-        raise BadRequest(f"{field} must be a duration from 0 to 366 days, not {pause!r}", field=field)
+        raise wrong(field, "a duration from 0 to 366 days", pause)
     return round(seconds * 1000)
 
 

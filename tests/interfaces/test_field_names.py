@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from onyxq.client import AsyncClient
+from onyxq.client.policy import Policy
 from onyxq.errors import BadRequest
 from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.worker.options import Options
 
 
 @pytest.mark.parametrize(
@@ -28,12 +31,38 @@ def test_a_field_is_named_once(field: str | None, message: str, named: str) -> N
     assert BadRequest(message, field=field).named() == named
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"delay_ms": -5}, "delay_ms must be a whole number of milliseconds, 0 or more, not -5"),
+        ({"priority": 1.5}, "priority must be a whole number from -2147483648 to 2147483647, not 1.5"),
+        ({"retries": "x"}, "retries must be a whole number, 0 or more, or None for no limit, not 'x'"),
+        ({"on_dependency_failed": "hope"}, "on_dependency_failed must be one of fail, cancel, run, not 'hope'"),
+        (
+            {"expires_ms": "1" * 200},
+            "expires_ms must be a time in milliseconds since the epoch, not '" + "1" * 78 + "…",
+        ),
+    ],
+)
+def test_a_wrong_option_is_shown_with_what_was_expected(options: dict[str, Any], said: str) -> None:
+    """A long value is cut."""
+    with pytest.raises(BadRequest) as refused:
+        Policy.of("q", options)[0].check()
+    assert (refused.value.message, refused.value.field) == (said, next(iter(options)))
+
+
+def test_a_wrong_option_of_a_function_is_shown() -> None:
+    """It has the same form as an option of a call."""
+    with pytest.raises(BadRequest, match="^timeout_s must be a number of seconds above 0, up to 30 days, not -1$"):
+        Options.of({"timeout_s": -1}).check(lambda: None)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 async def test_bad_fields_of_a_task_are_refused_with_the_rule(tmp_path: Path) -> None:
     """Examples are a tab in a key, an unknown word, and a number out of range."""
     bad = {"ordering_key": "a\tb", "unique_key": "a\nb", "on_dependency_failed": "hope", "priority": 1 << 40}
-    rules = ("control characters", "control characters", "fail", "signed 32-bit number")
+    rules = ("control characters", "control characters", "fail", "not 1099511627776")
     async with LocalCluster(peers=1, data=str(tmp_path)) as cluster, AsyncClient(cluster.addresses[0]) as client:
         for (name, value), rule in zip(bad.items(), rules, strict=True):
             with pytest.raises(BadRequest, match=rule) as refused:

@@ -221,11 +221,11 @@ def from_text(member: Member, text: str) -> Any:
     match member.node:
         case inspect.IntType():
             if not _INTEGER.fullmatch(text):
-                raise BadRequest(f"{member.name} must be an integer in decimal digits", field=member.name)
+                raise BadRequest(f"{member.name} must be an integer, not {text!r}", field=member.name)
             return int(text)
         case inspect.FloatType():
             if not _NUMBER.fullmatch(text):
-                raise BadRequest(f"{member.name} must be a number in decimal digits", field=member.name)
+                raise BadRequest(f"{member.name} must be a number, not {text!r}", field=member.name)
             return float(text) if "." in text else int(text)
         case inspect.BoolType():
             if text not in ("true", "false"):
