@@ -406,7 +406,7 @@ def _packed(value: Any) -> bytes:
         (
             Output("out", format="csv", path="/x", options={"schema": "a int", "sep": "||"}),
             "catalog[1].options.sep",
-            "must be one character, no quote and no line break, not '||'",
+            "must be one character up to U+FFFF, which Spark can read: no quote, backslash or line break, not '||'",
         ),
         (
             Output("out", format="json", path="/x", options={"other_fields": "drop"}),
