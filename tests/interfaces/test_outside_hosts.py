@@ -160,7 +160,7 @@ def test_a_process_that_is_silent_has_lost_the_job_to_the_next(client: Client, j
 
 
 def test_a_process_that_is_stopped_is_followed_by_one_under_another_version(client: Client, job: str) -> None:
-    """Also by itself: its queries of before may still run."""
+    """The next one may be the same program again: its queries of before may still run."""
     process = Process(client, job)
     process.begin()
     old = process.order("start")["version"]
@@ -185,7 +185,7 @@ def test_a_peer_serves_the_job_if_no_process_comes_in_time(client: Client, hosts
 
 
 def test_a_repeat_of_a_call_has_the_same_answer(client: Client, job: str) -> None:
-    """An answer that was lost on the way is no lost order; a call out of order is refused."""
+    """No order is lost with an answer; a call out of order is refused."""
     process = Process(client, job)
     process.begin()
     process.order("start")

@@ -71,7 +71,7 @@ def signal_all(pid: int, number: int) -> None:
 def test_a_submitted_program_loses_a_job_when_it_is_frozen_and_takes_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each task counts once, whoever served the job; the program ends with the job."""
+    """Each task counts once, under each version of the job; the program ends with the job."""
     monkeypatch.setattr(job_hosts, "LEASE_S", LEASE_S)
     hosts, log = FakeHosts(), tmp_path / "submit.log"
     job = Job(
