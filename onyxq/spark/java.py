@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from onyxq.core.errors import BadRequest
+
 _OTHER_CODE = re.compile(
     r"'(?:[\w`.]+\.)?(?P<call>reflect|try_reflect|java_method)\(|"
     r"(?P<node>ScriptTransformation|ExecuteImmediate|\w+WithUnresolvedIdentifier)",
@@ -21,24 +23,35 @@ _FIELDS = "spark.sql.debug.maxToStringFields"
 """Spark's setting for how many parts of a node are in its text; further ones are left out."""
 
 
+def classic(session: Any) -> Any:
+    """Return the session if it has a virtual machine; raises `BadRequest` for one of Spark Connect."""
+    if type(session).__module__.startswith("pyspark.sql.connect."):
+        raise BadRequest(
+            "a session of Spark Connect gives no access to Spark's virtual machine (py4j), which jobs and checks need",
+            field="session",
+            hint="Use a session of the driver itself. Over Spark Connect, use the format onyxq.",
+        )
+    return session
+
+
 def process(session: Any) -> Any:
     """Return the process of the session's virtual machine, a `subprocess.Popen`."""
-    return session.sparkContext._gateway.proc
+    return classic(session).sparkContext._gateway.proc
 
 
 def packages(session: Any) -> Any:
     """Return the root of Java's packages: ``packages(session).java.lang.System``."""
-    return session._jvm
+    return classic(session)._jvm
 
 
 def hadoop_configuration(session: Any) -> Any:
     """Return the configuration with which the session opens file systems."""
-    return session.sparkContext._jsc.hadoopConfiguration()
+    return classic(session).sparkContext._jsc.hadoopConfiguration()
 
 
 def root_pool(session: Any) -> Any:
     """Return the pool of the scheduler that holds all others."""
-    return session.sparkContext._jsc.sc().taskScheduler().rootPool()
+    return classic(session).sparkContext._jsc.sc().taskScheduler().rootPool()
 
 
 def make_active(session: Any) -> None:
@@ -94,7 +107,7 @@ def check_append(session: Any, frame: Any) -> None:
 
 def sql_problem(session: Any, text: str) -> str:
     """Return why a text is not a query that only reads; empty if it is such a query. Raises `ParseException`."""
-    found = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    found = classic(session)._jsparkSession.sessionState().sqlParser().parsePlan(text)
     logical = "org.apache.spark.sql.catalyst.plans.logical"
     kinds = [packages(session).java.lang.Class.forName(f"{logical}.{kind}") for kind in _COMMANDS]
     waiting = [found]

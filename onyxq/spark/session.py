@@ -31,6 +31,8 @@ PROPERTIES = "spark.properties"
 """Name of the file from which the virtual machine reads its settings; removed once it is up."""
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+REMOTE = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
+"""Variables by which PySpark makes sessions of Spark Connect."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Variable by which ``spark-submit`` tells a program where its virtual machine is."""
 _NEEDED = (
@@ -148,6 +150,13 @@ def open_session(settings: Settings) -> Any:
 
     Raises `Incomplete` if something is not installed, and `BadRequest` for a Python environment that cannot be used.
     """
+    for name in REMOTE:
+        if os.environ.get(name):
+            raise BadRequest(
+                f"{name} is set: Spark Connect gives no access to Spark's virtual machine (py4j), which jobs need",
+                field="session",
+                hint=f"Unset {name}. Over Spark Connect, use the format onyxq.",
+            )
     if _SUBMITTED in os.environ:
         return _submitted_session(settings)
     home = find_home()
@@ -202,7 +211,7 @@ def _unpacked(settings: Settings) -> Path:
     except (OSError, tarfile.TarError) as error:
         raise BadRequest(f"{what} cannot be unpacked: {error}", field="host.environment") from None
     if not (folder / "bin" / "python").exists():
-        raise BadRequest(f"{what} is not a Python environment: it has no bin/python", field="host.environment")
+        raise BadRequest(f"{what} is not a Python environment: it lacks bin/python", field="host.environment")
     return folder / "bin"
 
 

@@ -60,7 +60,7 @@ def session_for(session: Any, directories: Sequence[str]) -> Any:
 
     Adaptive execution is off: with it, observed metrics are lost.
     """
-    context = session.sparkContext
+    context = java.classic(session).sparkContext
     sizes = 0
     for directory in directories:
         files, path = _files(session, directory)
