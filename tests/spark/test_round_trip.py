@@ -30,7 +30,7 @@ from tests.spark.unchanged_tables import COLUMN_CELLS, TYPES, VALUE_CELLS, VALUE
 pytestmark = pytest.mark.long
 
 
-EXAMPLES = settings(max_examples=400, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=200, suppress_health_check=list(HealthCheck))
 KAFKA = {"brokers": "h:1", "topic": "t"}
 
 
