@@ -153,11 +153,13 @@ def test_a_call_is_enqueued(line: Line, queue: str, module: str, words: list[str
 
 
 def test_a_call_that_fits_no_function_is_refused(line: Line, module: str) -> None:
-    """Arguments are checked before anything is sent, and a misspelt function is suggested."""
+    """Arguments are checked before anything is sent; a misspelt function or name of an argument is suggested."""
     assert line.code("task", "call", f"{module}:add", "x") == 2
     assert "argument 'a' must be int, not str" in line.said.err
     assert line.code("task", "call", f"{module}:gret", "x") == 2
     assert "did you mean greet?" in line.said.err
+    assert line.code("task", "call", f"{module}:greet", "nane=ann") == 2
+    assert "there is no argument 'nane'; did you mean name?" in line.said.err
 
 
 def test_a_purge_cancels_what_is_not_finished(line: Line, queue: str) -> None:

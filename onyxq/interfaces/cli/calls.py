@@ -70,6 +70,9 @@ def _arguments(function: AnyTask, words: list[str], data: str | None) -> tuple[l
         name, equals, text = word.partition("=")
         if equals and (name in parameters or (open_ended and name.isidentifier())):
             named[name] = text if name in texts else _value(text)
+        elif equals and (near := did_you_mean(name, list(parameters))):
+            hint = "If the whole text is an argument, give all arguments with --data '[...]'."
+            raise BadRequest(f"there is no argument {name!r}{near}", field="arguments", hint=hint)
         else:
             place = places[len(given)].name if len(given) < len(places) else ""
             given.append(word if place in texts else _value(word))
