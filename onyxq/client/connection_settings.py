@@ -11,6 +11,7 @@ from onyxq.access.certificates import Certificates
 from onyxq.client.asynchronous import AsyncClient, with_port
 from onyxq.client.blocking import Client
 from onyxq.wire.network import Network
+from onyxq.wire.tcp import split_address
 
 
 @frozen
@@ -26,8 +27,13 @@ class ConnectionSettings:
 
     @staticmethod
     def of(setting: Callable[[str], Any]) -> ConnectionSettings:
-        """Return the values of ``setting(name)``, which come from a flag, a variable, ``onyxq.toml`` or a default."""
+        """Return the values of ``setting(name)``, which come from a flag, a variable, ``onyxq.toml`` or a default.
+
+        Raises `BadRequest` for a wrong address.
+        """
         found = [with_port(one.strip()) for one in setting("connect").split(",")]
+        for one in found:
+            split_address(one, field="connect")
         return ConnectionSettings(
             address=found if len(found) > 1 else found[0],
             token=setting("token") or None,

@@ -180,18 +180,33 @@ def load(environment: Mapping[str, str], file: str | None = None) -> Config:
         raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="config") from None
     if any(name in content for name in PRIVATE):
         check_private(str(path), field="config")
-    for name in content:
+    for name, value in content.items():
+        if isinstance(value, dict):
+            problem = f"{path}: [{name}] is a table, and settings are not in tables"
+            raise BadRequest(problem, field=name, hint=f"Write the settings at the top of the file, without [{name}].")
         if name not in SETTINGS:
             raise BadRequest(f"{path}: there is no setting {name!r}{did_you_mean(name, SETTINGS)}", field=name)
     return Config(environment, content, str(path))
 
 
-def did_you_mean(word: str, known: Mapping[str, Any] | list[str]) -> str:
-    """Return ``; did you mean ...?`` if something known is close to ``word``, else an empty text."""
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable whose name is close to that of a setting; its value is not used."""
+    start = "ONYXQ_"
+    known = [name.upper() for name in (*SETTINGS, "config")]
+    words = [name.removeprefix(start) for name in sorted(environment) if name.startswith(start)]
+    meant = {word: did_you_mean(word, known, start) for word in words if word not in known}
+    return [f"{start}{word} is not a setting{said}" for word, said in meant.items() if said]
+
+
+def did_you_mean(word: str, known: Mapping[str, Any] | list[str], start: str = "") -> str:
+    """Return ``; did you mean ...?`` if something known is close to ``word``, else an empty text.
+
+    ``start``: what all known names begin with, which ``word`` and ``known`` lack.
+    """
     import difflib  # only needed for an error message
 
     close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.65)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    return f"; did you mean {' or '.join(start + one for one in close)}?" if close else ""
 
 
 def _typed(name: str, value: Any, source: str) -> str | int:
@@ -204,7 +219,8 @@ def _typed(name: str, value: Any, source: str) -> str | int:
         except ValueError:
             raise BadRequest(f"{source}: {name} must be a number, not {value!r}", field=name) from None
     if type(value) is not kind:
-        raise BadRequest(f"{source}: {name} must be a {'number' if kind is int else 'string'}", field=name)
+        shown = "" if name in SECRET else f", not {value!r}"
+        raise BadRequest(f"{source}: {name} must be a {'number' if kind is int else 'string'}{shown}", field=name)
     return int(value) if kind is int else str(value)
 
 

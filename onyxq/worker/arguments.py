@@ -44,11 +44,18 @@ class Arguments:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             field = self._at_fault(args, kwargs)
-            raise BadRequest(f"{self._name}: {error}", field=f"args.{field}" if field else "args") from None
+            field = f"args.{field}" if field else "args"
+            raise BadRequest(f"{self._name}: {error}", field=field, hint=f"Call it as {self._usage()}.") from None
         for name in self.resources:
             if name in bound.arguments:
                 raise BadRequest(f"{self._name}: argument {name!r} is filled by the worker", field=f"args.{name}")
         return bound
+
+    def _usage(self) -> str:
+        """Return the function's name and the arguments of a call, such as ``send(to, text='hello')``."""
+        kept = [one for name, one in self.signature.parameters.items() if name not in self.resources]
+        shown = [one.replace(annotation=inspect.Parameter.empty) for one in kept]
+        return f"{self._name}{inspect.Signature(shown)}"
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any) -> bytes:
         """Return the payload of a call; raise `BadRequest` naming the argument that does not fit."""

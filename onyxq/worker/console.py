@@ -6,12 +6,10 @@ warning. ``onyxq worker start`` prints them. The fields of `onyxq.worker.logs` s
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -28,7 +26,8 @@ BACKOFF_MAX_MS = 3_600_000
 
 log = logging.getLogger(__name__)
 
-_OURS = (str(Path(__file__).resolve().parents[1]) + os.sep, contextlib.__file__)
+_OURS = {"onyxq", "trio", "outcome", "anyio", "asyncio", "concurrent", "contextlib", "importlib", "threading"}
+"""Modules whose frames are left out at the beginning of a traceback: OnyxQ and what runs or imports code for it."""
 
 
 def default_name() -> str:
@@ -97,8 +96,8 @@ def ended(
 
 
 def trimmed(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the first frames if they are OnyxQ's, and without all but the last frames."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+    """Return a traceback without the first frames if they are not the user's, and only with the last frames."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         trace = trace.tb_next
     frames, last = 0, trace
     while last is not None:

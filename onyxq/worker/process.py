@@ -53,7 +53,7 @@ async def _stop_on_signals(worker: Worker) -> None:
         async for _ in signals:
             running = worker.under_way()
             if first:
-                log.warning("%s", console.stopping(running, worker.drain_s))
+                log.log(logging.WARNING if running else logging.INFO, "%s", console.stopping(running, worker.drain_s))
             else:
                 log.warning("stopping now: %s given back", console.counted(len(running)))
             first = False

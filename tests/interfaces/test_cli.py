@@ -477,3 +477,45 @@ def test_a_line_break_in_a_value_makes_no_row_of_its_own() -> None:
 def test_a_cell_shows_no_bytes_as_nothing(shown: dict[str, str], said: str) -> None:
     """A periodic task without data has an empty cell; JSON is shown as it is."""
     assert brief(shown) == said
+
+
+def test_a_wrong_address_is_named_as_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names ``connect``, which is the flag, the variable and the setting."""
+    assert run(["task", "count", "--connect", "example.org:x"]) == 2
+    assert capsys.readouterr().err.startswith("error: connect must be HOST:PORT, not 'example.org:x'\n")
+
+
+def test_data_without_its_option_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    """The hint has the quotes that JSON and the shell need."""
+    with pytest.raises(SystemExit):
+        run(["task", "enqueue", "mail", "hello"])
+    assert """write data as --data '"hello"'""" in capsys.readouterr().err
+
+
+def test_a_negative_duration_is_the_value_of_its_option() -> None:
+    """The command can then refuse it and show it."""
+    args = build(COMMANDS, NOUNS).parse_args(["task", "enqueue", "mail", "--delay", "-5s"])
+    with pytest.raises(BadRequest, match="not '-5s'"):
+        milliseconds(args.delay, field="delay")
+
+
+def test_an_error_in_json_has_no_empty_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    """A hint is there only if it helps."""
+    out = Output(as_json=True, environment={})
+    out.error(BadRequest("a must be 1, not 2", field="a"))
+    out.error(BadRequest("b must be 1, not 2", field="b", hint="Give 1."))
+    assert [json.loads(line)["hint"] for line in capsys.readouterr().err.splitlines()] == [None, "Give 1."]
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"), [("def f(:", "SyntaxError: invalid syntax"), ("import nothere", "No module named 'nothere'")]
+)
+def test_an_error_in_the_users_module_begins_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str, ends: str
+) -> None:
+    """No frame of OnyxQ or of the import is before it."""
+    (tmp_path / "broken_shop.py").write_text(code, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert run(["task", "call", "broken_shop:send"]) == 1
+    lines = [one for one in capsys.readouterr().err.splitlines() if not one.startswith("Traceback")]
+    assert re.match(r' *File ".*broken_shop.py", line 1', lines[0]) and lines[-1].endswith(ends)

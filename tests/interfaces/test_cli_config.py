@@ -13,7 +13,7 @@ from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.processes.daemons import spark_conf, spark_defaults, spark_of
-from onyxq.system.settings import SETTINGS, Config, load
+from onyxq.system.settings import SETTINGS, Config, load, misspelt
 
 
 @pytest.fixture
@@ -88,7 +88,9 @@ def test_a_token_is_not_shown(here: Path, capsys: pytest.CaptureFixture[str], mo
     [
         ('zoned = "a"', "did you mean zone?"),
         ("slots = 'many'", "must be a number"),
-        ("zone = 3", "must be a string"),
+        ("zone = 3", "must be a string, not 3"),
+        ("token = 3", "must be a string\n"),
+        ("[onyxq]\nzone = 'a'", "without [onyxq]"),
         ("zone = ", "onyxq.toml"),
     ],
 )
@@ -183,3 +185,9 @@ def test_a_wrong_file_of_sparks_settings_is_refused(
     assert says in capsys.readouterr().err
     assert run(["peer", "start", "--spark-conf", "missing.conf"]) == 2
     assert "missing.conf" in capsys.readouterr().err
+
+
+def test_a_misspelt_variable_is_reported() -> None:
+    """Other variables that begin like settings are not."""
+    said = misspelt({"ONYXQ_CONECT": "a:1", "ONYXQ_CONNECT": "a:1", "ONYXQ_TEST_TASKS": "5", "ONYXQ_CONFIG": "x"})
+    assert said == ["ONYXQ_CONECT is not a setting; did you mean ONYXQ_CONNECT?"]

@@ -220,3 +220,15 @@ def test_arguments_stay_where_they_were_given() -> None:
         call = json.loads(arguments.call(args, kwargs))
         assert (call["args"], call["kwargs"]) == (list(args), kwargs)
         assert arguments.read(call["args"], call["kwargs"]) == (list(args), kwargs)
+
+
+def test_a_call_with_wrong_arguments_gets_the_signature() -> None:
+    """The hint shows the arguments with their defaults."""
+
+    def send(to: str, text: str = "hello") -> None:
+        """A task."""
+
+    for args, kwargs in (((), {}), (("a", "b", "c"), {}), (("a",), {"txt": "b"})):
+        with pytest.raises(BadRequest) as refused:
+            Arguments(send, "send").call(args, kwargs)
+        assert refused.value.advice == "Call it as send(to, text='hello')."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import io
 import json
@@ -10,11 +11,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
+import trio
 
 from onyxq import OF_QUEUE, App, __version__
 from onyxq.client import AsyncClient
@@ -166,6 +170,22 @@ def test_a_traceback_ends_where_it_failed_however_deep() -> None:
         lines.append(trace.tb_lineno)
     assert len(lines) == console.FRAMES_MAX
     assert trace is not None and trace.tb_lineno == fall.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("run", [trio.run, asyncio.run])
+def test_a_traceback_begins_in_the_users_code(run: Callable[[Any], None]) -> None:
+    """The frames of the event loop before it are left out."""
+
+    async def fall() -> None:
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError) as caught:
+        run(fall if run is trio.run else fall())
+    outer = caught.value.__traceback__
+    assert outer is not None and outer.tb_next is not None
+    assert outer.tb_next.tb_frame.f_code is not fall.__code__
+    trace = console.trimmed(outer.tb_next)
+    assert trace is not None and trace.tb_frame.f_code is fall.__code__
 
 
 def test_a_stop_says_what_it_waits_for() -> None:

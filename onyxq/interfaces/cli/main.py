@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
@@ -15,7 +16,7 @@ from onyxq.interfaces.cli.context import Context, take_token
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.parser import Command, build
 from onyxq.system.directories import keep_private
-from onyxq.system.settings import load
+from onyxq.system.settings import load, misspelt
 
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
@@ -31,6 +32,8 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
         keep_private()
     try:
         take_token(args, out)
+        for warning in misspelt(os.environ):
+            out.note(warning)
         context = Context(args, load(os.environ, args.config), out)
         return _body(args.command, again=getattr(args, "watch", False))(context) or 0
     except OnyxqError as error:
@@ -39,10 +42,14 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
         # The reader of the pipe closed it. Without this, Python would print the same error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE_CLOSED
-    except TimeoutError as error:
-        return _failed(out, TimedOut(str(error)))
-    except ConnectionError as error:
-        return _failed(out, Unavailable(f"{args.command.name}: {error}"))
+    except (TimeoutError, ConnectionError) as error:
+        problem = f"{args.command.name}: {error}"
+        return _failed(out, TimedOut(str(error)) if isinstance(error, TimeoutError) else Unavailable(problem))
+    except Exception as error:
+        if not args.command.runs_others:
+            raise
+        out.end_progress()
+        return _failed_there(error)
     except KeyboardInterrupt:
         out.note("interrupted")
         return EXIT_INTERRUPTED
@@ -63,6 +70,17 @@ def _body(command: Command, *, again: bool) -> Callable[[Context], int | None]:
     from onyxq.interfaces.cli.live import watched
 
     return partial(watched, body)
+
+
+def _failed_there(error: Exception) -> int:
+    """Print an error of the user's code, such as one of its syntax, without OnyxQ's frames before it."""
+    from onyxq.worker.console import trimmed
+
+    trace = trimmed(error.__traceback__)
+    if trace is None and not isinstance(error, SyntaxError):
+        trace = error.__traceback__  # an error of OnyxQ itself
+    traceback.print_exception(type(error), error, trace)
+    return 1
 
 
 def _failed(out: Output, error: OnyxqError) -> int:

@@ -170,12 +170,13 @@ class Output:
     def error(self, error: OnyxqError) -> None:
         """Print an error and its hint on stderr."""
         self.end_progress()
+        hint = None if error.advice == BadRequest.hint else error.advice
         if self.as_json:
-            print(json_text(error.to_map(), default=bytes.hex), file=self._stderr)
+            print(json_text({**error.to_map(), "hint": hint}, default=bytes.hex), file=self._stderr)
             return
         self._say("error: ", "bold red", error.named())
-        if error.advice and error.advice != BadRequest.hint:
-            self._say("hint: ", "bold", error.advice)
+        if hint:
+            self._say("hint: ", "bold", hint)
 
     def end_progress(self) -> None:
         """Remove the bar that `progress` shows, before anything else is printed."""

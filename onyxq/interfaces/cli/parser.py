@@ -7,6 +7,7 @@ load no other part of OnyxQ.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,6 +25,8 @@ EXIT_CODES = "exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict, 5 
 
 Option: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]
 
+_NEGATIVE = re.compile(r"-[\d.]")
+"""Beginning of a negative number or duration, which is the value of an option. No option begins like this."""
 _CHOICE = re.compile(r"argument (?P<place>.*?): invalid choice: '(?P<word>.*?)' \(choose from (?P<all>.*)\)")
 
 
@@ -92,6 +95,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **details: Any) -> None:
         details.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **details)
+        self._negative_number_matcher = _NEGATIVE
 
     def error(self, message: str) -> NoReturn:
         """Print a message with suggestions, and exit with the code of a usage error."""
@@ -112,7 +116,9 @@ class Parser(argparse.ArgumentParser):
             return f"{place}: there is no {choice['word']!r}{meant}"
         if message.startswith("unrecognized arguments: "):
             word = message.split(": ", 1)[1].split()[0].partition("=")[0]
-            flags = [flag for action in self._actions for flag in action.option_strings]
+            flags = {flag: action.metavar for action in self._actions for flag in action.option_strings}
+            if not word.startswith("-") and flags.get("--data") == "JSON":
+                return f"{message}; write data as --data '{json.dumps(word)}'"
             return message + did_you_mean(word, flags)
         return message
 

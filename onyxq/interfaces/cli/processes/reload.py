@@ -58,11 +58,11 @@ def keep_running(out: Notes, command: Sequence[str], directory: Path | None = No
             running[:] = [process]
             changed = _until_changed(before, directory, process, stopped, out)
             if changed:
+                out.note(f"{changed} changed: starting again")
                 _end(process)
             code = process.wait()
         if not changed:
             return code
-        out.note(f"{changed} changed: starting again")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
