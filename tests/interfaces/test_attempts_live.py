@@ -148,6 +148,7 @@ def test_an_expired_lease_and_a_snooze_are_attempts_too(
     assert [one.error for one in found.claims] == [None, "not open", None, "no luck"]
     text = shown(cluster, capsys, "task", "get", task_id.hex())
     assert "lease expired" in text and "snoozed" in text and re.search(r"\nattempt +2 of 6\n", text)
+    assert re.search(r"^due  ", text, re.M) and not re.search(r"^(result|unique key|finished)", text, re.M)
     assert "The task is scheduled" in shown(cluster, capsys, "task", "explain", task_id.hex())
 
 

@@ -99,7 +99,7 @@ def queue_purge(context: Context) -> None:
             left = {name: depth[name] for name in ("ready", "scheduled", "waiting")}
             counted = ", ".join(f"{count} {name}" for name, count in left.items())
             problem = f"this would cancel {sum(left.values())} tasks of {queue} ({counted})"
-            raise BadRequest(problem, field="yes", hint=f"To cancel them: onyxq queue purge {queue} --yes")
+            raise BadRequest(problem, hint=f"To cancel them: onyxq queue purge {queue} --yes")
         count, more = 0, True
         while more:
             answer = client.call("queue.purge", {"queue": queue})

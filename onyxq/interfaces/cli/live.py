@@ -138,7 +138,7 @@ def ended(context: Context, client: Client, task_id: bytes, until: float | None)
         if task["updates"] > updates:
             updates = task["updates"]
             said, done, total = _progress(client, task_id)
-        context.out.progress(f"{task_id.hex()} {task['state']} {said}".rstrip(), done, total)
+        context.out.progress(f"{task_id.hex()} {task['state']}{said}", done, total)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
@@ -151,7 +151,7 @@ def _progress(client: Client, task_id: bytes) -> tuple[str, float | None, float 
     if found is None:
         return "", None, None
     count = f"{found.done} of {found.total}" if found.total else str(found.done)
-    return f"{count} {found.note}".strip(), found.done, found.total
+    return f", progress {count} {found.note}".rstrip(), found.done, found.total
 
 
 def _print_outcome(context: Context, task: dict[str, Any]) -> None:

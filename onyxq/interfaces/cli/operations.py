@@ -41,6 +41,8 @@ def run(context: Context) -> None:
         if verb.shows is not None:
             shown = {name: getattr(args, name) for name in verb.shows.members if name in operation.members}
             result = _called(client, verb.shows, verb.shows.args(**shown))
+    if verb.remark is not None and (remark := verb.remark(result)):
+        context.out.note(remark)
     _print(context, verb, args, result)
 
 
@@ -70,7 +72,14 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
                 break
     if not context.args.all:
         found["after"] = after.hex() if after else None
-        context.out.table(found, rows, verb.columns, empty=verb.empty)
+        context.out.table(found, rows, verb.columns, empty=verb.empty + _conditions(context, operation, verb))
+
+
+def _conditions(context: Context, operation: Operation[Any, Any], verb: Verb) -> str:
+    """Return the conditions that a list was asked for, such as `` with queue=mail, state=failed``."""
+    given = {member.name: getattr(context.args, member.name) for member in offered(operation, verb)}
+    said = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+    return f" with {said}" if said else ""
 
 
 def _items(result: Any) -> str:
@@ -166,6 +175,9 @@ def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> N
     if verb.done:
         named = {member: getattr(args, member) for member in type(args).__struct_fields__}
         context.out.result({**named, verb.done: True}, verb.done)
+        return
+    if verb.says and not context.out.as_json:
+        context.out.text(verb.says.format_map(msgspec.structs.asdict(args)))
         return
     if not verb.empty:
         show(context, result, verb.columns)

@@ -152,6 +152,8 @@ def task_get(context: Context) -> None:
     else:
         task = context.call("get", {"id": context.task(), "seen_token": None, "seen_seq": None})
     print_task(context, task)
+    if task["state"] == "failed" and not context.args.archive and not context.out.as_json:
+        context.out.note(f"to run it again: onyxq task retry {task['id'].hex()}")
 
 
 def print_task(context: Context, task: dict[str, Any]) -> None:
@@ -162,14 +164,24 @@ def print_task(context: Context, task: dict[str, Any]) -> None:
         return
     claims = shown.pop("claims")
     payloads = {name: brief(shown, name, 200) for name in ("data", "result")}
-    said = {"attempt": words.attempt(task), "duration": _duration(task["duration_ms"])}
+    said = {"attempt": words.attempt(task), "duration": _duration(task["duration_ms"]), **_function(shown)}
     if shown.pop("callback") is not None:
         said["callback"] = words.callback(task["callback"])
     rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result", *_IN_OTHER_WORDS))}
     times = {name: clock(rest.pop(f"{name}_ms", None)) for name in ("created", "started", "finished", "at", "expires")}
-    context.out.fields({**rest, **said, **times, **payloads})
+    times["due"] = times.pop("at")
+    if task["result"] is None and task["state"] != "completed":
+        del payloads["result"]
+    fields = {**rest, **said, **times, **payloads}
+    context.out.fields({name: value for name, value in fields.items() if value not in (None, "", [])})
     if claims:
         _print_attempts(context, claims, task["claims_left_out"])
+
+
+def _function(shown: dict[str, Any]) -> dict[str, Any]:
+    """Return the function of a task that is a call of one, as a field."""
+    data = shown.get("data")
+    return {"function": data["task"]} if isinstance(data, dict) and {"task", "args", "kwargs"} <= data.keys() else {}
 
 
 _IN_OTHER_WORDS = ("retries", "attempts", "claims_left_out", "duration_ms")

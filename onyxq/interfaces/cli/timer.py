@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any
 
-from onyxq.core.errors import BadRequest
+from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.operations import show
 from onyxq.operations.table.operation import converted
@@ -29,7 +29,11 @@ def _set(context: Context, timer: str, *, replace: bool) -> None:
     said = {"timeout": milliseconds(args.timeout, field="in"), "data": _data(context)}
     callback = {"transport": args.transport, "uri": args.uri, "method": args.method}
     with context.client() as client:
-        client.call("timer.set", {"id": timer, "replace": replace, "callback": callback, **said})
+        try:
+            client.call("timer.set", {"id": timer, "replace": replace, "callback": callback, **said})
+        except OnyxqError as error:
+            error.field = (error.field or "").removeprefix("callback.") or None  # the name of the option
+            raise
         found = converted(TimerView, client.call("timer.get", {"id": timer}))
     show(context, found, GET_TIMER.verbs[0].columns)
 

@@ -7,7 +7,7 @@ the arguments is the operation's text: its first line in lists, all of it in the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -125,6 +125,10 @@ class Verb:
     """Columns of a list: members and properties of an item. Or fields of one thing in their order; none: all."""
     empty: str = ""
     """Text for an empty list; empty: the answer is not a list."""
+    says: str = ""
+    """Text in place of the fields, with names of arguments in braces; JSON has the fields."""
+    remark: Callable[[Any], str] | None = None
+    """What to add about an answer on stderr; empty: nothing."""
     done: str = ""
     """Text of an answer that has nothing to show."""
     pages: bool = False

@@ -189,6 +189,11 @@ def changes(args: SetQueue) -> tuple[dict[str, int | str | bool], list[str]]:
     return given, cleared
 
 
+def _emptiness(queue: QueueNow) -> str:
+    """Return a remark on a queue without tasks, whose name may be wrong."""
+    return "" if queue.depth.total else f"the queue {queue.queue} has no tasks yet"
+
+
 def _thousandths(name: str, value: float) -> int:
     rounded = round(value * 1_000)
     if value and not rounded:
@@ -261,6 +266,8 @@ SET_QUEUE = Operation(
             fixed={"paused": True},
             fields=("queue", *_SAID),
             shows=GET_QUEUE,
+            says="{queue} is paused",
+            remark=_emptiness,
         ),
         Verb(
             name="queue resume",
@@ -269,6 +276,7 @@ SET_QUEUE = Operation(
             fixed={"paused": False},
             fields=("queue", *_SAID),
             shows=GET_QUEUE,
+            says="{queue} is resumed",
         ),
         Verb(
             name="queue set",
@@ -277,6 +285,7 @@ SET_QUEUE = Operation(
             pairs=True,
             fields=("queue", *_SAID),
             shows=GET_QUEUE,
+            remark=_emptiness,
         ),
     ),
     defaults={name: member.default for name, member in SETTINGS.items() if member.nullable},
