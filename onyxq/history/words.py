@@ -223,7 +223,7 @@ def _expire(args: Args) -> str:
 def _ended(event: int, said: Args) -> str:
     under = f"under token {said['token']}"
     if event == COMPLETED_EVENT:
-        return f"finished {under}"
+        return f"ended {under}; the outcome is stored"
     if event == RELEASED:
         return f"given back {under}; the attempt does not count"
     if event == RETRIED:

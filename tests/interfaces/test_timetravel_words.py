@@ -58,7 +58,11 @@ def test_claims_read_as_a_story() -> None:
     back = release_claims.Release(43, RELEASED, 0, 0, "", ONE)
     said = sentence("release_claims", release_claims.Args(3, 2, (failed, done, back)))
     assert "failed under token 41 (no such host), attempt 2, due again at 2023-11-14 22:14:20.000Z" in said
-    assert "500 tasks from" in said and "finished under token 42" in said and "given back under token" in said
+    assert (
+        "500 tasks from" in said
+        and "ended under token 42; the outcome is stored" in said
+        and "given back under token" in said
+    )
     expired = expire_claims.Args(3, 2, (expire_claims.Expiry(41, 3, ONE),))
     assert "taken back under token 41: the lease expired, attempt 3" in sentence("expire_claims", expired)
 
