@@ -23,6 +23,8 @@ from onyxq.wire.tcp import join_address, split_address
 
 LOCAL = PeerConfig(data="", listen="127.0.0.1:0", http=None)
 """Settings of a cluster in one process: free ports on this machine, no HTTP."""
+COPIES = 3
+"""Most copies of each task that a new cluster keeps; with fewer nodes, one at each."""
 
 
 class LocalCluster:
@@ -58,6 +60,13 @@ class LocalCluster:
         return [node.addresses.address for node in self.nodes if node.addresses and not node.stop.is_set()]
 
     @property
+    def copies(self) -> int:
+        """Number of copies of each task that the cluster keeps if it has enough nodes; decided when it was created."""
+        node = self.nodes[0].node
+        assert node is not None
+        return node.replica.settings.replicas
+
+    @property
     def http_addresses(self) -> list[str]:
         """``HOST:PORT`` of HTTP of each running node."""
         return [node.addresses.http for node in self.nodes if node.addresses and not node.stop.is_set()]
@@ -79,6 +88,7 @@ class LocalCluster:
             root = tempfile.mkdtemp(prefix="onyxq-")
             self._stack.callback(shutil.rmtree, root, ignore_errors=True)
         usable(root, "data")
+        self._check_peers(nodes_in(root), root)
         backend = EmbeddedBackend.open(str(Path(root) / "log"))
         self._stack.push_async_callback(backend.aclose)
         self._nursery = await self._stack.enter_async_context(trio.open_nursery())
@@ -95,8 +105,16 @@ class LocalCluster:
         for node in self.nodes:
             await node.ready.wait()
 
+    def _check_peers(self, made: int, root: str) -> None:
+        if self._peers < made:
+            raise BadRequest(
+                f"{root} has {made} nodes, and without {made - self._peers} of them some of its tasks have no leader",
+                field="data",
+                hint=f"Start them all: onyxq dev --data {root} --peers {made}",
+            )
+
     def _config_of(self, number: int, root: str) -> PeerConfig:
-        config = evolve(self._config, data=str(Path(root) / f"node-{number}"), replicas=min(3, self._peers))
+        config = evolve(self._config, data=str(Path(root) / f"node-{number}"), replicas=min(COPIES, self._peers))
         if number == 0:
             return evolve(config, **self._first)
         return evolve(
@@ -120,6 +138,11 @@ class LocalCluster:
         assert self._nursery is not None
         self._nursery.cancel_scope.cancel()
         await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
+
+
+def nodes_in(data: str) -> int:
+    """Return the number of nodes that have stored something in the directory of a cluster."""
+    return sum(1 for _ in Path(data).glob("node-*[0-9]/data.mdb"))
 
 
 def address_after(address: str, number: int) -> str:

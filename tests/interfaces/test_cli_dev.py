@@ -45,9 +45,9 @@ def test_all_peers_keep_their_ports(tmp_path: Path) -> None:
     """Each peer has the ports after those of the one before, at every start; HTTP can be off."""
     first = free_ports(2)
     expected = [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
-    for _ in range(2):
+    for peers in (["--peers", "2"], []):  # the second time, as many as the directory has
         with started(
-            "dev", "--json", "--peers", "2", "--listen", expected[0], "--http", "off", "--data", str(tmp_path)
+            "dev", "--json", *peers, "--listen", expected[0], "--http", "off", "--data", str(tmp_path)
         ) as process:
             assert process.stdout is not None
             peers = json.loads(process.stdout.readline())["peers"]
@@ -55,6 +55,26 @@ def test_all_peers_keep_their_ports(tmp_path: Path) -> None:
             assert not any(one["http"] for one in peers)
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_S_MAX) == 0
+
+
+@pytest.mark.long
+def test_another_number_of_peers_is_refused_or_explained(tmp_path: Path) -> None:
+    """Fewer peers than the directory has are refused; more peers start, and a note says that they add no copies."""
+
+    def said(*peers: str) -> tuple[int, str]:
+        with started("dev", *FREE, "--data", str(tmp_path), *peers) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=STOP_S_MAX)
+        return process.returncode, said
+
+    code, text = said()
+    assert code == 0 and "copies" not in text
+    code, text = said("--peers", "2")
+    assert code == 0 and "this cluster keeps 1 copy of each task; more peers add no copies" in text
+    code, text = said("--peers", "1")
+    assert code == 2 and f"{tmp_path} has 2 nodes" in text and f"onyxq dev --data {tmp_path} --peers 2" in text
 
 
 def test_the_port_of_a_peer_follows_the_first() -> None:

@@ -114,9 +114,8 @@ COMMANDS: tuple[Command, ...] = (
         option(
             "--peers",
             type=int,
-            default=1,
             metavar="N",
-            help="number of peers (default 1); each has the ports after those of the one before",
+            help="number of peers (default: all of the data, else 1); each has the ports after those of the one before",
         ),
         setting("data", help="directory of the data (default: one that is deleted when the command ends)"),
         setting("listen"),

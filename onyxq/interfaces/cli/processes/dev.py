@@ -39,13 +39,15 @@ if TYPE_CHECKING:
 def dev(context: Context) -> int | None:
     """Run a whole cluster in this process, and the worker of an application beside it."""
     peers = context.args.peers
-    if not 1 <= peers <= PEERS_MAX:
+    if peers is not None and not 1 <= peers <= PEERS_MAX:
         raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {peers}", field="peers")
     data, listen, http = context.given("data"), address_of(context, "listen"), http_of(context)
     check_spark(context)
 
-    from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
+    from onyxq.interfaces.local_cluster import COPIES, LOCAL, LocalCluster, nodes_in
 
+    if peers is None:
+        peers = nodes_in(data) or 1 if data else 1
     config = evolve(
         LOCAL,
         listen=listen,
@@ -66,6 +68,9 @@ def dev(context: Context) -> int | None:
         async with cluster:
             found = [node.addresses for node in cluster.nodes if node.addresses is not None]
             _tell(context, found, data)
+            if cluster.copies < min(COPIES, peers):
+                copies = f"{cluster.copies} {'copy' if cluster.copies == 1 else 'copies'}"
+                context.out.note(f"this cluster keeps {copies} of each task; more peers add no copies")
             if context.args.app:
                 worker.start(context, found[0].address)
                 await worker.run(stop)
