@@ -84,7 +84,8 @@ class Base:
     def machine(self, kind: str) -> Machine:
         """Return a new machine for a client or worker."""
         losses = Losses() if kind == "eye" else self.losses
-        machine = Machine(self.world, self.nursery, losses, name=f"{kind}-{len(self.machines)}")
+        name = f"{kind}-{len(self.machines)}"
+        machine = Machine(self.world, self.nursery, losses, name=name, serves=self.serves)
         self.machines.append(machine)
         return machine
 
@@ -137,6 +138,10 @@ class Base:
     def working(self) -> list[RunningWorker]:
         """Return the workers that are alive and not stopping."""
         return [worker for worker in self.workers if worker.alive and not worker.stopping]
+
+    def serves(self, queue: str) -> bool:
+        """Return whether a running worker serves a queue."""
+        return any(queue in worker.queues for worker in self.working())
 
     def kill(self, worker: RunningWorker) -> None:
         """Kill a worker now and start another one in its place."""

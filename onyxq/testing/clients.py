@@ -19,10 +19,12 @@ import anyio.to_thread
 import trio
 from anyio.abc import ByteStream
 
-from onyxq.client import AsyncClient, Client
+from onyxq.client import AsyncClient, Client, Task
+from onyxq.client.asynchronous import TIMEOUT_MS
 from onyxq.client.blocking import AsyncMethod
 from onyxq.client.taskstore import AsyncTaskStore
-from onyxq.core.errors import OnyxqError, ProtocolError
+from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut
+from onyxq.system.durations import Milliseconds
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Decoder
 from simulation.world.world import World
@@ -36,6 +38,9 @@ REQUESTS = frozenset((
     *("queue.set", "dead.requeue", "dead.discard", "periodic.set", "periodic.remove"),
 ))  # fmt: skip
 """Methods whose answers may be lost: those that change something."""
+
+UNSERVED_MS = 60_000
+"""Simulated milliseconds after which a wait without limit ends if no worker serves the task's queue."""
 
 Elsewhere = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """Function that runs an async function inside the simulation."""
@@ -115,8 +120,11 @@ class _LossyStream(ByteStream):
 class Machine:
     """A client inside the simulation, on its own machine."""
 
-    def __init__(self, world: World, nursery: trio.Nursery, losses: Losses, *, name: str) -> None:
+    def __init__(
+        self, world: World, nursery: trio.Nursery, losses: Losses, *, name: str, serves: Callable[[str], bool]
+    ) -> None:
         self.name = name
+        self._serves = serves
         self._nursery = nursery
         self._lock = trio.Lock()
         self._client: AsyncClient | None = None
@@ -131,6 +139,22 @@ class Machine:
             if self._client is None:
                 self._client = await self._nursery.start(self.keep)
         return self._client
+
+    async def wait(self, id: bytes | str, wait_ms: Milliseconds | None) -> Task:
+        """Wait as `AsyncClient.wait` does, but not without limit for a task that no worker can run."""
+        client = await self.client()
+        while True:
+            try:
+                return await client.wait(id, UNSERVED_MS if wait_ms is None else wait_ms)
+            except TimedOut:
+                task = await client.get(id)
+                if not self._serves(task.queue):
+                    raise TimedOut(
+                        f"task {task.id.hex()} is {task.state}: no worker serves queue {task.queue!r}",
+                        hint="Call onyxq_cluster.drain() first, or onyxq_cluster.start_worker(...).",
+                    ) from None
+                if wait_ms is not None:
+                    raise
 
     def random_name(self) -> str:
         """Return a name for a transaction that is unique in the cluster and the same in each run."""
@@ -196,6 +220,10 @@ class BlockingClient(Client):
         found: T = told_here(lambda: self._call(call))
         return found
 
+    def wait(self, id: bytes | str, wait_ms: Milliseconds | None = TIMEOUT_MS) -> Task:
+        __tracebackhide__ = True
+        return self._run(functools.partial(self._machine.wait, id, wait_ms))
+
     async def awaited(
         self,
         method: AsyncMethod[P, T],
@@ -227,6 +255,14 @@ class AwaitedClient(AsyncClient):
     def random_name(self) -> str:
         return self._machine.random_name()
 
+    async def wait(self, id: bytes | str, wait_ms: Milliseconds | None = TIMEOUT_MS) -> Task:
+        async def inside() -> Task:
+            with self._machine.calling():
+                return await self._machine.wait(id, wait_ms)
+
+        __tracebackhide__ = True
+        return await told_there(self._elsewhere(inside))
+
     def task_store(self, client_id: int | None = None) -> AsyncTaskStore:
         """Return the task store as seen by one of its clients; see `AsyncClient.task_store`."""
 
@@ -256,5 +292,5 @@ def _awaited(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name, _method in inspect.getmembers(AsyncClient, inspect.iscoroutinefunction):
-    if not _name.startswith("_"):
+    if not _name.startswith("_") and _name not in vars(AwaitedClient):
         setattr(AwaitedClient, _name, _awaited(_name, _method))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from onyxq import App, Step, blocking_context, context
-from onyxq.errors import StaleToken
+from onyxq.errors import StaleToken, TimedOut
 from onyxq.testing import AsyncCluster, Cluster, open_cluster
 from onyxq.testing.cluster import run_async
 
@@ -120,3 +120,28 @@ def test_a_lost_answer_to_a_transaction_is_asked_for_again() -> None:
             tx.enqueue("out", b"1")
         assert not cluster._core.losses.left
         assert states(cluster) == {"out": "ready"}
+
+
+def test_a_wait_for_a_task_that_no_worker_runs_ends() -> None:
+    """Also without a limit, from plain and from async code; with a worker, a wait takes as long as the task."""
+    app = App()
+
+    @app.task(queue="mail")
+    def send() -> str:
+        return "sent"
+
+    with open_cluster(seed=1, peers=1) as cluster:
+        cluster.use(app)
+        task = send.enqueue()
+        for timeout in (None, 1):
+            with pytest.raises(TimedOut, match="no worker serves queue 'mail'") as caught:
+                task.result(timeout)
+            assert caught.value.advice.startswith("Call onyxq_cluster.drain() first")
+
+        async def test() -> None:
+            with pytest.raises(TimedOut, match="no worker serves queue 'mail'"):
+                await task
+
+        run_async(cluster, test)
+        cluster.start_worker()
+        assert send.options(delay_ms=70_000).enqueue().result() == "sent"
