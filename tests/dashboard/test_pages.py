@@ -228,7 +228,7 @@ def test_the_story_has_every_entry_that_names_the_task(world: Filled, http: http
 
 
 def test_who_works_is_listed(world: Filled, http: httpx.Client) -> None:
-    """Each worker is listed with its slots, and with the tasks that it runs and for how long."""
+    """Each worker is listed with its claims, and with the tasks that it runs and for how long."""
     with Client(world.address) as client:
         client.enqueue("runs", b'{"task": "shop.charge", "args": [], "kwargs": {}}')
         client.claim("runs", worker="shop-1.example.com:77", lease_ms=3_600_000, wait_ms=30_000)
@@ -237,7 +237,7 @@ def test_who_works_is_listed(world: Filled, http: httpx.Client) -> None:
     assert any(row.startswith("worker <1> 2 0") for row in found_rows)
     assert any(re.match(r"shop-1.example.com:77 1 0 shop.charge \d+ m?s", row) for row in found_rows)
     heads = [" ".join(texts(one).split()) for one in found(tree, "h2")]
-    assert "shop-1.example.com 1 worker, 1 of 1 slot in use" in heads
+    assert "shop-1.example.com 1 worker, 1 claim, 0 more asked for" in heads
 
 
 def test_a_queue_says_its_limits_and_pace(world: Filled, http: httpx.Client) -> None:
