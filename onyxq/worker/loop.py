@@ -457,7 +457,7 @@ class Worker:
             return
         if ending.final:
             await client.give_up(claim, describe(problem), traceback=traceback_of(problem))
-            after = "given up"
+            after = f"given up: {ending.reason}" if ending.reason else "given up"
         else:
             await client.fail(claim, describe(problem), ending.pause_ms, traceback=traceback_of(problem))
             after = (await self._policy(client, claim)).next_attempt(retry, ending.pause_ms)

@@ -76,6 +76,8 @@ class Ending(NamedTuple):
     chosen: bool = False
     """Whether the function asked for it, so that the options about exceptions do not count."""
     level: int = logging.WARNING
+    reason: str = ""
+    """Why the task fails for good, if an option decided it."""
 
 
 class FailedThere(Exception):
@@ -109,7 +111,9 @@ class Retrying:
             return ending._replace(final=True)
         ending = backed_off(ending, self.backoff, retry, error)
         pause_s = (ending.pause_ms or 0) / 1000
-        return ending._replace(final=self.retry_for_s is not None and age_s + pause_s > self.retry_for_s)
+        if self.retry_for_s is None or age_s + pause_s <= self.retry_for_s:
+            return ending
+        return ending._replace(final=True, reason="retry_for_s is over")
 
     def _gives_up(self, error: BaseException) -> bool:
         if self.give_up_on is not None and _is_of(error, self.give_up_on):

@@ -189,8 +189,10 @@ def test_a_task_that_is_given_up_is_a_dead_letter_at_once() -> None:
         ({"retry_on": OSError}, Retry("later", after=1), 3),
     ],
 )
-def test_retries_depend_on_the_exception_and_on_time(options: Any, error: Exception, runs: int) -> None:
-    """What a function raises to choose is not an exception in this sense."""
+def test_retries_depend_on_the_exception_and_on_time(
+    options: Any, error: Exception, runs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a function raises to choose is not an exception in this sense. The log says if the time is over."""
     app = App()
 
     @app.task(queue="q", name="fetch", retries=2, backoff=(10,), **options)
@@ -203,6 +205,7 @@ def test_retries_depend_on_the_exception_and_on_time(options: Any, error: Except
         cluster.drain(reach_s=3_600)
         assert len(cluster.runs("fetch")) == runs
         assert cluster.client().get(task_id).state == "failed"
+    assert ("given up: retry_for_s is over" in caplog.text) == (options == {"retry_for_s": 15})
 
 
 @pytest.mark.parametrize("name", ["retry_on", "give_up_on"])
