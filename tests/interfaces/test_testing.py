@@ -19,7 +19,6 @@ import trio
 import onyxq.testing.loop
 from onyxq import App, Client
 from onyxq.client import Claim
-from onyxq.errors import Conflict
 from onyxq.testing import Cluster, NotDrained, die_here, open_cluster
 from onyxq.testing.loop import HandlerBlocked
 from onyxq.worker import Worker, current_claim, current_client
@@ -293,33 +292,6 @@ def test_the_application_is_given_back() -> None:
         cluster.use(app)
         assert app.client.count() == {}
     assert app._client is None
-
-
-def test_an_application_that_is_not_in_use_reaches_no_real_cluster() -> None:
-    """Neither a new client nor one that was open before is used; ``use`` connects it, again if it was closed."""
-    app = App("127.0.0.1:1")
-
-    @app.task(queue="mail")
-    def send(to: str) -> None: ...
-
-    before = app._client = Client("127.0.0.1:1").open()
-    try:
-        with open_cluster(peers=1) as cluster:
-            with pytest.raises(Conflict, match="a test cluster is open"):
-                send.enqueue("a")
-            app.close()
-            with pytest.raises(Conflict, match=r"use\(app\) first"):
-                send.enqueue("a")
-            cluster.use(app)
-            send.enqueue("a")
-            app.close()
-            with pytest.raises(Conflict, match="a test cluster is open"):
-                send.enqueue("b")
-            cluster.use(app)
-            send.enqueue("b")
-            assert cluster.counts()["mail"]["ready"] == 2
-    finally:
-        before.close()
 
 
 # --- workers that die

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from onyxq import App, Step, blocking_context, context
-from onyxq.errors import StaleToken, TimedOut
+from onyxq import App, Client, Step, blocking_context, context
+from onyxq.errors import Conflict, StaleToken, TimedOut
 from onyxq.testing import AsyncCluster, Cluster, open_cluster
 from onyxq.testing.cluster import run_async
 
@@ -145,3 +145,30 @@ def test_a_wait_for_a_task_that_no_worker_runs_ends() -> None:
         run_async(cluster, test)
         cluster.start_worker()
         assert send.options(delay_ms=70_000).enqueue().result() == "sent"
+
+
+def test_an_application_that_is_not_in_use_reaches_no_real_cluster() -> None:
+    """Neither a new client nor one that was open before is used; ``use`` connects it, again if it was closed."""
+    app = App("127.0.0.1:1")
+
+    @app.task(queue="mail")
+    def send(to: str) -> None: ...
+
+    before = app._client = Client("127.0.0.1:1").open()
+    try:
+        with open_cluster(peers=1) as cluster:
+            with pytest.raises(Conflict, match="a test cluster is open"):
+                send.enqueue("a")
+            app.close()
+            with pytest.raises(Conflict, match=r"use\(app\) first"):
+                send.enqueue("a")
+            cluster.use(app)
+            send.enqueue("a")
+            app.close()
+            with pytest.raises(Conflict, match="a test cluster is open"):
+                send.enqueue("b")
+            cluster.use(app)
+            send.enqueue("b")
+            assert cluster.counts()["mail"]["ready"] == 2
+    finally:
+        before.close()

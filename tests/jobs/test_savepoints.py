@@ -50,7 +50,7 @@ async def running(stage: Stage, name: str = "old", **more: Any) -> None:
 
 
 async def keep(stage: Stage, name: str, *, job: str = "old", **changes: Any) -> dict[str, Any]:
-    """Report, as the host of the job, that the files of a savepoint are there; return what the host was told."""
+    """Report, as the host of the job, that the files of a savepoint are there; return what the host hears."""
     (one,) = [one for one in (await stage.client.all_savepoints())["savepoints"] if one["name"] == name]
     made = {
         "version": stage.job(job).version,
