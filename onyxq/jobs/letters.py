@@ -205,6 +205,7 @@ def requeued(old: Job, *, id: str) -> Job:
         workflow=(*old.workflow, *(edge for edge in edges if edge not in old.workflow)),
         resume=None,
         drop_state=(),
+        host=old.host and evolve(old.host, submit_wait_ms=None),  # No program of a user offers to serve this id.
     )
 
 

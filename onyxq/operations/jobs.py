@@ -167,6 +167,12 @@ class Jobs:
         found = job_of(self._node.replica, name)
         return found is not None and found["state"] in lifetime.ENDED
 
+    def check_new(self, job: Job) -> None:
+        """Raise what submitting a job would raise because of the job itself, or because of another with its id."""
+        self._check(job)
+        if lifetime.digest_of(self._node.replica, job.id) not in (None, encoding.digest(encoding.encode(job))):
+            raise JobConflict(f"there is another job {job.id}", field="id")
+
     def _check(self, job: Job) -> None:
         """Raise `BadRequest` for a job that is wrong, and `Forbidden` for a function that is not taken here."""
         check_job(job)

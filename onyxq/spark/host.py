@@ -33,6 +33,8 @@ from onyxq.spark.session import Settings, descendants, kill_machine, open_sessio
 from onyxq.spark.state_copy import Resumed, recover
 
 CHECKPOINTS = "checkpoints"
+HOSTS = "jobs"
+"""Folder with the folders of the hosts of single jobs."""
 """Folder in the directory of a peer's hosts (`onyxq.node.jobs.driver`)."""
 REHEARSE_FIRST_S = 1.0
 """Seconds without a job after which a host that was started for one runs a warm-up query."""
@@ -99,10 +101,10 @@ class Host:
         elif said["do"] == "slots":
             running.slots(int(said["slots"]))
 
-    def keep_savepoints(self) -> None:
-        """Make the savepoints of its jobs, in a thread."""
+    def keep_savepoints(self, *, lasting: bool = True) -> None:
+        """Make the savepoints of its jobs, in a thread; ``lasting``: whether its checkpoints outlive this process."""
         if self._place.connect is not None:
-            keeper = Savepoints(self._place.connect, self._place.checkpoints, self._sources)
+            keeper = Savepoints(self._place.connect, self._place.checkpoints, self._sources, lasting=lasting)
             threading.Thread(target=keeper.run, args=(self._stopped,), name="savepoints", daemon=True).start()
 
     def _sources(self) -> list[Source]:
@@ -154,7 +156,8 @@ def _checkpoints(asked: Asked) -> Checkpoints:
     """
     work = Path(asked.work).absolute()
     base = asked.checkpoints or str(work / CHECKPOINTS)
-    own = Path(base).absolute() in (work / CHECKPOINTS, work.parent.parent / CHECKPOINTS)
+    whole = work.parent.parent if work.parent.name == HOSTS else work  # the peer's, also for a job's own host
+    own = Path(base).absolute() == whole / CHECKPOINTS
     return Checkpoints(base, str(Path(base).absolute().parent / "savepoints") if own else "")
 
 

@@ -58,10 +58,19 @@ class Source:
 class Savepoints:
     """Makes the savepoints of a host's jobs, and deletes the files of those that are gone.
 
-    ``sources`` returns the checkpoints of the jobs that run now.
+    ``sources`` returns the checkpoints of the jobs that run now. ``lasting``: whether the place of jobs without a
+    ``checkpoint`` of their own outlives this process.
     """
 
-    def __init__(self, connect: str, checkpoints: Checkpoints, sources: Callable[[], Collection[Source]]) -> None:
+    def __init__(
+        self,
+        connect: str,
+        checkpoints: Checkpoints,
+        sources: Callable[[], Collection[Source]],
+        *,
+        lasting: bool = True,
+    ) -> None:
+        self._lasting = lasting
         self._connect = connect
         self._checkpoints = checkpoints
         self._sources = sources
@@ -96,6 +105,10 @@ class Savepoints:
     def _make(self, source: Source, one: Mapping[str, Any], base: str) -> None:
         named = {"name": one["name"], "position": one["position"], "version": source.version}
         folder = f"{base}/{one['name']}.{one['position']}.{secrets.token_hex(4)}"
+        if not self._lasting and source.job.checkpoint is None:
+            why = "the program that serves the job was started without --checkpoints, so its files end with it"
+            self._give_up(named, Conflict(why))
+            return
         try:
             made = _made(source, int(one["batch"]), folder)
         except Exception as error:

@@ -84,7 +84,7 @@ class Serving:
     def serve(self, session: Any, asked: Asked, held_s: float) -> None:
         """Carry out orders, until this process has lost the job and its queries have stopped; raises `Lost`."""
         host = Host(session, asked, self._events.put)
-        host.keep_savepoints()
+        host.keep_savepoints(lasting=bool(asked.checkpoints))
         clock = java.packages(session).java.lang.System
         self._events.put({"event": "up", "ui": session.sparkContext.uiWebUrl})
         try:

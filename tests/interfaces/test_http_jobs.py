@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 
 from onyxq.errors import JobConflict, LogUnavailable
+from onyxq.interfaces.http.routes.jobs import NewJob
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.model import Function, Input, Job, Output
 from tests.interfaces.http_world import JOB, check_problem, on_trio, world
@@ -177,3 +179,8 @@ async def test_unknown_jobs_and_bad_bodies_are_named() -> None:
         away = await client.post("/v1/jobs", content=json.dumps(JOB), headers={"content-type": "application/json"})
         check_problem(away, 503, code="log_unavailable")
         assert away.headers["retry-after"]
+
+
+def test_every_field_of_a_job_can_be_given() -> None:
+    """A job in JSON has the fields of a job in Python."""
+    assert {field.name for field in attrs.fields(Job)} == set(NewJob.__struct_fields__) - {"keep_ms", "replace"}

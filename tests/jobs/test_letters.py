@@ -246,6 +246,10 @@ def test_letters_go_again_once() -> None:
         assert [one["error"] for one in (await client.job_letters("orders"))["letters"]] == ["KeyError"]
         await stage.until(lambda: stage.job(again).sealed == ("in",), "its input is sealed")
         assert decode(stage.job(again).body) == letters.requeued(old, id=again)
+        left = (await client.job_letters("orders"))["letters"]
+        with pytest.raises(BadRequest, match="id"):
+            await client.requeue_job("orders", new_id="no.id")
+        assert (await client.job_letters("orders"))["letters"] == left, "a refusal moves no letter"
         last = await client.requeue_job("orders", new_id="last")
         assert (last["id"], last["count"], last["more"]) == ("last", 1, False)
 

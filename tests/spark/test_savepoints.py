@@ -18,6 +18,7 @@ from onyxq.errors import Incomplete
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Input, Job, Output
 from onyxq.spark.checkpoint import Checkpoints, last_done, note_job, recorded, save
+from onyxq.spark.host import Asked, _checkpoints
 from onyxq.spark.savepoints import Savepoints, Source, beginning
 from onyxq.spark.state_copy import Resumed
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
@@ -116,8 +117,8 @@ class Stand:
             assert cluster.append(commit_batch.Args(self.job.id, self.job.version, batch, b"x", ())) == ["applied"]
         model = Job(id=self.job.id, workflow=FILES.workflow, catalog=FILES.catalog)
         self.source = Source(model, self.job.version, str(self.folder), ["in"])
-        checkpoints = Checkpoints(str(folder / "checkpoints"), str(self.place.parent))
-        self.host = Savepoints(cluster.connect, checkpoints, lambda: [self.source])
+        self.checkpoints = Checkpoints(str(folder / "checkpoints"), str(self.place.parent))
+        self.host = Savepoints(cluster.connect, self.checkpoints, lambda: [self.source])
 
     def begin(self) -> int:
         """Begin the savepoint, and return its position."""
@@ -210,3 +211,28 @@ def test_a_job_begins_with_what_its_savepoint_has(cluster: JobsCluster, tmp_path
         client.delete_savepoint(stand.name)
     with pytest.raises(Incomplete, match="was deleted before job new began"):
         beginning(job, record, told, batch=-1, version=0, connect=cluster.connect)
+
+
+@pytest.mark.parametrize(
+    ("work", "checkpoints", "place"),
+    [
+        ("/data/spark", None, "/data/spark/savepoints"),
+        ("/data/spark", "/data/spark/checkpoints", "/data/spark/savepoints"),
+        ("/data/spark/jobs/j", "/data/spark/checkpoints", "/data/spark/savepoints"),
+        ("/data/spark", "/checkpoints", "/checkpoints/_savepoints"),
+        ("/srv/data/spark", "/srv/checkpoints", "/srv/checkpoints/_savepoints"),
+    ],
+)
+def test_savepoints_are_where_the_jobs_next_peer_finds_them(work: str, checkpoints: str | None, place: str) -> None:
+    """A shared place has them, wherever it is; only a peer's own place, which it clears, has them beside it."""
+    found = _checkpoints(Asked(work=work, checkpoints=checkpoints))
+    assert found.savepoints(Job(workflow=[], catalog=[])) == place
+
+
+def test_a_program_whose_files_end_with_it_makes_no_savepoint(cluster: JobsCluster, tmp_path: Path) -> None:
+    """The savepoint is dropped, and the name is free again."""
+    stand = Stand(cluster, tmp_path, 0)
+    stand.begin()
+    with cluster.client() as client:
+        Savepoints(cluster.connect, stand.checkpoints, lambda: [stand.source], lasting=False).look()
+        assert stand.listed(client) == {} and not stand.place.exists()

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from onyxq.core.facts import pack_task, partition_of_keys, task_header, unpack_task
 from onyxq.core.ids import ids_of, make_id, ms_of, partition_of
 from onyxq.errors import BadRequest
+from onyxq.jobs.values import pack
 from onyxq.spark.checkpoint import recorded
 from onyxq.spark.lineage import PREFIX_BYTES, source_prefix
+from onyxq.spark.plan import rows
 from onyxq.spark.plan.outputs import Routed
 from onyxq.spark.queues.arrow import batch_of
 from onyxq.spark.queues.options import QueueOutput, read_options, write_options
 from onyxq.spark.queues.queue_claims import Held, joined
-from onyxq.spark.queues.shares import Share, task_of
+from onyxq.spark.queues.shares import TASK_BYTES_MAX, Share, task_of
 from onyxq.spark.queues.source import digest_of, fitting, held_in, queue_offsets, spread
 
 NOW_MS = 1_800_000_000_000
@@ -140,6 +142,25 @@ def test_keys_decide_about_partitions_and_delays_about_times() -> None:
 
 
 # --- segments -------------------------------------------------------------------------------------
+
+
+class _Sending:
+    """Refuses the tasks before the one that it gets."""
+
+    def add_fitting(self, task: object, **said: Any) -> None:
+        raise BadRequest("another task is refused", field="data")
+
+
+def test_a_refusal_of_other_tasks_makes_no_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails the job. A segment that is itself too large becomes a letter, whose size is checked as well."""
+    queues = {"out": {"queue": "out"}, rows.LETTER: {"queue": "letters", "own": True}}
+    options = {"job": "j", "version": "1", "attempt": "1", "connect": "127.0.0.1:1"}
+    routed = Routed({}, options | {"letters": json.dumps(["out"]), "outputs": json.dumps(queues)})
+    monkeypatch.setattr(routed, "_sending", lambda batch: _Sending())
+    for segment, said in ((b"small", "another task is refused"), (bytes(TASK_BYTES_MAX + 1), "in one task; at most")):
+        (batch,) = rows.batches([("out", bytes(28), pack(segment))])
+        with pytest.raises(Exception, match=said):
+            routed._write(iter([batch]), None, 0)  # type: ignore[arg-type]
 
 
 def test_bytes_stay_bytes_and_the_rest_is_json() -> None:

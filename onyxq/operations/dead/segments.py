@@ -149,6 +149,8 @@ class JobLetters:
         if args.new_id is not None and self._jobs.has_ended(args.new_id):
             raise Conflict(f"job {args.new_id} has ended already", field="new_id", hint="Choose another id.")
         queue = letters.again_queue_of(old)
+        if args.new_id is not None:
+            self._jobs.check_new(letters.requeued(old, id=args.new_id))
 
         async def move(found: Sequence[Found]) -> None:
             _check(found, old)

@@ -145,6 +145,8 @@ class Routed(DataSourceStreamArrowWriter):
             raise
 
     def _write(self, iterator: Iterator[Any], staging: Staging, batch: int) -> tuple[bytes, ...]:
+        from onyxq.spark.queues.shares import fitting_task
+
         sending = self._sending(batch)
 
         def put(out: str, payload: bytes, lineage: bytes) -> None:
@@ -153,8 +155,8 @@ class Routed(DataSourceStreamArrowWriter):
             try:
                 if out in self._folders:
                     staging.add(out, payload)
-                else:
-                    sending.add(self._queues[out], payload, lineage=lineage, name=out)
+                    return
+                task = fitting_task(self._queues[out], payload, out)
             except BadRequest as error:
                 if out in self._lettered:
                     letter = letters.failed(task=out, way="", segment=unpack(payload), error=described(error))
@@ -163,6 +165,10 @@ class Routed(DataSourceStreamArrowWriter):
                 if out not in self._errors:
                     raise of_task(error, task=out, segment=unpack(payload), restart=False) from error
                 put(self._errors[out], refusal(error, out, payload), lineage)
+                return
+            sending.add_fitting(
+                task, lineage=lineage, name=out
+            )  # An error here may be another row's: it fails the job.
 
         for batch_rows in iterator:
             for out, found in _of_frames(batch_rows):

@@ -12,7 +12,7 @@ from typing import Any
 
 from onyxq.client.enqueues import check_payloads, cut_payloads
 from onyxq.client.policy import Policy
-from onyxq.core.errors import BadRequest
+from onyxq.core.errors import BadRequest, TooLarge
 from onyxq.core.facts import pack_task, partition_of_keys
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, TaskId
 from onyxq.jobs.values import Unfit, called, to_json, unpack
@@ -21,6 +21,8 @@ from onyxq.spark.queues.options import QueueOutput
 
 PIECE_TASKS = 10_000
 PIECE_BYTES = 2 * 1024 * 1024
+TASK_BYTES_MAX = (4 << 20) - (64 << 10)
+"""Largest task of a job's output: a transaction has 4 MiB, with the headers of its tasks."""
 """Maximum payload bytes of a piece, with `PIECE_TASKS` tasks, unless it has a single task."""
 BLOCK_ROWS = 4_096
 OLD_MS = 300_000
@@ -150,6 +152,14 @@ def _borders(numbers: Sequence[int]) -> Iterator[int]:
 
 def _counter(row: tuple[bytes, bytes]) -> bytes:
     return row[0]
+
+
+def fitting_task(output: QueueOutput, packed: bytes, name: str) -> tuple[QueueOutput, bytes, str | None]:
+    """Return output, payload and ordering key of a segment's task, as `task_of`; raises `TooLarge`."""
+    found = task_of(output, packed, name)
+    if len(found[1]) > TASK_BYTES_MAX:
+        raise TooLarge(f"output {name}: {len(found[1])} bytes in one task; at most {TASK_BYTES_MAX}", field="payload")
+    return found
 
 
 def task_of(output: QueueOutput, packed: bytes, name: str) -> tuple[QueueOutput, bytes, str | None]:

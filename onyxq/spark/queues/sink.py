@@ -22,7 +22,7 @@ from onyxq.client import AsyncClient
 from onyxq.client.batches import BatchCommitted
 from onyxq.core.errors import BadRequest
 from onyxq.spark.queues.options import FailOptions, QueueOutput, Target, WriteOptions
-from onyxq.spark.queues.shares import Piece, Share, task_of
+from onyxq.spark.queues.shares import Piece, Share, fitting_task
 from onyxq.spark.queues.source import connected
 from onyxq.spark.queues.task_columns import fail_rows
 
@@ -56,8 +56,12 @@ class Sending:
 
     def add(self, output: QueueOutput, packed: bytes, *, lineage: bytes, name: str) -> None:
         """Add a segment of a job, as msgpack, for its output ``name``."""
-        found, payload, key = task_of(output, packed, name)
-        self.add_task(found, payload, lineage=lineage, name=name, key=key)
+        self.add_fitting(fitting_task(output, packed, name), lineage=lineage, name=name)
+
+    def add_fitting(self, task: tuple[QueueOutput, bytes, str | None], *, lineage: bytes, name: str) -> None:
+        """Add what `fitting_task` returned. What this raises may be about tasks before it."""
+        output, payload, key = task
+        self.add_task(output, payload, lineage=lineage, name=name, key=key)
 
     def add_task(
         self, output: QueueOutput, payload: bytes, *, lineage: bytes | None, name: str, key: str | None

@@ -60,6 +60,9 @@ class NewJob(Args):
     ] = UNSET
     restarts: Annotated[Any, Meta(description="Failures in a row that are answered by a new start.")] = UNSET
     key_groups: Annotated[Any, Meta(description="Parts of the state of windows and joins.")] = UNSET
+    dead_letters: Annotated[
+        Any, Meta(description="Whether segments at which its tasks fail become dead letters, instead of failing it.")
+    ] = UNSET
     metadata: Annotated[Any, Meta(description="Anything.")] = UNSET
     keep_ms: KeepMs = KEEP_MS
     replace: Replace = False
