@@ -34,6 +34,7 @@ from attrs import frozen
 
 from onyxq.core import snapshot
 from onyxq.core.errors import BadRequest, Corrupt, NotFound, TooLarge
+from onyxq.core.ids import STRETCH_TASKS
 from onyxq.core.log.interface import START, Record
 from onyxq.core.log.stored import pack_records, unpack_records
 from onyxq.core.replica import Replica
@@ -328,7 +329,16 @@ def open_file(path: str | os.PathLike[str], kind: Kind) -> HistoryFile:
         raise damaged(path, kind, 1, error.message) from None
     if header["origin"] != (None if origin is None else origin.position):
         raise damaged(path, kind, 1, "the origin does not fit the header")
+    if origin is not None and not _fits(origin):
+        raise damaged(path, kind, 1, "claims of the origin are outside their stretches")
     return HistoryFile(path, kind, header["cluster"], header["cluster_id"], origin, header["after"])
+
+
+def _fits(origin: Replica) -> bool:
+    """Return whether all claims lie in their stretches: masks of others could need any amount of memory."""
+    claimed = [piece[:2] for stretches in origin.claims.values() for pieces in stretches.values() for piece in pieces]
+    counted = [one[1:] for pieces in origin.limited.values() for one in pieces]
+    return all(0 <= offset < offset + count <= STRETCH_TASKS for offset, count in (*claimed, *counted))
 
 
 def damaged(path: Path, kind: Kind, number: int, why: str) -> Corrupt:
