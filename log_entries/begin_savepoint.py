@@ -4,7 +4,7 @@ Submitted by any peer for a client. Keeps the job's definition and the number of
 job's driver then copies what the job needs to continue after that batch or a later one, and submits `keep_savepoint`.
 The copy is a folder of files beside the job's checkpoint: none of it passes through the log.
 
-A savepoint stays until `drop_savepoint` removes it, whatever becomes of its job. All savepoints are one map in
+A savepoint stays until `drop_savepoint` removes it, also after its job has ended. All savepoints are one map in
 ``extensions``, under a name that no extension can have.
 """
 

@@ -66,7 +66,7 @@ class Process:
 
 
 def until(look: Callable[[], Any]) -> Any:
-    """Return what is found once there is something."""
+    """Look again and again, and return the first result that is not empty."""
     deadline = time.monotonic() + WAIT_S
     while not (found := look()):
         assert time.monotonic() < deadline

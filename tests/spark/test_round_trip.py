@@ -127,7 +127,7 @@ def through_queue(value: Any) -> Any:
 
 
 def through(kind: str, value: Any) -> Any:
-    """Return what is read of a segment that was written without a schema; raises `BadRequest`."""
+    """Write a segment without a schema, and return what comes back; raises `BadRequest`."""
     if kind == "queue":
         return through_queue(value)
     data = file_of(kind, [value])

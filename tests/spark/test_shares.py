@@ -147,7 +147,7 @@ def test_keys_decide_about_partitions_and_delays_about_times() -> None:
 class _Sending:
     """Refuses the tasks before the one that it gets."""
 
-    def add_fitting(self, task: object, **said: Any) -> None:
+    def add_task(self, output: object, payload: bytes, **said: Any) -> None:
         raise BadRequest("another task is refused", field="data")
 
 

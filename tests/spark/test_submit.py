@@ -29,7 +29,7 @@ QUIET = ("spark.ui.enabled=false", "spark.log.level=ERROR", "spark.driver.extraJ
 
 
 def until(look: Callable[[], Any], log: Path) -> Any:
-    """Return what is found once there is something."""
+    """Look again and again, and return the first result that is not empty."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := look()):
         assert time.monotonic() < deadline, log.read_text()[-3_000:]

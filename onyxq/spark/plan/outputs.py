@@ -156,7 +156,7 @@ class Routed(DataSourceStreamArrowWriter):
                 if out in self._folders:
                     staging.add(out, payload)
                     return
-                task = fitting_task(self._queues[out], payload, out)
+                queue, data, key = fitting_task(self._queues[out], payload, out)
             except BadRequest as error:
                 if out in self._lettered:
                     letter = letters.failed(task=out, way="", segment=unpack(payload), error=described(error))
@@ -166,9 +166,8 @@ class Routed(DataSourceStreamArrowWriter):
                     raise of_task(error, task=out, segment=unpack(payload), restart=False) from error
                 put(self._errors[out], refusal(error, out, payload), lineage)
                 return
-            sending.add_fitting(
-                task, lineage=lineage, name=out
-            )  # An error here may be another row's: it fails the job.
+            # An error here may be about an earlier row: it fails the job.
+            sending.add_task(queue, data, lineage=lineage, name=out, key=key)
 
         for batch_rows in iterator:
             for out, found in _of_frames(batch_rows):

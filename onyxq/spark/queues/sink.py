@@ -22,7 +22,7 @@ from onyxq.client import AsyncClient
 from onyxq.client.batches import BatchCommitted
 from onyxq.core.errors import BadRequest
 from onyxq.spark.queues.options import FailOptions, QueueOutput, Target, WriteOptions
-from onyxq.spark.queues.shares import Piece, Share, fitting_task
+from onyxq.spark.queues.shares import Piece, Share
 from onyxq.spark.queues.source import connected
 from onyxq.spark.queues.task_columns import fail_rows
 
@@ -54,21 +54,12 @@ class Sending:
         self._sent: deque[Future[bytes]] = deque()
         self._parts: list[bytes] = []
 
-    def add(self, output: QueueOutput, packed: bytes, *, lineage: bytes, name: str) -> None:
-        """Add a segment of a job, as msgpack, for its output ``name``."""
-        self.add_fitting(fitting_task(output, packed, name), lineage=lineage, name=name)
-
-    def add_fitting(self, task: tuple[QueueOutput, bytes, str | None], *, lineage: bytes, name: str) -> None:
-        """Add what `fitting_task` returned. What this raises may be about tasks before it."""
-        output, payload, key = task
-        self.add_task(output, payload, lineage=lineage, name=name, key=key)
-
     def add_task(
         self, output: QueueOutput, payload: bytes, *, lineage: bytes | None, name: str, key: str | None
     ) -> None:
         """Add a task.
 
-        The tasks before it are prepared first if both do not fit.
+        The tasks before it are prepared first if both do not fit. What this raises may be about them.
         """
         if not self.share.has_room(payload):
             self._send(self.share.take())
