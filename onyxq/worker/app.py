@@ -177,6 +177,12 @@ class App:
             if not isinstance(task, TaskFunction):
                 raise BadRequest("a periodic task is a task: put @app.periodic above @app.task", field="function")
             task.arguments.bind((), {})
+            for option in task._options.of_enqueues:
+                raise BadRequest(
+                    f"{option} would not hold for periodic calls of {task.name}: the settings of its queue do",
+                    field=option,
+                    hint=f"Leave {option} out, or let the periodic function enqueue a function that has it.",
+                )
             known_as = name or task.name
             if any(one.name == known_as for one in self.periodics):
                 raise BadRequest(f"there are two periodic tasks named {known_as!r}", field="name")

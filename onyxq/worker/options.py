@@ -32,6 +32,8 @@ RUNS = ("thread", "process")
 KEYS = ("ordering_key", "unique_key")
 OF_FUNCTION = ("runs", "backoff", "retry_on", "give_up_on", "retry_for_s")
 """Options that workers read from the function, so that a call cannot change them."""
+OF_PERIODIC = ("queue", "priority", "timeout_s")
+"""Options that hold also for tasks that the cluster enqueues on a schedule, beside those of the function."""
 TIMEOUT_S_MAX = 30 * 86_400.0
 
 Key = str | Callable[..., str] | None
@@ -194,6 +196,13 @@ class Options:
             Policy.of(self.queue, {**unique, "unique_key": None if self.unique_key is None else "some"})[0].check()
         for name in KEYS:
             _check_template(getattr(self, name), name, function)
+
+    @property
+    def of_enqueues(self) -> list[str]:
+        """Names of the options given that tasks enqueued on a schedule would not have."""
+        plain = Options()
+        given = [name for name in fields_dict(Options) if getattr(self, name) != getattr(plain, name)]
+        return [name for name in given if name not in OF_FUNCTION and name not in OF_PERIODIC]
 
     @property
     def needs_now(self) -> bool:

@@ -39,6 +39,21 @@ def test_a_periodic_function_runs_when_a_worker_has_set_it_up() -> None:
         assert set(seen) == {"kitchen", "bath"}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"retries": 0}, {"backoff_ms": 5_000}, {"unique_key": "tidy"}, {"ordering_key": "k"}, {"expires_after_ms": 1_000}],
+)
+def test_an_option_that_periodic_calls_would_not_have_is_refused(options: dict[str, Any]) -> None:
+    """The cluster enqueues the calls, with the settings of their queue; the function alone may have the option."""
+    app = App()
+    task = app.task(name="tidy", queue="house", timeout_s=9, **options)(lambda: None)
+    (name,) = options
+    with pytest.raises(BadRequest, match=f"{name} would not hold") as caught:
+        app.periodic("every 60s")(task)
+    assert caught.value.field == name
+    assert not app.periodics
+
+
 def test_a_worker_changes_what_is_different_and_leaves_a_pause() -> None:
     """An operator's pause survives new versions of the application."""
     with open_cluster(peers=1, seed=1) as cluster:
