@@ -70,13 +70,14 @@ def onyxq_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | AsyncClu
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run async tests that use a cluster in the cluster's time."""
     cluster = pyfuncitem.stash.get(_CLUSTER, None)
-    if cluster is None or not inspect.iscoroutinefunction(pyfuncitem.obj):
+    test = inspect.unwrap(pyfuncitem.obj)
+    if cluster is None or not inspect.iscoroutinefunction(test):
         return None
     from onyxq.testing.cluster import run_async
 
     given = pyfuncitem.funcargs
-    arguments = {name: given[name] for name in inspect.signature(pyfuncitem.obj).parameters if name in given}
-    run_async(cluster, lambda: pyfuncitem.obj(**arguments))
+    arguments = {name: given[name] for name in inspect.signature(test).parameters if name in given}
+    run_async(cluster, lambda: test(**arguments))
     return True
 
 

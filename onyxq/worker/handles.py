@@ -118,7 +118,7 @@ class Called(Generic[R]):
         """Return the result of a finished task; raise `TaskFailed` if it has none."""
         if task.state != "completed":
             name, why = task.id.hex(), "" if task.error is None else f": {task.error}"
-            hint = f"Read what happened with: onyxq task explain {name}"
+            hint = f"Read the error of each attempt with: onyxq task get {name}"
             raise TaskFailed(f"{self.name} {name} {task.state}{why}", hint=hint)
         return cast(R, self.arguments.returned(task.result))
 

@@ -252,6 +252,39 @@ def test_async_tests_and_settings_of_the_project(project: pytest.Pytester, backe
     found.stdout.fnmatch_lines(["*assert not onyxq_cluster.now*", "*again with: pytest 'test_it.py::test_that_fails'*"])
 
 
+def test_an_async_test_that_another_plugin_has_wrapped_runs_in_the_cluster(project: pytest.Pytester) -> None:
+    """pytest-asyncio in its mode ``auto`` replaces each async test by a plain function."""
+    project.makeconftest(
+        """
+        import functools, pytest
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_runtest_call(item):
+            test = item.obj
+
+            @functools.wraps(test)
+            def plain(*args, **kwargs):
+                raise AssertionError("run in another event loop")
+
+            item.obj = plain
+            return (yield)
+        """
+    )
+    project.makepyfile(
+        """
+        from mailer import app, send
+
+        async def test_it(onyxq_cluster):
+            onyxq_cluster.use(app)
+            await send.enqueue_async("a")
+            await onyxq_cluster.drain()
+            [task] = await onyxq_cluster.tasks("mail", "completed")
+            assert task.result == "a"
+        """
+    )
+    project.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
+
+
 def test_tests_without_a_cluster_are_left_alone(project: pytest.Pytester) -> None:
     """Plain and async tests of other code are not changed."""
     project.makepyfile(
