@@ -37,7 +37,7 @@ def _imported(name: str, place: str) -> Callable[..., Any]:
                 raise AttributeError(f"{part} is a module of its own; name it before the colon")
     except ModuleNotFoundError as error:
         raise BadRequest(
-            f"{place}: no module named {error.name!r} where Spark's workers run, for {name!r}",
+            f"{place}: no module named {error.name!r} where Spark's workers run; {name!r} needs it",
             field=place,
             hint="Put it on the PYTHONPATH of the peers that offer slots, or submit the function itself.",
         ) from error
@@ -55,9 +55,9 @@ def _unpickled(pickled: Pickled, place: str) -> Callable[..., Any]:
         found = pickle.loads(pickled.pickled)
     except Exception as error:
         raise BadRequest(
-            f"{place}: {pickled.named!r}, which was shipped, cannot be loaded: {type(error).__name__}: {error}",
+            f"{place}: the pickled function {pickled.named!r} cannot be loaded: {type(error).__name__}: {error}",
             field=place,
-            hint="Workers need the Python version, and the modules, of the client that submitted it.",
+            hint="Spark's workers need the Python version and the modules of the client that submitted the job.",
         ) from error
     if not callable(found):
         raise BadRequest(f"{place}: {pickled.named!r} is a {type(found).__name__}, not a function", field=place)

@@ -34,8 +34,7 @@ from onyxq.spark.state_copy import Resumed, recover
 
 CHECKPOINTS = "checkpoints"
 HOSTS = "jobs"
-"""Folder with the folders of the hosts of single jobs."""
-"""Folder in the directory of a peer's hosts (`onyxq.node.jobs.driver`)."""
+"""Folder in the directory of a peer's hosts, with a folder for each job that has its own host."""
 REHEARSE_FIRST_S = 1.0
 """Seconds without a job after which a host that was started for one runs a warm-up query."""
 REHEARSE_EVERY_S = 45.0
@@ -59,8 +58,9 @@ class Asked:
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     warm: bool = False
-    quick_start: bool = False
     """Run a small query first, and now and then while the host is idle, so that jobs start fast."""
+    quick_start: bool = False
+    """Start the virtual machine sooner, with simple compilation."""
     modules: tuple[str, ...] = field(default=(), converter=tuple)
     """Folders from which workers import."""
     alive_s: float = 5.0

@@ -1,4 +1,4 @@
-"""Serving a job from a process that a user has started, for example with ``spark-submit`` on a cluster of his own.
+"""Serving a job from a process that a user has started, for example with ``spark-submit`` on their own cluster.
 
 The program needs only the address of a peer::
 
@@ -158,7 +158,7 @@ def run(
     """Serve a job as its Spark host until it has ended, and return its state: ``completed``, ``killed`` or ``failed``.
 
     ``connect``: addresses of peers, comma-separated; default: ``ONYXQ_CONNECT``. The token is ``ONYXQ_TOKEN``.
-    ``checkpoints``: path or URI for the state of windows and joins; default: that of the peers, if they share one.
+    ``checkpoints``: path or URI for the state of the job; default: that of the peers, if they share one.
     ``work``: a folder for temporary files. Under ``spark-submit`` Spark's settings are those of its command. Elsewhere
     this starts Spark with the ``master`` and ``conf``, and the settings that the job brings.
 
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="onyxq.spark.submit", description="Serve a job as its Spark host.")
     parser.add_argument("job", help="id of a job that was submitted with submit_wait_ms")
     parser.add_argument("--connect", default="", help="HOST:PORT of peers, comma-separated (ONYXQ_CONNECT)")
-    parser.add_argument("--checkpoints", help="path or URI for the state of windows and joins")
+    parser.add_argument("--checkpoints", help="path or URI for the state of the job")
     parser.add_argument("--work", help="folder for temporary files")
     asked = parser.parse_args(arguments)
     try:

@@ -51,7 +51,7 @@ SETTINGS: Mapping[str, Known] = {
     "token": Known(None, "credential sent to the peer"),
     "request_timeout_ms": Known(30_000, "time until a request that is not answered fails, in ms"),
     "connect_timeout_ms": Known(
-        None, "time until a request fails if no peer can be reached, in ms (default: 1000 in an App)", int
+        None, "time until a request fails if no peer can be reached, in ms (default: 1000 in an App, else none)", int
     ),
     "access": Known(None, "file of the tokens that clients must present, and of the secret of the peers"),
     "tokens": Known(None, "the same tokens in one line, separated by spaces: TOKEN=ROLE+ROLE:PREFIX ..."),
@@ -89,7 +89,7 @@ SETTINGS: Mapping[str, Known] = {
     "spark_conf": Known(None, "file of settings of Spark itself, a NAME VALUE per line as in spark-defaults.conf"),
     "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
     "spark_quick_start": Known(None, "start Spark sooner, with simple compilation: for tests and short jobs", bool),
-    "checkpoints": Known(None, "path or URI, reachable from all peers, for the state of windows and joins"),
+    "checkpoints": Known(None, "path or URI, reachable from all peers, for the state of jobs (windows, joins, frames)"),
     "session_timeout_ms": Known(
         DEFAULTS.session_timeout_ms, "time until ZooKeeper ends the session of a silent peer, in ms"
     ),

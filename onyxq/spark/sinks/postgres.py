@@ -86,7 +86,8 @@ def check(folder: Folder, schema: Any) -> None:
         found = {name: more for name, *more in connection.execute(_COLUMNS, [_quoted(folder, connection)])}
         if not found:
             made = ", ".join(f"{part.name} {_accepted(part.type)[0]}" for part in schema)
-            raise _wrong(folder, f"the database has no table {_table(folder)!r}: CREATE TABLE ... ({made})", "table")
+            missing = f"the database has no table {_table(folder)!r}; create it with the columns {made}"
+            raise _wrong(folder, missing, "table")
         _check_columns(folder, schema, found)
         _staged(connection, folder, schema.names)
         try:
