@@ -382,9 +382,10 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         return await transaction.commit()
 
     async def call(self, method: str, args: dict[str, Any], *, timeout_ms: Timeout = None) -> Any:
-        """Call a method of the API by name and return its answer; a peer's error is final.
+        """Call a method of the API by name and return its answer.
 
-        The call moves on to the next peer only if a peer cannot be reached.
+        While the connection breaks, the call is sent again, until ``timeout_ms``: it may take effect twice. After any
+        other temporary error (`Unavailable`, `Overloaded`, `TimedOut`) it is sent once more. Other errors are raised.
         """
         wait_ms = int(self._seconds(timeout_ms) * 1000) if method in SLOW else int(args.get("wait_ms") or 0)
         until = self._until(timeout_ms) + wait_ms / 1000

@@ -144,7 +144,7 @@ class Policy(NamedTuple):
 
     @staticmethod
     def of(queue: str, options: Mapping[str, Any]) -> tuple[Policy, When]:
-        """Return the policy and the due time that options of known names describe; raise `BadRequest` for bad ones."""
+        """Return the policy and the due time from options whose names are known; raise `BadRequest` for bad values."""
         said = dict(options)
         if "depends" in said:
             said["depends"] = tuple_of(said["depends"])
@@ -195,7 +195,7 @@ class Policy(NamedTuple):
         if isinstance(self.depends, (str, bytes)):
             raise wrong("depends", "a list of ids", self.depends)
         if len(set(map(_dependency, self.depends))) != len(self.depends) or len(self.depends) > DEPENDS_MAX:
-            raise BadRequest(f"depends names up to {DEPENDS_MAX} different tasks", field="depends")
+            raise BadRequest(f"depends must name at most {DEPENDS_MAX} tasks, each once", field="depends")
         if self.on_dependency_failed not in FATES:
             raise wrong("on_dependency_failed", f"one of {', '.join(FATES)}", self.on_dependency_failed)
         if self.expires_ms is not None and (type(self.expires_ms) is not int or not 0 < self.expires_ms <= TIME_MS_MAX):
@@ -249,7 +249,7 @@ def with_keys(
 ) -> list[Policy]:
     """Return one policy per task, with keys given once for all tasks or one each; raise `BadRequest` otherwise."""
     if unique_key is not None and count > 1 and not _several(unique_key):
-        raise BadRequest("of a unique key there is one task: give one key each", field="unique_key")
+        raise BadRequest(f"{count} tasks cannot share a unique key: give a list of {count} keys", field="unique_key")
     ordering = _each(ordering_key, count, "ordering_key")
     unique = _each(unique_key, count, "unique_key")
     return [policy._replace(ordering_key=o, unique_key=u) for o, u in zip(ordering, unique, strict=True)]

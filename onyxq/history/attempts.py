@@ -33,7 +33,7 @@ class Attempt:
     worker: str
     start_ms: int | None
     attempt: int = 0
-    """Its number from 1. After a claim that does not count, the same one follows."""
+    """Its number from 1. If a claim does not count as an attempt, the next one has its number."""
     end_ms: int | None = None
     outcome: str | None = None
     retry_ms: int | None = None

@@ -112,7 +112,7 @@ class LogView:
         return OriginPart(**_part(self._origin, args.part, wanted, "origin"))
 
     async def replica(self, args: GetReplica) -> ReplicaDigest:
-        """Return the position and the digest of this node's replica."""
+        """Return the position, the digest and the log time of this node's replica."""
         replica = self._node.replica
         digest = await self._digest_of(replica)
         return ReplicaDigest(position=replica.position, digest=digest, log_time_ms=replica.log_time_ms)

@@ -78,7 +78,7 @@ class HeldTasks:
 
     @procedure
     async def fail(self, args: Fail) -> Settled:
-        """Retry claimed tasks, or fail those without retries left for good."""
+        """Retry claimed tasks. Tasks that have no retries left fail for good."""
         check_runs(args.items, partitions_of(self._node))
         return Settled(results=await self._failed.ask(args))
 
@@ -102,7 +102,7 @@ class HeldTasks:
 
     @procedure
     async def postpone(self, args: Postpone) -> Settled:
-        """Give claimed tasks back that are due again after a pause."""
+        """Give claimed tasks back; they are due again after a pause."""
         check_runs(args.items, partitions_of(self._node))
         return Settled(results=await self._postponed.ask(args))
 

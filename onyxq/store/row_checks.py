@@ -71,7 +71,7 @@ def prepare(row: Row) -> Prepared:
 
 
 def prepared_history(first: bytes, event: History) -> Prepared:
-    """Return the row of one log entry's effect on a run's claim; `prepare` would find nothing to object to."""
+    """Return the row of a log entry's effect on a run's claim, without the checks of `prepare`: they would pass."""
     key, value = history_row(first, event)
     return Prepared(key, value, HISTORY, TaskId(first), stretch_of(first), mask_of(first, event.count), event)
 

@@ -1,4 +1,4 @@
-"""A lock on a directory, which admits one process at a time; the kernel frees it with the process."""
+"""A lock that admits one process at a time to a directory. The kernel releases it when the process ends."""
 
 from __future__ import annotations
 

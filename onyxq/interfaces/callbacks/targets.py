@@ -91,7 +91,7 @@ def _network(word: str) -> Network:
         raise BadRequest(
             f"{SETTING}: {error}",
             field=SETTING,
-            hint=f"Separate with commas: {PUBLIC}, {LOOPBACK}, {ANY}, addresses, networks like 10.1.0.0/16.",
+            hint=f"Give a comma-separated list: {PUBLIC}, {LOOPBACK}, {ANY}, addresses, networks like 10.1.0.0/16.",
         ) from None
 
 

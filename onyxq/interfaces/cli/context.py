@@ -144,7 +144,7 @@ def found_id(client: Client, text: str, *, field: str = "id") -> bytes:
     if len(text) == ID_DIGITS:
         return task_id(text, field=field)
     if not re.fullmatch(rf"[0-9a-fA-F]{{1,{ID_DIGITS}}}", text):
-        problem = f"an id is {ID_DIGITS} hex digits, or the first of them, not {text!r}"
+        problem = f"an id is {ID_DIGITS} hex digits, or its first digits, not {text!r}"
         raise BadRequest(problem, field=field, hint="`onyxq task list` shows ids.")
     first, last = (bytes.fromhex(text.ljust(ID_DIGITS, digit)) for digit in "0f")
     number = int.from_bytes(first, "big")

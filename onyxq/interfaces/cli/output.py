@@ -136,14 +136,14 @@ class Output:
             print(visible(text), file=self._stderr, flush=True)
 
     def again(self) -> None:
-        """Begin another look at the same thing: on a clear screen, or after an empty line."""
+        """Prepare to print the same thing again: the next text clears the screen, or follows an empty line."""
         if self._terminal(self._stdout):
             self._clears = True  # with the next text: until then, the old one stays
         elif not self.as_json:
             self.text("")
 
     def last(self) -> None:
-        """Leave the screen as it is."""
+        """Undo `again`: the next text does not clear the screen."""
         self._clears = False
 
     def note(self, text: str) -> None:

@@ -181,20 +181,20 @@ class Granter:
     # --- leadership
 
     def lead(self, leader: PartitionLeader) -> None:
-        """Start with a partition that serves from here, and check all tasks that it has."""
+        """Start, or start again, to grant the tasks of a partition that this node leads."""
         self.heads.drop(leader.partition)
         self._leaders[leader.partition] = leader
         self._grantable.lead(leader.partition)
         self.heads.lead(leader.partition)
 
     def drop(self, partition: int) -> None:
-        """Stop with a partition that is no longer led from here."""
+        """Grant no more tasks of a partition that this node no longer leads."""
         self._leaders.pop(partition, None)
         self._state.end_leadership(partition)
         self.heads.drop(partition)
 
     def led(self) -> list[int]:
-        """Return the partitions that serve from here, sorted."""
+        """Return the partitions whose tasks this node grants, sorted."""
         return sorted(self._leaders)
 
     def backed(self, leader: PartitionLeader) -> None:

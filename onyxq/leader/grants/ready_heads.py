@@ -98,7 +98,7 @@ class _QueueHeads:
         self.looked: tuple[int, Head | None] | None = None
         """The head that was found after a change, for all coordinators that the change woke."""
         self.notified = 0
-        """How many tasks the coordinators want that were notified of this head."""
+        """Number of tasks that are wanted by the coordinators that were notified of this head."""
 
     @property
     def wanted(self) -> int:
@@ -145,13 +145,13 @@ class Heads:
         """While one round picks tasks: whether a majority of each partition's nodes answers."""
 
     def lead(self, partition: int) -> None:
-        """Start with a partition that serves from here, and check all tasks that it has."""
+        """Start, or start again, to offer the tasks of a partition that this node leads."""
         for queue in self._store.queues(partition):
             self._window(queue, partition)
             self._refresh(queue, partition)
 
     def drop(self, partition: int) -> None:
-        """Stop with a partition that is no longer led from here."""
+        """Offer no more tasks of a partition that this node no longer leads."""
         for heads in self._queues.values():
             if (window := heads.windows.pop(partition, None)) is not None:
                 window.restart()  # its pieces are no longer counted

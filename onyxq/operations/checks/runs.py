@@ -44,7 +44,8 @@ def check_ids(ids: Iterable[TaskId], partitions: int, name: str = "ids", *, memb
 def check_id(task_id: TaskId, partitions: int, field: str = "id") -> None:
     """Raise `BadRequest` if an id is of a partition that does not exist."""
     if partition_of(task_id) >= partitions:
-        raise BadRequest(f"{field} names partition {partition_of(task_id)}, there are {partitions}", field=field)
+        there = f"{field} names partition {partition_of(task_id)}; the cluster has partitions 0 to {partitions - 1}"
+        raise BadRequest(there, field=field, hint="Ids are valid only in the cluster that made them.")
 
 
 def check_runs(items: Sequence[tuple[Any, ...]], partitions: int, name: str = "items") -> None:

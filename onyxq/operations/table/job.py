@@ -170,7 +170,7 @@ class Letters(Result):
     counts: list[LetterCount]
     after: Annotated[
         TaskIdBytes | None,
-        Meta(description="Where the next page begins; null: this is the last one. A page that is short need not be."),
+        Meta(description="Id after which the next page begins; null: no more pages. A short page may have a next one."),
     ]
 
 

@@ -97,7 +97,7 @@ class OriginPart(Result):
 
 
 class ReplicaDigest(Result):
-    """What identifies a replica: all peers have the same one at the same position."""
+    """Position, digest and log time of a replica. At one position they are equal on all peers."""
 
     position: Position
     digest: str
@@ -174,7 +174,7 @@ class GetOrigin(Args):
 
 
 class GetReplica(Args):
-    """Return the position and the digest of this peer's replica."""
+    """Return the position, the digest and the log time of this peer's replica."""
 
 
 class GetReplicaPart(Args):

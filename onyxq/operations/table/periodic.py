@@ -147,7 +147,7 @@ SET_PERIODIC = Operation(
         ),
         Verb(
             name="periodic resume",
-            about="resume a periodic task with its next time from now",
+            about="resume a periodic task; runs that were due during the pause are skipped",
             example="nightly",
             fixed={"paused": False},
             fields=("name",),

@@ -44,8 +44,8 @@ Text: TypeAlias = Annotated[
         description="Only with this text in the data (with the function's name), a key, an error or a traceback.",
     ),
 ]
-Since: TypeAlias = Annotated[TimeMs | None, Meta(description="Only of this time or later.", extra=MOMENT)]
-Until: TypeAlias = Annotated[TimeMs | None, Meta(description="Only of this time or earlier.", extra=MOMENT)]
+Since: TypeAlias = Annotated[TimeMs | None, Meta(description="Only tasks created from this time on.", extra=MOMENT)]
+Until: TypeAlias = Annotated[TimeMs | None, Meta(description="Only tasks created until this time.", extra=MOMENT)]
 NewestFirst: TypeAlias = Annotated[bool, Meta(description="In the reverse order: the newest first.")]
 
 
@@ -53,7 +53,9 @@ class ClaimOfTask(Result):
     """A claim in a task's history: one attempt."""
 
     token: int
-    attempt: Annotated[int, Meta(description="Number from 1. After a claim that does not count, the same one follows.")]
+    attempt: Annotated[
+        int, Meta(description="Number from 1. If a claim does not count as an attempt, the next one has its number.")
+    ]
     worker: str
     start_ms: Annotated[int | None, Meta(extra=MOMENT)]
     end_ms: Annotated[int | None, Meta(extra=MOMENT)]
@@ -68,7 +70,7 @@ class ClaimOfTask(Result):
     given_up: Annotated[bool, Meta(description="Whether the worker failed the task for good with retries left.")]
     error: str | None
     traceback: Annotated[
-        str | None, Meta(description="The last of a task in a list. One task has those of 2 first and 6 last failures.")
+        str | None, Meta(description="Of the first 2 and last 6 failures of a task; in a list, only of the last one.")
     ]
 
 
@@ -87,9 +89,7 @@ class TaskView(Result):
     expires_ms: Annotated[int | None, Meta(extra=MOMENT)]
     retries: Annotated[
         int | None,
-        Meta(
-            description="As the task or its queue sets it; null: until an attempt succeeds.", extra={"null": "no limit"}
-        ),
+        Meta(description="Retries that the task or its queue allows; null: no limit.", extra={"null": "no limit"}),
     ]
     depends: list[TaskIdBytes]
     created_ms: Annotated[
@@ -125,12 +125,12 @@ class TaskView(Result):
 
 
 class TaskPage(Result):
-    """A page of tasks in id order."""
+    """A page of tasks in the order of their ids, or in the reverse order if that was asked for."""
 
     tasks: list[TaskView]
     after: Annotated[
         TaskIdBytes | None,
-        Meta(description="Where the next page begins; null: this is the last one. A page that is short need not be."),
+        Meta(description="Id after which the next page begins; null: no more pages. A short page may have a next one."),
     ]
 
 
@@ -305,7 +305,9 @@ class CancelTasks(Args):
     """
 
     ids: Annotated[list[TaskIdBytes], Meta(max_length=ITEMS_MAX)]
-    claimed: Annotated[bool, Meta(description="Cancel claimed tasks too; their workers are told.")] = False
+    claimed: Annotated[
+        bool, Meta(description="Cancel claimed tasks too. Workers learn this when they next renew or use the claim.")
+    ] = False
 
 
 class PurgeQueue(Args):
@@ -343,7 +345,7 @@ class DeadLetters(Args):
 
     ids: Annotated[
         Annotated[list[TaskIdBytes], Meta(min_length=1, max_length=ITEMS_MAX)] | None,
-        Meta(description="These; else all that queue and where find."),
+        Meta(description="Ids of dead letters. Without ids: all that match queue and where."),
     ] = None
     queue: OfQueue = None
     where: Where | None = None
@@ -361,14 +363,14 @@ class DeadLetters(Args):
 class RequeueDead(DeadLetters):
     """Requeue dead letters.
 
-    They are due at once, with all their retries. With ids each has a result of its own.
+    They are due at once, with all their retries. With ids, the answer has a result for each.
     """
 
 
 class DiscardDead(DeadLetters):
     """Discard dead letters.
 
-    They are cancelled, and an ordering key that they stopped continues. With ids each has a result of its own.
+    They are cancelled, and an ordering key that they stopped continues. With ids, the answer has a result for each.
     """
 
 

@@ -72,14 +72,14 @@ class Ruled:
             self._known_heads.take(self._settled)
 
     def retract(self, stretch: Stretch, tasks: int) -> list[Owner]:
-        """Take the rows with rules that hold some of these tasks out of all indexes, and return them."""
+        """Remove from all indexes the rows with rules that contain any of these tasks, and return these rows."""
         found = self._owners(stretch, tasks)
         for owner in found:
             self._retract(stretch, owner)
         return found
 
     def loosen(self, stretch: Stretch, tasks: int) -> list[Loose]:
-        """Return the rows with rules that hold some of these tasks, which are about to change; see `fasten`."""
+        """Before these tasks change, take their rows with rules out of the indexes and return the rows for `fasten`."""
         loose: list[Loose] = []
         for owner in self._owners(stretch, tasks):
             rules = owner.queue.rules
@@ -91,7 +91,7 @@ class Ruled:
         return loose
 
     def fasten(self, stretch: Stretch, loose: list[Loose]) -> None:
-        """Index rows again whose tasks have changed."""
+        """Index the rows from `loosen` again, after their tasks have changed."""
         for owner, entries in loose:
             if entries is None or owner.queue.rules is None:
                 self.insert(stretch, owner)

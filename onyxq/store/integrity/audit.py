@@ -28,7 +28,7 @@ WORK = (35, 8, 1, 1, 1, 1, 1, 1, 8, 1, 1, 41)
 
 
 def progress(place: bytes, partitions: int) -> float:
-    """Return the approximate share of a round, 0 to 1, that is done at a place."""
+    """Return the approximate share of a round, 0 to 1, that is done at a place; an empty place is the end."""
     if not place:
         return 1.0
     inside = min(1.0, int.from_bytes(place[1:3], "big") / max(1, partitions))

@@ -275,7 +275,7 @@ COMMANDS: tuple[Command, ...] = (
     peer_command(
         "worker start",
         "processes.worker:start",
-        "run the tasks of an application until SIGTERM",
+        "run the tasks of an application until Ctrl-C or SIGTERM",
         "shop.tasks:app --queues mail,orders --concurrency 8",
         option("app", metavar="MODULE:APP", help="module and name of the App object"),
         option(
@@ -291,7 +291,7 @@ COMMANDS: tuple[Command, ...] = (
             "--lease",
             default=LEASE_DEFAULT,
             metavar="TIME",
-            help=f"lease of its claims: if the worker dies, others get its tasks after it (default {LEASE_DEFAULT})",
+            help=f"lease of its claims: the time until others get its tasks if it dies (default {LEASE_DEFAULT})",
         ),
         option(
             "--import", dest="imports", metavar="MODULE,...", help="further modules with functions of the application"
@@ -311,7 +311,7 @@ COMMANDS: tuple[Command, ...] = (
     peer_command(
         "outbox relay",
         "outbox:relay",
-        "enqueue the tasks that programs wrote in their transactions, until SIGTERM",
+        "enqueue the tasks that programs wrote in their transactions, until Ctrl-C or SIGTERM",
         "--database postgresql://shop@db/shop",
         *DATABASE,
         option("--create", action="store_true", help="create the table first, unless it exists"),

@@ -11,7 +11,7 @@ from onyxq.interfaces.cli.parser import Command, option, peer_command
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 SOME_ID = "0196f0c5a1b20007d4c3b2a19080706000000000"
 
-ID_HELP = "id of the task: 40 hex digits, or the first of them if no other task has the same"
+ID_HELP = "id of the task: 40 hex digits, or its first digits if no other id begins with them"
 ID = option("id", metavar="ID", help=ID_HELP)
 IDS = option("id", metavar="ID", nargs="+", help=ID_HELP)
 TOKEN_OF_CLAIM = option(

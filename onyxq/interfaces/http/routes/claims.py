@@ -342,7 +342,7 @@ async def _each(call: Call, operation: Operation[A, Settled], items: Sequence[It
 
 
 def _foreign(item: Item, partitions: int) -> NotFound:
-    there = f"the id names partition {partition_of(item.first)}; the cluster has {partitions}"
+    there = f"the id names partition {partition_of(item.first)}; the cluster has partitions 0 to {partitions - 1}"
     return NotFound(there, field=f"claims[{item.start}].id")
 
 

@@ -231,7 +231,7 @@ def _check_id(task_id: TaskId, index: int, seen: dict[TaskId, int], partitions: 
     field = f"{member}[{index}].id"
     if partition_of(task_id) >= partitions:
         hint = "Ids come from GET /v1/ids of the same cluster."
-        there = f"{field} names partition {partition_of(task_id)}; the cluster has {partitions}"
+        there = f"{field} names partition {partition_of(task_id)}; the cluster has partitions 0 to {partitions - 1}"
         raise BadRequest(there, field=field, hint=hint)
     if seen.setdefault(task_id, index) != index:
         raise BadRequest(f"{field} is the same as {member}[{seen[task_id]}].id", field=field)
