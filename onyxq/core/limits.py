@@ -99,6 +99,8 @@ JOB_KEEP_MS_MAX = 10 * 366 * 86_400_000
 
 # --- claims, transactions
 
+TRANSACTION_BYTES_MAX = 4 << 20
+"""Payload bytes of one transaction: new tasks, with their headers, results and updates."""
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 86_400_000
 LeaseMs: TypeAlias = Annotated[int, Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)]
 """A lease that users give, in milliseconds."""

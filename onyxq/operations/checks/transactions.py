@@ -12,14 +12,12 @@ from attrs import frozen
 from onyxq.core.errors import BadRequest, TooLarge
 from onyxq.core.ids import TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.jobs.batch_names import Share, share_of
+from onyxq.core.limits import TRANSACTION_BYTES_MAX
 from onyxq.leader.transaction_parts import HeldClaim
 from onyxq.operations.checks.runs import check_ids, check_new_runs, check_results, check_runs
 from onyxq.operations.table.claim import Held, NewUpdate
 from onyxq.operations.table.enqueue import NewRun
 from onyxq.operations.table.transaction import DIGEST_BYTES, TASKS_MAX, CompletedRun, Transact
-
-BYTES_MAX = 4 * 1024 * 1024
-"""Payload bytes of one transaction: tasks, results and updates."""
 
 
 @frozen(kw_only=True)
@@ -144,7 +142,7 @@ def _payload_bytes(complete: Sequence[CompletedRun], updates: Sequence[NewUpdate
         "enqueue": sum(len(run.body) for run in enqueue),
     }
     size = sum(sizes.values())
-    if size > BYTES_MAX:
+    if size > TRANSACTION_BYTES_MAX:
         most = max(sizes, key=sizes.__getitem__)
-        raise TooLarge(f"{size} payload bytes in one transaction; at most {BYTES_MAX}", field=most)
+        raise TooLarge(f"{size} payload bytes in one transaction; at most {TRANSACTION_BYTES_MAX}", field=most)
     return size

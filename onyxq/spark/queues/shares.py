@@ -15,15 +15,16 @@ from onyxq.client.policy import Policy
 from onyxq.core.errors import BadRequest, TooLarge
 from onyxq.core.facts import pack_task, partition_of_keys
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, TaskId
+from onyxq.core.limits import TRANSACTION_BYTES_MAX
 from onyxq.jobs.values import Unfit, called, to_json, unpack
 from onyxq.spark.lineage import PREFIX_BYTES, made_prefix
 from onyxq.spark.queues.options import QueueOutput
 
 PIECE_TASKS = 10_000
 PIECE_BYTES = 2 * 1024 * 1024
-TASK_BYTES_MAX = (4 << 20) - (64 << 10)
-"""Largest task of a job's output: a transaction has 4 MiB, with the headers of its tasks."""
 """Maximum payload bytes of a piece, with `PIECE_TASKS` tasks, unless it has a single task."""
+TASK_BYTES_MAX = TRANSACTION_BYTES_MAX - (64 << 10)
+"""Largest task of a job's output: the rest of a transaction is for the header of the task."""
 BLOCK_ROWS = 4_096
 OLD_MS = 300_000
 """Age beyond which a lineage's time is replaced by the present, in ms: new tasks must not have a purged time."""
