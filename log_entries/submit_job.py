@@ -61,7 +61,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     known = digest_of(replica, args.id)
     if known is not None:
         return replica, REPEAT if known == args.digest else CONFLICT
-    problem = problem_of(args) or _misfit(replica, args)
+    problem = refusal(replica, args)
     if problem:
         return replica, problem
     batch, offsets = _resumed(replica, args.resume)
@@ -86,6 +86,11 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         offsets=offsets,
     )
     return allocated(with_job(replica, job), stamp.position), APPLIED
+
+
+def refusal(replica: Replica, args: Args) -> str:
+    """Return why a job whose id is free is refused, as ``<field> <what is wrong>``; empty if it is not."""
+    return problem_of(args) or _misfit(replica, args)
 
 
 def problem_of(args: Args) -> str:

@@ -131,19 +131,17 @@ class Jobs:
         if args.from_ms is not None and args.from_ms > self._node.wall_ms():
             raise BadRequest("from_ms is in the future: there is nothing to read again", field="from_ms")
         old, begin = await self.definition(args.id), b""
+        known = self._node.replica.jobs[old.id]
         check_replay(old, since_ms=args.from_ms, outputs=args.outputs, same_outputs=args.same_outputs)
         if args.from_batch is not None:
             async with self._searching:
-                known = self._node.replica.jobs[old.id]
                 begin = places_in(await offsets_before(self._node, self._log_view, known, args.from_batch))
         job = replayed(old, id=args.new_id, since_ms=args.from_ms, outputs=args.outputs, begin=begin)
         return await self._submitted(job, keep_ms=args.keep_ms, begin=begin)
 
     async def start(self, job: Job, *, keep_ms: int, sealed: Sequence[str]) -> SubmittedJob:
-        """Submit a job, and seal some of its inputs; raises what `submit` raises."""
-        submitted = await self._submitted(job, keep_ms=keep_ms)
-        await self._node.verdicts([seal_input.Args(job.id, name) for name in sealed])
-        return submitted
+        """Submit a job, and seal some of its inputs by the same record; raises what `submit` raises."""
+        return await self._submitted(job, keep_ms=keep_ms, sealed=sealed)
 
     async def definition(self, name: str) -> Job:
         """Return a job as it was submitted, if its functions are taken here.
@@ -171,7 +169,7 @@ class Jobs:
         """Raise what submitting a job would raise because of the job itself, or because of another with its id."""
         self._check(job)
         if lifetime.digest_of(self._node.replica, job.id) not in (None, encoding.digest(encoding.encode(job))):
-            raise JobConflict(f"there is another job {job.id}", field="id")
+            raise _taken(job.id)
 
     def _check(self, job: Job) -> None:
         """Raise `BadRequest` for a job that is wrong, and `Forbidden` for a function that is not taken here."""
@@ -194,20 +192,40 @@ class Jobs:
                     hint="Name its module in the peers' setting job_modules.",
                 )
 
-    async def _submitted(self, job: Job, *, keep_ms: int, replace: bool = False, begin: bytes = b"") -> SubmittedJob:
-        """Check a job and append its entry; see `submit`."""
+    async def _submitted(
+        self, job: Job, *, keep_ms: int, replace: bool = False, begin: bytes = b"", sealed: Sequence[str] = ()
+    ) -> SubmittedJob:
+        """Check a job and append its entry; see `submit`. ``sealed``: inputs that get no data after that."""
         self._check(job)
+        if replace:
+            await self._catch_up()
         known = lifetime.digest_of(self._node.replica, job.id)
         position = await self._check_resumed(job, replace) if known is None else -1
         entry = entry_of(job, keep_ms=keep_ms, begin=begin, position=position)
-        ended = [kill_job.Args(job.resume)] if replace and job.resume and known in (None, entry.digest) else []
-        position, (*_, verdict) = await self._node.verdicts([*ended, entry])
+        if known not in (None, entry.digest):
+            raise _taken(job.id)
+        replaced = job.resume if replace and job.resume else ""
+        if replaced and known is None:
+            self._check_successor(entry, replaced)
+        ended = [kill_job.Args(replaced)] if replaced else []
+        seals = [seal_input.Args(job.id, name) for name in sealed]
+        position, verdicts = await self._node.verdicts([*ended, entry, *seals])
+        verdict = verdicts[len(ended)]
         if verdict == submit_job.CONFLICT:
-            raise JobConflict(f"there is another job {job.id}", field="id")
+            raise _taken(job.id)
         if verdict not in (APPLIED, submit_job.REPEAT):
-            raise BadRequest(verdict, field=verdict.partition(" ")[0].rstrip(":"))
+            raise _refused(verdict)
         repeat = verdict == submit_job.REPEAT
         return SubmittedJob(id=job.id, digest=entry.digest, position=position, repeat=repeat)
+
+    def _check_successor(self, entry: submit_job.Args, name: str) -> None:
+        """Raise `BadRequest` if the log would refuse a job after it has ended the job that this one replaces."""
+        replica = self._node.replica
+        if not lifetime.absence(replica, name):
+            replica = lifetime.ended(replica, name, lifetime.KILLED)
+        refused = submit_job.refusal(replica, entry)
+        if refused:
+            raise _refused(refused)
 
     async def _check_resumed(self, job: Job, replace: bool) -> int:
         """Raise `BadRequest` unless the job that a new one resumes, if any, has ended and its state fits.
@@ -529,6 +547,15 @@ def _without_pickles(value: Any) -> Any:
             for key, item in value.items()
         }
     return [_without_pickles(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _taken(name: str) -> JobConflict:
+    return JobConflict(f"there is another job {name}", field="id")
+
+
+def _refused(verdict: str) -> BadRequest:
+    """Return the error for the verdict about a job that the log refuses, which begins with the field."""
+    return BadRequest(verdict, field=verdict.partition(" ")[0].rstrip(":"))
 
 
 def _unknown(name: str) -> NotFound:

@@ -57,7 +57,7 @@ def test_a_job_replaces_another_and_continues_after_its_last_batch() -> None:
 
 
 def test_a_job_that_cannot_resume_another_is_refused_and_the_other_runs_on() -> None:
-    """It does not fit, the other still runs, it has committed nothing, or it is not known."""
+    """It does not fit, the log does not take it, the other still runs, has committed nothing, or is not known."""
 
     async def refused(stage: Stage, job: Job, field: str, said: str, *, replace: bool = True) -> None:
         with pytest.raises(BadRequest, match=said) as caught:
@@ -76,6 +76,7 @@ def test_a_job_that_cannot_resume_another_is_refused_and_the_other_runs_on() -> 
         )
         await refused(stage, plain, "windows", "have no window 'all'")
         await refused(stage, counts("new", resume="old"), "resume", "which is running", replace=False)
+        await refused(stage, counts("new", resume="old", beside="nobody"), "beside", "names no job that is known")
         await refused(stage, counts("new", resume="nobody"), "resume", "names no job that is known")
         await refused(stage, counts("new"), "replace", "is for a job that resumes another")
         assert stage.job("old").state == "running"
