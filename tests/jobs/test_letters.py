@@ -11,12 +11,16 @@ import pytest
 import trio
 from attrs import evolve
 
+from log_entries import gc
+from onyxq.core.log.record import decode_record
 from onyxq.errors import BadRequest, Conflict, NotFound
 from onyxq.jobs import letters
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Task, Trigger, Window
 from onyxq.jobs.values import pack, unpack
+from onyxq.operations.enqueues import Enqueueing
+from onyxq.operations.table.enqueue import Enqueue
 from onyxq.spark.queues.options import QueueOutput
 from onyxq.spark.queues.shares import Share
 from onyxq.testing import preview
@@ -232,6 +236,8 @@ def test_letters_go_again_once() -> None:
         await write(stage, [letter(n) for n in range(1, 61, 2)] + [letter(0, error="KeyError")], batch=0)
         client, answers = stage.client, []
 
+        begun = stage.world.audit.replica.position
+
         async def ask() -> None:
             answers.append(await client.requeue_job("orders", task="parse", error="ValueError"))
 
@@ -244,7 +250,11 @@ def test_letters_go_again_once() -> None:
         sent = [letters.letter_in(one.data).segment["n"] async for one in client.list_all("onyxq.requeued.2.orders")]
         assert sorted(sent) == list(range(1, 61, 2))
         assert [one["error"] for one in (await client.job_letters("orders"))["letters"]] == ["KeyError"]
-        await stage.until(lambda: stage.job(again).sealed == ("in",), "its input is sealed")
+        assert stage.job(again).sealed == ("in",)
+        records = [decode_record(data) for _, _, data in (await client.call("log.raw", {"from": begun}))["records"]]
+        made = [[entry.name for entry in one.entries] for one in records if one is not None]
+        pairs = [names[at : at + 2] for names in made for at, name in enumerate(names) if name == "submit_job"]
+        assert pairs and all(one == ["submit_job", "seal_input"] for one in pairs), "one record has both"
         assert decode(stage.job(again).body) == letters.requeued(old, id=again)
         left = (await client.job_letters("orders"))["letters"]
         with pytest.raises(BadRequest, match="id"):
@@ -283,6 +293,58 @@ def test_a_requeue_that_was_cut_short_is_continued_by_the_next() -> None:
         with pytest.raises(Conflict, match="another job that had the id orders") as caught:
             await client.requeue_job("orders")
         assert caught.value.field == "task" and len((await client.job_letters("orders"))["letters"]) == 1
+
+    on_stage(play, spark=(0,))
+
+
+def test_a_letter_that_cannot_be_sent_stays_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader of one of the letters refuses it; the others go, and the next request sends this one too."""
+    whole = Enqueueing.in_waves
+
+    async def refusing_the_first(self: Enqueueing, args: Enqueue) -> list[Any]:
+        stored = await whole(self, Enqueue(runs=args.runs[1:], w=args.w))
+        return [Conflict("its partition takes no tasks now").to_map(), *stored]
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, named(job(dead_letters=True)))
+        await stage.ready("orders")
+        await write(stage, [letter(n) for n in (1, 3, 5)], batch=0)
+        client = stage.client
+        with monkeypatch.context() as patch:
+            patch.setattr(Enqueueing, "in_waves", refusing_the_first)
+            with pytest.raises(Conflict, match="takes no tasks now"):
+                await client.requeue_job("orders")
+        assert len((await client.job_letters("orders"))["letters"]) == 1
+        assert (await client.requeue_job("orders"))["count"] == 1
+        sent = [letters.letter_in(one.data).segment["n"] async for one in client.list_all("onyxq.requeued.2.orders")]
+        assert sorted(sent) == [1, 3, 5]
+
+    on_stage(play, spark=(0,))
+
+
+def test_letters_of_an_earlier_job_of_the_id_are_not_lost() -> None:
+    """They still wait to be sent, and do not fit the new job: the request is refused until they are cancelled."""
+
+    async def play(stage: Stage) -> None:
+        client = stage.client
+        await client.submit_job(named(job(dead_letters=True)), importable=False, keep_ms=0)
+        await stage.ready("orders")
+        await write(stage, [letter(1)], batch=0)
+        again = await client.requeue_job("orders")
+        await client.kill_job(again["id"])
+        await client.kill_job("orders")
+        node = stage.world.nodes[0].running
+        assert node is not None and node.node is not None
+        while any(one["id"] == "orders" for one in await client.jobs()):
+            await node.node.verdicts([gc.Args()])
+        await client.submit_job(changed(named(job()), "count", dead_letters=True), importable=False)
+        await stage.ready("orders")
+        with pytest.raises(Conflict, match="of task 'parse' of another job that had the id orders"):
+            await client.requeue_job("orders")
+        (waiting,) = [one async for one in client.list_all("onyxq.requeued.2.orders")]
+        assert waiting.state == "ready"
+        await client.cancel(waiting.id)
+        assert await client.requeue_job("orders") == {"id": None, "count": 0, "more": False}
 
     on_stage(play, spark=(0,))
 

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
+from msgspec import structs
+
 from onyxq.core import facts
 from onyxq.core.errors import Conflict, NotFound, from_map
 from onyxq.core.ids import IdMaker, TaskId
@@ -41,6 +43,8 @@ from onyxq.operations.task_reads import Reading, partitions_of
 
 PAGE = 500
 """Letters that are read, or moved, together."""
+CLOCKS_MS = 60_000
+"""More than the clocks of peers and of the log may differ, in milliseconds."""
 
 Found = tuple[TaskView, Letter]
 
@@ -146,11 +150,13 @@ class JobLetters:
         submitting a job raises.
         """
         old = await self._jobs.definition(args.id)
+        before_ms = self._node.replica.jobs[old.id].submitted_ms + CLOCKS_MS
         if args.new_id is not None and self._jobs.has_ended(args.new_id):
             raise Conflict(f"job {args.new_id} has ended already", field="new_id", hint="Choose another id.")
         queue = letters.again_queue_of(old)
         if args.new_id is not None:
             self._jobs.check_new(letters.requeued(old, id=args.new_id))
+        await self._check_waiting(old, ListTasks(queue=queue, state="ready", until_ms=before_ms, limit=PAGE))
 
         async def move(found: Sequence[Found]) -> None:
             _check(found, old)
@@ -164,12 +170,28 @@ class JobLetters:
         await self._jobs.start(job, keep_ms=args.keep_ms, sealed=letters.streams_of(job))
         return RequeuedLetters(id=job.id, count=moved, more=after is not None)
 
+    async def _check_waiting(self, old: Job, wanted: ListTasks) -> None:
+        """Raise `Conflict` if letters wait in the queue that were sent for an earlier job of this id, and do not fit.
+
+        ``wanted``: the first page of the letters that were sent before this job was submitted.
+        """
+        after: TaskId | None = None
+        while True:
+            page = await self._listing.page(structs.replace(wanted, after=after))
+            _check([(task, letter_in(task.data)) for task in page.tasks], old)
+            if (after := page.after) is None:
+                return
+
     async def _move(self, found: Sequence[Found], queue: str) -> None:
-        """Move letters; those that another request has moved stay where they are."""
+        """Move letters; those that another request has moved stay where they are.
+
+        A letter that the other queue has not got stays in the list. Raises the first error.
+        """
         if not found:
             return
         acks = await self._enqueueing.in_waves(Enqueue(runs=[self._run(task, queue) for task, _ in found]))
-        results = (await self._cancel(CancelTasks(ids=[task.id for task, _ in found]))).results
+        sent = [task.id for (task, _), ack in zip(found, acks, strict=True) if not isinstance(ack, dict)]
+        results = (await self._cancel(CancelTasks(ids=sent))).results if sent else []
         for one in (*acks, *results):
             if isinstance(one, dict):
                 raise from_map(one)
@@ -196,7 +218,7 @@ def _check(found: Sequence[Found], job: Job) -> None:
             raise Conflict(
                 f"dead letter {task.id.hex()} is of task {letter.task!r} of another job that had the id {job.id}",
                 field="task",
-                hint="Name the tasks whose letters are to be sent, or cancel this one: onyxq task cancel ID.",
+                hint="Cancel it: onyxq task cancel ID. If it was not sent yet, you can also name the tasks to send.",
             )
 
 
