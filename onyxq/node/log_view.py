@@ -216,7 +216,7 @@ class Gone(LogUnavailable):
     """Records were trimmed before they could be read; ``origin`` is the position after which the log begins."""
 
     def __init__(self, origin: int) -> None:
-        super().__init__(f"the log starts behind {origin} now")
+        super().__init__(f"the log begins after {origin} now")
         self.origin = origin
 
 

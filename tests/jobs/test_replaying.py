@@ -10,11 +10,12 @@ import pytest
 from attrs import evolve
 
 from log_entries import commit_batch
-from onyxq.errors import BadRequest, NotFound
+from onyxq.errors import BadRequest, Conflict, NotFound
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Input, Job, Output, Reduce, Task, Trigger, Window
 from onyxq.jobs.replays import check_replay, places_in, replayed
+from onyxq.node.jobs import past_batches
 from tests.jobs.driving_world import Stage, on_stage, submit
 
 KAFKA = Input("clicks", format="kafka", options={"subscribe": "clicks", "startingOffsets": "latest"})
@@ -173,8 +174,11 @@ async def commit(stage: Stage, name: str, batch: int, place: bytes) -> None:
     await stage.world.nodes[0].running.node.verdicts([args])  # type: ignore[union-attr]
 
 
-def test_a_replay_begins_where_a_batch_of_its_job_began() -> None:
-    """Its driver gets the places before that batch, without state; a batch of a replaced driver does not count."""
+def test_a_replay_begins_where_a_batch_of_its_job_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver gets the places before that batch, without state; a batch of a replaced driver does not count.
+
+    A search of the log that takes too long is given up, and nothing is submitted.
+    """
 
     async def play(stage: Stage) -> None:
         await submit(stage, job(files(), outputs=OUTPUTS[:2]))
@@ -194,6 +198,10 @@ def test_a_replay_begins_where_a_batch_of_its_job_began() -> None:
         assert (stage.job(two).batch, stage.job(two).offsets) == (-1, places)
         (start,) = [order for order in stage.link(two).told("start") if order["job"] == two]
         assert start["resumed"]["state"] == "completed" and base64.b64decode(start["resumed"]["offsets"]) == places
+        monkeypatch.setattr(past_batches, "SEARCH_S", 0)
+        with pytest.raises(Conflict, match="not found in the log within 0 s") as late:
+            await stage.client.replay_job("old", from_batch=2, same_outputs=True, new_id="late")
+        assert late.value.field == "from_batch" and "late" not in stage.world.audit.replica.jobs
 
     on_stage(play, spark=(0,))
 
