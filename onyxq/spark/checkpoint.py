@@ -38,7 +38,7 @@ SOURCES_BYTES_MAX = 1 << 30
 RESTORED, JOB = "restored", "job"
 """Files in a version's folder: it has the state that the job takes over; the job's bytes."""
 ENDED = "ended"
-"""File in a job's folder: the job has ended, and the folder is kept until this time, in ms since the epoch."""
+"""File in a job's folder: until when the folder of the ended job is kept, and the job's last version; see `_end_of`."""
 SAVEPOINTS = "_savepoints"
 """Folder in a place of checkpoints. The id of a job cannot begin with an underscore."""
 BATCHES_BEHIND_MAX = 5
@@ -46,6 +46,7 @@ BATCHES_BEHIND_MAX = 5
 PARTS = "spark.sql.shuffle.partitions"
 """Setting of Spark: the number of parts of each exchange and of the state."""
 _NO_OFFSET = "-"
+_END = re.compile(rb"(\d+) (\d+)\n")
 _STATE_FILE = re.compile(r"(?P<operator>\d+)/(?P<part>\d+)/(?P<version>\d+)_(?P<id>[0-9a-f-]+)\.(changelog|zip)")
 _STATE_NOTE = re.compile(r"\d+/_metadata/v2/\d+")
 _STATE_OF_BATCH = re.compile(r"(?P<version>\d+)_[0-9a-f-]+\.(changelog|zip)")
@@ -78,6 +79,9 @@ class Checkpoints:
         base = job.checkpoint or self.base
         system, root = located(f"{base.rstrip('/')}/{job.id}")
         mine = f"{root}/{version}"
+        end = _end_of(system, root)
+        if end is not None and end[1] < version:  # An earlier job had the id.
+            system.delete_dir(root)
         if resumes and batch < 0:
             if exists(system, mine) and not exists(system, f"{mine}/{RESTORED}"):
                 system.delete_dir(mine)
@@ -102,10 +106,11 @@ class Checkpoints:
                 system.delete_dir(f"{root}/{older}")
         return f"{base.rstrip('/')}/{job.id}/{version}"
 
-    def forget(self, job: Job, *, until_ms: int = 0) -> None:
+    def forget(self, job: Job, *, version: int = 0, until_ms: int = 0) -> None:
         """Remove the folders of a job that has ended; with ``until_ms`` only after that time, in ms since the epoch.
 
-        Folders of other ended jobs at the same place are removed if their time has passed.
+        ``version``: the job's last one. Folders of other ended jobs at the same place are removed if their time has
+        passed.
         """
         base = (job.checkpoint or self.base).rstrip("/")
         system, root = located(base)
@@ -113,10 +118,10 @@ class Checkpoints:
         if not until_ms and exists(system, mine):
             system.delete_dir(mine)
         elif exists(system, mine):
-            write(system, f"{mine}/{ENDED}", str(until_ms).encode())
+            write(system, f"{mine}/{ENDED}", b"%d %d\n" % (until_ms, version))
         for found in system.get_file_info(fs.FileSelector(root, allow_not_found=True)):
-            kept = f"{found.path}/{ENDED}"
-            if exists(system, kept) and int(read(system, kept)) < time.time_ns() // 1_000_000:
+            end = _end_of(system, found.path)
+            if end is not None and end[0] < time.time_ns() // 1_000_000:
                 system.delete_dir(found.path)
 
     def left_by(self, name: str, job: Job, batch: int, record: bytes) -> str:
@@ -284,6 +289,16 @@ def news_of(folder: str, batch: int) -> str:
 def mark_of(record: bytes) -> str:
     """Return the mark of the files that the recorded batch wrote."""
     return str(msgpack.unpackb(record)["mark"]) if record else ""
+
+
+def _end_of(system: fs.FileSystem, root: str) -> tuple[int, int] | None:
+    """Return until when the folder of an ended job is kept, in ms since the epoch, and the job's last version.
+
+    None if the job has not ended, or if its host died while it noted the end.
+    """
+    file = f"{root}/{ENDED}"
+    found = _END.fullmatch(read(system, file)) if exists(system, file) else None
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _unreachable(job: Job, base: str) -> Incomplete:

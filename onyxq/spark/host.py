@@ -33,6 +33,7 @@ from onyxq.spark.session import Settings, descendants, kill_machine, open_sessio
 from onyxq.spark.state_copy import Resumed, recover
 
 CHECKPOINTS = "checkpoints"
+"""Folder in the directory of a peer's hosts (`onyxq.node.jobs.driver`)."""
 HOSTS = "jobs"
 """Folder in the directory of a peer's hosts, with a folder for each job that has its own host."""
 REHEARSE_FIRST_S = 1.0
@@ -140,9 +141,10 @@ class Host:
                 running.join()
             job = decode(base64.b64decode(said["body"]))
             record = base64.b64decode(said.get("offsets", ""))
-            recover(self._session, job, int(said.get("batch", -1)), record, int(said["version"]))
+            version = int(said["version"])
+            recover(self._session, job, int(said.get("batch", -1)), record, version)
             until_ms = int(said.get("until_ms", 0)) if stateful(job) else 0
-            self._place.checkpoints.forget(job, until_ms=until_ms)
+            self._place.checkpoints.forget(job, version=version, until_ms=until_ms)
         except (OSError, OnyxqError) as error:
             print(f"the checkpoint of job {said['job']} stays where it is: {error}", file=sys.stderr)
         finally:

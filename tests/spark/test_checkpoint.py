@@ -246,6 +246,25 @@ def test_the_state_of_an_ended_job_is_kept_for_a_time(tmp_path: Path) -> None:
     checkpoints.forget(evolve(STATEFUL, id="late"), until_ms=1 << 50)
     checkpoints.forget(JOB)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "late"]
+    for half in ("", "17", "17 4"):  # A host died while it wrote the time: the state stays.
+        (tmp_path / "late" / "ended").write_text(half)
+        checkpoints.forget(JOB)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "late"]
+
+
+def test_a_job_under_the_id_of_an_ended_one_loses_nothing_when_the_time_of_that_one_has_passed(tmp_path: Path) -> None:
+    """It begins with an empty folder; a replaced driver of the ended job deletes nothing."""
+    checkpoints = Checkpoints(str(tmp_path))
+    planned(tmp_path / "j" / "4", 2, committed=2)
+    checkpoints.forget(STATEFUL, version=4, until_ms=1 << 50)
+    checkpoints.fit(STATEFUL, version=4, batch=1, recorded=b"x")
+    assert names(tmp_path / "j" / "4", "commits") == ["0", "1"]
+    (tmp_path / "j" / "ended").write_text("1 4\n")  # Its time passes.
+    checkpoints.fit(STATEFUL, version=9, batch=-1, recorded=b"")
+    assert not (tmp_path / "j").exists()
+    planned(tmp_path / "j" / "9", 1, committed=1)
+    checkpoints.forget(evolve(JOB, id="other"))
+    assert names(tmp_path / "j" / "9", "commits") == ["0"]
 
 
 def test_state_is_taken_from_the_driver_that_committed_the_last_batch(tmp_path: Path) -> None:
