@@ -74,6 +74,8 @@ class Savepoints:
         self._connect = connect
         self._checkpoints = checkpoints
         self._sources = sources
+        self._copied: dict[tuple[str, int, int], dict[str, Any]] = {}
+        """Name, position and version of a savepoint -> the report of its copy, until the log has it."""
         self._swept: tuple[set[str], set[str]] | None = None
         """The folders that were searched, and the places that stay, at the last deletion."""
 
@@ -93,9 +95,12 @@ class Savepoints:
         if not sources:
             return
         said = self._call(lambda client: client.all_savepoints())
-        for one in said["savepoints"]:
+        making = [one for one in said["savepoints"] if one["state"] == "making"]
+        known = {(one["name"], one["position"]) for one in making}
+        self._copied = {key: report for key, report in self._copied.items() if key[:2] in known}
+        for one in making:
             source = sources.get(one["job"])
-            if one["state"] == "making" and source is not None:
+            if source is not None:
                 self._make(source, one, self._base(source, said))
         self._sweep(sources.values(), said)
 
@@ -104,20 +109,23 @@ class Savepoints:
 
     def _make(self, source: Source, one: Mapping[str, Any], base: str) -> None:
         named = {"name": one["name"], "position": one["position"], "version": source.version}
-        folder = f"{base}/{one['name']}.{one['position']}.{secrets.token_hex(4)}"
         if not self._lasting and source.job.checkpoint is None:
             why = "the program that serves the job was started without --checkpoints, so its files end with it"
             self._give_up(named, Conflict(why))
             return
+        key = one["name"], one["position"], source.version
+        if key not in self._copied:
+            folder = f"{base}/{one['name']}.{one['position']}.{secrets.token_hex(4)}"
+            try:
+                made = _made(source, int(one["batch"]), folder)
+            except Exception as error:
+                self._give_up(named, error)
+                return
+            if made is None:
+                return
+            self._copied[key] = made
         try:
-            made = _made(source, int(one["batch"]), folder)
-        except Exception as error:
-            self._give_up(named, error)
-            return
-        if made is None:
-            return
-        try:
-            self._call(lambda client: client.keep_savepoint(**named, **made, place=folder))
+            self._call(lambda client: client.keep_savepoint(**named, **self._copied[key]))
         except Superseded as error:
             log.info("savepoint %s: %s", one["name"], error.message)  # Another driver makes it.
         except Conflict as error:
@@ -155,7 +163,7 @@ def _connected(connect: str) -> Any:
 
 
 def _made(source: Source, first: int, folder: str) -> dict[str, Any] | None:
-    """Copy the files of the last batch, and return what the log keeps of them; None if no batch is done that may be.
+    """Copy the files of the last batch, and return the report of the copy; None if no batch is done that may be.
 
     ``first``: the first batch that may be. If the job is too fast, a later batch is copied. Raises `Incomplete`.
     """
@@ -165,7 +173,8 @@ def _made(source: Source, first: int, folder: str) -> dict[str, Any] | None:
             return None  # A job whose inputs have ended emits the last of its windows, and completes.
         try:
             size = save(source.folder, batch, folder)
-            return {"batch": batch, "offsets": recorded(folder, batch, "", source.inputs), "size_bytes": size}
+            offsets = recorded(folder, batch, "", source.inputs)
+            return {"batch": batch, "offsets": offsets, "size_bytes": size, "place": folder}
         except BaseException as error:
             _delete(folder)
             if not (left and isinstance(error, Incomplete)):

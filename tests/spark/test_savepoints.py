@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from attrs import evolve
 
 from log_entries import begin_savepoint, commit_batch
 from onyxq.client import Client
@@ -169,6 +170,25 @@ def test_a_savepoint_waits_for_the_batch_that_the_log_has_and_spark_has_not_note
         write(stand.folder / "commits/1", "v2\n{}")
         stand.host.look()
         assert stand.listed(client)[stand.name]["batch"] == 1
+        client.delete_savepoint(stand.name)
+
+
+def test_files_are_copied_once_until_the_log_takes_the_report(cluster: JobsCluster, tmp_path: Path) -> None:
+    """Here the driver was replaced. The next driver makes a copy of its own, and the first one is deleted."""
+    stand = Stand(cluster, tmp_path, 0)
+    present = stand.source
+    stand.source = evolve(present, version=present.version - 1)
+    stand.begin()
+    with cluster.client() as client:
+        for _ in range(3):
+            stand.host.look()
+        (refused,) = stand.place.iterdir()
+        assert stand.listed(client)[stand.name]["state"] == "making"
+        stand.source = present
+        stand.host.look()
+        made = Path(stand.listed(client)[stand.name]["place"])
+        stand.host.look()
+        assert list(stand.place.iterdir()) == [made] and made != refused
         client.delete_savepoint(stand.name)
 
 
