@@ -254,8 +254,10 @@ class Jobs:
         """Save the state of a running job under a name, without stopping it; return the savepoint.
 
         It has the ``batch`` after which a job with ``resume="savepoint:NAME"`` continues, ``place`` and ``size_bytes``
-        of its files, and the time ``at_ms``. Raises `NotFound`, `BadRequest`, `Conflict` if the name is taken or the
-        savepoint cannot be made, or `TimedOut` if it is not complete within ``wait_ms``. It may still become complete.
+        of its files, and the time ``at_ms``. No job can take over the state of `Frame` and `Sql` tasks from it.
+
+        Raises `NotFound`, `BadRequest`, `Conflict` if the name is taken or the savepoint cannot be made, or `TimedOut`
+        if it is not complete within ``wait_ms``. It may still become complete.
         """
         wait_ms = as_milliseconds(wait_ms, "wait_ms")
         until, request, asked = anyio.current_time() + wait_ms / 1000, self.random_name(), False

@@ -58,7 +58,8 @@ class MakeSavepoint(Args):
     """Make a savepoint of a running job.
 
     The job is not stopped. The answer comes once the savepoint is complete, or after ``wait_ms`` in the state
-    ``making``. The same request again waits for the same savepoint. A savepoint stays until it is deleted.
+    ``making``. The same request again waits for the same savepoint. A savepoint stays until it is deleted. No job can
+    take over the state of ``Frame`` and ``Sql`` tasks from it.
     """
 
     id: JobId
