@@ -211,7 +211,8 @@ class JobHosts:
             with trio.CancelScope(shield=True):
                 await host.finish()
             host.end("the peer has taken the job from this process")
-            del self._serving[job]
+            if self._serving.get(job) is host:  # The next driver may have another process already.
+                del self._serving[job]
 
     async def _supersede(self, job: str, version: int) -> None:
         """Fence the process that had this version; the driver of the new version starts the next host."""
