@@ -78,6 +78,7 @@ class App(_app.App):
         """Return the address of the cluster in a directory; start it unless another process runs it."""
         with self._opening:
             if self._found is None:
+                self._refuse_tested()
                 from onyxq.interfaces.embedded import open_or_find  # most applications need no cluster of their own
 
                 setting = self._config().setting

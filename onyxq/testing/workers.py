@@ -113,6 +113,7 @@ class RunningWorker:
     def _watched(self, app: App) -> Worker:
         """Return the worker of a copy of the application, with functions that report their runs."""
         watched = copy.copy(app)
+        watched._given = {**app._given, "address": self.name}  # an App with a directory would start its own cluster
         watched.tasks = {}
         for name, task in app.tasks.items():
             watched.tasks[name] = TaskFunction(app, self._handler(task), name=name, options=task._options)

@@ -67,6 +67,7 @@ _TESTED: list[list[App]] = []
 """The applications in use, for each open test cluster."""
 
 NO_APP = "An application is an object: app = onyxq.App()"
+NO_TASKS = "Write @app.task above a function, and import its module before the worker is made."
 
 
 class App:
@@ -232,14 +233,19 @@ class App:
         with self._lock:
             opened = self.opened
             if opened is None:
-                if _TESTED:
-                    raise Conflict(
-                        "a test cluster is open and this application does not use it",
-                        hint="Call onyxq_cluster.use(app) first. Until then a test could change a real cluster.",
-                    )
+                self._refuse_tested()
                 opened = self._client = self._settings().client(self._network).open()
                 self._close_at_exit()
             return opened
+
+    @staticmethod
+    def _refuse_tested() -> None:
+        """Raise `Conflict` while a test cluster is open: a test must not change a real cluster."""
+        if _TESTED:
+            raise Conflict(
+                "a test cluster is open, and this call would reach another one",
+                hint="Call onyxq_cluster.use(app) first. For a worker call onyxq_cluster.start_worker(app).",
+            )
 
     def _close_at_exit(self) -> None:
         atexit.unregister(self.close)
@@ -266,7 +272,7 @@ class App:
         refuse_unknown(options, "App.worker", WORKER_DEFAULTS)
         names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
         if not names:
-            raise BadRequest("the application has no tasks", field="queues")
+            raise BadRequest("the application has no tasks", field="queues", hint=NO_TASKS)
         found = self._settings()
         os.environ |= found.tls.to_environment()  # the worker's client and its processes read it there
         return AppWorker(
@@ -284,8 +290,9 @@ class App:
     ) -> Iterator[AppWorker]:
         """Run a worker in another thread during a ``with`` block; it finishes its running tasks at the end.
 
-        The arguments are those of `worker`.
+        The arguments are those of `worker`. Raises `Conflict` if a test cluster is open.
         """
+        self._refuse_tested()
         worker = self.worker(queues, concurrency, **options)
 
         async def work() -> None:

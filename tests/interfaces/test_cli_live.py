@@ -216,11 +216,15 @@ def test_a_worker_runs_the_tasks_of_an_application(dev: str, line: Line, queue: 
     assert line.json("task", "get", task)["result"] == 5
 
 
-def test_a_missing_application_exits_with_2(line: Line) -> None:
-    """A missing module, and a module without an App, are reported as such."""
+def test_a_missing_application_exits_with_2(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing module, a module without an App, and an App without functions are reported as such."""
     assert line.code("worker", "start", "no_such_module_here:app") == 2
     assert line.code("worker", "start", "json:loads") == 2
     assert "onyxq.App" in line.said.err
+    (tmp_path / "no_functions.py").write_text("from onyxq import App\n\napp = App()\n")
+    monkeypatch.chdir(tmp_path)
+    assert line.code("worker", "start", "no_functions:app") == 2
+    assert "error: app: no_functions:app has no tasks\n" in line.said.err and "--import MODULE" in line.said.err
 
 
 def test_a_peer_says_ready_and_leaves_when_told(tmp_path: Path) -> None:

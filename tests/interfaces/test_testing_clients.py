@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -172,3 +173,23 @@ def test_an_application_that_is_not_in_use_reaches_no_real_cluster() -> None:
             assert cluster.counts()["mail"]["ready"] == 2
     finally:
         before.close()
+
+
+def test_an_application_in_use_starts_no_worker_and_no_cluster_of_its_own(tmp_path: Path) -> None:
+    """Not even with a directory for its cluster; ``drain`` still runs its tasks."""
+    app = App(data=tmp_path / "queue")
+
+    @app.task(queue="mail")
+    def send(to: str) -> str:
+        return to
+
+    with open_cluster(seed=1, peers=1) as cluster:
+        cluster.use(app)
+        with pytest.raises(Conflict, match="a test cluster is open"), app.background_worker():
+            pass
+        with pytest.raises(Conflict, match="a test cluster is open"):
+            _ = app.address
+        task = send.enqueue("a")
+        cluster.drain()
+        assert task.result() == "a"
+    assert not (tmp_path / "queue").exists()

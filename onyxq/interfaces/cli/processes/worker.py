@@ -46,6 +46,9 @@ def start(context: Context) -> int | None:
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
     for name in names(args.imports):
         import_module(name)
+    if not app.tasks and queues is None:
+        hint = "Write @app.task above a function, or import the modules that have the functions: --import MODULE,..."
+        raise BadRequest(f"{args.app} has no tasks", field="app", hint=hint)
     worker = app.worker(
         queues,
         least,
