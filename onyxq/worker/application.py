@@ -32,7 +32,7 @@ from onyxq.worker.periodic import Periodic
 from onyxq.worker.process import run_worker
 from onyxq.worker.processes import Processes
 from onyxq.worker.resources import Opened, Resource
-from onyxq.worker.retries import unknown_task
+from onyxq.worker.retries import GiveUp, unknown_task
 from onyxq.worker.threads import Threads
 
 SETTINGS_FOR_S = 30.0
@@ -143,6 +143,7 @@ class AppWorker(Worker):
                 ))  # fmt: skip
 
     async def _read(self, claim: Claim) -> _Call:
+        """Return the call in a task's data; raise `GiveUp` for other data, and `UnknownTask` for an unknown name."""
         try:
             call = json.loads(claim.data) if claim.data else {}
             if type(call) is not dict:
@@ -151,18 +152,20 @@ class AppWorker(Worker):
             timeout_s = call.get("timeout_s")
             if type(args) is not list or type(kwargs) is not dict:
                 raise TypeError("args is a list, kwargs an object")
+            if type(name) is not str:
+                raise TypeError("task is a name")
         except (ValueError, KeyError, TypeError) as error:
             problem = "'task' is missing" if isinstance(error, KeyError) else str(error)
-            raise BadRequest(f"the data is not a call of a function ({problem}): {ENQUEUE_HINT}") from None
-        task = self._tasks.get(name) if isinstance(name, str) else None
+            raise GiveUp(f"the data is not a call of a function ({problem}): {ENQUEUE_HINT}") from None
+        task = self._tasks.get(name)
         if task is None:
             age_ms = await current_client.get().now_ms() - ms_of(claim.id)
-            current_attempt.get().name = str(name)[:NAME_CHARACTERS_MAX]
-            raise unknown_task(str(name), list(self._tasks), age_ms / 1000)
+            current_attempt.get().name = name[:NAME_CHARACTERS_MAX]
+            raise unknown_task(name, list(self._tasks), age_ms / 1000)
         if timeout_s is None:
             timeout_s = task._options.timeout_s
         elif type(timeout_s) not in (int, float) or not 0 < timeout_s <= TIMEOUT_S_MAX:
-            raise BadRequest(
+            raise GiveUp(
                 f"timeout_s in the task's data must be a number above 0 and at most {TIMEOUT_S_MAX}, not {timeout_s!r}"
             )
         return _Call(task, args, kwargs, timeout_s)

@@ -65,7 +65,8 @@ class Policy(NamedTuple):
             return "no retry left"
         of = f" of {self.retries}" if isinstance(self.retries, int) else ""
         if isinstance(self.retries, int) and failed > self.retries:
-            return "no retry left, unless it was requeued"  # attempts before a requeue do not use up retries
+            # Attempts before a requeue use up no retries, and the worker does not know their number.
+            return f"retried, unless this was attempt {self.retries + 1} since it was requeued"
         return f"retry {failed}{of}{self._after(failed, pause_ms)}"
 
     def _after(self, failed: int, pause_ms: int | None) -> str:

@@ -65,17 +65,19 @@ def test_functions_run_and_their_results_are_kept_as_json(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "reason"),
+    ("payload", "reason", "ends"),
     [
-        (a_call("explode"), "ValueError: boom"),
-        (a_call("explode", 1, 2, 3), "too many positional arguments"),
-        (b"{not json", "not a call of a function (Expecting property name"),
-        (b"[]", "not a call of a function (it is not an object)"),
-        (b'{"to": "a@example.org"}', "('task' is missing): enqueue with function.enqueue(...) or `onyxq task call`"),
+        (a_call("explode"), "ValueError: boom", "fail"),
+        (a_call("explode", 1, 2, 3), "too many positional arguments", "fail"),
+        (b"{not json", "not a call of a function (Expecting property name", "give_up"),
+        (b"[]", "not a call of a function (it is not an object)", "give_up"),
+        (b'{"task": 5}', "not a call of a function (task is a name)", "give_up"),
+        (b'{"to": "ann"}', "('task' is missing): enqueue with function.enqueue(...) or `onyxq task call`", "give_up"),
+        (b'{"task": "explode", "timeout_s": -1}', "must be a number above 0", "give_up"),
     ],
 )
-def test_what_goes_wrong_is_the_error_of_the_attempt(payload: bytes, reason: str) -> None:
-    """The worker continues."""
+def test_what_goes_wrong_is_the_error_of_the_attempt(payload: bytes, reason: str, ends: str) -> None:
+    """The worker continues. Data that is not a call fails its task for good, because no retry can help."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App()
@@ -90,6 +92,7 @@ def test_what_goes_wrong_is_the_error_of_the_attempt(payload: bytes, reason: str
             task_id = await client.enqueue("q", payload)
             await until(lambda: task_id in cluster.outcomes)
             assert reason in cluster.outcomes[task_id].message
+            assert peer.methods("fail", "give_up") == [ends]
             worker.stop()
 
         await with_worker(cluster, network, worker, body)

@@ -136,7 +136,7 @@ def test_an_unreadable_setting_only_makes_the_line_shorter(caplog: pytest.LogCap
         (Policy(0, 1_000), 1, None, "no retry left"),
         (Policy(None, 1_000), 30, None, "retry 30 in 30 min to 1 h"),
         (Policy(), 3, None, "retry 3"),
-        (Policy(5, 1_000), 8, None, "no retry left, unless it was requeued"),
+        (Policy(5, 1_000), 8, None, "retried, unless this was attempt 6 since it was requeued"),
     ],
 )
 def test_what_follows_a_failed_attempt_is_told(policy: Policy, failed: int, pause_ms: int | None, text: str) -> None:
