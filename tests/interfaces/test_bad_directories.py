@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 import onyxq
-from onyxq.errors import BadRequest
+from onyxq.errors import BadRequest, Conflict
 from onyxq.interfaces.cli.main import run
+from onyxq.system.directory_lock import lock_file
 
 COMMANDS = [
     (["dev"], "data"),
@@ -43,3 +46,20 @@ def test_an_embedded_cluster_refuses_a_bad_directory(tmp_path: Path) -> None:
         with pytest.raises(BadRequest) as refused:
             onyxq.open(bad)
         assert refused.value.field == "data" and str(bad) in refused.value.message
+
+
+@pytest.mark.parametrize("file", ["log/lock", "node.lock"])
+def test_a_directory_in_use_is_named_with_its_setting(
+    tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So is the process that uses its log or its store."""
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    lock = lock_file(path, what="it", hint="")
+    try:
+        code = run(["peer", "start", "--http", "off", "--listen", "127.0.0.1:0", "--data", str(tmp_path)])
+    finally:
+        os.close(lock)
+    said = capsys.readouterr().err
+    assert code == Conflict.exit_code
+    assert re.search(rf"^error: data: the .* {tmp_path}\S* is in use by process {os.getpid()}$", said, re.M), said
