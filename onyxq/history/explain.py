@@ -93,6 +93,7 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
         )
     ]
     out += [_from_history(row) for row in known["history"]]
+    out += _earlier_failures(known)
     out += _voided(known)
     for update in known["updates"]:
         said = f"worker wrote update {update['seq']} under token {update['token']}"
@@ -103,6 +104,18 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
         error = f": {words.brief(done['error'])}" if done.get("error") else ""
         out.append(_plain_told(done["at_ms"], STORE, f"{done['outcome']}{under}{error}", token=done["token"]))
     return out
+
+
+def _earlier_failures(known: Mapping[str, Any]) -> list[Told]:
+    """Return how the task failed for good before it was requeued; `known["completion"]` is only the last end."""
+    last = known["completion"]["token"] if known["completion"] is not None else None
+    return [
+        _plain_told(
+            one["end_ms"], STORE, f"failed under token {one['token']}: {words.brief(one['error'])}", token=one["token"]
+        )
+        for one in known["task"]["claims"]
+        if one["outcome"] == "failed" and one["retry_ms"] is None and one["error"] and one["token"] != last
+    ]
 
 
 def _unique(task: Mapping[str, Any]) -> str:

@@ -106,7 +106,8 @@ def summary(task: Args) -> str:
         return f"The task {due if is_open else f'was {state} before any attempt'}."
     last = task["claims"][-1]
     which = f"attempt {attempt(task)} by worker {last['worker'] or '(unnamed)'}"
-    error = f": {brief(task['error'])}" if task["error"] else ""
+    reason = task["error"] or last["error"]  # a requeue clears the error of the task
+    error = f": {brief(reason)}" if reason else ""
     if state == "claimed":
         since = "" if last["start_ms"] is None else f" since {moment(last['start_ms'])}"
         said = f"The task is running: {which}{since}{error}"
@@ -230,7 +231,7 @@ def _ended(event: int, said: Args) -> str:
         error = f" ({brief(said['note'])})" if said["note"] else ""
         return f"failed {under}{error}, attempt {said['attempts']}, due again at {moment(said['retry_ms'])}"
     if event == REOPENED:
-        return f"opened again, due at {moment(said['retry_ms'])}, after {said['attempts']} attempts"
+        return f"requeued, due at {moment(said['retry_ms'])}, after {said['attempts']} attempts"
     if event == EXPIRED:
         return f"taken back {under}: the lease expired, attempt {said['attempts']}"
     return f"ended by event {event} {under}"
@@ -238,7 +239,7 @@ def _ended(event: int, said: Args) -> str:
 
 def _reopen(args: Args) -> str:
     runs = [one["run"] for one in args["runs"]]
-    return f"{_leader(args)} opens {tasks(runs)} again, due at {moment(args['due_ms'])}"
+    return f"{_leader(args)} requeues {tasks(runs)}, due at {moment(args['due_ms'])}"
 
 
 def _purge(args: Args) -> str:

@@ -118,13 +118,14 @@ async def test_the_page_before_an_action_holds_no_data_of_tasks() -> None:
 
 @on_trio
 async def test_a_refused_task_is_counted() -> None:
-    """A task that changed after the page asked stays as it is, and the next page says so."""
+    """A task that changed after the page asked is left unchanged, and the next page says so."""
     service = await with_dead()
     service.tasks[IDS[0]].state = "completed"
     answer = await do(service, "discard", {"ids": f"{IDS[0].hex()} {IDS[1].hex()}"})
     assert answer.headers["location"] == "/ui/tasks?did=discard&count=1&refused=1"
     async with client_of(service) as client:
-        assert "1 task changed in the meantime" in (await client.get(answer.headers["location"])).text
+        text = (await client.get(answer.headers["location"])).text
+        assert "1 task was left unchanged, because its state has changed" in text
 
 
 @on_trio

@@ -169,6 +169,9 @@ def test_dead_letters_are_found_by_their_traceback(
         assert "550" in http.get("/ui/dead?queue=dead", follow_redirects=True).text
         assert "at line 7 of depot.py" in http.get(f"/ui/tasks/{task_id.hex()}").text
     client.requeue_dead([task_id])
+    lines = shown(cluster, capsys, "task", "explain", task_id.hex()).splitlines()
+    assert lines[1].endswith("after attempt 2 of 6 by worker bert (given up): 550.")
+    assert sum(": 550 (from store)" in line for line in lines) == 1 and "requeue" in lines[-1], lines
     attempt(client, "dead", client.complete)
     found = client.get(task_id)
     assert (found.attempts_max, [one.attempt for one in found.claims]) == (6, [1, 2, 3])

@@ -62,7 +62,7 @@ def test_a_grant_within_limits_and_a_reopening_are_told(dump: Dump) -> None:
     assert all((token is None) == (verdict != "applied") for _, verdict, token in limited)
     assert [entry for entry, _, _ in told(dump, id_at(FIRST, 71))] == ["reopen_tasks"]
     row = history(REOPENED, token=7, worker="", retry_ms=NOW_MS, attempts=26, note="")
-    assert row == "opened again, due at 2023-11-14 22:14:20.000Z, after 26 attempts"
+    assert row == "requeued, due at 2023-11-14 22:14:20.000Z, after 26 attempts"
 
 
 def test_settings_read_as_people_say_them() -> None:

@@ -86,7 +86,10 @@ def done(args: Any) -> str:
     count, refused = getattr(args, "count", 0), getattr(args, "refused", 0)
     said = DONE.get(getattr(args, "did", ""), "").format(tasks=counted(count, "task"))
     if said and refused:
-        said += f" {counted(refused, 'task')} changed in the meantime and stayed as it is."
+        why = "was left unchanged, because its state has changed since you chose it"
+        if refused > 1:
+            why = "were left unchanged, because their states have changed since you chose them"
+        said += f" {counted(refused, 'task')} {why}."
     return said
 
 
