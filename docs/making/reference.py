@@ -281,7 +281,7 @@ def errors_page() -> list[str]:
                 literal(kind.__name__),
                 str(kind.status),
                 str(kind.exit_code),
-                f"{(kind.__doc__ or '').strip()}\n\n*{plain(kind.hint)}*",
+                (kind.__doc__ or "").strip() + (f"\n\n*{plain(kind.hint)}*" if kind.hint else ""),
             )
             for code, kind in errors.BY_CODE.items()
         ],

@@ -34,6 +34,7 @@ class Renewal:
             access = self.read()
             self.take(access)
         except BadRequest as error:
-            _log.error("tokens and certificates stay as they were: %s (%s)", error.message, error.advice)
+            hint = f" ({error.advice})" if error.advice else ""
+            _log.error("tokens and certificates stay as they were: %s%s", error.message, hint)
         else:
             _log.info("tokens and certificates were read again: %d tokens", len(access.tokens))

@@ -1,8 +1,8 @@
 """All errors that a user can meet: one hierarchy with stable codes.
 
 Each class carries ``code`` (stable, for programs), ``status`` (HTTP), ``exit_code``
-(command line) and ``hint`` (what to do next).  ``field`` names the wrong argument,
-if there is one.  Errors travel over the wire as maps; see `OnyxqError.to_map`.
+(command line) and ``hint`` (what to do next; empty if the message is enough).
+``field`` names the wrong argument, if there is one.  Errors travel over the wire as maps; see `OnyxqError.to_map`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class OnyxqError(Exception):
         self.message = message or self.code.replace("_", " ")
         self.field = field
         self.advice = hint or self.hint
-        if self.advice != BadRequest.hint:
+        """What to do next; empty if the message is enough."""
+        if self.advice:
             self.add_note(f"Hint: {self.advice}")
         self.details = [list(one) for one in details]
         """The things that the error is about, one by one, if there are several."""
@@ -62,7 +63,7 @@ class OnyxqError(Exception):
 class BadRequest(OnyxqError):
     """An argument is missing, of the wrong type or out of range; nothing was stored."""
 
-    code, status, exit_code, hint = "bad_request", 400, 2, "Correct the named field and send it again."
+    code, status, exit_code, hint = "bad_request", 400, 2, ""
 
 
 class TooLarge(BadRequest):
@@ -150,13 +151,18 @@ class StoreFull(Conflict):
 class Unauthorized(OnyxqError):
     """The request carries no credential, or an unknown one."""
 
-    code, status, exit_code, hint = "unauthorized", 401, 1, "Give a token: --token or ONYXQ_TOKEN."
+    code, status, exit_code = "unauthorized", 401, 1
+    hint = (
+        "Give a credential that the peers know: with --token-file FILE, ONYXQ_TOKEN, or token in onyxq.toml. "
+        "In Python: token=...; over HTTP: Authorization: Bearer TOKEN."
+    )
 
 
 class Forbidden(OnyxqError):
     """The credential's role does not allow this."""
 
-    code, status, exit_code, hint = "forbidden", 403, 1, "Use a token with the role that is needed."
+    code, status, exit_code = "forbidden", 403, 1
+    hint = "Use a credential that has this role. The peers' access file (--access) gives roles to tokens."
 
 
 class Unavailable(OnyxqError):

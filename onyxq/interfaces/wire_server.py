@@ -96,7 +96,7 @@ class Caller:
 
     async def _look_up(self, grants: Grants, needs: Sequence[Need], request: Request) -> None:
         try:
-            await look_up(grants, needs, self._ask)
+            await look_up(grants, request.method, needs, self._ask)
             if request.open:
                 self._dispatch(request)
         except OnyxqError as error:

@@ -206,7 +206,7 @@ def frame(body: bytes) -> bytes:
 def complete_error(error: Any) -> dict[str, Any]:
     """Return the error map after a check that no field is missing."""
     assert isinstance(error, dict) and {"code", "message", "field", "hint"} <= error.keys(), error
-    assert error["message"] and error["hint"] and error["code"] != "internal", error
+    assert error["message"] and isinstance(error["hint"], str) and error["code"] != "internal", error
     return error
 
 

@@ -358,6 +358,7 @@ def test_an_argument_that_names_what_is_theirs_is_refused_and_tells_nothing(
         codes.append(error["code"])
         said = f"{error['message']} {error['hint']} {error.get('details')}"
         assert "their secret" not in said and (THEIRS not in said or THEIRS in repr(args)), said
+        assert error["code"] == "not_found" or error["message"].startswith(f"{method} needs the role "), said
     assert codes[0] == "forbidden" and codes[-1] in ("forbidden", "not_found")
     assert (every.call("get", {"id": task}), every.call("count", {"queue": THEIRS})) == before
     every.call("complete", {"items": [[task, 1, token, None, []]]})

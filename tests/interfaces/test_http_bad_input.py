@@ -264,10 +264,13 @@ async def test_data_nested_as_deep_as_can_be_read_comes_back() -> None:
 
 @on_trio
 async def test_a_typing_slip_gets_a_suggestion() -> None:
-    """The hint names the most similar field."""
+    """The hint names the most similar field. If there is none to suggest, it says where fields are described."""
     async with world() as (_, client):
         answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "prioritiy": 1}]})
         assert "priority" in check_problem(answer, 400, code="bad_request", field="tasks[0].prioritiy")["hint"]
+        answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "priority": "high"}]})
+        hint = check_problem(answer, 400, code="bad_request", field="tasks[0].priority")["hint"]
+        assert hint == "Nothing was changed. /docs describes the fields of each request."
 
 
 @on_trio

@@ -183,7 +183,8 @@ async def test_a_missing_or_unknown_token_is_unauthorized() -> None:
     async with client_of(FakeService(), tokens=TOKENS) as client:
         for header in ("", "Basic abc", "Bearer", "Bearer  ", "Bearer nope", "Bearer r-token x"):
             answer = await client.get("/v1/cluster", headers={"authorization": header} if header else {})
-            check_problem(answer, 401, code="unauthorized", field="Authorization")
+            hint = check_problem(answer, 401, code="unauthorized", field="Authorization")["hint"]
+            assert "--token-file FILE, ONYXQ_TOKEN, or token in onyxq.toml" in hint
             assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
@@ -203,6 +204,9 @@ def test_roles_include_the_lesser_ones(token: str) -> None:
                 answer = await client.request(endpoint.method, url_of(endpoint), content=b"", headers=SAME_SITE)
                 may = TOKENS[token] == "admin" or bool(given[TOKENS[token]] & set(endpoint.roles))
                 assert (answer.status_code != 403) == may, endpoint.name
+                if not may and endpoint.path.startswith("/v1/"):
+                    said = f"{endpoint.method} {endpoint.path} needs the role {' or '.join(endpoint.roles)}"
+                    assert check_problem(answer, 403, code="forbidden", field="Authorization")["detail"] == said
                 assert may or service.calls == []
 
     asked()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from onyxq.core.errors import BadRequest, OnyxqError
+from onyxq.core.errors import OnyxqError
 from onyxq.core.texts import visible
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Output:
     def error(self, error: OnyxqError) -> None:
         """Print an error and its hint on stderr."""
         self.end_progress()
-        hint = None if error.advice == BadRequest.hint else error.advice
+        hint = error.advice or None
         if self.as_json:
             print(json_text({**error.to_map(), "hint": hint}, default=bytes.hex), file=self._stderr)
             return

@@ -300,7 +300,8 @@ class App:
         if grants is None:
             raise Unauthorized("the token is not known", field="Authorization")
         if not any(grants.has(role) for role in endpoint.roles):
-            raise Forbidden(f"this needs the role {' or '.join(endpoint.roles)}", field="Authorization")
+            needed = " or ".join(endpoint.roles)
+            raise Forbidden(f"{endpoint.method} {endpoint.path} needs the role {needed}", field="Authorization")
         if grants.pace is not None:
             grants.pace.take(anyio.current_time())
         return Caller(digest.hex(), grants)

@@ -21,6 +21,8 @@ from onyxq.operations.table.operation import Result
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
+SEE_DOCS = "Nothing was changed. /docs describes the fields of each request."
+"""Hint of errors whose message is enough: programs rely on a text there."""
 
 _ITEM = re.compile(r"(?:items|runs)\[([0-9]{1,9})\](.*)")
 
@@ -92,7 +94,7 @@ def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dic
         "detail": error.message,
         "code": error.code,
         "field": error.field,
-        "hint": error.advice,
+        "hint": error.advice or SEE_DOCS,
         **_copies_of(error),
         **_existing_of(error),
         **(extra or {}),

@@ -51,13 +51,14 @@ class Guarded:
     async def call(self, method: str, args: dict[str, Any]) -> Any:
         """Return the result of a method; raises `Forbidden`, and `OnyxqError` as the service does."""
         args, needs = judged(self.grants, method, args)
-        await look_up(self.grants, needs, self.api.call)
+        await look_up(self.grants, method, needs, self.api.call)
         return await self.api.call(method, args)
 
     async def do(self, operation: Operation[A, R], args: A) -> R:
         """Return the result of an operation; raises `Forbidden`, and `OnyxqError` as the service does."""
-        await look_up(self.grants, unmet(self.grants, operation.name, args), self.api.call)
-        return await self.api.do(operation, narrowed(self.grants, operation.name, args))
+        name = operation.name
+        await look_up(self.grants, name, unmet(self.grants, name, args), self.api.call)
+        return await self.api.do(operation, narrowed(self.grants, name, args))
 
 
 def access_of(operation: str) -> Access:
@@ -137,39 +138,40 @@ def _on_queue(grants: Grants, roles: Sequence[str], queue: str) -> bool:
     return any(grants.on(role, queue) for role in roles)
 
 
-def _check_found(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -> None:
+def _check_found(grants: Grants, operation: str, roles: Sequence[str], queues: Sequence[str]) -> None:
     if not all(_on_queue(grants, roles, queue) for queue in queues):
-        raise Forbidden(f"this needs the role {roles[0]} on the queue of everything that it names", field="token")
+        problem = f"{operation} needs the role {roles[0]} on the queue of everything that it names"
+        raise Forbidden(problem, field="token")
 
 
-async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
+async def look_up(grants: Grants, operation: str, needs: Sequence[Need], ask: Ask) -> None:
     """Check the queues of tasks, flows and periodic tasks; raises `Forbidden`, and `NotFound` for what does not exist.
 
     The errors do not name the queues that were found: the caller may not know them.
     """
     for need in needs:
         if need.tasks:
-            await _check_tasks(grants, need.roles, need.tasks, ask)
+            await _check_tasks(grants, operation, need.roles, need.tasks, ask)
         if need.flow is not None:
-            await _check_flow(grants, need.roles, need.flow, ask)
+            await _check_flow(grants, operation, need.roles, need.flow, ask)
         if need.stored:
             found = await ask("taskstore.tasks", {"ids": list(need.stored)})
             for number, task in zip(need.stored, found["tasks"], strict=True):
                 if task is None:  # or not known here yet: its group is unknown then
                     raise NotFound(f"there is no task {number} in the task store", field="id")
-                _check_found(grants, need.roles, [task[1]])
+                _check_found(grants, operation, need.roles, [task[1]])
         if need.periodic is not None:
             queue = await _periodic(need.periodic, ask)
             # The arguments of a new periodic task name its queue.
             if queue is not None:
-                _check_found(grants, need.roles, [queue])
+                _check_found(grants, operation, need.roles, [queue])
             elif not need.queues:
                 raise NotFound(f"there is no periodic task {need.periodic[:200]!r}", field="name")
 
 
-async def _check_flow(grants: Grants, roles: Sequence[str], flow: bytes, ask: Ask) -> None:
+async def _check_flow(grants: Grants, operation: str, roles: Sequence[str], flow: bytes, ask: Ask) -> None:
     found = await ask("flow.get", {"id": flow, "limit": 0})
-    _check_found(grants, roles, found["queues"])
+    _check_found(grants, operation, roles, found["queues"])
 
 
 async def _periodic(name: str, ask: Ask) -> str | None:
@@ -179,12 +181,12 @@ async def _periodic(name: str, ask: Ask) -> str | None:
         return None
 
 
-async def _check_tasks(grants: Grants, roles: Sequence[str], runs: Sequence[Run], ask: Ask) -> None:
+async def _check_tasks(grants: Grants, operation: str, roles: Sequence[str], runs: Sequence[Run], ask: Ask) -> None:
     left = [list(run) for run in dict.fromkeys(runs)]
     while left:
         part, left = left[:RUNS_AT_ONCE], left[RUNS_AT_ONCE:]
         found = await ask("tasks.bodies", {"runs": part})
-        _check_found(grants, roles, [task_header(body)[0]["queue"] for _, body in found["bodies"]])
+        _check_found(grants, operation, roles, [task_header(body)[0]["queue"] for _, body in found["bodies"]])
         if found["missing"]:
             raise NotFound(f"there is no task {bytes(found['missing'][0][0]).hex()}", field="id")
         left = [*found["rest"], *left]

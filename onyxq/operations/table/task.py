@@ -199,7 +199,7 @@ def task_result(task_id: TaskId, error: dict[str, Any] | None) -> TaskResult:
     """Return the outcome for a task from the map of its error."""
     if error is None:
         return TaskResult(id=task_id, ok=True)
-    return TaskResult(id=task_id, ok=False, code=error["code"], detail=error["message"], hint=error["hint"])
+    return TaskResult(id=task_id, ok=False, code=error["code"], detail=error["message"], hint=error["hint"] or None)
 
 
 class DeadResults(Result, omit_defaults=True):
