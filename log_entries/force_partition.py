@@ -1,10 +1,11 @@
 """Accept that the majority of a partition is lost, with all data that only it had.
 
 Submitted by any peer for an operator. The live nodes among the partition's members and target
-become both its members and its target. Data that only the lost nodes had is gone. A leader among
-the live nodes takes over under a new epoch, and copies are made elsewhere as usual. Changes nothing
-while a majority of the members is up, because that is enough for a takeover. Changes nothing either
-while no node of the partition is up.
+become its members. They become its target too, former members first, up to the number of copies
+that the cluster keeps. Data that only the lost nodes had is gone. A leader among the live nodes
+takes over under a new epoch, and copies are made elsewhere as usual. Changes nothing while a
+majority of the members is up, because that is enough for a takeover. Changes nothing either while
+no node of the partition is up.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, "no node of it lives"
     if _majority_lives(found, live):
         return replica, "a majority lives"
-    forced = evolve(found, members=live, target=live, epoch=found.epoch + 1, ready=False)
+    copies = sorted(live, key=lambda node: node not in found.members)[: replica.settings.replicas]
+    forced = evolve(found, members=live, target=tuple(sorted(copies)), epoch=found.epoch + 1, ready=False)
     return reconcile(evolve(replica, partitions=replica.partitions.set(args.partition, forced))), APPLIED
 
 

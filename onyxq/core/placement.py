@@ -164,7 +164,7 @@ class _Cohorts:
         if not self._must_shed(kept):
             return kept
         if not self.eligible:  # every node drains: no node could take over, so nothing moves
-            return self._not_replaced(found.members) or kept
+            return self._not_replaced(found.members)[: self.copies] or kept  # forced partitions may have more members
         return self._with_live_majority([node for node in kept if not self._leaving(node)])
 
     def _not_replaced(self, cohort: Iterable[str]) -> list[str]:

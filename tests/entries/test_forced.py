@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from log_entries import force_partition, reopen_tasks
+from log_entries import force_partition, reopen_tasks, replace_node
 from onyxq.core.entry import APPLIED
 from onyxq.core.ids import Run, make_id
+from onyxq.core.placement import reconcile
 from onyxq.core.replica import Replica
 from tests.entries import cohorts
 
@@ -14,6 +17,15 @@ from tests.entries import cohorts
 def forced(replica: Replica, number: int) -> tuple[Replica, str]:
     """Apply the entry of the first live peer."""
     return cohorts.submit(replica, force_partition.Args(number, "ops"), min(replica.ring.members))
+
+
+def replaced(replica: Replica, *nodes: str) -> Replica:
+    """Let the nodes leave, and mark them as replaced."""
+    for node in nodes:
+        if replica.nodes[node].peer:
+            replica = cohorts.leave(replica, node)
+        replica, _ = cohorts.submit(replica, replace_node.Args(node), "")
+    return replica
 
 
 def test_the_live_nodes_go_on_alone() -> None:
@@ -36,6 +48,46 @@ def test_new_copies_do_not_count_as_a_majority_before_they_are_complete() -> Non
     after, verdict = forced(before, 1)
     assert verdict == APPLIED
     assert set(after.partitions[1].members) == {"a", "d", "e"}
+
+
+def test_if_more_nodes_live_than_copies_are_kept_former_members_keep_theirs() -> None:
+    """All of them become members, because each may have rows that the others lack. Only two keep a copy."""
+    before = cohorts.cluster("a", "b", "c", "d", partitions=1, replicas=2)
+    assert before.partitions[0].members == ("a", "b")
+    before = cohorts.join(replaced(before, "a", "b"), "b")
+    assert before.partitions[0].target == ("c", "d")
+    after, verdict = forced(before, 0)
+    assert verdict == APPLIED
+    assert after.partitions[0].members == ("b", "c", "d")
+    assert after.partitions[0].target == ("b", "c")
+    assert cohorts.settle(after).partitions[0].members == ("b", "c")
+
+
+events = st.tuples(st.sampled_from(["lose", "lose", "return", "drain", "stop", "settle"]), st.integers(0, 8))
+
+
+@settings(max_examples=60)
+@given(st.lists(events, max_size=8), st.integers(1, 4))
+def test_no_target_grows_beyond_the_number_of_copies(script: list[tuple[str, int]], replicas: int) -> None:
+    """Nodes are lost, return and drain, and partitions are forced. The invariants hold after each entry."""
+    replica = cohorts.cluster(*(f"n{which}" for which in range(9)), partitions=2, replicas=replicas)
+    for event, which in script:
+        node = f"n{which}"
+        present = bool(replica.nodes[node].peer)
+        if event == "lose":
+            members = replica.partitions[which % 2].members
+            replica = cohorts.join(replaced(replica, *members), members[0])
+            replica, _ = forced(replica, which % 2)
+        elif event == "return":
+            replica = cohorts.join(cohorts.leave(replica, node) if present else replica, node)
+        elif event == "drain" and present:
+            replica = cohorts.mark(replica, node)
+        elif event == "stop":
+            for leaving in [one.id for one in replica.nodes.values() if one.peer]:
+                replica = cohorts.mark(replica, leaving)
+        elif event == "settle":
+            replica = cohorts.settle(replica)
+        assert reconcile(replica) is replica
 
 
 def test_copies_are_made_elsewhere_at_once() -> None:
