@@ -213,7 +213,7 @@ class Node:
         """Take over a replica that was read from the origin, and keep its bytes."""
         before, self.replica = self.replica, replica
         self.admission.note(self.replica)
-        self._note_log_time()
+        self.log_clock.begin(replica.position, replica.log_time_ms, self.clock.own.monotonic_ns())
         self.row_deletion.note(EMPTY, replica)
         self.granter.moved(before, replica)
         self.records.clear()

@@ -136,6 +136,7 @@ class Peer:
     def _jump(self, log: PureLog, origin: Origin) -> None:
         before, self.replica = self.replica, log.load(origin)
         self.place = origin.place
+        self.log_clock.begin(self.replica.position, self.replica.log_time_ms, log.now_ms * NS)
         if self.replica != log.replicas[origin.place]:
             raise Differs(f"{self.id} loaded another replica from the origin at place {origin.place}")
         self.alone = max(self.alone, 3)

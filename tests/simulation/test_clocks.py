@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from onyxq.core.snapshot import pack
 from onyxq.errors import ClockWrong
 from simulation.workloads import WORKLOADS
 from simulation.world.faults import late_appends, log_clock_flaps, log_clock_jump, node_clock_jump, wrong_clock
@@ -58,6 +59,21 @@ def test_an_outage_ages_no_lease_however_short() -> None:
             await client.renew(claim, 3_000)
             await client.complete(claim)
         assert not world.audit.leases_last.expired
+
+    simulate(workload, seed=1)
+
+
+def test_a_node_that_continues_from_a_snapshot_measures_log_time_anew() -> None:
+    """It has not read how log time rose before the snapshot, so it counts only what passes from then on."""
+
+    async def workload(world: World) -> None:
+        running = world.nodes[0].running
+        assert running is not None and running.node is not None
+        node = running.node
+        while node.measured().waited_ms < 10:
+            await trio.sleep(0.05)
+        node.replace(node.replica, pack(node.replica))
+        assert node.measured().waited_ms == 0
 
     simulate(workload, seed=1)
 

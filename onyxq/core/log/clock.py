@@ -15,6 +15,9 @@ records g that were read after a.
   property of T.  For g <= a it follows from the first, as L(a) - L(g) is bounded.
 * It had not.  Then L(n) is L(n - 1), or at most T and at most L(p) + slack.  For g <= p the bound holds as before;
   for g > p, L(n) - L(g) <= L(p) + slack - L(g) <= slack.
+
+A peer that continues from a snapshot has not read the records before it. It forgets T (`LogClock.begin`), so that a is
+the last record in the snapshot.
 """
 
 from __future__ import annotations
@@ -57,6 +60,11 @@ class LogClock:
         self._read_ns = 0
         self._ahead_ns: int | None = None
         """Measured log time minus the monotonic clock."""
+
+    def begin(self, position: int, log_time_ms: int, now_ns: int) -> None:
+        """Note that the log is read from a snapshot of ``position``; ``now_ns`` is the monotonic clock after that."""
+        self._ahead_ns = None
+        self.read(position, log_time_ms, now_ns)
 
     def read(self, position: int, log_time_ms: int, now_ns: int) -> None:
         """Note that the log was read to ``position``; ``now_ns`` is the monotonic clock after reading."""
