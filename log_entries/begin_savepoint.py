@@ -18,7 +18,7 @@ from pyrsistent import PMap
 from onyxq.core.entry import APPLIED, Stamp, Verdict
 from onyxq.core.extensions import NOTHING, state_of, with_state
 from onyxq.core.jobs.lifetime import RUNNING, absence, is_id
-from onyxq.core.limits import NAME_CHARACTERS_MAX
+from onyxq.core.limits import NAME_CHARACTERS_MAX, OFFSETS_BYTES_MAX
 from onyxq.core.replica import Job, Replica
 
 VERSION = 1
@@ -32,7 +32,10 @@ NO_BATCH = "no batch"
 SAVEPOINTS_MAX = 1_000
 """Maximum of savepoints in a cluster, because the replica holds them."""
 BYTES_MAX = 32 << 20
-"""Maximum of the definitions and offsets of all savepoints together, in bytes."""
+"""Maximum of the definitions and offsets of all savepoints together, in bytes.
+
+The offsets of a savepoint that is not complete count as `OFFSETS_BYTES_MAX`.
+"""
 
 
 class Savepoint(NamedTuple):
@@ -116,7 +119,8 @@ def _too_much(replica: Replica, job: Job) -> str:
     others = savepoints(replica)
     if len(others) >= SAVEPOINTS_MAX:
         return f"name is one too many: there are {len(others)} savepoints"
-    if sum(len(one.body) + len(one.offsets) for one in others.values()) + len(job.body) > BYTES_MAX:
+    held = sum(len(one.body) + (len(one.offsets) or OFFSETS_BYTES_MAX) for one in others.values())
+    if held + len(job.body) + OFFSETS_BYTES_MAX > BYTES_MAX:
         return f"name is one too many: the definitions of all savepoints together may have {BYTES_MAX} bytes"
     return ""
 

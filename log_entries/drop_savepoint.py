@@ -71,12 +71,12 @@ def owed(replica: Replica, me: str) -> Sequence[Args]:
 
 
 def waiting_from(replica: Replica, one: Savepoint) -> list[str]:
-    """Return the jobs that were submitted from a savepoint and have committed no batch yet."""
-    return [
-        name
-        for name in one.begins
-        if (job := replica.jobs.get(name)) is not None and not is_over(job) and job.batch < 0
-    ]
+    """Return the jobs that were submitted from a savepoint and have committed no batch yet.
+
+    Until then they have its offsets. Another job that got such an id later has not.
+    """
+    found = [replica.jobs[name] for name in one.begins if name in replica.jobs]
+    return [job.id for job in found if not is_over(job) and job.batch < 0 and job.offsets == one.offsets]
 
 
 def why_dropped(replica: Replica, name: str, position: int) -> str | None:

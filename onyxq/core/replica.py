@@ -246,7 +246,7 @@ class Job:
     version: int = -1
     """Fencing token of its driver: position of the entry that assigned the driver.
 
-    It rises with every change of driver, and only then.
+    It rises with every change of driver, and when the driver uses another Spark host (`supersede_driver`).
     """
     ready: bool = False
     """Whether this driver has reported that the job runs."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attrs import evolve
+from attrs import asdict, evolve
 from pyrsistent import pmap
 
 from log_entries import (
+    begin_savepoint,
     commit_batch,
     complete_job,
     drain_node,
     driver_ready,
+    drop_savepoint,
     fail_job,
     gc,
+    keep_savepoint,
     kill_job,
     leave_cluster,
     prepare_join_cluster,
     report_job,
+    restore_job,
     seal_input,
     set_slots,
     submit_job,
@@ -238,6 +242,66 @@ def test_reports_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, m
         pass_time(world, 1)
         done(world, kill_job.Args(name), gc.Args())
     assert [outcome_of(world.now, name)["progress"] for name in ("one", "two")] == [b"", b"7 rows"]
+
+
+def test_errors_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that fail again and again do not fill the replica. Their states are kept."""
+    monkeypatch.setattr(lifetime, "KEPT_BYTES_MAX", 10)
+    for name in ("one", "two"):
+        done(world, job(name))
+        pass_time(world, 1)
+        done(world, fail_job.Args(name, now(world, name).version, "row 7"), gc.Args())
+    outcomes = [outcome_of(world.now, name) for name in ("one", "two")]
+    assert [(one["state"], one["error"]) for one in outcomes] == [("failed", "row 7")] * 2
+    done(world, job("three"))
+    pass_time(world, 1)
+    done(world, fail_job.Args("three", now(world, "three").version, "row 8"), gc.Args())
+    outcomes = [outcome_of(world.now, name) for name in ("one", "two", "three")]
+    assert [(one["state"], one["error"]) for one in outcomes] == [
+        ("failed", ""),
+        ("failed", "row 7"),
+        ("failed", "row 8"),
+    ]
+
+
+# --- savepoints -----------------------------------------------------------------
+
+
+def begun(world: World, name: str) -> int:
+    """Run job ``one`` for a batch, begin a savepoint of it, and return its position."""
+    if "one" not in world.now.jobs:
+        done(world, job("one"))
+        done(world, commit_batch.Args("one", now(world, "one").version, 0, b"there", ()))
+    done(world, begin_savepoint.Args(name, "one"))
+    return world.now.position
+
+
+def kept(name: str, position: int, version: int) -> keep_savepoint.Args:
+    """Return arguments that complete a savepoint of the job's first batch."""
+    return keep_savepoint.Args(name, position, version, 0, b"there", f"/{name}", 7)
+
+
+def test_savepoints_that_are_being_made_count_with_the_longest_offsets(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise all savepoints together would have more bytes than they may, once they are complete."""
+    monkeypatch.setattr(begin_savepoint, "BYTES_MAX", 2 * OFFSETS_BYTES_MAX)
+    position = begun(world, "s")
+    assert refused(world, begin_savepoint.Args("t", "one")).startswith("name is one too many")
+    done(world, kept("s", position, now(world, "one").version))
+    begun(world, "t")
+
+
+def test_a_savepoint_waits_for_the_job_that_begins_from_it_and_not_for_a_later_one_of_its_id(world: World) -> None:
+    """The id of a job is free again once its outcome is forgotten."""
+    position = begun(world, "s")
+    done(world, kept("s", position, now(world, "one").version))
+    fields = asdict(job("two", keep_ms=0), recurse=False)
+    done(world, restore_job.Args(**fields, savepoint="s", position=position))
+    assert refused(world, drop_savepoint.Args("s", position)) == "in use by job two"
+    done(world, kill_job.Args("two"), gc.Args())
+    done(world, job("two"))
+    done(world, drop_savepoint.Args("s", position))
 
 
 # --- drivers --------------------------------------------------------------------

@@ -30,7 +30,10 @@ ERROR_BYTES_MAX = 8 << 10
 PROGRESS_BYTES_MAX = 8 << 10
 """Most bytes of a job's progress."""
 KEPT_BYTES_MAX = 16 << 20
-"""Most bytes of offsets and progress of all ended jobs together; the oldest ended jobs lose theirs first."""
+"""Most bytes of offsets and progress, and characters of errors, of all ended jobs together.
+
+The jobs that ended first lose theirs first.
+"""
 _ID_CHARACTERS_MAX = 120
 _ID_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -150,16 +153,17 @@ def _left_ms(replica: Replica, job: Job) -> int:
 
 
 def _without_old_parts(replica: Replica) -> Replica:
-    """Return the replica with offsets and progress of ended jobs cut to `KEPT_BYTES_MAX` in total."""
+    """Return the replica with offsets, progress and errors of ended jobs cut to `KEPT_BYTES_MAX` in total."""
     prefix, left = f"{KIND}/", KEPT_BYTES_MAX
     kept = [(one.answer["ended_ms"], key) for key, one in replica.remembered.items() if key.startswith(prefix)]
     remembered = replica.remembered
     for _, key in sorted(kept, reverse=True):
         one = remembered[key]
-        parts = {name: b"" for name in ("offsets", "progress") if one.answer.get(name)}
-        left -= sum(len(one.answer[name]) for name in parts)
+        parts = {name: one.answer[name] for name in ("offsets", "progress", "error") if one.answer.get(name)}
+        left -= sum(map(len, parts.values()))
         if left < 0 and parts:
-            remembered = remembered.set(key, evolve(one, answer=one.answer.update(parts)))
+            cut = {name: part[:0] for name, part in parts.items()}
+            remembered = remembered.set(key, evolve(one, answer=one.answer.update(cut)))
     return evolve(replica, remembered=remembered)
 
 
