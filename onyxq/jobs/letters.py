@@ -18,6 +18,7 @@ from typing import Any
 from attrs import evolve, fields_dict, frozen
 
 from onyxq.core.limits import RESERVED
+from onyxq.core.texts import whole
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import FRAME_TASKS, Function, Input, Job, Join, Output, Reduce
 from onyxq.jobs.options import GROWING, format_of
@@ -180,8 +181,8 @@ def are_in(queue: str) -> bool:
 def attempt_of(job: Job) -> int:
     """Return the attempt of a job at its segments: one more than that of the job whose letters it sends again."""
     queues = [task.queue for task in job.catalog if isinstance(task, Input) and task.queue]
-    numbers = [queue.removeprefix(_AGAIN).split(".")[0] for queue in queues if are_in(queue)]
-    return max((int(number) for number in numbers if number.isdigit()), default=1)
+    numbers = [whole(queue.removeprefix(_AGAIN).split(".")[0]) for queue in queues if are_in(queue)]
+    return max((number for number in numbers if number is not None), default=1)
 
 
 def requeued(old: Job, *, id: str) -> Job:

@@ -139,6 +139,14 @@ def test_the_job_that_sends_letters_again_has_a_way_to_each_of_their_tasks() -> 
     assert letters.again_queue_of(new) == "onyxq.requeued.3.orders-2"
 
 
+@pytest.mark.parametrize("number", ["²", "x", ""])
+def test_an_input_whose_name_only_begins_like_that_of_letters_is_an_ordinary_one(number: str) -> None:
+    """A user may choose any name of a queue for an input. Its job is at its first attempt."""
+    reader = Input("in", queue=f"onyxq.requeued.{number}.x")
+    old = Job(id="orders", workflow=[("in", "out")], catalog=[reader, Output("out", queue="b")])
+    assert letters.attempt_of(old) == 1
+
+
 def test_a_preview_shows_dead_letters() -> None:
     """The function's changes are undone; a late segment and one without a key are the window's."""
     rows = [{"n": n, "at": at} for n, at in ((1, 0), (2, 5_000), (4, 100), (6, 5_900), (8, 5_500))]
