@@ -1,4 +1,4 @@
-"""A real ZooKeeper for all tests of a run, a cluster of its own for each test, and logs of each kind."""
+"""A real ZooKeeper for all tests of a run, a cluster of its own for each test, and logs and stores of each kind."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from onyxq.log.zookeeper_server import ZookeeperServer
 from onyxq.system.clock import SystemClock
 from simulation.world.log import MemoryBackend
 from tests.conformance.log_world import Opener
+from tests.conformance.store_world import World
 
 
 @pytest.fixture
@@ -99,3 +100,9 @@ async def opened(backend: LogBackend) -> AsyncIterator[Opener]:
     yield open_one
     for session in sessions:
         await session.aclose()
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """A store of each kind."""
+    return World(request.param, tmp_path)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from onyxq.store.lmdb_store import LmdbStore
 from onyxq.store.memory import MemoryStore
 from onyxq.store.tables import within
 from simulation.world.disk import SimulatedDisk
+from tests.own_arguments import AsyncTest, own_arguments, seen_by_pytest
 
 NOW_MS = 1_700_000_000_000
 AnyStore = LmdbStore | MemoryStore
@@ -82,14 +82,22 @@ async def rebuild(store: AnyStore) -> None:
             assert not written.damaged
 
 
-def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an async test."""
+def in_trio(test: AsyncTest) -> Callable[..., None]:
+    """Run an async test; one that takes ``store`` gets a store of its ``world`` from the fixture."""
+    own = own_arguments(test, ("store",))
 
-    @functools.wraps(test)
-    def wrapper(**arguments: Any) -> None:
-        trio.run(functools.partial(test, **arguments))
+    async def play(arguments: dict[str, Any]) -> None:
+        if not own:
+            await test(**arguments)
+            return
+        world = arguments["world"] if own_arguments(test, ("world",)) else arguments.pop("world")
+        async with world.store() as store:
+            await test(store=store, **arguments)
 
-    return wrapper
+    def run(**arguments: Any) -> None:
+        trio.run(play, arguments)
+
+    return seen_by_pytest(test, own, run, needs=("world",) if own else ())
 
 
 def first_id(counter: int = 0, *, partition: int = 3, ms: int = NOW_MS - 1000, maker: int = 7) -> TaskId:

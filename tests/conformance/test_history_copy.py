@@ -13,16 +13,10 @@ from onyxq.core.replica import EMPTY
 from onyxq.errors import StoreFailed
 from onyxq.history.claim_rows import IDLE_FLUSH_S, LAZY_FLUSH_S, SNAPSHOT_PART_BYTES, HistoryWriter
 from onyxq.store.interface import Batch, KeptLog
-from tests.conformance.store_world import World, first_id, in_trio, tasks
+from tests.conformance.store_world import AnyStore, World, first_id, in_trio, tasks
 
 LARGE = bytes(range(256)) * (3 * SNAPSHOT_PART_BYTES // 256)
 """A snapshot of three pieces."""
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """Each kind of store in turn."""
-    return World(request.param, tmp_path)
 
 
 def read(writer: HistoryWriter, first: int, last: int) -> tuple[Record, ...]:
@@ -34,48 +28,45 @@ def read(writer: HistoryWriter, first: int, last: int) -> tuple[Record, ...]:
 
 
 @in_trio
-async def test_what_was_read_is_in_whatever_is_written_next(world: World) -> None:
+async def test_what_was_read_is_in_whatever_is_written_next(store: AnyStore) -> None:
     """It is in the next write although no caller waits for it and no background task writes it."""
-    async with world.store() as store:
-        writer = HistoryWriter(store, lambda written: None)
-        records = read(writer, 0, 3)
-        await store.write(Batch(rows=[tasks(first_id(), 1)]))
-        assert store.kept_log() == KeptLog(-1, b"", records)
-        assert store.log_position() == writer.stored == 3
+    writer = HistoryWriter(store, lambda written: None)
+    records = read(writer, 0, 3)
+    await store.write(Batch(rows=[tasks(first_id(), 1)]))
+    assert store.kept_log() == KeptLog(-1, b"", records)
+    assert store.log_position() == writer.stored == 3
 
 
 @in_trio
-async def test_a_snapshot_after_a_gap_comes_whole_before_anything_after_it(world: World) -> None:
+async def test_a_snapshot_after_a_gap_comes_whole_before_anything_after_it(store: AnyStore) -> None:
     """After each transaction the copy reaches the position up to which the node has read."""
-    async with world.store() as store:
-        writer = HistoryWriter(store, lambda written: None)
-        old = read(writer, 0, 3)
+    writer = HistoryWriter(store, lambda written: None)
+    old = read(writer, 0, 3)
+    await store.write(Batch())
+    writer.keep(50, LARGE)
+    writer.add(evolve(EMPTY, position=50), ())
+    new = read(writer, 51, 52)
+    seen = []
+    while store.log_position() < 52:
         await store.write(Batch())
-        writer.keep(50, LARGE)
-        writer.add(evolve(EMPTY, position=50), ())
-        new = read(writer, 51, 52)
-        seen = []
-        while store.log_position() < 52:
-            await store.write(Batch())
-            seen.append((store.log_position(), store.kept_log()))
-        assert seen[:-1] == [(3, KeptLog(-1, b"", old))] * 2
-        assert seen[-1] == (52, KeptLog(50, LARGE, new))
+        seen.append((store.log_position(), store.kept_log()))
+    assert seen[:-1] == [(3, KeptLog(-1, b"", old))] * 2
+    assert seen[-1] == (52, KeptLog(50, LARGE, new))
 
 
 @in_trio
-async def test_a_newer_snapshot_of_what_was_read_holds_nothing_up(world: World) -> None:
+async def test_a_newer_snapshot_of_what_was_read_holds_nothing_up(store: AnyStore) -> None:
     """Records are still stored while its pieces are written; then older ones are no longer needed."""
-    async with world.store() as store:
-        writer = HistoryWriter(store, lambda written: None)
-        read(writer, 0, 9)
-        writer.keep(6, LARGE)
-        read(writer, 10, 10)
-        await store.write(Batch())
-        assert store.log_position() == 10 and store.kept_log().position == -1
-        await store.write(Batch())
-        await store.write(Batch())
-        kept = store.kept_log()
-        assert (kept.position, kept.end, len(kept.records)) == (6, 10, 4)
+    writer = HistoryWriter(store, lambda written: None)
+    read(writer, 0, 9)
+    writer.keep(6, LARGE)
+    read(writer, 10, 10)
+    await store.write(Batch())
+    assert store.log_position() == 10 and store.kept_log().position == -1
+    await store.write(Batch())
+    await store.write(Batch())
+    kept = store.kept_log()
+    assert (kept.position, kept.end, len(kept.records)) == (6, 10, 4)
 
 
 @in_trio

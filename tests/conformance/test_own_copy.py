@@ -28,12 +28,6 @@ PARTITION, EPOCH = 3, 5
 PART = pending_facts.Part(10**15, bytes(16), "a")
 
 
-@pytest.fixture(params=["memory", "lmdb"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """Each kind of store in turn."""
-    return World(request.param, tmp_path)
-
-
 class Votes(Vote):
     """A vote that counts how often it hears."""
 

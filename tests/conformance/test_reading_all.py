@@ -50,39 +50,37 @@ async def put_some(store: AnyStore, random: Random, made: list[bytes]) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @in_trio
-async def test_the_last_page_completes_what_the_store_has_then(world: World, seed: int) -> None:
+async def test_the_last_page_completes_what_the_store_has_then(store: AnyStore, seed: int) -> None:
     """All rows of that moment are read and no later ones, even if pages are requested again after a lost answer."""
     random = Random(seed)
-    async with world.store() as store:
-        made: list[bytes] = []
-        for _ in range(random.randrange(1, 20)):
+    made: list[bytes] = []
+    for _ in range(random.randrange(1, 20)):
+        await put_some(store, random, made)
+    reading = Reading(store, PARTITION, name=NAME)
+    given: dict[bytes, bytes] = {}
+    after: bytes | None = b""
+    while after is not None:
+        if random.random() < 0.3:
+            reading.page(after)
+        rows, after = reading.page(after)
+        assert len(rows) <= partition_rows.PAGE_ROWS
+        given.update((key, value) for key, value in rows)
+        if after is not None and random.random() < 0.8:
             await put_some(store, random, made)
-        reading = Reading(store, PARTITION, name=NAME)
-        given: dict[bytes, bytes] = {}
-        after: bytes | None = b""
-        while after is not None:
-            if random.random() < 0.3:
-                reading.page(after)
-            rows, after = reading.page(after)
-            assert len(rows) <= partition_rows.PAGE_ROWS
-            given.update((key, value) for key, value in rows)
-            if after is not None and random.random() < 0.8:
-                await put_some(store, random, made)
-        assert given == everything(store)
-        reading.end()
+    assert given == everything(store)
+    reading.end()
 
 
 @in_trio
-async def test_a_reading_that_ended_notes_nothing_more(world: World) -> None:
+async def test_a_reading_that_ended_notes_nothing_more(store: AnyStore) -> None:
     """It gets no more rows from the store."""
-    async with world.store() as store:
-        reading = Reading(store, PARTITION, name=NAME)
-        await put(store, tasks(first_id(), 1))
-        reading.end()
-        await put(store, tasks(first_id(1024), 1))
-        _, after = reading.page(b"")
-        assert after is None and len(everything(store)) == 2
-        assert not reading.knows(b"b".ljust(64)) and reading.knows(b"")
+    reading = Reading(store, PARTITION, name=NAME)
+    await put(store, tasks(first_id(), 1))
+    reading.end()
+    await put(store, tasks(first_id(1024), 1))
+    _, after = reading.page(b"")
+    assert after is None and len(everything(store)) == 2
+    assert not reading.knows(b"b".ljust(64)) and reading.knows(b"")
 
 
 @in_trio

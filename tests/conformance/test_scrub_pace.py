@@ -45,7 +45,7 @@ class Host:
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
         """Do nothing, because no claimer waits."""
 
-    def repaired(self, partition: int, rows: int) -> None:
+    def repaired(self, partition: int) -> None:
         """Do nothing, because nothing is damaged."""
 
 

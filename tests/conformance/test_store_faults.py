@@ -42,12 +42,6 @@ from tests.conformance.store_world import (
 )
 
 
-@pytest.fixture(params=["memory", "lmdb"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """Each kind of store in turn."""
-    return World(request.param, tmp_path)
-
-
 @pytest.fixture
 def lmdb_world(tmp_path: Path) -> World:
     """A world for tests of stores on disk."""
@@ -132,13 +126,12 @@ async def test_scrubbing_finds_what_rotted(world: World) -> None:
 
 
 @in_trio
-async def test_completions_gives_those_of_a_stretch(world: World) -> None:
+async def test_completions_gives_those_of_a_stretch(store: AnyStore) -> None:
     """All completions of the stretch are returned, and none of its neighbours."""
     mine = [done(first_id(1024), 3), done(first_id(1025), 1, token=12), done(first_id(2047), 1)]
-    async with world.store() as store:
-        await put(store, *mine, done(first_id(1023), 1), done(first_id(2048), 1), tasks(first_id(1024), 1))
-        found = store.completions(first_id(1024))
-        assert [completion_row(first, unpack_completion(body)) for first, body in found] == sorted(mine)
+    await put(store, *mine, done(first_id(1023), 1), done(first_id(2048), 1), tasks(first_id(1024), 1))
+    found = store.completions(first_id(1024))
+    assert [completion_row(first, unpack_completion(body)) for first, body in found] == sorted(mine)
 
 
 @in_trio
@@ -169,33 +162,31 @@ async def test_reopening_keeps_everything(world: World) -> None:
 
 
 @in_trio
-async def test_batches_that_wait_together_each_get_their_own_answer(world: World) -> None:
+async def test_batches_that_wait_together_each_get_their_own_answer(store: AnyStore) -> None:
     """This holds if they are about the same tasks."""
     answers: dict[int, Written] = {}
-    async with world.store() as store:
 
-        async def write(number: int) -> None:
-            answers[number] = await put(store, tasks(first_id(number // 2 * 4), 4))
+    async def write(number: int) -> None:
+        answers[number] = await put(store, tasks(first_id(number // 2 * 4), 4))
 
-        async with trio.open_nursery() as nursery:
-            for number in range(100):
-                nursery.start_soon(write, number)
-        assert sum(answer.new_rows for answer in answers.values()) == 50
-        assert all(answers[n].new_rows + answers[n + 1].new_rows == 1 for n in range(0, 100, 2))
-        assert store.counts(3)["mail"].total == 200
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(write, number)
+    assert sum(answer.new_rows for answer in answers.values()) == 50
+    assert all(answers[n].new_rows + answers[n + 1].new_rows == 1 for n in range(0, 100, 2))
+    assert store.counts(3)["mail"].total == 200
 
 
 @in_trio
-async def test_a_cancelled_write_disturbs_nobody(world: World) -> None:
+async def test_a_cancelled_write_disturbs_nobody(store: AnyStore) -> None:
     """Its batch may be stored; other batches are, and the store continues."""
-    async with world.store() as store:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(put, store, tasks(first_id(0), 1))
-            with trio.CancelScope() as scope:
-                scope.cancel()
-                await put(store, tasks(first_id(1), 1))
-        await put(store, tasks(first_id(2), 1))
-        assert store.known_bits(first_id(0)) & 0b101 == 0b101
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(put, store, tasks(first_id(0), 1))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await put(store, tasks(first_id(1), 1))
+    await put(store, tasks(first_id(2), 1))
+    assert store.known_bits(first_id(0)) & 0b101 == 0b101
 
 
 @in_trio

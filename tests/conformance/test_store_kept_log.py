@@ -11,13 +11,7 @@ from onyxq.core.log.interface import Record
 from onyxq.errors import BadRequest, Corrupt, OnyxqError, StoreFailed
 from onyxq.store.interface import Batch, KeptLog, SnapshotPart, Written
 from onyxq.store.kept_log import DROP_ROWS_MAX
-from tests.conformance.store_world import World, first_id, in_trio, tasks
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """Each kind of store in turn."""
-    return World(request.param, tmp_path)
+from tests.conformance.store_world import AnyStore, World, first_id, in_trio, tasks
 
 
 def record(position: int) -> Record:
@@ -36,12 +30,11 @@ def parts(position: int, *data: bytes) -> list[SnapshotPart]:
 
 
 @in_trio
-async def test_a_store_that_kept_nothing_has_an_empty_copy(world: World) -> None:
+async def test_a_store_that_kept_nothing_has_an_empty_copy(store: AnyStore) -> None:
     """The copy begins and ends before the log's first record."""
-    async with world.store() as store:
-        assert store.kept_log() == KeptLog(-1, b"", ())
-        assert store.kept_ends() == (-1, -1)
-        assert store.kept_log().end == -1
+    assert store.kept_log() == KeptLog(-1, b"", ())
+    assert store.kept_ends() == (-1, -1)
+    assert store.kept_log().end == -1
 
 
 @in_trio
@@ -56,46 +49,43 @@ async def test_records_are_kept_in_order_and_outlive_the_store(world: World) -> 
 
 
 @in_trio
-async def test_a_snapshot_counts_once_its_last_piece_is_there(world: World) -> None:
+async def test_a_snapshot_counts_once_its_last_piece_is_there(store: AnyStore) -> None:
     """Until then the copy is as before; afterwards it begins with the snapshot, and older records are gone."""
-    async with world.store() as store:
-        await store.write(Batch(records=records(0, 9)))
-        first, last = parts(6, b"one ", b"two")
-        await store.write(Batch(snapshot=first))
-        assert store.kept_log() == KeptLog(-1, b"", records(0, 9))
-        await store.write(Batch(snapshot=last))
-        assert store.kept_log() == KeptLog(6, b"one two", records(7, 9))
-        await store.write(Batch(snapshot=parts(4, b"older")[0]))
-        assert store.kept_log().snapshot == b"one two"
+    await store.write(Batch(records=records(0, 9)))
+    first, last = parts(6, b"one ", b"two")
+    await store.write(Batch(snapshot=first))
+    assert store.kept_log() == KeptLog(-1, b"", records(0, 9))
+    await store.write(Batch(snapshot=last))
+    assert store.kept_log() == KeptLog(6, b"one two", records(7, 9))
+    await store.write(Batch(snapshot=parts(4, b"older")[0]))
+    assert store.kept_log().snapshot == b"one two"
 
 
 @in_trio
-async def test_a_snapshot_after_a_gap_begins_the_copy_anew(world: World) -> None:
+async def test_a_snapshot_after_a_gap_begins_the_copy_anew(store: AnyStore) -> None:
     """A node that was away for long has no records between its last one and the snapshot."""
-    async with world.store() as store:
-        await store.write(Batch(records=records(0, 3)))
-        await store.write(Batch(snapshot=parts(50, b"state")[0], records=records(51, 52)))
-        assert store.kept_log() == KeptLog(50, b"state", records(51, 52))
-        assert store.kept_ends() == (50, 52)
+    await store.write(Batch(records=records(0, 3)))
+    await store.write(Batch(snapshot=parts(50, b"state")[0], records=records(51, 52)))
+    assert store.kept_log() == KeptLog(50, b"state", records(51, 52))
+    assert store.kept_ends() == (50, 52)
 
 
 @in_trio
-async def test_rows_that_a_snapshot_has_taken_in_are_deleted_a_few_at_a_time(world: World) -> None:
+async def test_rows_that_a_snapshot_has_taken_in_are_deleted_a_few_at_a_time(store: AnyStore) -> None:
     """So no transaction is long, and the copy does not grow for ever."""
     count = 3 * DROP_ROWS_MAX
-    async with world.store() as store:
-        for position in range(count):
-            await store.write(Batch(records=(record(position),)))
-        before = len(list(store._tables.log.ascend(b"")))
-        await store.write(Batch(snapshot=parts(count - 1, b"state")[0]))
-        left = [len(list(store._tables.log.ascend(b"")))]
-        for position in range(count, count + 3):
-            await store.write(Batch(records=(record(position),)))
-            left.append(len(list(store._tables.log.ascend(b""))))
-        assert before - left[0] <= DROP_ROWS_MAX
-        assert all(a - b <= DROP_ROWS_MAX for a, b in zip(left, left[1:], strict=False))
-        assert left[-1] < 10
-        assert store.kept_log() == KeptLog(count - 1, b"state", records(count, count + 2))
+    for position in range(count):
+        await store.write(Batch(records=(record(position),)))
+    before = len(list(store._tables.log.ascend(b"")))
+    await store.write(Batch(snapshot=parts(count - 1, b"state")[0]))
+    left = [len(list(store._tables.log.ascend(b"")))]
+    for position in range(count, count + 3):
+        await store.write(Batch(records=(record(position),)))
+        left.append(len(list(store._tables.log.ascend(b""))))
+    assert before - left[0] <= DROP_ROWS_MAX
+    assert all(a - b <= DROP_ROWS_MAX for a, b in zip(left, left[1:], strict=False))
+    assert left[-1] < 10
+    assert store.kept_log() == KeptLog(count - 1, b"state", records(count, count + 2))
 
 
 @in_trio
@@ -121,13 +111,12 @@ async def test_a_damaged_copy_is_not_read(tmp_path: Path) -> None:
 
 
 @in_trio
-async def test_records_out_of_order_are_refused(world: World) -> None:
+async def test_records_out_of_order_are_refused(store: AnyStore) -> None:
     """No record of the batch is stored."""
-    async with world.store() as store:
-        for bad in ((record(3), record(2)), (record(-1),), (record(2), record(2))):
-            with pytest.raises(BadRequest):
-                await store.write(Batch(records=bad))
-        assert store.kept_ends() == (-1, -1)
+    for bad in ((record(3), record(2)), (record(-1),), (record(2), record(2))):
+        with pytest.raises(BadRequest):
+            await store.write(Batch(records=bad))
+    assert store.kept_ends() == (-1, -1)
 
 
 class Rider:
@@ -147,16 +136,15 @@ class Rider:
 
 
 @in_trio
-async def test_a_rider_is_in_the_same_transaction_as_whatever_is_written(world: World) -> None:
+async def test_a_rider_is_in_the_same_transaction_as_whatever_is_written(store: AnyStore) -> None:
     """When a write returns, everything that the rider knew at its start is durable too."""
-    async with world.store() as store:
-        rider = Rider(Batch(records=records(0, 1), log_position=1), Batch(records=records(2, 2), log_position=2))
-        store.accompany(rider)
-        await store.write(Batch(rows=[tasks(first_id(), 1)]))
-        assert store.log_position() == 1 and store.kept_log().records == records(0, 1)
-        await store.write(Batch())
-        assert store.log_position() == 2
-        assert [type(outcome) for outcome in rider.outcomes] == [Written, Written]
+    rider = Rider(Batch(records=records(0, 1), log_position=1), Batch(records=records(2, 2), log_position=2))
+    store.accompany(rider)
+    await store.write(Batch(rows=[tasks(first_id(), 1)]))
+    assert store.log_position() == 1 and store.kept_log().records == records(0, 1)
+    await store.write(Batch())
+    assert store.log_position() == 2
+    assert [type(outcome) for outcome in rider.outcomes] == [Written, Written]
 
 
 @in_trio

@@ -54,12 +54,6 @@ from tests.conformance.store_world import (
 KEY = key_digest("mail", "k")
 
 
-@pytest.fixture(params=["memory", "lmdb"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """Each kind of store in turn."""
-    return World(request.param, tmp_path)
-
-
 def keyed(number: int, *, due_ms: int = NOW_MS, count: int = 1, **header: Any) -> Row:
     """Return the ``number``-th row of the ordering key "k", with an id that does not show the order."""
     first = first_id(0, maker=100_000 - number)
@@ -75,106 +69,100 @@ def ready(store: AnyStore) -> list[tuple[TaskId, int]]:
 
 
 @in_trio
-async def test_only_the_first_of_a_key_is_ready(world: World) -> None:
+async def test_only_the_first_of_a_key_is_ready(store: AnyStore) -> None:
     """There is one ready task at a time, in the order of the key, whatever order rows came in."""
     rows = [keyed(1, count=3), keyed(2), keyed(3, due_ms=NOW_MS - 1)]
     a, b, early = (first_of(row.key) for row in rows)
-    async with world.store() as store:
-        for row in rows:
-            await put(store, row)
-        order = [early, a, id_at(a, 1), id_at(a, 2), b]
-        assert key_tasks(store, 3, KEY) == order
-        for number, task in enumerate(order):
-            assert store.key_head(3, KEY) == task
-            assert [piece.first for piece in store.ready(3, "mail")] == [task]
-            assert store.counts(3)["mail"].waiting == 4 - number
-            written = await put(store, done(task, 1))
-            assert [piece.first for piece in written.pieces] == order[number + 1 : number + 2]
-        assert store.key_head(3, KEY) is None
-        assert store.counts(3) == {"mail": counts(total=5, completed=5)}
+    for row in rows:
+        await put(store, row)
+    order = [early, a, id_at(a, 1), id_at(a, 2), b]
+    assert key_tasks(store, 3, KEY) == order
+    for number, task in enumerate(order):
+        assert store.key_head(3, KEY) == task
+        assert [piece.first for piece in store.ready(3, "mail")] == [task]
+        assert store.counts(3)["mail"].waiting == 4 - number
+        written = await put(store, done(task, 1))
+        assert [piece.first for piece in written.pieces] == order[number + 1 : number + 2]
+    assert store.key_head(3, KEY) is None
+    assert store.counts(3) == {"mail": counts(total=5, completed=5)}
 
 
 @in_trio
-async def test_a_head_that_waits_for_its_retry_holds_its_key_up(world: World) -> None:
+async def test_a_head_that_waits_for_its_retry_holds_its_key_up(store: AnyStore) -> None:
     """The other tasks of the key wait; the piece shows its key."""
     first, second = keyed(1), keyed(2)
     head = first_of(first.key)
-    async with world.store() as store:
-        await put(store, first, second)
-        await put(store, event(head, 1, RETRIED, position=5, retry_ms=NOW_MS + 50, attempts=1))
-        assert ready(store) == []
-        assert store.next_due_ms(3) == NOW_MS + 50
-        written = await store.write(Batch(promote=((3, NOW_MS + 50),)))
-        assert written.pieces == (Piece("mail", 0, NOW_MS + 50, head, 1, 1, head, 0, KEY),)
-        assert store.moved(head) == list(written.pieces)
+    await put(store, first, second)
+    await put(store, event(head, 1, RETRIED, position=5, retry_ms=NOW_MS + 50, attempts=1))
+    assert ready(store) == []
+    assert store.next_due_ms(3) == NOW_MS + 50
+    written = await store.write(Batch(promote=((3, NOW_MS + 50),)))
+    assert written.pieces == (Piece("mail", 0, NOW_MS + 50, head, 1, 1, head, 0, KEY),)
+    assert store.moved(head) == list(written.pieces)
 
 
 @in_trio
-async def test_a_head_that_another_overtakes_keeps_its_attempts(world: World) -> None:
+async def test_a_head_that_another_overtakes_keeps_its_attempts(store: AnyStore) -> None:
     """It may be claimed, so the end of its claim must add to its attempts."""
     later = keyed(1)
     head = first_of(later.key)
-    async with world.store() as store:
-        await put(store, later)
-        await put(store, event(head, 1, EXPIRED, position=5, attempts=2))
-        moved = store.moved(head)
-        assert [(piece.attempts, piece.first, piece.key) for piece in moved] == [(2, head, KEY)]
-        await put(store, keyed(2, due_ms=NOW_MS - 1))
-        assert store.key_head(3, KEY) != head and head not in [piece.first for piece in store.ready(3, "mail")]
-        assert store.moved(head) == moved
-        await put(store, done(head, 1))
-        assert store.moved(head) == []
+    await put(store, later)
+    await put(store, event(head, 1, EXPIRED, position=5, attempts=2))
+    moved = store.moved(head)
+    assert [(piece.attempts, piece.first, piece.key) for piece in moved] == [(2, head, KEY)]
+    await put(store, keyed(2, due_ms=NOW_MS - 1))
+    assert store.key_head(3, KEY) != head and head not in [piece.first for piece in store.ready(3, "mail")]
+    assert store.moved(head) == moved
+    await put(store, done(head, 1))
+    assert store.moved(head) == []
 
 
 @in_trio
-async def test_a_stopped_task_stops_its_key_until_it_is_reopened_or_given_up(world: World) -> None:
+async def test_a_stopped_task_stops_its_key_until_it_is_reopened_or_given_up(store: AnyStore) -> None:
     """A stopped task is neither ready nor due; it counts as failed."""
     rows = [keyed(number) for number in range(3)]
     first, second, third = (first_of(row.key) for row in rows)
-    async with world.store() as store:
-        await put(store, *rows, done(first, 1, token=7, outcome=STOPPED))
-        assert ready(store) == []
-        assert store.key_head(3, KEY) == first
-        assert store.counts(3) == {"mail": counts(total=3, failed=1, waiting=2)}
-        await put(store, reopening(first, 1, position=9, attempts=4))
-        assert store.counts_from(first) == 9
-        assert [(piece.first, piece.attempts, piece.base) for piece in store.ready(3, "mail")] == [(first, 4, 4)]
-        await put(store, done(first, 1, token=12, outcome=STOPPED, mark=Mark(1, 1)))
-        assert ready(store) == []
-        await put(store, done(first, 1, token=13, outcome=CANCELLED, mark=Mark(1, 2)))
-        assert ready(store) == [(second, 1)]
-        assert store.counts(3) == {"mail": counts(total=3, cancelled=1, waiting=1)}
-        await put(store, done(second, 1, token=7, outcome=FAILED))
-        assert ready(store) == [(third, 1)]
+    await put(store, *rows, done(first, 1, token=7, outcome=STOPPED))
+    assert ready(store) == []
+    assert store.key_head(3, KEY) == first
+    assert store.counts(3) == {"mail": counts(total=3, failed=1, waiting=2)}
+    await put(store, reopening(first, 1, position=9, attempts=4))
+    assert store.counts_from(first) == 9
+    assert [(piece.first, piece.attempts, piece.base) for piece in store.ready(3, "mail")] == [(first, 4, 4)]
+    await put(store, done(first, 1, token=12, outcome=STOPPED, mark=Mark(1, 1)))
+    assert ready(store) == []
+    await put(store, done(first, 1, token=13, outcome=CANCELLED, mark=Mark(1, 2)))
+    assert ready(store) == [(second, 1)]
+    assert store.counts(3) == {"mail": counts(total=3, cancelled=1, waiting=1)}
+    await put(store, done(second, 1, token=7, outcome=FAILED))
+    assert ready(store) == [(third, 1)]
 
 
 @in_trio
-async def test_scheduled_tasks_do_not_move_the_end_of_a_key(world: World) -> None:
+async def test_scheduled_tasks_do_not_move_the_end_of_a_key(store: AnyStore) -> None:
     """Tasks that are enqueued later are due before them."""
-    async with world.store() as store:
-        assert store.last_immediate_ms(3, KEY) == 0
-        await put(store, keyed(1, due_ms=NOW_MS - 3), keyed(2, due_ms=NOW_MS + 500, scheduled=True))
-        assert store.last_immediate_ms(3, KEY) == NOW_MS - 3
-        await put(store, done(first_of(keyed(1).key), 1))
-        assert store.last_immediate_ms(3, KEY) == 0
-        assert store.key_head(3, KEY) == first_of(keyed(2).key)
+    assert store.last_immediate_ms(3, KEY) == 0
+    await put(store, keyed(1, due_ms=NOW_MS - 3), keyed(2, due_ms=NOW_MS + 500, scheduled=True))
+    assert store.last_immediate_ms(3, KEY) == NOW_MS - 3
+    await put(store, done(first_of(keyed(1).key), 1))
+    assert store.last_immediate_ms(3, KEY) == 0
+    assert store.key_head(3, KEY) == first_of(keyed(2).key)
 
 
 @in_trio
-async def test_the_head_of_a_key_is_right_after_its_partition_was_dropped_or_rebuilt(world: World) -> None:
+async def test_the_head_of_a_key_is_right_after_its_partition_was_dropped_or_rebuilt(store: AnyStore) -> None:
     """A head that was read before does not count any more."""
     first, second = keyed(1), keyed(2)
-    async with world.store() as store:
-        await put(store, first, second)
-        assert store.key_head(3, KEY) == first_of(first.key)
-        await store.write(Batch(mark=(3,)))
-        await rebuild(store)
-        assert store.key_head(3, KEY) == first_of(first.key)
-        await store.write(Batch(drop=(3,)))
-        assert store.key_head(3, KEY) is None
-        await put(store, second)
-        assert ready(store) == [(first_of(second.key), mask_of(first_of(second.key), 1))]
-        assert store.key_head(3, KEY) == first_of(second.key)
+    await put(store, first, second)
+    assert store.key_head(3, KEY) == first_of(first.key)
+    await store.write(Batch(mark=(3,)))
+    await rebuild(store)
+    assert store.key_head(3, KEY) == first_of(first.key)
+    await store.write(Batch(drop=(3,)))
+    assert store.key_head(3, KEY) is None
+    await put(store, second)
+    assert ready(store) == [(first_of(second.key), mask_of(first_of(second.key), 1))]
+    assert store.key_head(3, KEY) == first_of(second.key)
 
 
 @in_trio
@@ -245,33 +233,31 @@ def unique(number: int, *, mark: Mark, **header: Any) -> Row:
 
 
 @in_trio
-async def test_of_two_rows_with_a_unique_key_that_of_the_later_leader_stands(world: World) -> None:
+async def test_of_two_rows_with_a_unique_key_that_of_the_later_leader_stands(store: AnyStore) -> None:
     """The other is reported, and is in no index and no count, also if it comes first or is due later."""
     old, new = unique(1, mark=Mark(4, 9), due_ms=NOW_MS + 99), unique(2, mark=Mark(5, 1))
-    async with world.store() as store:
-        written = await put(store, old)
-        assert (written.superseded, store.unique(3, key_digest("mail", "u"))) == ((), first_id(1))
-        written = await put(store, new)
-        assert written.superseded == (first_id(1),)
-        assert store.unique(3, key_digest("mail", "u")) == first_id(2)
-        assert ready(store) == [(first_id(2), 2 << 1)]
-        assert store.counts(3) == {"mail": counts(total=1)}
-        assert store.next_due_ms(3) is None
-        assert (await put(store, unique(3, mark=Mark(1, 1)))).superseded == (first_id(3),)
-        await put(store, done(first_id(2), 1))
-        assert store.unique(3, key_digest("mail", "u")) is None
-        assert store.latest(3, key_digest("mail", "u")) == (first_id(2), True)
-        assert store.counts(3) == {"mail": counts(total=1, completed=1)}
+    written = await put(store, old)
+    assert (written.superseded, store.unique(3, key_digest("mail", "u"))) == ((), first_id(1))
+    written = await put(store, new)
+    assert written.superseded == (first_id(1),)
+    assert store.unique(3, key_digest("mail", "u")) == first_id(2)
+    assert ready(store) == [(first_id(2), 2 << 1)]
+    assert store.counts(3) == {"mail": counts(total=1)}
+    assert store.next_due_ms(3) is None
+    assert (await put(store, unique(3, mark=Mark(1, 1)))).superseded == (first_id(3),)
+    await put(store, done(first_id(2), 1))
+    assert store.unique(3, key_digest("mail", "u")) is None
+    assert store.latest(3, key_digest("mail", "u")) == (first_id(2), True)
+    assert store.counts(3) == {"mail": counts(total=1, completed=1)}
 
 
 @in_trio
-async def test_a_task_that_gave_way_does_not_come_back_once_the_key_is_free(world: World) -> None:
+async def test_a_task_that_gave_way_does_not_come_back_once_the_key_is_free(store: AnyStore) -> None:
     """Its producer got the id of the other task. A newer task gets the key."""
-    async with world.store() as store:
-        await put(store, unique(1, mark=Mark(4, 9)), unique(2, mark=Mark(5, 1)), done(first_id(2), 1))
-        assert (ready(store), store.superseded_by(first_id(1))) == ([], first_id(2))
-        await put(store, unique(3, mark=Mark(5, 2)))
-        assert store.unique(3, key_digest("mail", "u")) == first_id(3)
+    await put(store, unique(1, mark=Mark(4, 9)), unique(2, mark=Mark(5, 1)), done(first_id(2), 1))
+    assert (ready(store), store.superseded_by(first_id(1))) == ([], first_id(2))
+    await put(store, unique(3, mark=Mark(5, 2)))
+    assert store.unique(3, key_digest("mail", "u")) == first_id(3)
 
 
 @in_trio
@@ -313,101 +299,95 @@ async def test_a_unique_key_is_free_from_the_moment_that_its_row_names(
 
 
 @in_trio
-async def test_a_unique_key_with_a_period_has_one_task_in_each(world: World) -> None:
+async def test_a_unique_key_with_a_period_has_one_task_in_each(store: AnyStore) -> None:
     """Tasks of one period compete by the due time in their ids; one of the next period has a key of its own."""
     period_ms = 1000
-    async with world.store() as store:
-        ids = [make_id(NOW_MS // 1000 * 1000 + ms, 3, 7, 0) for ms in (0, 999, 1000)]
-        for number, first in enumerate(ids):
-            header = {"unique_key": "u", "unique_period_ms": period_ms, "order": [NOW_MS, 1, number]}
-            await put(store, tasks(first, 1, **header))
-        assert [store.superseded_by(first) for first in ids] == [ids[1], None, None]
-        header = {"queue": "mail", "unique_key": "u", "unique_period_ms": period_ms}
-        await put(store, done(ids[1], 1))
-        assert store.unique(3, unique_digest(header, ids[0])) == ids[1]  # until it is purged
-        assert store.unique(3, unique_digest(header, ids[2])) == ids[2]
+    ids = [make_id(NOW_MS // 1000 * 1000 + ms, 3, 7, 0) for ms in (0, 999, 1000)]
+    for number, first in enumerate(ids):
+        header = {"unique_key": "u", "unique_period_ms": period_ms, "order": [NOW_MS, 1, number]}
+        await put(store, tasks(first, 1, **header))
+    assert [store.superseded_by(first) for first in ids] == [ids[1], None, None]
+    header = {"queue": "mail", "unique_key": "u", "unique_period_ms": period_ms}
+    await put(store, done(ids[1], 1))
+    assert store.unique(3, unique_digest(header, ids[0])) == ids[1]  # until it is purged
+    assert store.unique(3, unique_digest(header, ids[2])) == ids[2]
 
 
 # --- dependencies, expiry, dead letters -------------------------------------------------
 
 
 @in_trio
-async def test_tasks_with_dependencies_wait_for_their_resolution(world: World) -> None:
+async def test_tasks_with_dependencies_wait_for_their_resolution(store: AnyStore) -> None:
     """A resolution may be about a part, and may come before its tasks."""
     first = first_id(8)
     row = tasks(first, 6, depends=[first_id(0)])
-    async with world.store() as store:
-        await put(store, row, resolved(first_id(10), 2), done(first_id(13), 1))
-        assert ready(store) == [(first, 0b1100 << 8)]
-        assert store.counts(3)["mail"] == counts(total=6, completed=1, waiting=3)
-        assert [(run, unpack_task(body).all_payloads()) for run, body in store.waiting(3)] == [
-            (first, [b"payload 0", b"payload 1"]),
-            (first_id(12), [b"payload 4"]),
-        ]
-        assert [run for run, _ in store.waiting(3, after=first)] == [first_id(12)]
-        assert [run for run, _ in store.waiting(3, limit=1)] == [first]
-        written = await put(store, resolved(first, 6))
-        assert [piece.bits for piece in written.pieces] == [0b11111 << 8]
-        assert store.waiting(3) == []
+    await put(store, row, resolved(first_id(10), 2), done(first_id(13), 1))
+    assert ready(store) == [(first, 0b1100 << 8)]
+    assert store.counts(3)["mail"] == counts(total=6, completed=1, waiting=3)
+    assert [(run, unpack_task(body).all_payloads()) for run, body in store.waiting(3)] == [
+        (first, [b"payload 0", b"payload 1"]),
+        (first_id(12), [b"payload 4"]),
+    ]
+    assert [run for run, _ in store.waiting(3, after=first)] == [first_id(12)]
+    assert [run for run, _ in store.waiting(3, limit=1)] == [first]
+    written = await put(store, resolved(first, 6))
+    assert [piece.bits for piece in written.pieces] == [0b11111 << 8]
+    assert store.waiting(3) == []
 
 
 @in_trio
-async def test_a_resolution_of_a_higher_mark_takes_the_place_of_the_lower(world: World) -> None:
+async def test_a_resolution_of_a_higher_mark_takes_the_place_of_the_lower(store: AnyStore) -> None:
     """No trace of the other resolution is left."""
-    async with world.store() as store:
-        await put(store, tasks(first_id(0), 4, depends=[first_id(9)]), resolved(first_id(0), 4, mark=Mark(1, 1)))
-        assert ready(store) == [(first_id(0), 0b1111)]
-        await put(store, resolved(first_id(0), 2, mark=Mark(2, 1)))
-        assert ready(store) == [(first_id(0), 0b11)]
-        assert store.counts(3)["mail"] == counts(total=4, waiting=2)
+    await put(store, tasks(first_id(0), 4, depends=[first_id(9)]), resolved(first_id(0), 4, mark=Mark(1, 1)))
+    assert ready(store) == [(first_id(0), 0b1111)]
+    await put(store, resolved(first_id(0), 2, mark=Mark(2, 1)))
+    assert ready(store) == [(first_id(0), 0b11)]
+    assert store.counts(3)["mail"] == counts(total=4, waiting=2)
 
 
 @in_trio
-async def test_tasks_that_nobody_was_given_expire(world: World) -> None:
+async def test_tasks_that_nobody_was_given_expire(store: AnyStore) -> None:
     """A task that was granted or is finished does not expire; history may come first."""
     late, soon = tasks(first_id(0), 3, expires_ms=NOW_MS + 9), tasks(first_id(8), 3, expires_ms=NOW_MS - 9)
-    async with world.store() as store:
-        await put(store, event(first_id(9), 1, GRANTED, position=3), late, soon, done(first_id(10), 1))
-        assert store.next_expiry_ms(3) == NOW_MS - 9
-        assert store.expiring(3, NOW_MS) == [first_id(8)]
-        assert store.expiring(3, NOW_MS + 9) == [first_id(8), first_id(0), first_id(1), first_id(2)]
-        await put(store, event(first_id(8), 1, GRANTED, position=4))
-        assert store.next_expiry_ms(3) == NOW_MS + 9
-        assert store.expiring(3, NOW_MS) == []
+    await put(store, event(first_id(9), 1, GRANTED, position=3), late, soon, done(first_id(10), 1))
+    assert store.next_expiry_ms(3) == NOW_MS - 9
+    assert store.expiring(3, NOW_MS) == [first_id(8)]
+    assert store.expiring(3, NOW_MS + 9) == [first_id(8), first_id(0), first_id(1), first_id(2)]
+    await put(store, event(first_id(8), 1, GRANTED, position=4))
+    assert store.next_expiry_ms(3) == NOW_MS + 9
+    assert store.expiring(3, NOW_MS) == []
 
 
 @in_trio
-async def test_failed_tasks_are_listed_until_they_are_reopened(world: World) -> None:
+async def test_failed_tasks_are_listed_until_they_are_reopened(store: AnyStore) -> None:
     """The list is by queue or for all queues, in pages, in id order."""
     rows = [tasks(first_id(0), 8), tasks(first_id(8), 2, queue="other"), tasks(first_id(16), 2, ordering_key="k")]
-    async with world.store() as store:
-        await put(store, *rows, done(first_id(1), 3, outcome=FAILED), done(first_id(9), 1, outcome=FAILED))
-        await put(store, done(first_id(5), 1), done(first_id(16), 1, outcome=STOPPED))
-        mine = [first_id(number) for number in (1, 2, 3, 16)]
-        assert store.failed(3, "mail") == mine
-        assert store.failed(3) == sorted([*mine, first_id(9)])
-        assert store.failed(3, "mail", after=first_id(2), limit=1) == [first_id(3)]
-        await put(store, reopening(first_id(2), 1, position=10))
-        assert store.failed(3, "mail") == mine  # a completion of token 10 is from after the requeue
-        await put(store, reopening(first_id(2), 1, position=11))
-        assert store.failed(3, "mail") == [mine[0], *mine[2:]]
+    await put(store, *rows, done(first_id(1), 3, outcome=FAILED), done(first_id(9), 1, outcome=FAILED))
+    await put(store, done(first_id(5), 1), done(first_id(16), 1, outcome=STOPPED))
+    mine = [first_id(number) for number in (1, 2, 3, 16)]
+    assert store.failed(3, "mail") == mine
+    assert store.failed(3) == sorted([*mine, first_id(9)])
+    assert store.failed(3, "mail", after=first_id(2), limit=1) == [first_id(3)]
+    await put(store, reopening(first_id(2), 1, position=10))
+    assert store.failed(3, "mail") == mine  # a completion of token 10 is from after the requeue
+    await put(store, reopening(first_id(2), 1, position=11))
+    assert store.failed(3, "mail") == [mine[0], *mine[2:]]
 
 
 @in_trio
-async def test_a_reopened_task_forgets_the_completions_of_its_earlier_life(world: World) -> None:
+async def test_a_reopened_task_forgets_the_completions_of_its_earlier_life(store: AnyStore) -> None:
     """This includes later ones; a completion from after the requeue counts, also one without a claim."""
     first = first_id(0)
-    async with world.store() as store:
-        await put(store, tasks(first, 2), done(first, 2, token=7, outcome=FAILED))
-        await put(store, reopening(first, 1, position=11, attempts=3, retry_ms=NOW_MS - 5))
-        assert store.counts(3)["mail"] == counts(total=2, failed=1)
-        assert [(piece.bits, piece.due_ms, piece.attempts, piece.base) for piece in store.ready(3, "mail")] == [
-            (1, NOW_MS - 5, 3, 3)
-        ]
-        await put(store, done(first, 1, token=9, outcome=FAILED, mark=Mark(9, 9)))
-        assert ready(store) == [(first, 1)]
-        await put(store, done(first, 1, token=11, outcome=CANCELLED))
-        assert store.counts(3)["mail"] == counts(total=2, failed=1, cancelled=1)
+    await put(store, tasks(first, 2), done(first, 2, token=7, outcome=FAILED))
+    await put(store, reopening(first, 1, position=11, attempts=3, retry_ms=NOW_MS - 5))
+    assert store.counts(3)["mail"] == counts(total=2, failed=1)
+    assert [(piece.bits, piece.due_ms, piece.attempts, piece.base) for piece in store.ready(3, "mail")] == [
+        (1, NOW_MS - 5, 3, 3)
+    ]
+    await put(store, done(first, 1, token=9, outcome=FAILED, mark=Mark(9, 9)))
+    assert ready(store) == [(first, 1)]
+    await put(store, done(first, 1, token=11, outcome=CANCELLED))
+    assert store.counts(3)["mail"] == counts(total=2, failed=1, cancelled=1)
 
 
 # --- what is refused --------------------------------------------------------------------
@@ -425,14 +405,13 @@ WRONG = {
 
 @pytest.mark.parametrize("field", WRONG)
 @in_trio
-async def test_a_header_that_means_nothing_is_refused(world: World, field: str) -> None:
+async def test_a_header_that_means_nothing_is_refused(store: AnyStore, field: str) -> None:
     """The error names the field."""
-    async with world.store() as store:
-        with pytest.raises(BadRequest) as caught:
-            await put(store, tasks(first_id(), 1, **WRONG[field]))
-        assert caught.value.field == field
-        with pytest.raises(BadRequest):
-            await put(store, tasks(first_id(), 2, unique_key="u"))
+    with pytest.raises(BadRequest) as caught:
+        await put(store, tasks(first_id(), 1, **WRONG[field]))
+    assert caught.value.field == field
+    with pytest.raises(BadRequest):
+        await put(store, tasks(first_id(), 2, unique_key="u"))
 
 
 def test_keys_say_which_partition() -> None:
@@ -477,7 +456,7 @@ async def test_pending_rows_are_kept_apart_until_they_are_dropped(world: World) 
 
 
 @in_trio
-async def test_a_drop_empties_every_table_of_a_partition(world: World) -> None:
+async def test_a_drop_empties_every_table_of_a_partition(store: AnyStore) -> None:
     """Rows with keys and dependencies leave no entries."""
     rows = [
         keyed(1),
@@ -487,26 +466,24 @@ async def test_a_drop_empties_every_table_of_a_partition(world: World) -> None:
         done(first_id(60), 1, outcome=FAILED),
         tasks(first_id(70, ms=NOW_MS + 9), 1),
     ]
-    async with world.store() as store:
-        await store.write(Batch(rows=rows, pending=[PendingRow("t", 1, 3, 1, b"")]))
-        filled = [name for name in PARTITION_TABLES if next(getattr(store._tables, name).ascend(b""), None)]
-        assert filled == list(PARTITION_TABLES)
-        await store.write(Batch(drop=(3,)))
-        for name in PARTITION_TABLES:
-            assert next(getattr(store._tables, name).ascend(b""), None) is None, name
-        await put(store, *rows)
-        assert store.key_head(3, KEY) == first_of(rows[0].key)
+    await store.write(Batch(rows=rows, pending=[PendingRow("t", 1, 3, 1, b"")]))
+    filled = [name for name in PARTITION_TABLES if next(getattr(store._tables, name).ascend(b""), None)]
+    assert filled == list(PARTITION_TABLES)
+    await store.write(Batch(drop=(3,)))
+    for name in PARTITION_TABLES:
+        assert next(getattr(store._tables, name).ascend(b""), None) is None, name
+    await put(store, *rows)
+    assert store.key_head(3, KEY) == first_of(rows[0].key)
 
 
 @in_trio
-async def test_a_key_holds_no_other_up(world: World) -> None:
+async def test_a_key_holds_no_other_up(store: AnyStore) -> None:
     """However many tasks of a key wait, `ready` has one of each key."""
-    async with world.store() as store:
-        await put(store, *(keyed(number) for number in range(500)))
-        other = [tasks(first_id(0, maker=maker), 1, ordering_key=f"o{maker}") for maker in range(10)]
-        await put(store, *other)
-        assert len(store.ready(3, "mail", limit=100)) == 11
-        assert store.get(key_of(TASK, first_id(0, maker=1))) is not None
+    await put(store, *(keyed(number) for number in range(500)))
+    other = [tasks(first_id(0, maker=maker), 1, ordering_key=f"o{maker}") for maker in range(10)]
+    await put(store, *other)
+    assert len(store.ready(3, "mail", limit=100)) == 11
+    assert store.get(key_of(TASK, first_id(0, maker=1))) is not None
 
 
 @pytest.mark.parametrize("end", [RELEASED, RETRIED, EXPIRED])
