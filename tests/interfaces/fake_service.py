@@ -7,6 +7,7 @@ what they do when a peer dies, answers late or refuses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -24,6 +25,7 @@ from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import Request, serve
 from simulation.world.network import SimulatedNetwork
+from tests.own_arguments import AsyncTest, own_arguments, seen_by_pytest
 
 PARTITIONS = 4
 QUEUES_LEASE_MS = 8_000
@@ -266,6 +268,26 @@ def play(scenario: Scenario, *, backend: str = "trio", network: SimulatedNetwork
         trio.run(main, clock=MockClock(autojump_threshold=0))
     else:
         anyio.run(main, backend=backend)
+
+
+def played(test: AsyncTest) -> Callable[..., None]:
+    """Run an async test as `play` does, on trio or on the ``backend`` that it takes from pytest.
+
+    It may take ``cluster``, ``network``, ``peer`` (the only one, at ``a:1``) and ``client`` (of that peer).
+    """
+    own = own_arguments(test, ("cluster", "network", "peer", "client"))
+
+    def run(**given: Any) -> None:
+        async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+            made: dict[str, Any] = {"cluster": cluster, "network": network}
+            if own & {"peer", "client"}:
+                made["peer"] = await cluster.start(network.host("a"), "a:1")
+            async with client_of(network) if "client" in own else nullcontext() as made["client"]:
+                await test(**given, **{name: made[name] for name in own})
+
+        play(scenario, backend=given.get("backend", "trio"))
+
+    return seen_by_pytest(test, own, run)
 
 
 def client_of(network: SimulatedNetwork, *addresses: str, **more: Any) -> AsyncClient:

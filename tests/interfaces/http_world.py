@@ -6,7 +6,6 @@ interface stores.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -38,6 +37,7 @@ from onyxq.operations.table.queue import SET_QUEUE, changes, shown_settings
 from onyxq.operations.table.task import TaskView, task_result
 from onyxq.system.metrics import Metrics
 from tests.interfaces.http_fake_jobs import NOW_MS, FakeJobs
+from tests.own_arguments import AsyncTest, own_arguments, seen_by_pytest
 
 PARTITIONS = 64
 JOB = {
@@ -522,9 +522,19 @@ def filled(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def on_trio(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run an async test on trio."""
-    return functools.wraps(test)(lambda: anyio.run(test, backend="trio"))
+def on_trio(test: AsyncTest) -> Callable[..., None]:
+    """Run an async test on trio; one that takes ``service`` or ``client`` gets those of a `world`."""
+    own = own_arguments(test, ("service", "client"))
+
+    async def play() -> None:
+        if not own:
+            await test()
+            return
+        async with world() as (service, client):
+            made = {"service": service, "client": client}
+            await test(**{name: made[name] for name in own})
+
+    return seen_by_pytest(test, own, lambda: anyio.run(play, backend="trio"))
 
 
 def access_of(tokens: Mapping[str, str]) -> Access:

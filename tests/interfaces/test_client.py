@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onyxq.client import Claim, Client
+from onyxq.client import AsyncClient, Claim, Client
 from onyxq.client.enqueues import cut_payloads, cut_with_ids
 from onyxq.client.pool import ROUTES_EVERY_S
 from onyxq.core.facts import task_header, unpack_task
@@ -33,10 +33,11 @@ from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import (
     PARTITIONS,
     FakeCluster,
+    FakePeer,
     client_of,
     led_by,
     partitions_of,
-    play,
+    played,
     refuse_once,
     together,
 )
@@ -48,84 +49,68 @@ BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 
 @BACKENDS
-def test_a_batch_is_claimed_and_completed_as_runs(backend: str) -> None:
+@played
+async def test_a_batch_is_claimed_and_completed_as_runs(
+    cluster: FakeCluster, network: SimulatedNetwork, peer: FakePeer, backend: str
+) -> None:
     """A thousand tasks are sent as one run each way, and no claim object is made for them."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            ids = await client.enqueue_many("mail", [b"%d" % n for n in range(1000)], priority=5)
-            claims = await client.claim(["mail"], max=1000, worker="w1")
-            assert len(claims) == 1000
-            await client.complete(claims)
-            assert claims._claims == {}
-        (request,) = peer.arguments("complete")
-        assert request["items"] == [[ids[0], 1000, 1, None, None]]
-        assert sorted(cluster.outcomes) == ids
-        assert [len(args["runs"]) for args in peer.arguments("enqueue")] == [1]
-
-    play(scenario, backend=backend)
+    async with client_of(network) as client:
+        ids = await client.enqueue_many("mail", [b"%d" % n for n in range(1000)], priority=5)
+        claims = await client.claim(["mail"], max=1000, worker="w1")
+        assert len(claims) == 1000
+        await client.complete(claims)
+        assert claims._claims == {}
+    (request,) = peer.arguments("complete")
+    assert request["items"] == [[ids[0], 1000, 1, None, None]]
+    assert sorted(cluster.outcomes) == ids
+    assert [len(args["runs"]) for args in peer.arguments("enqueue")] == [1]
 
 
-def test_a_claim_shows_what_was_enqueued() -> None:
+@played
+async def test_a_claim_shows_what_was_enqueued(client: AsyncClient) -> None:
     """Data, queue and priority belong to the right task."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            ids = await client.enqueue_many("mail", [b"a", b"", b"ccc"], priority=-7)
-            claims = await client.claim("mail", max=10)
-            assert [claim.data for claim in claims] == claims.payloads == [b"a", b"", b"ccc"]
-            assert [claim.id for claim in claims] == ids
-            assert (claims[-1].queue, claims[-1].priority, claims[-1].token) == ("mail", -7, 1)
-            assert claims[0] is claims[0]
-            assert claims[1:] == [claims[1], claims[2]]
-
-    play(scenario)
+    ids = await client.enqueue_many("mail", [b"a", b"", b"ccc"], priority=-7)
+    claims = await client.claim("mail", max=10)
+    assert [claim.data for claim in claims] == claims.payloads == [b"a", b"", b"ccc"]
+    assert [claim.id for claim in claims] == ids
+    assert (claims[-1].queue, claims[-1].priority, claims[-1].token) == ("mail", -7, 1)
+    assert claims[0] is claims[0]
+    assert claims[1:] == [claims[1], claims[2]]
 
 
-def test_a_payload_that_was_changed_is_not_handed_out() -> None:
+@played
+async def test_a_payload_that_was_changed_is_not_handed_out(cluster: FakeCluster, client: AsyncClient) -> None:
     """The checksum made by the enqueuer is verified by the worker."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue("mail", b"right")
-            ((first, body),) = cluster.rows.items()
-            cluster.rows[first] = body.replace(b"right", b"wrong")
-            with pytest.raises(Corrupt):
-                _ = (await client.claim("mail"))[0].data
-
-    play(scenario)
+    await client.enqueue("mail", b"right")
+    ((first, body),) = cluster.rows.items()
+    cluster.rows[first] = body.replace(b"right", b"wrong")
+    with pytest.raises(Corrupt):
+        _ = (await client.claim("mail"))[0].data
 
 
-def test_only_what_differs_from_the_defaults_is_in_a_header() -> None:
+@played
+async def test_only_what_differs_from_the_defaults_is_in_a_header(
+    cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
     """Equal tasks have equal bytes as headers."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("plain", [b""])
-            await client.enqueue_many("odd", [b""], retries=None, format="json", priority=1, backoff_ms=5)
-        headers = [task_header(body)[0] for body in cluster.rows.values()]
-        odd = {"backoff_ms": 5, "format": "json", "priority": 1, "queue": "odd", "retries": None}
-        assert [list(header.items()) for header in headers] == [[("queue", "plain")], list(odd.items())]
-
-    play(scenario)
+    await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        await client.enqueue_many("plain", [b""])
+        await client.enqueue_many("odd", [b""], retries=None, format="json", priority=1, backoff_ms=5)
+    headers = [task_header(body)[0] for body in cluster.rows.values()]
+    odd = {"backoff_ms": 5, "format": "json", "priority": 1, "queue": "odd", "retries": None}
+    assert [list(header.items()) for header in headers] == [[("queue", "plain")], list(odd.items())]
 
 
-def test_a_delayed_task_has_its_due_time_in_the_id() -> None:
+@played
+async def test_a_delayed_task_has_its_due_time_in_the_id(cluster: FakeCluster, network: SimulatedNetwork) -> None:
     """Only the id shows when a task is due."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            later = await client.enqueue("mail", b"x", delay_ms=500)
-            at = await client.enqueue("mail", b"x", at_ms=77_000)
-            now = await client.enqueue("mail", b"x", at_ms=5)
-        assert [int.from_bytes(task_id[:6], "big") for task_id in (later, at, now)] == [1500, 77_000, 1000]
-
-    play(scenario)
+    await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        later = await client.enqueue("mail", b"x", delay_ms=500)
+        at = await client.enqueue("mail", b"x", at_ms=77_000)
+        now = await client.enqueue("mail", b"x", at_ms=5)
+    assert [int.from_bytes(task_id[:6], "big") for task_id in (later, at, now)] == [1500, 77_000, 1000]
 
 
 @given(sizes=st.lists(st.sampled_from([0, 1, 100, RUN_BYTES_MAX // 3, RUN_BYTES_MAX, RUN_BYTES_MAX + 1]), max_size=30))
@@ -154,22 +139,20 @@ def test_given_ids_are_cut_where_they_do_not_follow_or_cross_a_stretch(gaps: lis
         assert counters[begin] // 1024 == counters[end - 1] // 1024
 
 
-def test_repeating_a_call_with_its_ids_makes_no_second_task() -> None:
+@played
+async def test_repeating_a_call_with_its_ids_makes_no_second_task(
+    cluster: FakeCluster, network: SimulatedNetwork, peer: FakePeer
+) -> None:
     """The same ids are sent, cut the same way, to the same partitions."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            ids = await client.make_ids(1500)
-            payloads = [b"%d" % n for n in range(1500)]
-            assert await client.enqueue_many("mail", payloads, ids=ids) == ids
-            first = [args["runs"] for args in peer.arguments("enqueue")]
-            await client.enqueue_many("mail", payloads, ids=[task_id.hex() for task_id in ids])
-            again = [args["runs"] for args in peer.arguments("enqueue")][len(first) :]
-        assert again == first
-        assert sorted(cluster.tasks()) == sorted(ids)
-
-    play(scenario)
+    async with client_of(network) as client:
+        ids = await client.make_ids(1500)
+        payloads = [b"%d" % n for n in range(1500)]
+        assert await client.enqueue_many("mail", payloads, ids=ids) == ids
+        first = [args["runs"] for args in peer.arguments("enqueue")]
+        await client.enqueue_many("mail", payloads, ids=[task_id.hex() for task_id in ids])
+        again = [args["runs"] for args in peer.arguments("enqueue")][len(first) :]
+    assert again == first
+    assert sorted(cluster.tasks()) == sorted(ids)
 
 
 @pytest.mark.parametrize(
@@ -189,343 +172,306 @@ def test_repeating_a_call_with_its_ids_makes_no_second_task() -> None:
         ({"queue": "q", "payloads": [bytes(16 * 1024 * 1024 + 1)]}, TooLarge),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_is_sent(arguments: dict[str, Any], error: type[OnyxqError]) -> None:
+@played
+async def test_bad_arguments_are_refused_before_anything_is_sent(
+    network: SimulatedNetwork, peer: FakePeer, arguments: dict[str, Any], error: type[OnyxqError]
+) -> None:
     """The error has the wrong field."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            with pytest.raises(error) as caught:
-                await client.enqueue_many(**arguments)
-            assert caught.value.field
-        assert peer.arguments("enqueue") == []
-
-    play(scenario)
+    async with client_of(network) as client:
+        with pytest.raises(error) as caught:
+            await client.enqueue_many(**arguments)
+        assert caught.value.field
+    assert peer.arguments("enqueue") == []
 
 
 @BACKENDS
-def test_single_calls_that_come_together_leave_together(backend: str) -> None:
+@played
+async def test_single_calls_that_come_together_leave_together(
+    cluster: FakeCluster, peer: FakePeer, client: AsyncClient, backend: str
+) -> None:
     """The first is sent at once; calls that come while it is in flight form one run."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue("mail", b"routes are known now")
-            before = len(peer.arguments("enqueue"))
-            ids = await together(*(client.enqueue("mail", b"%d" % n) for n in range(300)))
-            sizes = [unpack_task(args["runs"][0][1]).count for args in peer.arguments("enqueue")[before:]]
-            assert sum(sizes) == 300
-            assert len(sizes) <= 3
-            assert len(set(ids)) == 300
-            claims = await client.claim("mail", max=1000)
-            assert {claim.id: claim.data for claim in claims if claim.id in set(ids)} == {
-                task_id: b"%d" % n for n, task_id in enumerate(ids)
-            }
-            await together(*(client.complete(claim, b"r%d" % n) for n, claim in enumerate(claims)))
-            assert len(peer.arguments("complete")) <= 3
-            assert [cluster.outcomes[claim.id] for claim in claims] == [b"r%d" % n for n in range(301)]
-
-    play(scenario, backend=backend)
+    await client.enqueue("mail", b"routes are known now")
+    before = len(peer.arguments("enqueue"))
+    ids = await together(*(client.enqueue("mail", b"%d" % n) for n in range(300)))
+    sizes = [unpack_task(args["runs"][0][1]).count for args in peer.arguments("enqueue")[before:]]
+    assert sum(sizes) == 300
+    assert len(sizes) <= 3
+    assert len(set(ids)) == 300
+    claims = await client.claim("mail", max=1000)
+    assert {claim.id: claim.data for claim in claims if claim.id in set(ids)} == {
+        task_id: b"%d" % n for n, task_id in enumerate(ids)
+    }
+    await together(*(client.complete(claim, b"r%d" % n) for n, claim in enumerate(claims)))
+    assert len(peer.arguments("complete")) <= 3
+    assert [cluster.outcomes[claim.id] for claim in claims] == [b"r%d" % n for n in range(301)]
 
 
-def test_calls_of_different_kinds_are_not_mixed() -> None:
+@played
+async def test_calls_of_different_kinds_are_not_mixed(cluster: FakeCluster, network: SimulatedNetwork) -> None:
     """A run has one header."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            calls = [client.enqueue("ab"[n % 2], b"x", priority=n % 3) for n in range(60)]
-            ids = await together(*calls)
-        kinds = {
-            task_id: (header["queue"], header.get("priority", 0))
-            for first, body in cluster.rows.items()
-            for header, count in [task_header(body)]
-            for task_id in ids_of(first, count)
-        }
-        assert [kinds[task_id] for task_id in ids] == [("ab"[n % 2], n % 3) for n in range(60)]
-
-    play(scenario)
+    await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        calls = [client.enqueue("ab"[n % 2], b"x", priority=n % 3) for n in range(60)]
+        ids = await together(*calls)
+    kinds = {
+        task_id: (header["queue"], header.get("priority", 0))
+        for first, body in cluster.rows.items()
+        for header, count in [task_header(body)]
+        for task_id in ids_of(first, count)
+    }
+    assert [kinds[task_id] for task_id in ids] == [("ab"[n % 2], n % 3) for n in range(60)]
 
 
-def test_a_bad_call_in_a_group_harms_nobody_else() -> None:
+@played
+async def test_a_bad_call_in_a_group_harms_nobody_else(cluster: FakeCluster, network: SimulatedNetwork) -> None:
     """The peer refuses the whole request; the other calls are sent again without it."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("mail", [b"x"] * 5)
-            claims = await client.claim("mail", max=5)
-            leases = [5_000, 5_000, 1, 5_000, 5_000]
-            found = await together(*(client.renew(claim, lease) for claim, lease in zip(claims, leases, strict=True)))
-        assert [type(error) for error in found] == [type(None)] * 2 + [BadRequest] + [type(None)] * 2
-
-    play(scenario)
+    await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        await client.enqueue_many("mail", [b"x"] * 5)
+        claims = await client.claim("mail", max=5)
+        leases = [5_000, 5_000, 1, 5_000, 5_000]
+        found = await together(*(client.renew(claim, lease) for claim, lease in zip(claims, leases, strict=True)))
+    assert [type(error) for error in found] == [type(None)] * 2 + [BadRequest] + [type(None)] * 2
 
 
 # peers that die, lag and refuse
 
 
-def test_a_name_that_cannot_be_sent_harms_no_other_call() -> None:
+@played
+async def test_a_name_that_cannot_be_sent_harms_no_other_call(cluster: FakeCluster, client: AsyncClient) -> None:
     """Foreign JSON may have half of a surrogate pair: that call fails, and the client continues."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            for named in ({"queue": "\ud800"}, {"queue": "q", "unique_key": "\ud800"}):
-                with pytest.raises(BadRequest, match="surrogate"):
-                    await client.enqueue(payload=b"x", **named)
-            assert await client.enqueue("q", b"x") in cluster.tasks()
-
-    play(scenario)
+    for named in ({"queue": "\ud800"}, {"queue": "q", "unique_key": "\ud800"}):
+        with pytest.raises(BadRequest, match="surrogate"):
+            await client.enqueue(payload=b"x", **named)
+    assert await client.enqueue("q", b"x") in cluster.tasks()
 
 
 @BACKENDS
-def test_a_client_given_one_peer_survives_its_death(backend: str) -> None:
+@played
+async def test_a_client_given_one_peer_survives_its_death(
+    cluster: FakeCluster, network: SimulatedNetwork, backend: str
+) -> None:
     """It learns of the others in time, and continues with one of them."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        first = await cluster.start(network.host("a"), "a:1")
-        second = await cluster.start(network.host("b"), "b:1")
-        async with client_of(network) as client:
-            await client.enqueue("mail", b"1")
-            first.stop()
-            network.cut("a")
-            await client.enqueue("mail", b"2")
-            assert len(await client.claim("mail", max=2)) in (1, 2)
-        assert second.methods("enqueue") == ["enqueue"]
-
-    play(scenario, backend=backend)
+    first = await cluster.start(network.host("a"), "a:1")
+    second = await cluster.start(network.host("b"), "b:1")
+    async with client_of(network) as client:
+        await client.enqueue("mail", b"1")
+        first.stop()
+        network.cut("a")
+        await client.enqueue("mail", b"2")
+        assert len(await client.claim("mail", max=2)) in (1, 2)
+    assert second.methods("enqueue") == ["enqueue"]
 
 
-def test_a_client_that_asks_for_nothing_follows_peers_that_come_back_elsewhere() -> None:
+@played
+async def test_a_client_that_asks_for_nothing_follows_peers_that_come_back_elsewhere(
+    cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
     """Each peer is restarted at another address in turn: at the end all first addresses are gone."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+    for name in "abc":
+        await cluster.start(network.host(name), f"{name}:1")
+    async with client_of(network) as client:
+        await client.enqueue("mail", b"1")
         for name in "abc":
-            await cluster.start(network.host(name), f"{name}:1")
-        async with client_of(network) as client:
-            await client.enqueue("mail", b"1")
-            for name in "abc":
-                old = next(peer for peer in cluster.peers if peer.address == f"{name}:1")
-                old.stop()
-                network.cut(name)
-                cluster.peers.remove(old)
-                await cluster.start(network.host(f"{name}2"), f"{name}2:1")
-                await anyio.sleep(2 * ROUTES_EVERY_S)
-            await client.enqueue("mail", b"2")
-        assert sum(len(peer.methods("enqueue")) for peer in cluster.peers) == 1
-
-    play(scenario)
+            old = next(peer for peer in cluster.peers if peer.address == f"{name}:1")
+            old.stop()
+            network.cut(name)
+            cluster.peers.remove(old)
+            await cluster.start(network.host(f"{name}2"), f"{name}2:1")
+            await anyio.sleep(2 * ROUTES_EVERY_S)
+        await client.enqueue("mail", b"2")
+    assert sum(len(peer.methods("enqueue")) for peer in cluster.peers) == 1
 
 
 @BACKENDS
-def test_new_tasks_go_around_a_leader_that_died(backend: str) -> None:
+@played
+async def test_new_tasks_go_around_a_leader_that_died(
+    cluster: FakeCluster, network: SimulatedNetwork, backend: str
+) -> None:
     """The routes still name it, but an enqueue does not wait for the next leader."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        first = await cluster.start(network.host("a"), "a:1")
-        second = await cluster.start(network.host("b"), "b:1")
-        led_by(cluster, first, second)
-        async with client_of(network, "a:1") as client:
-            while not second.methods("enqueue"):
-                await client.enqueue("mail", b"before")
-            second.stop()
-            network.cut("b")
-            await client.enqueue("mail", b"whoever finds out")
-            known = len(first.arguments("enqueue"))
-            for _ in range(2 * PARTITIONS):
-                await client.enqueue("mail", b"later")
-            used = {one for args in first.arguments("enqueue")[known:] for one in partitions_of(args)}
-        assert used == {one for one, leader in cluster.leaders.items() if leader == first.address}
-
-    play(scenario, backend=backend)
+    first = await cluster.start(network.host("a"), "a:1")
+    second = await cluster.start(network.host("b"), "b:1")
+    led_by(cluster, first, second)
+    async with client_of(network, "a:1") as client:
+        while not second.methods("enqueue"):
+            await client.enqueue("mail", b"before")
+        second.stop()
+        network.cut("b")
+        await client.enqueue("mail", b"whoever finds out")
+        known = len(first.arguments("enqueue"))
+        for _ in range(2 * PARTITIONS):
+            await client.enqueue("mail", b"later")
+        used = {one for args in first.arguments("enqueue")[known:] for one in partitions_of(args)}
+    assert used == {one for one, leader in cluster.leaders.items() if leader == first.address}
 
 
-def test_a_request_cut_off_is_repeated_with_the_same_ids() -> None:
+@played
+async def test_a_request_cut_off_is_repeated_with_the_same_ids(cluster: FakeCluster, network: SimulatedNetwork) -> None:
     """The peer stored the tasks and died before its answer: the tasks are not stored twice."""
+    first = await cluster.start(network.host("a"), "a:1")
+    second = await cluster.start(network.host("b"), "b:1")
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        first = await cluster.start(network.host("a"), "a:1")
-        second = await cluster.start(network.host("b"), "b:1")
+    def store_and_die(request: Request) -> bool:
+        if request.method != "enqueue":
+            return False
+        cluster.do_enqueue(request.args)
+        first.stop()
+        network.cut("a")
+        return True
 
-        def store_and_die(request: Request) -> bool:
-            if request.method != "enqueue":
-                return False
-            cluster.do_enqueue(request.args)
-            first.stop()
-            network.cut("a")
-            return True
-
-        first.intercept = store_and_die
-        async with client_of(network, "a:1", "b:1") as client:
-            ids = await client.enqueue_many("mail", [b"x"] * 3)
-        assert cluster.tasks() == ids
-        assert second.arguments("enqueue") == first.arguments("enqueue")
-
-    play(scenario)
+    first.intercept = store_and_die
+    async with client_of(network, "a:1", "b:1") as client:
+        ids = await client.enqueue_many("mail", [b"x"] * 3)
+    assert cluster.tasks() == ids
+    assert second.arguments("enqueue") == first.arguments("enqueue")
 
 
-def test_errors_that_pass_are_waited_out() -> None:
+@played
+async def test_errors_that_pass_are_waited_out(network: SimulatedNetwork, peer: FakePeer) -> None:
     """Pauses become longer, up to the deadline."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        refuse_once(peer, "enqueue", NotLeader(), times=5)
-        async with client_of(network) as client:
-            await client.enqueue("mail", b"x")
-            assert peer.methods("enqueue") == ["enqueue"] * 6
-            refuse_once(peer, "enqueue", NotLeader(), times=1000)
-            start = anyio.current_time()
-            with pytest.raises(NotLeader):
-                await client.enqueue_many("mail", [b"x"], timeout_ms=3_000)
-            assert 1 < anyio.current_time() - start <= 3
-
-    play(scenario)
+    refuse_once(peer, "enqueue", NotLeader(), times=5)
+    async with client_of(network) as client:
+        await client.enqueue("mail", b"x")
+        assert peer.methods("enqueue") == ["enqueue"] * 6
+        refuse_once(peer, "enqueue", NotLeader(), times=1000)
+        start = anyio.current_time()
+        with pytest.raises(NotLeader):
+            await client.enqueue_many("mail", [b"x"], timeout_ms=3_000)
+        assert 1 < anyio.current_time() - start <= 3
 
 
 @pytest.mark.parametrize("method", ["enqueue", "complete", "fail", "renew", "release", "postpone", "give_up", "update"])
-def test_a_call_whose_outcome_is_unknown_is_repeated_as_it_was(method: str) -> None:
+@played
+async def test_a_call_whose_outcome_is_unknown_is_repeated_as_it_was(
+    cluster: FakeCluster, peer: FakePeer, client: AsyncClient, method: str
+) -> None:
     """The first request succeeded with an answer of unknown outcome: the repeat has no second effect."""
+    await client.enqueue("other", b"x")
+    (claim,) = await client.claim(["other"])
+    peer.asked.clear()
+    lost = []
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue("other", b"x")
-            (claim,) = await client.claim(["other"])
-            peer.asked.clear()
-            lost = []
+    def lose_the_answer(request: Request) -> bool:
+        if request.method == method and not lost:
+            getattr(cluster, f"do_{method}")(request.args)
+            request.fail(Unknown())
+            lost.append(True)
+            return True
+        return False
 
-            def lose_the_answer(request: Request) -> bool:
-                if request.method == method and not lost:
-                    getattr(cluster, f"do_{method}")(request.args)
-                    request.fail(Unknown())
-                    lost.append(True)
-                    return True
-                return False
-
-            peer.intercept = lose_the_answer
-            calls: dict[str, Callable[[], Awaitable[Any]]] = {
-                "enqueue": lambda: client.enqueue("mail", b"y"),
-                "complete": lambda: client.complete(claim),
-                "fail": lambda: client.fail(claim, "no"),
-                "renew": lambda: client.renew(claim),
-                "release": lambda: client.release(claim),
-                "give_up": lambda: client.give_up(claim, "no"),
-                "postpone": lambda: client.postpone(claim, 1_000, "later"),
-                "update": lambda: client.update(claim, b"half"),
-            }
-            try:
-                await calls[method]()
-            except StaleToken:
-                assert method == "release"  # the fake peer forgets the claim
-            first, second = peer.arguments(method)
-            assert first == second
-            assert len(cluster.tasks()) == (2 if method == "enqueue" else 1)
-
-    play(scenario)
+    peer.intercept = lose_the_answer
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "enqueue": lambda: client.enqueue("mail", b"y"),
+        "complete": lambda: client.complete(claim),
+        "fail": lambda: client.fail(claim, "no"),
+        "renew": lambda: client.renew(claim),
+        "release": lambda: client.release(claim),
+        "give_up": lambda: client.give_up(claim, "no"),
+        "postpone": lambda: client.postpone(claim, 1_000, "later"),
+        "update": lambda: client.update(claim, b"half"),
+    }
+    try:
+        await calls[method]()
+    except StaleToken:
+        assert method == "release"  # the fake peer forgets the claim
+    first, second = peer.arguments(method)
+    assert first == second
+    assert len(cluster.tasks()) == (2 if method == "enqueue" else 1)
 
 
-def test_a_run_that_was_refused_stays_in_its_partition_and_new_ones_avoid_it() -> None:
+@played
+async def test_a_run_that_was_refused_stays_in_its_partition_and_new_ones_avoid_it(
+    cluster: FakeCluster, network: SimulatedNetwork, peer: FakePeer
+) -> None:
     """A partition without a quorum delays only tasks that were already sent there."""
+    led_by(cluster, peer)
+    sick: list[int] = []
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        led_by(cluster, peer)
-        sick: list[int] = []
-
-        def intercept(request: Request) -> bool:
-            if request.method != "enqueue":
-                return False
-            (partition,) = partitions_of(request.args)
-            if not sick:
-                sick.append(partition)
-            if partition == sick[0]:
-                request.reply({"acks": [Unavailable("no quorum").to_map()]})
-                return True
+    def intercept(request: Request) -> bool:
+        if request.method != "enqueue":
             return False
+        (partition,) = partitions_of(request.args)
+        if not sick:
+            sick.append(partition)
+        if partition == sick[0]:
+            request.reply({"acks": [Unavailable("no quorum").to_map()]})
+            return True
+        return False
 
-        peer.intercept = intercept
-        async with client_of(network) as client:
-            with pytest.raises(Unavailable, match="no quorum"):
-                await client.enqueue_many("mail", [b"x"], timeout_ms=2_000)
-            tried = [partitions_of(args) for args in peer.arguments("enqueue")]
-            assert tried == [[sick[0]]] * len(tried)
-            ids = [await client.enqueue("mail", b"x") for _ in range(8)]
-        assert sick[0] not in map(partition_of, ids)
-
-    play(scenario)
+    peer.intercept = intercept
+    async with client_of(network) as client:
+        with pytest.raises(Unavailable, match="no quorum"):
+            await client.enqueue_many("mail", [b"x"], timeout_ms=2_000)
+        tried = [partitions_of(args) for args in peer.arguments("enqueue")]
+        assert tried == [[sick[0]]] * len(tried)
+        ids = [await client.enqueue("mail", b"x") for _ in range(8)]
+    assert sick[0] not in map(partition_of, ids)
 
 
-def test_tasks_go_straight_to_the_leader_of_their_partition() -> None:
+@played
+async def test_tasks_go_straight_to_the_leader_of_their_partition(
+    cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
     """This is so once there is a connection; until then the coordinator forwards them."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        first = await cluster.start(network.host("a"), "a:1")
-        second = await cluster.start(network.host("b"), "b:1")
-        led_by(cluster, first, second)
-        async with client_of(network) as client:
-            for _ in range(8):
-                await client.enqueue("mail", b"x")
-                await anyio.sleep(0.1)
-            first.asked.clear()
-            second.asked.clear()
-            await client.enqueue_many("mail", [b"x" * 1000] * 3000)
-        for peer, wanted in ((first, 0), (second, 1)):
-            sent = [partition for args in peer.arguments("enqueue") for partition in partitions_of(args)]
-            assert sent
-            assert {partition % 2 for partition in sent} == {wanted}
-
-    play(scenario)
+    first = await cluster.start(network.host("a"), "a:1")
+    second = await cluster.start(network.host("b"), "b:1")
+    led_by(cluster, first, second)
+    async with client_of(network) as client:
+        for _ in range(8):
+            await client.enqueue("mail", b"x")
+            await anyio.sleep(0.1)
+        first.asked.clear()
+        second.asked.clear()
+        await client.enqueue_many("mail", [b"x" * 1000] * 3000)
+    for peer, wanted in ((first, 0), (second, 1)):
+        sent = [partition for args in peer.arguments("enqueue") for partition in partitions_of(args)]
+        assert sent
+        assert {partition % 2 for partition in sent} == {wanted}
 
 
-def test_a_peer_that_accepts_and_never_answers_is_left_for_another() -> None:
+@played
+async def test_a_peer_that_accepts_and_never_answers_is_left_for_another(
+    cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
     """It is left after the time of one attempt, long before the deadline."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        first = await cluster.start(network.host("a"), "a:1")
-        second = await cluster.start(network.host("b"), "b:1")
-        first.intercept = lambda request: True
-        async with client_of(network, "a:1", "b:1") as client:
-            assert await client.enqueue("mail", b"x")
-        assert second.methods("enqueue") == ["enqueue"]
-
-    play(scenario)
+    first = await cluster.start(network.host("a"), "a:1")
+    second = await cluster.start(network.host("b"), "b:1")
+    first.intercept = lambda request: True
+    async with client_of(network, "a:1", "b:1") as client:
+        assert await client.enqueue("mail", b"x")
+    assert second.methods("enqueue") == ["enqueue"]
 
 
-def test_nobody_there_is_unavailable_at_the_deadline() -> None:
+@played
+async def test_nobody_there_is_unavailable_at_the_deadline(cluster: FakeCluster, network: SimulatedNetwork) -> None:
     """A plain call of the command line fails at once."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with client_of(network) as client:
-            start = anyio.current_time()
-            with pytest.raises(Unavailable, match="nobody listens"):
-                await client.call("cluster", {})
-            assert anyio.current_time() - start < 0.1
-            with pytest.raises(Unavailable, match="nobody listens"):
-                await client.cluster()
-            assert 28 < anyio.current_time() - start <= 30
-
-    play(scenario)
+    async with client_of(network) as client:
+        start = anyio.current_time()
+        with pytest.raises(Unavailable, match="nobody listens"):
+            await client.call("cluster", {})
+        assert anyio.current_time() - start < 0.1
+        with pytest.raises(Unavailable, match="nobody listens"):
+            await client.cluster()
+        assert 28 < anyio.current_time() - start <= 30
 
 
-def test_a_call_keeps_its_time_while_no_peer_answers_and_the_search_goes_on() -> None:
+@played
+async def test_a_call_keeps_its_time_while_no_peer_answers_and_the_search_goes_on(
+    cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
     """This holds for any time: a later call uses the peer that the search has found."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        await cluster.start(network.host("b"), "b:1")
-        async with client_of(network, "a:1", "b:1") as client:
-            network.part(["client"], ["a"])
-            start = anyio.current_time()
-            for _ in range(3):
-                before = anyio.current_time()
-                with pytest.raises(Unavailable, match="in time"):
-                    await client.enqueue("q", b"", id=bytes(20), timeout_ms=500)
-                assert anyio.current_time() - before <= 0.6
-            assert await client.enqueue("q", b"", timeout_ms=3_000)
-            assert anyio.current_time() - start < 2.5
-
-    play(scenario)
+    await cluster.start(network.host("a"), "a:1")
+    await cluster.start(network.host("b"), "b:1")
+    async with client_of(network, "a:1", "b:1") as client:
+        network.part(["client"], ["a"])
+        start = anyio.current_time()
+        for _ in range(3):
+            before = anyio.current_time()
+            with pytest.raises(Unavailable, match="in time"):
+                await client.enqueue("q", b"", id=bytes(20), timeout_ms=500)
+            assert anyio.current_time() - before <= 0.6
+        assert await client.enqueue("q", b"", timeout_ms=3_000)
+        assert anyio.current_time() - start < 2.5
 
 
 # the blocking client

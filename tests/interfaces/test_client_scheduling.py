@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onyxq.client import OF_QUEUE
+from onyxq.client import OF_QUEUE, AsyncClient
 from onyxq.client.policy import Policy
 from onyxq.core.facts import partition_of_keys, task_header
 from onyxq.core.ids import TaskId, make_id, ms_of, partition_of
@@ -16,7 +16,7 @@ from onyxq.operations.table.operation import plain
 from onyxq.operations.table.task import task_result
 from onyxq.wire.server import Request
 from simulation.world.network import SimulatedNetwork
-from tests.interfaces.fake_service import PARTITIONS, FakeCluster, FakePeer, client_of, led_by, play, together
+from tests.interfaces.fake_service import PARTITIONS, FakeCluster, FakePeer, client_of, led_by, play, played, together
 
 SOME = make_id(5, 1, 7, 0)
 OTHER = make_id(5, 2, 7, 0)
@@ -39,173 +39,141 @@ def answering(peer: FakePeer, acks: Callable[[list[Any]], Iterator[Any]]) -> Non
     peer.intercept = intercept
 
 
-def test_a_keyed_task_lies_in_the_partition_of_its_key() -> None:
+@played
+async def test_a_keyed_task_lies_in_the_partition_of_its_key(cluster: FakeCluster, network: SimulatedNetwork) -> None:
     """The ordering key decides, else the unique key."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            ordered = await client.enqueue("mail", b"x", ordering_key="k", unique_key="u")
-            unique = await client.enqueue("mail", b"x", unique_key="u")
-        assert partition_of(ordered) == partition_of_keys("mail", "k", PARTITIONS)
-        assert partition_of(unique) == partition_of_keys("mail", "u", PARTITIONS)
-
-    play(scenario)
+    await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        ordered = await client.enqueue("mail", b"x", ordering_key="k", unique_key="u")
+        unique = await client.enqueue("mail", b"x", unique_key="u")
+    assert partition_of(ordered) == partition_of_keys("mail", "k", PARTITIONS)
+    assert partition_of(unique) == partition_of_keys("mail", "u", PARTITIONS)
 
 
-def test_keyed_tasks_are_runs_of_their_own_in_the_order_given() -> None:
+@played
+async def test_keyed_tasks_are_runs_of_their_own_in_the_order_given(
+    cluster: FakeCluster, network: SimulatedNetwork, peer: FakePeer
+) -> None:
     """Many of one key leave in few requests, one after the other."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        led_by(cluster, peer)
-        payloads = [b"%d" % n for n in range(600)]
-        async with client_of(network) as client:
-            ids = await client.enqueue_many("mail", payloads, ordering_key="k")
-        sent = runs_sent(peer)
-        assert [run[0] for run in sent] == ids
-        assert [task_header(run[1])[1] for run in sent] == [1] * 600
-        assert len(peer.arguments("enqueue")) == 3
-
-    play(scenario)
+    led_by(cluster, peer)
+    payloads = [b"%d" % n for n in range(600)]
+    async with client_of(network) as client:
+        ids = await client.enqueue_many("mail", payloads, ordering_key="k")
+    sent = runs_sent(peer)
+    assert [run[0] for run in sent] == ids
+    assert [task_header(run[1])[1] for run in sent] == [1] * 600
+    assert len(peer.arguments("enqueue")) == 3
 
 
-def test_keys_may_be_one_for_each_task() -> None:
+@played
+async def test_keys_may_be_one_for_each_task(network: SimulatedNetwork, peer: FakePeer) -> None:
     """As many as there are payloads."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("mail", [b"a", b"b"], ordering_key=["x", "y"], unique_key=["u", "v"])
-        found = [task_header(run[1])[0] for run in runs_sent(peer)]
-        assert sorted((one["ordering_key"], one["unique_key"]) for one in found) == [("x", "u"), ("y", "v")]
-
-    play(scenario)
+    async with client_of(network) as client:
+        await client.enqueue_many("mail", [b"a", b"b"], ordering_key=["x", "y"], unique_key=["u", "v"])
+    found = [task_header(run[1])[0] for run in runs_sent(peer)]
+    assert sorted((one["ordering_key"], one["unique_key"]) for one in found) == [("x", "u"), ("y", "v")]
 
 
-def test_a_large_keyed_task_goes_where_its_key_is() -> None:
+@played
+async def test_a_large_keyed_task_goes_where_its_key_is(cluster: FakeCluster, network: SimulatedNetwork) -> None:
     """Its size changes nothing about that."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            ids = [await client.enqueue("mail", bytes(2_000_000), ordering_key=key) for key in "abcd"]
-        assert [partition_of(one) for one in ids] == [partition_of_keys("mail", key, PARTITIONS) for key in "abcd"]
-
-    play(scenario)
+    await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        ids = [await client.enqueue("mail", bytes(2_000_000), ordering_key=key) for key in "abcd"]
+    assert [partition_of(one) for one in ids] == [partition_of_keys("mail", key, PARTITIONS) for key in "abcd"]
 
 
-def test_the_id_that_stands_for_a_unique_key_comes_back() -> None:
+@played
+async def test_the_id_that_stands_for_a_unique_key_comes_back(network: SimulatedNetwork, peer: FakePeer) -> None:
     """This includes the case that another task is the current one."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        answering(peer, lambda runs: iter([[2, SOME, "exists"] for _ in runs]))
-        async with client_of(network) as client:
-            assert await client.enqueue("mail", b"x", unique_key="u") == SOME
-            assert await client.enqueue_many("mail", [b"x"], unique_key=["u"]) == [SOME]
-
-    play(scenario)
+    answering(peer, lambda runs: iter([[2, SOME, "exists"] for _ in runs]))
+    async with client_of(network) as client:
+        assert await client.enqueue("mail", b"x", unique_key="u") == SOME
+        assert await client.enqueue_many("mail", [b"x"], unique_key=["u"]) == [SOME]
 
 
-def test_only_what_is_said_is_in_the_header() -> None:
+@played
+async def test_only_what_is_said_is_in_the_header(network: SimulatedNetwork, peer: FakePeer) -> None:
     """What is left to the queue is not; a retry limit that is said is, whatever it is."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("a", [b""], retries=25, backoff_ms=1000)
-            await client.enqueue_many("a", [b""], retries=OF_QUEUE, backoff_ms=None, on_dependency_failed="fail")
-            await client.enqueue(
-                "a", b"", retries=None, depends=[SOME, OTHER.hex()], on_dependency_failed="run", expires_ms=9_000
-            )
-        headers = [task_header(run[1])[0] for run in runs_sent(peer)]
-        assert headers == [
-            {"backoff_ms": 1000, "queue": "a", "retries": 25},
-            {"queue": "a"},
-            {
-                "depends": [SOME, OTHER],
-                "expires_ms": 9_000,
-                "on_dependency_failed": "run",
-                "queue": "a",
-                "retries": None,
-            },
-        ]
-        assert all(list(header) == sorted(header) for header in headers)
-
-    play(scenario)
+    async with client_of(network) as client:
+        await client.enqueue_many("a", [b""], retries=25, backoff_ms=1000)
+        await client.enqueue_many("a", [b""], retries=OF_QUEUE, backoff_ms=None, on_dependency_failed="fail")
+        await client.enqueue(
+            "a", b"", retries=None, depends=[SOME, OTHER.hex()], on_dependency_failed="run", expires_ms=9_000
+        )
+    headers = [task_header(run[1])[0] for run in runs_sent(peer)]
+    assert headers == [
+        {"backoff_ms": 1000, "queue": "a", "retries": 25},
+        {"queue": "a"},
+        {
+            "depends": [SOME, OTHER],
+            "expires_ms": 9_000,
+            "on_dependency_failed": "run",
+            "queue": "a",
+            "retries": None,
+        },
+    ]
+    assert all(list(header) == sorted(header) for header in headers)
 
 
-def test_the_leader_is_told_a_time_that_it_cannot_see_in_the_id() -> None:
+@played
+async def test_the_leader_is_told_a_time_that_it_cannot_see_in_the_id(
+    network: SimulatedNetwork, peer: FakePeer
+) -> None:
     """One that has passed, for the queue's grace; and any of a keyed task, for the order."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue("a", b"", at_ms=77_000)
-            await client.enqueue("a", b"", at_ms=5)
-            await client.enqueue("a", b"", at_ms=77_000, ordering_key="k")
-            await client.enqueue("a", b"", delay_ms=500, ordering_key="k")
-        sent = runs_sent(peer)
-        assert [run[2:] for run in sent] == [[], [5], [77_000], []]
-        assert [ms_of(run[0]) for run in sent] == [77_000, 1_000, 77_000, 1_500]
-
-    play(scenario)
+    async with client_of(network) as client:
+        await client.enqueue("a", b"", at_ms=77_000)
+        await client.enqueue("a", b"", at_ms=5)
+        await client.enqueue("a", b"", at_ms=77_000, ordering_key="k")
+        await client.enqueue("a", b"", delay_ms=500, ordering_key="k")
+    sent = runs_sent(peer)
+    assert [run[2:] for run in sent] == [[], [5], [77_000], []]
+    assert [ms_of(run[0]) for run in sent] == [77_000, 1_000, 77_000, 1_500]
 
 
-def test_a_repeated_request_does_not_name_a_time_that_lay_ahead_at_first() -> None:
+@played
+async def test_a_repeated_request_does_not_name_a_time_that_lay_ahead_at_first(
+    network: SimulatedNetwork, peer: FakePeer
+) -> None:
     """However long it took to be heard, it was in time."""
+    turns = iter(["lost"])
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        turns = iter(["lost"])
+    def acks(runs: list[Any]) -> Iterator[Any]:
+        lost = next(turns, None)
+        return iter([Unavailable("no quorum").to_map() if lost else 2 for _ in runs])
 
-        def acks(runs: list[Any]) -> Iterator[Any]:
-            lost = next(turns, None)
-            return iter([Unavailable("no quorum").to_map() if lost else 2 for _ in runs])
-
-        answering(peer, acks)
-        async with client_of(network) as client:
-            await client.enqueue("a", b"", at_ms=77_000, ordering_key="k")
-        assert [run[2:] for run in runs_sent(peer)] == [[77_000], []]
-
-    play(scenario)
+    answering(peer, acks)
+    async with client_of(network) as client:
+        await client.enqueue("a", b"", at_ms=77_000, ordering_key="k")
+    assert [run[2:] for run in runs_sent(peer)] == [[77_000], []]
 
 
-def test_a_bad_task_does_not_spoil_those_that_leave_with_it() -> None:
+@played
+async def test_a_bad_task_does_not_spoil_those_that_leave_with_it(network: SimulatedNetwork, peer: FakePeer) -> None:
     """Each caller gets the outcome of its own task, with the field's name in that call."""
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
+    def acks(runs: list[Any]) -> Iterator[Any]:
+        refused = BadRequest("there is no such task", field="runs[7].depends").to_map()
+        return iter([refused if "depends" in task_header(run[1])[0] else 2 for run in runs])
 
-        def acks(runs: list[Any]) -> Iterator[Any]:
-            refused = BadRequest("there is no such task", field="runs[7].depends").to_map()
-            return iter([refused if "depends" in task_header(run[1])[0] else 2 for run in runs])
-
-        answering(peer, acks)
-        async with client_of(network) as client:
-            good, bad = await together(
-                client.enqueue("a", b"", ordering_key="k"),
-                client.enqueue("a", b"", ordering_key="k", depends=[SOME]),
-            )
-        assert isinstance(good, bytes)
-        assert isinstance(bad, BadRequest) and bad.field == "depends"
-
-    play(scenario)
+    answering(peer, acks)
+    async with client_of(network) as client:
+        good, bad = await together(
+            client.enqueue("a", b"", ordering_key="k"),
+            client.enqueue("a", b"", ordering_key="k", depends=[SOME]),
+        )
+    assert isinstance(good, bytes)
+    assert isinstance(bad, BadRequest) and bad.field == "depends"
 
 
-def test_nothing_more_of_a_key_is_sent_once_one_was_not_stored() -> None:
+@played
+async def test_nothing_more_of_a_key_is_sent_once_one_was_not_stored(network: SimulatedNetwork, peer: FakePeer) -> None:
     """The rest would overtake it."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        answering(peer, lambda runs: iter([BadRequest("no", field="priority").to_map() for _ in runs]))
-        async with client_of(network) as client:
-            with pytest.raises(BadRequest):
-                await client.enqueue_many("a", [b""] * 600, ordering_key="k")
-        assert len(runs_sent(peer)) == 256
-
-    play(scenario)
+    answering(peer, lambda runs: iter([BadRequest("no", field="priority").to_map() for _ in runs]))
+    async with client_of(network) as client:
+        with pytest.raises(BadRequest):
+            await client.enqueue_many("a", [b""] * 600, ordering_key="k")
+    assert len(runs_sent(peer)) == 256
 
 
 @pytest.mark.parametrize(
@@ -230,33 +198,26 @@ def test_nothing_more_of_a_key_is_sent_once_one_was_not_stored() -> None:
         ({"priority": 1 << 31}, "priority"),
     ],
 )
-def test_what_no_server_would_take_is_not_sent(options: dict[str, Any], field: str) -> None:
+@played
+async def test_what_no_server_would_take_is_not_sent(
+    network: SimulatedNetwork, peer: FakePeer, options: dict[str, Any], field: str
+) -> None:
     """The field is named, and nothing leaves."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            for call in (client.enqueue("a", b"", **options), client.enqueue_many("a", [b"", b""], **options)):
-                with pytest.raises(BadRequest) as refused:
-                    await call
-                assert refused.value.field == field
-        assert runs_sent(peer) == []
-
-    play(scenario)
+    async with client_of(network) as client:
+        for call in (client.enqueue("a", b"", **options), client.enqueue_many("a", [b"", b""], **options)):
+            with pytest.raises(BadRequest) as refused:
+                await call
+            assert refused.value.field == field
+    assert runs_sent(peer) == []
 
 
-def test_keys_that_do_not_fit_the_payloads_are_refused() -> None:
+@played
+async def test_keys_that_do_not_fit_the_payloads_are_refused(client: AsyncClient) -> None:
     """One each, or one ordering key for all; a unique key has one task."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            for options, field in (({"ordering_key": ["k"]}, "ordering_key"), ({"unique_key": "u"}, "unique_key")):
-                with pytest.raises(BadRequest) as refused:
-                    await client.enqueue_many("a", [b"", b""], **options)
-                assert refused.value.field == field
-
-    play(scenario)
+    for options, field in (({"ordering_key": ["k"]}, "ordering_key"), ({"unique_key": "u"}, "unique_key")):
+        with pytest.raises(BadRequest) as refused:
+            await client.enqueue_many("a", [b"", b""], **options)
+        assert refused.value.field == field
 
 
 def test_a_plain_policy_says_nothing_but_its_queue() -> None:
@@ -264,30 +225,26 @@ def test_a_plain_policy_says_nothing_but_its_queue() -> None:
     assert Policy("a").header() == {"queue": "a"}
 
 
-def test_dead_letters_are_changed_by_ids_or_by_a_filter() -> None:
+@played
+async def test_dead_letters_are_changed_by_ids_or_by_a_filter(network: SimulatedNetwork, peer: FakePeer) -> None:
     """Never both, and the error of one id is raised."""
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
+    def intercept(request: Request) -> bool:
+        if request.method != "dead.requeue":
+            return False
+        wrong = plain(task_result(TaskId(OTHER), OnyxqError("no").to_map()))
+        results = [plain(task_result(TaskId(SOME), None)), wrong]
+        request.reply({"count": 1, "results": results} if "ids" in request.args else {"count": 3})
+        return True
 
-        def intercept(request: Request) -> bool:
-            if request.method != "dead.requeue":
-                return False
-            wrong = plain(task_result(TaskId(OTHER), OnyxqError("no").to_map()))
-            results = [plain(task_result(TaskId(SOME), None)), wrong]
-            request.reply({"count": 1, "results": results} if "ids" in request.args else {"count": 3})
-            return True
-
-        peer.intercept = intercept
-        async with client_of(network) as client:
-            assert await client.requeue_dead(queue="a", where="x") == 3
-            with pytest.raises(OnyxqError, match="no"):
-                await client.requeue_dead([SOME, OTHER])
-            with pytest.raises(BadRequest):
-                await client.requeue_dead([SOME], queue="a")
-        assert peer.arguments("dead.requeue") == [{"queue": "a", "where": "x"}, {"ids": [SOME, OTHER]}]
-
-    play(scenario)
+    peer.intercept = intercept
+    async with client_of(network) as client:
+        assert await client.requeue_dead(queue="a", where="x") == 3
+        with pytest.raises(OnyxqError, match="no"):
+            await client.requeue_dead([SOME, OTHER])
+        with pytest.raises(BadRequest):
+            await client.requeue_dead([SOME], queue="a")
+    assert peer.arguments("dead.requeue") == [{"queue": "a", "where": "x"}, {"ids": [SOME, OTHER]}]
 
 
 def task_answer(task_id: bytes, **more: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from onyxq.client import AsyncClient
 from onyxq.client.claim_requests import dealt
 from onyxq.client.claims import ClaimBatch, ClaimedRun
 from onyxq.core.facts import pack_task
@@ -14,7 +15,7 @@ from onyxq.core.ids import ids_of, make_id
 from onyxq.errors import Forbidden, LogUnavailable, OnyxqError, Unavailable
 from onyxq.wire.server import Request
 from simulation.world.network import SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, client_of, play, refuse_once, together
+from tests.interfaces.fake_service import FakeCluster, FakePeer, client_of, played, refuse_once, together
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -26,186 +27,156 @@ def run_of(count: int) -> ClaimedRun:
 
 
 @BACKENDS
-def test_claims_of_one_turn_are_one_request(backend: str) -> None:
+@played
+async def test_claims_of_one_turn_are_one_request(
+    cluster: FakeCluster, peer: FakePeer, client: AsyncClient, backend: str
+) -> None:
     """Each caller gets up to its own maximum, and each task has one caller."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("mail", [b"%d" % number for number in range(6)])
-            batches = await together(*(client.claim("mail", max=most) for most in (1, 3, 2, 1)))
-            assert sorted(one for batch in batches for one in batch.payloads) == [b"%d" % number for number in range(6)]
-            assert all(len(batch) <= most for batch, most in zip(batches, (1, 3, 2, 1), strict=True))
-            assert [args["max"] for args in peer.arguments("claim")] == [7]
-            await together(*(client.complete(batch, b"done") for batch in batches if batch))
-            assert len(cluster.outcomes) == 6
-
-    play(scenario, backend=backend)
+    await client.enqueue_many("mail", [b"%d" % number for number in range(6)])
+    batches = await together(*(client.claim("mail", max=most) for most in (1, 3, 2, 1)))
+    assert sorted(one for batch in batches for one in batch.payloads) == [b"%d" % number for number in range(6)]
+    assert all(len(batch) <= most for batch, most in zip(batches, (1, 3, 2, 1), strict=True))
+    assert [args["max"] for args in peer.arguments("claim")] == [7]
+    await together(*(client.complete(batch, b"done") for batch in batches if batch))
+    assert len(cluster.outcomes) == 6
 
 
-def test_claims_with_other_options_or_a_named_worker_are_requests_of_their_own() -> None:
+@played
+async def test_claims_with_other_options_or_a_named_worker_are_requests_of_their_own(
+    peer: FakePeer, client: AsyncClient
+) -> None:
     """A worker has claims of its own, and options hold for the whole request."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            named = [client.claim("mail", worker="w") for _ in range(2)]
-            await together(*named, client.claim("mail"), client.claim("post"), client.claim("mail", lease_ms=5_000))
-            assert [args["max"] for args in peer.arguments("claim")] == [1] * 5
-
-    play(scenario)
+    named = [client.claim("mail", worker="w") for _ in range(2)]
+    await together(*named, client.claim("mail"), client.claim("post"), client.claim("mail", lease_ms=5_000))
+    assert [args["max"] for args in peer.arguments("claim")] == [1] * 5
 
 
-def test_callers_without_a_task_share_the_next_request_while_their_wait_lasts() -> None:
+@played
+async def test_callers_without_a_task_share_the_next_request_while_their_wait_lasts(
+    peer: FakePeer, client: AsyncClient
+) -> None:
     """One task serves one caller; the others wait on, and end empty at their time."""
+    start, ends = anyio.current_time(), list[tuple[int, float]]()
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            start, ends = anyio.current_time(), list[tuple[int, float]]()
+    async def claim() -> None:
+        batch = await client.claim("mail", lease_ms=60_000, wait_ms=10_000)
+        ends.append((len(batch), anyio.current_time() - start))
 
-            async def claim() -> None:
-                batch = await client.claim("mail", lease_ms=60_000, wait_ms=10_000)
-                ends.append((len(batch), anyio.current_time() - start))
+    async def enqueue() -> None:
+        await anyio.sleep(4)
+        await client.enqueue("mail", b"x")
 
-            async def enqueue() -> None:
-                await anyio.sleep(4)
-                await client.enqueue("mail", b"x")
-
-            await together(claim(), claim(), claim(), enqueue())
-            assert [most["max"] for most in peer.arguments("claim")] == [3, 2]
-            assert [count for count, _ in ends] == [1, 0, 0]
-            assert [at for _, at in ends] == pytest.approx([4, 10, 10], abs=0.01)
-
-    play(scenario)
+    await together(claim(), claim(), claim(), enqueue())
+    assert [most["max"] for most in peer.arguments("claim")] == [3, 2]
+    assert [count for count, _ in ends] == [1, 0, 0]
+    assert [at for _, at in ends] == pytest.approx([4, 10, 10], abs=0.01)
 
 
 @BACKENDS
-def test_tasks_of_a_caller_that_is_gone_are_given_back(backend: str) -> None:
+@played
+async def test_tasks_of_a_caller_that_is_gone_are_given_back(
+    cluster: FakeCluster, network: SimulatedNetwork, client: AsyncClient, backend: str
+) -> None:
     """The other callers keep theirs."""
+    await client.enqueue_many("mail", [b"x"] * 3)
+    network.delay("client", "a", delay_ms=50)
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("mail", [b"x"] * 3)
-            network.delay("client", "a", delay_ms=50)
+    async def leave() -> None:
+        with anyio.move_on_after(0.06):
+            await client.claim("mail")
 
-            async def leave() -> None:
-                with anyio.move_on_after(0.06):
-                    await client.claim("mail")
-
-            one, _, other = await together(client.claim("mail"), leave(), client.claim("mail"))
-            while len(cluster.tokens) > 2:
-                await anyio.sleep(0.01)
-            assert set(cluster.tokens) == {one[0].id, other[0].id}
-
-    play(scenario, backend=backend)
+    one, _, other = await together(client.claim("mail"), leave(), client.claim("mail"))
+    while len(cluster.tokens) > 2:
+        await anyio.sleep(0.01)
+    assert set(cluster.tokens) == {one[0].id, other[0].id}
 
 
 @BACKENDS
-def test_a_request_is_withdrawn_when_all_its_callers_are_gone(backend: str) -> None:
+@played
+async def test_a_request_is_withdrawn_when_all_its_callers_are_gone(
+    network: SimulatedNetwork, peer: FakePeer, backend: str
+) -> None:
     """No task is claimed without a caller."""
+    withdrawn = anyio.Event()
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        withdrawn = anyio.Event()
+    def hold(request: Request) -> bool:
+        request.on_cancel = withdrawn.set
+        return request.method == "claim"
 
-        def hold(request: Request) -> bool:
-            request.on_cancel = withdrawn.set
-            return request.method == "claim"
-
-        async with client_of(network) as client:
-            await client.make_ids(1)
-            peer.intercept = hold
-            async with anyio.create_task_group() as group:
-                for _ in range(3):
-                    group.start_soon(client.claim, "mail")
-                while not peer.arguments("claim"):
-                    await anyio.sleep(0.001)
-                group.cancel_scope.cancel()
-            await withdrawn.wait()
-
-    play(scenario, backend=backend)
-
-
-@BACKENDS
-def test_the_first_caller_may_leave_at_once(backend: str) -> None:
-    """Those that joined it are still served."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("mail", [b"x"] * 3)
-            scope = anyio.CancelScope()
-
-            async def first() -> None:
-                with scope:
-                    await client.claim("mail")
-
-            async def second() -> ClaimBatch:
-                scope.cancel()
-                return await client.claim("mail")
-
-            _, batch, other = await together(first(), second(), client.claim("mail"))
-            assert (len(batch), len(other)) == (1, 1)
-            assert [args["max"] for args in peer.arguments("claim")] == [2]
-
-    play(scenario, backend=backend)
-
-
-def test_an_error_is_raised_in_every_call_that_shared_the_request() -> None:
-    """A final error ends all of them; a passing one those whose wait is over."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("mail", [b"x"] * 2)
-            for error in (Forbidden("not yours"), LogUnavailable()):
-                refuse_once(peer, "claim", error, times=2)
-                found = await together(client.claim("mail"), client.claim("mail"))
-                assert [type(one) for one in found] == [type(error)] * 2
-                peer.intercept = None
-            assert [len(batch) for batch in await together(client.claim("mail"), client.claim("mail"))] == [1, 1]
-
-    play(scenario)
-
-
-def test_more_tasks_than_a_request_may_ask_for_take_several() -> None:
-    """The limit of a request stays that of the wire."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            await client.enqueue_many("mail", [b"x"] * 1_500)
-            batches = await together(*(client.claim("mail", max=500) for _ in range(3)))
-            assert [len(batch) for batch in batches] == [500] * 3
-            assert sorted(args["max"] for args in peer.arguments("claim")) == [500, 1_000]
-
-    play(scenario)
-
-
-@BACKENDS
-def test_claims_end_when_their_client_is_closed(backend: str) -> None:
-    """Calls in other tasks get an error and do not hang."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        errors: list[OnyxqError] = []
-
-        async def claim(client: Any) -> None:
-            try:
-                await client.claim("mail", wait_ms=60_000)
-            except OnyxqError as error:
-                errors.append(error)
-
+    async with client_of(network) as client:
+        await client.make_ids(1)
+        peer.intercept = hold
         async with anyio.create_task_group() as group:
-            async with client_of(network) as client:
-                for _ in range(3):
-                    group.start_soon(claim, client)
-                await anyio.sleep(0.05)
-        assert [type(error) for error in errors] == [Unavailable] * 3
+            for _ in range(3):
+                group.start_soon(client.claim, "mail")
+            while not peer.arguments("claim"):
+                await anyio.sleep(0.001)
+            group.cancel_scope.cancel()
+        await withdrawn.wait()
 
-    play(scenario, backend=backend)
+
+@BACKENDS
+@played
+async def test_the_first_caller_may_leave_at_once(peer: FakePeer, client: AsyncClient, backend: str) -> None:
+    """Those that joined it are still served."""
+    await client.enqueue_many("mail", [b"x"] * 3)
+    scope = anyio.CancelScope()
+
+    async def first() -> None:
+        with scope:
+            await client.claim("mail")
+
+    async def second() -> ClaimBatch:
+        scope.cancel()
+        return await client.claim("mail")
+
+    _, batch, other = await together(first(), second(), client.claim("mail"))
+    assert (len(batch), len(other)) == (1, 1)
+    assert [args["max"] for args in peer.arguments("claim")] == [2]
+
+
+@played
+async def test_an_error_is_raised_in_every_call_that_shared_the_request(peer: FakePeer, client: AsyncClient) -> None:
+    """A final error ends all of them; a passing one those whose wait is over."""
+    await client.enqueue_many("mail", [b"x"] * 2)
+    for error in (Forbidden("not yours"), LogUnavailable()):
+        refuse_once(peer, "claim", error, times=2)
+        found = await together(client.claim("mail"), client.claim("mail"))
+        assert [type(one) for one in found] == [type(error)] * 2
+        peer.intercept = None
+    assert [len(batch) for batch in await together(client.claim("mail"), client.claim("mail"))] == [1, 1]
+
+
+@played
+async def test_more_tasks_than_a_request_may_ask_for_take_several(peer: FakePeer, client: AsyncClient) -> None:
+    """The limit of a request stays that of the wire."""
+    await client.enqueue_many("mail", [b"x"] * 1_500)
+    batches = await together(*(client.claim("mail", max=500) for _ in range(3)))
+    assert [len(batch) for batch in batches] == [500] * 3
+    assert sorted(args["max"] for args in peer.arguments("claim")) == [500, 1_000]
+
+
+@BACKENDS
+@played
+async def test_claims_end_when_their_client_is_closed(
+    cluster: FakeCluster, network: SimulatedNetwork, backend: str
+) -> None:
+    """Calls in other tasks get an error and do not hang."""
+    await cluster.start(network.host("a"), "a:1")
+    errors: list[OnyxqError] = []
+
+    async def claim(client: Any) -> None:
+        try:
+            await client.claim("mail", wait_ms=60_000)
+        except OnyxqError as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        async with client_of(network) as client:
+            for _ in range(3):
+                group.start_soon(claim, client)
+            await anyio.sleep(0.05)
+    assert [type(error) for error in errors] == [Unavailable] * 3
 
 
 def test_a_part_of_a_run_has_its_own_ids_payloads_and_lease() -> None:

@@ -14,7 +14,7 @@ from onyxq.core.facts import partition_of_keys, task_header, unpack_task
 from onyxq.core.ids import ids_of, make_id, partition_of
 from onyxq.errors import BadRequest
 from simulation.world.network import SimulatedNetwork
-from tests.interfaces.fake_service import PARTITIONS, FakeCluster, client_of, play
+from tests.interfaces.fake_service import PARTITIONS, FakeCluster, FakePeer, client_of, played
 
 OUTSIDE = make_id(1, 1, 1, 1)
 
@@ -117,37 +117,30 @@ def test_what_cannot_be_is_refused_where_it_is_written(make: Any, field: str) ->
     assert refused.value.field == field
 
 
-def test_a_flow_is_stored_with_its_dependencies() -> None:
+@played
+async def test_a_flow_is_stored_with_its_dependencies(network: SimulatedNetwork, peer: FakePeer) -> None:
     """Equal parallel steps are one run; each header has the tasks on which it depends."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            middle = client.group(*(Step("mid", b"%d" % n, priority=2) for n in range(3)))
-            flow = client.chain(Step("a", b"in", depends=[OUTSIDE]), middle, Step("z", b"out", ordering_key="k"))
-            stored = await flow.enqueue()
-        runs = [run for args in peer.arguments("enqueue") for run in args["runs"]]
-        headers = [task_header(run[1])[0] for run in runs]
-        assert [unpack_task(run[1]).all_payloads() for run in runs] == [[b"in"], [b"0", b"1", b"2"], [b"out"]]
-        first, last = stored.ids[0], stored.ids[-1]
-        assert headers[0] == {"depends": [OUTSIDE], "queue": "a"}
-        assert headers[1] == {"depends": [first], "priority": 2, "queue": "mid"}
-        assert headers[2] == {"depends": list(stored.ids[1:4]), "ordering_key": "k", "queue": "z"}
-        assert stored == Enqueued(stored.ids, (last,))
-        assert [task_id for run in runs for task_id in ids_of(run[0], task_header(run[1])[1])] == list(stored.ids)
-        assert partition_of(last) == partition_of_keys("z", "k", PARTITIONS)
-
-    play(scenario)
+    async with client_of(network) as client:
+        middle = client.group(*(Step("mid", b"%d" % n, priority=2) for n in range(3)))
+        flow = client.chain(Step("a", b"in", depends=[OUTSIDE]), middle, Step("z", b"out", ordering_key="k"))
+        stored = await flow.enqueue()
+    runs = [run for args in peer.arguments("enqueue") for run in args["runs"]]
+    headers = [task_header(run[1])[0] for run in runs]
+    assert [unpack_task(run[1]).all_payloads() for run in runs] == [[b"in"], [b"0", b"1", b"2"], [b"out"]]
+    first, last = stored.ids[0], stored.ids[-1]
+    assert headers[0] == {"depends": [OUTSIDE], "queue": "a"}
+    assert headers[1] == {"depends": [first], "priority": 2, "queue": "mid"}
+    assert headers[2] == {"depends": list(stored.ids[1:4]), "ordering_key": "k", "queue": "z"}
+    assert stored == Enqueued(stored.ids, (last,))
+    assert [task_id for run in runs for task_id in ids_of(run[0], task_header(run[1])[1])] == list(stored.ids)
+    assert partition_of(last) == partition_of_keys("z", "k", PARTITIONS)
 
 
-def test_a_flow_enqueued_again_is_the_same_tasks() -> None:
+@played
+async def test_a_flow_enqueued_again_is_the_same_tasks(cluster: FakeCluster, network: SimulatedNetwork) -> None:
     """After an error it can simply be repeated."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        await cluster.start(network.host("a"), "a:1")
-        async with client_of(network) as client:
-            flow = client.chain(*steps("ab"))
-            assert await flow.enqueue() == await flow.enqueue()
-        assert len(cluster.tasks()) == 2
-
-    play(scenario)
+    await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        flow = client.chain(*steps("ab"))
+        assert await flow.enqueue() == await flow.enqueue()
+    assert len(cluster.tasks()) == 2

@@ -15,7 +15,7 @@ from onyxq.core.ids import make_id
 from onyxq.errors import Unavailable
 from onyxq.interfaces.http import app as http_app
 from onyxq.interfaces.http.app import create_app
-from tests.interfaces.http_world import NOW_MS, FakeService, access_of, app_of, check_problem, on_trio, world
+from tests.interfaces.http_world import NOW_MS, FakeService, access_of, app_of, check_problem, on_trio
 
 
 async def claimed(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:
@@ -33,172 +33,157 @@ def named(claim: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 @on_trio
-async def test_a_claim_brings_the_task_and_its_token() -> None:
+async def test_a_claim_brings_the_task_and_its_token(client: httpx.AsyncClient) -> None:
     """Token, expiry, data and state are all there."""
-    async with world() as (_, client):
-        (claim,) = await claimed(client, 1)
-        assert claim["expires_ms"] == NOW_MS + 30_000
-        assert claim["task"]["data"] == 0
-        assert claim["task"]["state"] == "claimed"
-        assert claim["task"]["attempts"] == 0
+    (claim,) = await claimed(client, 1)
+    assert claim["expires_ms"] == NOW_MS + 30_000
+    assert claim["task"]["data"] == 0
+    assert claim["task"]["state"] == "claimed"
+    assert claim["task"]["attempts"] == 0
 
 
 @on_trio
-async def test_a_claim_of_a_run_brings_each_task() -> None:
+async def test_a_claim_of_a_run_brings_each_task(service: FakeService, client: httpx.AsyncClient) -> None:
     """A run that is granted together is split into its tasks."""
-    async with world() as (service, client):
-        first = make_id(NOW_MS, 1, 1, 7)
+    first = make_id(NOW_MS, 1, 1, 7)
 
-        async def grant(args: dict[str, Any]) -> dict[str, Any]:
-            return {"claims": [[5, 6, 2, first, pack_task({"queue": "a", "format": "json"}, [b"1", b"2"])]]}
+    async def grant(args: dict[str, Any]) -> dict[str, Any]:
+        return {"claims": [[5, 6, 2, first, pack_task({"queue": "a", "format": "json"}, [b"1", b"2"])]]}
 
-        service._claim = grant  # type: ignore[method-assign]
-        claims = (await client.post("/v1/claims", json={"queues": ["a"], "max": 2})).json()["claims"]
-        assert [claim["task"]["data"] for claim in claims] == [1, 2]
-        assert claims[1]["task"]["id"] == make_id(NOW_MS, 1, 1, 8).hex()
-        assert {claim["task"]["attempts"] for claim in claims} == {2}
+    service._claim = grant  # type: ignore[method-assign]
+    claims = (await client.post("/v1/claims", json={"queues": ["a"], "max": 2})).json()["claims"]
+    assert [claim["task"]["data"] for claim in claims] == [1, 2]
+    assert claims[1]["task"]["id"] == make_id(NOW_MS, 1, 1, 8).hex()
+    assert {claim["task"]["attempts"] for claim in claims} == {2}
 
 
 @on_trio
-async def test_no_task_is_an_empty_list() -> None:
+async def test_no_task_is_an_empty_list(client: httpx.AsyncClient) -> None:
     """Without waiting the answer comes at once."""
-    async with world() as (_, client):
-        answer = await client.post("/v1/claims", json={"queues": ["none"]})
-        assert (answer.status_code, answer.json()) == (200, {"claims": []})
+    answer = await client.post("/v1/claims", json={"queues": ["none"]})
+    assert (answer.status_code, answer.json()) == (200, {"claims": []})
 
 
 @on_trio
-async def test_a_waiting_claim_gets_a_task_that_arrives() -> None:
+async def test_a_waiting_claim_gets_a_task_that_arrives(service: FakeService, client: httpx.AsyncClient) -> None:
     """A long poll ends with the first task."""
-    async with world() as (service, client):
-        answers: list[httpx.Response] = []
+    answers: list[httpx.Response] = []
 
-        async def wait() -> None:
-            answers.append(await client.post("/v1/claims", json={"queues": ["a"], "wait_ms": 60_000}))
+    async def wait() -> None:
+        answers.append(await client.post("/v1/claims", json={"queues": ["a"], "wait_ms": 60_000}))
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
-            await service.claiming.wait()
-            await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "data": "x"}]})
-        assert answers[0].json()["claims"][0]["task"]["data"] == "x"
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        await service.claiming.wait()
+        await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "data": "x"}]})
+    assert answers[0].json()["claims"][0]["task"]["data"] == "x"
 
 
 @on_trio
-async def test_completions_carry_results() -> None:
+async def test_completions_carry_results(client: httpx.AsyncClient) -> None:
     """JSON and bytes; a null result is none."""
-    async with world() as (_, client):
-        one, two, three = await claimed(client, 3)
-        body = [named(one, result={"n": 1}), named(two, result_base64=base64.b64encode(b"\xff").decode()), named(three)]
-        answer = await client.post("/v1/claims/complete", json={"claims": body})
-        assert [result["ok"] for result in answer.json()["results"]] == [True, True, True]
-        tasks = [(await client.get(f"/v1/tasks/{claim['id']}")).json() for claim in body]
-        assert [task["state"] for task in tasks] == ["completed"] * 3
-        assert tasks[0]["result"] == {"n": 1}
-        assert tasks[1]["result_base64"] == "/w=="
-        assert tasks[2]["result"] is None
+    one, two, three = await claimed(client, 3)
+    body = [named(one, result={"n": 1}), named(two, result_base64=base64.b64encode(b"\xff").decode()), named(three)]
+    answer = await client.post("/v1/claims/complete", json={"claims": body})
+    assert [result["ok"] for result in answer.json()["results"]] == [True, True, True]
+    tasks = [(await client.get(f"/v1/tasks/{claim['id']}")).json() for claim in body]
+    assert [task["state"] for task in tasks] == ["completed"] * 3
+    assert tasks[0]["result"] == {"n": 1}
+    assert tasks[1]["result_base64"] == "/w=="
+    assert tasks[2]["result"] is None
 
 
 @on_trio
-async def test_one_bad_claim_does_not_spoil_the_others() -> None:
+async def test_one_bad_claim_does_not_spoil_the_others(service: FakeService, client: httpx.AsyncClient) -> None:
     """Each has its own result, in request order, with the reason if it was refused."""
-    async with world() as (service, client):
-        one, two, three = await claimed(client, 3)
-        unknown = {"id": make_id(NOW_MS, 3, 3, 3).hex(), "token": 1}
-        foreign = {"id": make_id(NOW_MS, 9_999, 3, 3).hex(), "token": 1}
-        claims = [named(one), named(two) | {"token": 1}, unknown, foreign, named(three)]
-        results = (await client.post("/v1/claims/complete", json={"claims": claims})).json()["results"]
-        assert [result["id"] for result in results] == [claim["id"] for claim in claims]
-        assert [result.get("code") for result in results] == [None, "stale_token", "not_found", "not_found", None]
-        assert [result["ok"] for result in results] == [True, False, False, False, True]
-        assert len(service.asked("complete")) == 1
+    one, two, three = await claimed(client, 3)
+    unknown = {"id": make_id(NOW_MS, 3, 3, 3).hex(), "token": 1}
+    foreign = {"id": make_id(NOW_MS, 9_999, 3, 3).hex(), "token": 1}
+    claims = [named(one), named(two) | {"token": 1}, unknown, foreign, named(three)]
+    results = (await client.post("/v1/claims/complete", json={"claims": claims})).json()["results"]
+    assert [result["id"] for result in results] == [claim["id"] for claim in claims]
+    assert [result.get("code") for result in results] == [None, "stale_token", "not_found", "not_found", None]
+    assert [result["ok"] for result in results] == [True, False, False, False, True]
+    assert len(service.asked("complete")) == 1
 
 
 @on_trio
-async def test_claims_that_say_the_same_travel_as_a_run() -> None:
+async def test_claims_that_say_the_same_travel_as_a_run(service: FakeService, client: httpx.AsyncClient) -> None:
     """Consecutive ids under one token are one item; a refused part is mapped to its claims."""
-    async with world() as (service, client):
-        ids = [make_id(NOW_MS, 1, 1, n) for n in range(4)]
-        claims = [{"id": one.hex(), "token": 9, "lease_ms": 5_000} for one in ids]
-        results = (await client.post("/v1/claims/renew", json={"claims": claims})).json()["results"]
-        assert service.asked("renew")[0]["items"] == [[ids[0], 4, 9, 5_000]]
-        assert [result["id"] for result in results] == [one.hex() for one in ids]
-        assert {result["code"] for result in results} == {"not_found"}
+    ids = [make_id(NOW_MS, 1, 1, n) for n in range(4)]
+    claims = [{"id": one.hex(), "token": 9, "lease_ms": 5_000} for one in ids]
+    results = (await client.post("/v1/claims/renew", json={"claims": claims})).json()["results"]
+    assert service.asked("renew")[0]["items"] == [[ids[0], 4, 9, 5_000]]
+    assert [result["id"] for result in results] == [one.hex() for one in ids]
+    assert {result["code"] for result in results} == {"not_found"}
 
 
 @on_trio
-async def test_updates_completed_by_number_are_never_grouped() -> None:
+async def test_updates_completed_by_number_are_never_grouped(service: FakeService, client: httpx.AsyncClient) -> None:
     """seq is about one task, so such completions stay single."""
-    async with world() as (service, client):
-        ids = [make_id(NOW_MS, 1, 1, n) for n in range(2)]
-        await client.post("/v1/claims/complete", json={"claims": [{"id": i.hex(), "token": 9, "seq": 3} for i in ids]})
-        assert service.asked("complete")[0]["items"] == [[one, 1, 9, 3, None] for one in ids]
+    ids = [make_id(NOW_MS, 1, 1, n) for n in range(2)]
+    await client.post("/v1/claims/complete", json={"claims": [{"id": i.hex(), "token": 9, "seq": 3} for i in ids]})
+    assert service.asked("complete")[0]["items"] == [[one, 1, 9, 3, None] for one in ids]
 
 
 @on_trio
-async def test_failing_releasing_and_renewing() -> None:
+async def test_failing_releasing_and_renewing(service: FakeService, client: httpx.AsyncClient) -> None:
     """error and retry_in_ms reach the node, and the task is ready again."""
-    async with world() as (service, client):
-        one, two = await claimed(client, 2)
-        await client.post(
-            "/v1/claims/fail", json={"claims": [named(one, error="broken\n", retry_in_ms=5, traceback="at")]}
-        )
-        assert service.asked("fail")[0]["items"][0][3:] == ["broken\n", 5, "at"]
-        assert (await client.post("/v1/claims/renew", json={"claims": [named(two)]})).json()["results"][0]["ok"]
-        assert (await client.post("/v1/claims/release", json={"claims": [named(two)]})).json()["results"][0]["ok"]
-        tasks = [(await client.get(f"/v1/tasks/{claim['task']['id']}")).json() for claim in (one, two)]
-        assert [(task["state"], task["attempts"]) for task in tasks] == [("ready", 1), ("ready", 0)]
+    one, two = await claimed(client, 2)
+    await client.post("/v1/claims/fail", json={"claims": [named(one, error="broken\n", retry_in_ms=5, traceback="at")]})
+    assert service.asked("fail")[0]["items"][0][3:] == ["broken\n", 5, "at"]
+    assert (await client.post("/v1/claims/renew", json={"claims": [named(two)]})).json()["results"][0]["ok"]
+    assert (await client.post("/v1/claims/release", json={"claims": [named(two)]})).json()["results"][0]["ok"]
+    tasks = [(await client.get(f"/v1/tasks/{claim['task']['id']}")).json() for claim in (one, two)]
+    assert [(task["state"], task["attempts"]) for task in tasks] == [("ready", 1), ("ready", 0)]
 
 
 @on_trio
-async def test_updates_are_numbered() -> None:
+async def test_updates_are_numbered(client: httpx.AsyncClient) -> None:
     """A gap and a stale token are conflicts; the log shows what is stored."""
-    async with world() as (_, client):
-        (claim,) = await claimed(client, 1)
-        answer = await client.post("/v1/claims/update", json=named(claim, seq=0, data={"half": True}))
-        assert (answer.status_code, answer.json()["ok"]) == (200, True)
-        gap = await client.post("/v1/claims/update", json=named(claim, seq=2, data=1))
-        check_problem(gap, 409, code="sequence_gap")
-        stale = await client.post("/v1/claims/update", json=named(claim, seq=1, data=1) | {"token": 1})
-        check_problem(stale, 409, code="stale_token")
-        log = (await client.get(f"/v1/tasks/{claim['task']['id']}/log")).json()["updates"]
-        assert [(update["seq"], update["data"]) for update in log] == [(0, {"half": True})]
+    (claim,) = await claimed(client, 1)
+    answer = await client.post("/v1/claims/update", json=named(claim, seq=0, data={"half": True}))
+    assert (answer.status_code, answer.json()["ok"]) == (200, True)
+    gap = await client.post("/v1/claims/update", json=named(claim, seq=2, data=1))
+    check_problem(gap, 409, code="sequence_gap")
+    stale = await client.post("/v1/claims/update", json=named(claim, seq=1, data=1) | {"token": 1})
+    check_problem(stale, 409, code="stale_token")
+    log = (await client.get(f"/v1/tasks/{claim['task']['id']}/log")).json()["updates"]
+    assert [(update["seq"], update["data"]) for update in log] == [(0, {"half": True})]
 
 
 @on_trio
-async def test_an_update_needs_data() -> None:
+async def test_an_update_needs_data(client: httpx.AsyncClient) -> None:
     """Null is data; a missing member is not."""
-    async with world() as (_, client):
-        (claim,) = await claimed(client, 1)
-        assert (await client.post("/v1/claims/update", json=named(claim, seq=0, data=None))).status_code == 200
-        missing = await client.post("/v1/claims/update", json=named(claim, seq=1))
-        check_problem(missing, 400, code="bad_request", field="data")
+    (claim,) = await claimed(client, 1)
+    assert (await client.post("/v1/claims/update", json=named(claim, seq=0, data=None))).status_code == 200
+    missing = await client.post("/v1/claims/update", json=named(claim, seq=1))
+    check_problem(missing, 400, code="bad_request", field="data")
 
 
 @on_trio
-async def test_a_damaged_run_does_not_keep_the_others_back() -> None:
+async def test_a_damaged_run_does_not_keep_the_others_back(service: FakeService, client: httpx.AsyncClient) -> None:
     """A payload with a bad checksum is left out; if it is alone, it is an error."""
-    async with world() as (service, client):
-        good, bad = (make_id(NOW_MS, 1, 1, n) for n in (1, 2))
-        body = pack_task({"queue": "a"}, [b"xyz"])
-        grants = [[5, 6, 0, bad, body[:-1] + b"!"], [5, 6, 0, good, body]]
+    good, bad = (make_id(NOW_MS, 1, 1, n) for n in (1, 2))
+    body = pack_task({"queue": "a"}, [b"xyz"])
+    grants = [[5, 6, 0, bad, body[:-1] + b"!"], [5, 6, 0, good, body]]
 
-        async def grant(args: dict[str, Any]) -> dict[str, Any]:
-            return {"claims": grants[: args.get("max", 1)]}
+    async def grant(args: dict[str, Any]) -> dict[str, Any]:
+        return {"claims": grants[: args.get("max", 1)]}
 
-        service._claim = grant  # type: ignore[method-assign]
-        claims = (await client.post("/v1/claims", json={"queues": ["a"], "max": 2})).json()["claims"]
-        assert [claim["task"]["id"] for claim in claims] == [good.hex()]
-        check_problem(await client.post("/v1/claims", json={"queues": ["a"], "max": 1}), 503, code="corrupt")
+    service._claim = grant  # type: ignore[method-assign]
+    claims = (await client.post("/v1/claims", json={"queues": ["a"], "max": 2})).json()["claims"]
+    assert [claim["task"]["id"] for claim in claims] == [good.hex()]
+    check_problem(await client.post("/v1/claims", json={"queues": ["a"], "max": 1}), 503, code="corrupt")
 
 
 @on_trio
-async def test_without_a_log_claims_say_so() -> None:
+async def test_without_a_log_claims_say_so(service: FakeService, client: httpx.AsyncClient) -> None:
     """The answer is 503 with Retry-After."""
-    async with world() as (service, client):
-        service.broken["claim"] = Unavailable("the log cannot be reached")
-        answer = await client.post("/v1/claims", json={"queues": ["a"]})
-        check_problem(answer, 503, code="unavailable")
-        assert answer.headers["retry-after"]
+    service.broken["claim"] = Unavailable("the log cannot be reached")
+    answer = await client.post("/v1/claims", json={"queues": ["a"]})
+    check_problem(answer, 503, code="unavailable")
+    assert answer.headers["retry-after"]
 
 
 # --- clients that go away -------------------------------------------------------

@@ -35,171 +35,159 @@ async def enqueued(client: httpx.AsyncClient, *tasks: dict[str, Any], **more: An
 
 
 @on_trio
-async def test_a_keyed_task_is_a_run_in_the_partition_of_its_key() -> None:
+async def test_a_keyed_task_is_a_run_in_the_partition_of_its_key(
+    service: FakeService, client: httpx.AsyncClient
+) -> None:
     """This includes equal tasks."""
-    async with world() as (service, client):
-        task = {"queue": "a", "ordering_key": "k"}
-        answer = await enqueued(client, task, task, {"queue": "a", "unique_key": "u"}, {"queue": "a"})
-        runs = service.asked("enqueue")[0]["runs"]
-        partitions = [partition_of(run[0]) for run in runs]
-        of_key, of_unique = (partition_of_keys("a", key, PARTITIONS) for key in "ku")
-        assert partitions[:3] == [of_key, of_key, of_unique]
-        assert answer["ids"] == [run[0].hex() for run in runs]
+    task = {"queue": "a", "ordering_key": "k"}
+    answer = await enqueued(client, task, task, {"queue": "a", "unique_key": "u"}, {"queue": "a"})
+    runs = service.asked("enqueue")[0]["runs"]
+    partitions = [partition_of(run[0]) for run in runs]
+    of_key, of_unique = (partition_of_keys("a", key, PARTITIONS) for key in "ku")
+    assert partitions[:3] == [of_key, of_key, of_unique]
+    assert answer["ids"] == [run[0].hex() for run in runs]
 
 
 @on_trio
-async def test_the_header_holds_what_a_task_says() -> None:
+async def test_the_header_holds_what_a_task_says(service: FakeService, client: httpx.AsyncClient) -> None:
     """Members have the names of the request."""
-    async with world() as (service, client):
-        said = {"expires_ms": NOW_MS + 5, "on_dependency_failed": "run", "retries": 25, "backoff_ms": 7}
-        await enqueued(client, {"queue": "a", "depends": [ID.hex()], "ordering_key": "o", "unique_key": "u", **said})
-        header = unpack_task(service.asked("enqueue")[0]["runs"][0][1]).header
-        assert header == {
-            **said,
-            "depends": [ID],
-            "format": "json",
-            "ordering_key": "o",
-            "queue": "a",
-            "unique_key": "u",
-        }
-        assert list(header) == sorted(header)
+    said = {"expires_ms": NOW_MS + 5, "on_dependency_failed": "run", "retries": 25, "backoff_ms": 7}
+    await enqueued(client, {"queue": "a", "depends": [ID.hex()], "ordering_key": "o", "unique_key": "u", **said})
+    header = unpack_task(service.asked("enqueue")[0]["runs"][0][1]).header
+    assert header == {
+        **said,
+        "depends": [ID],
+        "format": "json",
+        "ordering_key": "o",
+        "queue": "a",
+        "unique_key": "u",
+    }
+    assert list(header) == sorted(header)
 
 
 @on_trio
-async def test_the_id_that_stands_for_a_unique_key_is_answered() -> None:
+async def test_the_id_that_stands_for_a_unique_key_is_answered(service: FakeService, client: httpx.AsyncClient) -> None:
     """It is answered with the outcome of the request."""
-    async with world() as (service, client):
-        store = service._enqueue
+    store = service._enqueue
 
-        def stands(args: dict[str, Any]) -> dict[str, Any]:
-            return {"acks": [[2, ID, "replaced"], *store(args)["acks"][1:]]}
+    def stands(args: dict[str, Any]) -> dict[str, Any]:
+        return {"acks": [[2, ID, "replaced"], *store(args)["acks"][1:]]}
 
-        service._enqueue = stands  # type: ignore[method-assign]
-        answer = await enqueued(client, {"queue": "a", "unique_key": "u"}, {"queue": "a"}, {"queue": "a"})
-        assert answer["ids"][0] == ID.hex() and ID.hex() not in answer["ids"][1:]
-        assert (answer["unique"], answer["acks"]) == (["replaced", None, None], 2)
+    service._enqueue = stands  # type: ignore[method-assign]
+    answer = await enqueued(client, {"queue": "a", "unique_key": "u"}, {"queue": "a"}, {"queue": "a"})
+    assert answer["ids"][0] == ID.hex() and ID.hex() not in answer["ids"][1:]
+    assert (answer["unique"], answer["acks"]) == (["replaced", None, None], 2)
 
 
 @on_trio
-async def test_what_is_not_promised_is_answered() -> None:
+async def test_what_is_not_promised_is_answered(service: FakeService, client: httpx.AsyncClient) -> None:
     """The text is that of the node."""
-    async with world() as (service, client):
-        store = service._enqueue
-        service._enqueue = lambda args: {**store(args), "guarantee": "on one node"}  # type: ignore[method-assign]
-        assert (await enqueued(client, {"queue": "a"}, w=1))["guarantee"] == "on one node"
+    store = service._enqueue
+    service._enqueue = lambda args: {**store(args), "guarantee": "on one node"}  # type: ignore[method-assign]
+    assert (await enqueued(client, {"queue": "a"}, w=1))["guarantee"] == "on one node"
 
 
 @on_trio
-async def test_a_time_that_passed_is_judged_by_the_queue() -> None:
+async def test_a_time_that_passed_is_judged_by_the_queue(service: FakeService, client: httpx.AsyncClient) -> None:
     """Its grace is requested only then; nothing of the request is stored if the time is too far in the past."""
-    async with world() as (service, client):
-        service.settings["patient"] = {"grace_ms": 60_000}
-        late = {"at_ms": NOW_MS - 30_000}
-        answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}, {"queue": "a", **late}]})
-        check_problem(answer, 400, code="bad_request", field="tasks[1].at_ms")
-        assert service.tasks == {}
-        ids = (await enqueued(client, {"queue": "patient", **late}))["ids"]
-        assert ms_of(bytes.fromhex(ids[0])) == NOW_MS
-        asked = len(service.asked("queue.get"))
-        await enqueued(client, {"queue": "a", "at_ms": NOW_MS + 5})
-        assert len(service.asked("queue.get")) == asked == 2
+    service.settings["patient"] = {"grace_ms": 60_000}
+    late = {"at_ms": NOW_MS - 30_000}
+    answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}, {"queue": "a", **late}]})
+    check_problem(answer, 400, code="bad_request", field="tasks[1].at_ms")
+    assert service.tasks == {}
+    ids = (await enqueued(client, {"queue": "patient", **late}))["ids"]
+    assert ms_of(bytes.fromhex(ids[0])) == NOW_MS
+    asked = len(service.asked("queue.get"))
+    await enqueued(client, {"queue": "a", "at_ms": NOW_MS + 5})
+    assert len(service.asked("queue.get")) == asked == 2
 
 
 @on_trio
-async def test_a_passing_fault_does_not_keep_a_time_from_being_judged() -> None:
+async def test_a_passing_fault_does_not_keep_a_time_from_being_judged(
+    service: FakeService, client: httpx.AsyncClient
+) -> None:
     """The default grace counts then."""
-    async with world() as (service, client):
-        service.broken["queue.get"] = Unavailable("nobody serves partition 3")
-        await enqueued(client, {"queue": "a", "at_ms": NOW_MS - 10_000})
+    service.broken["queue.get"] = Unavailable("nobody serves partition 3")
+    await enqueued(client, {"queue": "a", "at_ms": NOW_MS - 10_000})
 
 
 @on_trio
-async def test_the_leader_is_told_the_time_of_a_keyed_task() -> None:
+async def test_the_leader_is_told_the_time_of_a_keyed_task(service: FakeService, client: httpx.AsyncClient) -> None:
     """It determines the order of the key."""
-    async with world() as (service, client):
-        tasks = [{"queue": "a", "at_ms": NOW_MS + 500, **keys} for keys in ({}, {"ordering_key": "k"})]
-        await enqueued(client, *tasks)
-        assert [run[2:] for run in service.asked("enqueue")[0]["runs"]] == [[], [NOW_MS + 500]]
+    tasks = [{"queue": "a", "at_ms": NOW_MS + 500, **keys} for keys in ({}, {"ordering_key": "k"})]
+    await enqueued(client, *tasks)
+    assert [run[2:] for run in service.asked("enqueue")[0]["runs"]] == [[], [NOW_MS + 500]]
 
 
 @on_trio
-async def test_an_unknown_dependency_is_named() -> None:
+async def test_an_unknown_dependency_is_named(service: FakeService, client: httpx.AsyncClient) -> None:
     """It has the name of the request, and the error says what is stored."""
-    async with world() as (service, client):
-        store = service._enqueue
+    store = service._enqueue
 
-        def refuse(args: dict[str, Any]) -> dict[str, Any]:
-            acks = store(args)["acks"]
-            return {"acks": [acks[0], BadRequest("there is no such task", field="runs[1].depends").to_map()]}
+    def refuse(args: dict[str, Any]) -> dict[str, Any]:
+        acks = store(args)["acks"]
+        return {"acks": [acks[0], BadRequest("there is no such task", field="runs[1].depends").to_map()]}
 
-        service._enqueue = refuse  # type: ignore[method-assign]
-        tasks = [{"queue": "a"}, {"queue": "a"}, {"queue": "a", "depends": [ID.hex()]}]
-        answer = await client.post("/v1/tasks", json={"tasks": tasks})
-        problem = check_problem(answer, 400, code="bad_request", field="tasks[2].depends")
-        assert problem["stored"] == [True, True, False]
+    service._enqueue = refuse  # type: ignore[method-assign]
+    tasks = [{"queue": "a"}, {"queue": "a"}, {"queue": "a", "depends": [ID.hex()]}]
+    answer = await client.post("/v1/tasks", json={"tasks": tasks})
+    problem = check_problem(answer, 400, code="bad_request", field="tasks[2].depends")
+    assert problem["stored"] == [True, True, False]
 
 
 @on_trio
-async def test_ids_for_keyed_tasks_lie_in_the_partition_of_the_key() -> None:
+async def test_ids_for_keyed_tasks_lie_in_the_partition_of_the_key(client: httpx.AsyncClient) -> None:
     """So a request with keys can be repeated safely."""
-    async with world() as (_, client):
-        ids = (await client.get("/v1/ids", params={"count": 2, "queue": "a", "key": "k"})).json()["ids"]
-        assert {partition_of(bytes.fromhex(one)) for one in ids} == {partition_of_keys("a", "k", PARTITIONS)}
+    ids = (await client.get("/v1/ids", params={"count": 2, "queue": "a", "key": "k"})).json()["ids"]
+    assert {partition_of(bytes.fromhex(one)) for one in ids} == {partition_of_keys("a", "k", PARTITIONS)}
 
 
 @on_trio
-async def test_a_repeat_under_an_idempotency_key_has_the_same_ids_with_keys_too() -> None:
+async def test_a_repeat_under_an_idempotency_key_has_the_same_ids_with_keys_too(client: httpx.AsyncClient) -> None:
     """The partition of the key is used both times."""
-    async with world() as (_, client):
-        body = {"tasks": [{"queue": "a", "ordering_key": "k"}, {"queue": "a"}]}
-        said = [(await client.post("/v1/tasks", json=body, headers={"idempotency-key": "once"})).json() for _ in "ab"]
-        assert said[0]["ids"] == said[1]["ids"]
+    body = {"tasks": [{"queue": "a", "ordering_key": "k"}, {"queue": "a"}]}
+    said = [(await client.post("/v1/tasks", json=body, headers={"idempotency-key": "once"})).json() for _ in "ab"]
+    assert said[0]["ids"] == said[1]["ids"]
 
 
 @on_trio
-async def test_a_claim_without_a_lease_leaves_it_to_the_queue() -> None:
+async def test_a_claim_without_a_lease_leaves_it_to_the_queue(service: FakeService, client: httpx.AsyncClient) -> None:
     """The request to the node has no lease."""
-    async with world() as (service, client):
-        await client.post("/v1/claims", json={"queues": ["a"]})
-        assert "lease_ms" not in service.asked("claim")[0]
+    await client.post("/v1/claims", json={"queues": ["a"]})
+    assert "lease_ms" not in service.asked("claim")[0]
 
 
 # --- queues
 
 
 @on_trio
-async def test_settings_are_shown_beside_the_depth() -> None:
+async def test_settings_are_shown_beside_the_depth(client: httpx.AsyncClient) -> None:
     """All settings of the interface are shown."""
-    async with world() as (_, client):
-        await enqueued(client, {"queue": "a"})
-        queue = (await client.get("/v1/queues/a")).json()
-        named = {"paused", "lease_ms", "retries", "backoff_ms", "on_dead", "retention_ms", "grace_ms", "rate"}
-        assert named | {"concurrency", "durability", "depth", "oldest_ready_ms", "queue"} <= queue.keys()
-        assert (queue["paused"], queue["retries"], queue["on_dead"]) == (False, 25, "goes on")
-        (listed,) = (await client.get("/v1/queues")).json()["queues"]
-        assert listed.items() <= queue.items()
+    await enqueued(client, {"queue": "a"})
+    queue = (await client.get("/v1/queues/a")).json()
+    named = {"paused", "lease_ms", "retries", "backoff_ms", "on_dead", "retention_ms", "grace_ms", "rate"}
+    assert named | {"concurrency", "durability", "depth", "oldest_ready_ms", "queue"} <= queue.keys()
+    assert (queue["paused"], queue["retries"], queue["on_dead"]) == (False, 25, "goes on")
+    (listed,) = (await client.get("/v1/queues")).json()["queues"]
+    assert listed.items() <= queue.items()
 
 
 @on_trio
-async def test_only_what_is_named_is_set() -> None:
+async def test_only_what_is_named_is_set(service: FakeService, client: httpx.AsyncClient) -> None:
     """null reaches the node as null: no limit for retries, the default for others."""
-    async with world() as (service, client):
-        answer = await client.put(
-            "/v1/queues/a", json={"rate": 2.5, "retries": None, "on_dead": "stops", "lease_ms": None}
-        )
-        (asked,) = service.asked("queue.set")
-        assert asked == {"queue": "a", "rate": 2.5, "retries": None, "on_dead": "stops", "lease_ms": None}
-        assert (answer.status_code, answer.json()["rate"]) == (200, 2.5)
+    answer = await client.put("/v1/queues/a", json={"rate": 2.5, "retries": None, "on_dead": "stops", "lease_ms": None})
+    (asked,) = service.asked("queue.set")
+    assert asked == {"queue": "a", "rate": 2.5, "retries": None, "on_dead": "stops", "lease_ms": None}
+    assert (answer.status_code, answer.json()["rate"]) == (200, 2.5)
 
 
 @on_trio
-async def test_a_pause_tells_who_and_why() -> None:
+async def test_a_pause_tells_who_and_why(client: httpx.AsyncClient) -> None:
     """This is shown with the queue from then on."""
-    async with world() as (_, client):
-        answer = await client.put("/v1/queues/a", json={"paused": True, "by": "ann", "why": "relay down"})
-        assert [answer.json()[name] for name in ("paused", "paused_by", "paused_why")] == [True, "ann", "relay down"]
-        assert (await client.get("/v1/queues/a")).json()["paused"]
-        assert not (await client.put("/v1/queues/a", json={"paused": False})).json()["paused"]
+    answer = await client.put("/v1/queues/a", json={"paused": True, "by": "ann", "why": "relay down"})
+    assert [answer.json()[name] for name in ("paused", "paused_by", "paused_why")] == [True, "ann", "relay down"]
+    assert (await client.get("/v1/queues/a")).json()["paused"]
+    assert not (await client.put("/v1/queues/a", json={"paused": False})).json()["paused"]
 
 
 @pytest.mark.parametrize(
@@ -236,40 +224,37 @@ def test_a_bad_setting_is_refused_by_name(body: dict[str, Any], field: str | Non
 
 
 @on_trio
-async def test_dead_letters_are_listed_by_queue_and_error() -> None:
+async def test_dead_letters_are_listed_by_queue_and_error(service: FakeService, client: httpx.AsyncClient) -> None:
     """They are listed in pages or as a stream."""
-    async with world() as (service, client):
-        with_dead(service)
-        page = (await client.get("/v1/dead", params={"queue": "a", "limit": 1})).json()
-        assert [task["id"] for task in page["tasks"]] == [DEAD[0].hex()] and page["after"] == DEAD[0].hex()
-        rest = (await client.get("/v1/dead", params={"queue": "a", "after": page["after"]})).json()
-        assert ([task["error"] for task in rest["tasks"]], rest["after"]) == (["no user"], None)
-        host = (await client.get("/v1/dead", params={"where": "host"})).json()["tasks"]
-        assert [task["queue"] for task in host] == ["a", "b"]
-        lines = (await client.get("/v1/dead", headers={"accept": "application/x-ndjson"})).text.splitlines()
-        assert len(lines) == 3
+    with_dead(service)
+    page = (await client.get("/v1/dead", params={"queue": "a", "limit": 1})).json()
+    assert [task["id"] for task in page["tasks"]] == [DEAD[0].hex()] and page["after"] == DEAD[0].hex()
+    rest = (await client.get("/v1/dead", params={"queue": "a", "after": page["after"]})).json()
+    assert ([task["error"] for task in rest["tasks"]], rest["after"]) == (["no user"], None)
+    host = (await client.get("/v1/dead", params={"where": "host"})).json()["tasks"]
+    assert [task["queue"] for task in host] == ["a", "b"]
+    lines = (await client.get("/v1/dead", headers={"accept": "application/x-ndjson"})).text.splitlines()
+    assert len(lines) == 3
 
 
 @on_trio
-async def test_dead_letters_are_requeued_by_a_filter() -> None:
+async def test_dead_letters_are_requeued_by_a_filter(service: FakeService, client: httpx.AsyncClient) -> None:
     """The answer has their number."""
-    async with world() as (service, client):
-        with_dead(service)
-        answer = await client.post("/v1/dead/requeue", json={"queue": "a", "where": "host"})
-        assert answer.json() == {"count": 1}
-        assert [service.tasks[one].state for one in DEAD] == ["ready", "failed", "failed"]
-        assert (await client.post("/v1/dead/requeue", json={"all": True})).json() == {"count": 2}
+    with_dead(service)
+    answer = await client.post("/v1/dead/requeue", json={"queue": "a", "where": "host"})
+    assert answer.json() == {"count": 1}
+    assert [service.tasks[one].state for one in DEAD] == ["ready", "failed", "failed"]
+    assert (await client.post("/v1/dead/requeue", json={"all": True})).json() == {"count": 2}
 
 
 @on_trio
-async def test_dead_letters_are_discarded_by_id() -> None:
+async def test_dead_letters_are_discarded_by_id(service: FakeService, client: httpx.AsyncClient) -> None:
     """An id of another task does not affect the others."""
-    async with world() as (service, client):
-        with_dead(service)
-        answer = (await client.post("/v1/dead/discard", json={"ids": [DEAD[0].hex(), ID.hex()]})).json()
-        assert (answer["count"], [one["ok"] for one in answer["results"]]) == (1, [True, False])
-        assert answer["results"][1]["code"] == "conflict"
-        assert service.tasks[DEAD[0]].state == "cancelled"
+    with_dead(service)
+    answer = (await client.post("/v1/dead/discard", json={"ids": [DEAD[0].hex(), ID.hex()]})).json()
+    assert (answer["count"], [one["ok"] for one in answer["results"]]) == (1, [True, False])
+    assert answer["results"][1]["code"] == "conflict"
+    assert service.tasks[DEAD[0]].state == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -301,19 +286,18 @@ def test_it_must_be_clear_which_dead_letters_are_meant(body: dict[str, Any], fie
 
 
 @on_trio
-async def test_a_periodic_task_is_set_shown_paused_and_ended() -> None:
+async def test_a_periodic_task_is_set_shown_paused_and_ended(service: FakeService, client: httpx.AsyncClient) -> None:
     """Its data may be any JSON."""
-    async with world() as (service, client):
-        said = {"queue": "a", "schedule": "*/5 * * * *", "zone": "Europe/Berlin", "data": [1], "missed": "all"}
-        made = (await client.put("/v1/periodic/p", json=said)).json()
-        assert said.items() <= made.items()
-        assert service.asked("periodic.set")[0]["data"] == b"[1]"
-        assert (await client.get("/v1/periodic/p")).json() == made
-        assert (await client.get("/v1/periodic")).json() == {"periodic": [made]}
-        assert (await client.put("/v1/periodic/p", json={"paused": True})).json() == {**made, "paused": True}
-        assert service.asked("periodic.set")[1] == {"name": "p", "paused": True}
-        assert (await client.delete("/v1/periodic/p")).status_code == 204
-        check_problem(await client.get("/v1/periodic/p"), 404, code="not_found", field="name")
+    said = {"queue": "a", "schedule": "*/5 * * * *", "zone": "Europe/Berlin", "data": [1], "missed": "all"}
+    made = (await client.put("/v1/periodic/p", json=said)).json()
+    assert said.items() <= made.items()
+    assert service.asked("periodic.set")[0]["data"] == b"[1]"
+    assert (await client.get("/v1/periodic/p")).json() == made
+    assert (await client.get("/v1/periodic")).json() == {"periodic": [made]}
+    assert (await client.put("/v1/periodic/p", json={"paused": True})).json() == {**made, "paused": True}
+    assert service.asked("periodic.set")[1] == {"name": "p", "paused": True}
+    assert (await client.delete("/v1/periodic/p")).status_code == 204
+    check_problem(await client.get("/v1/periodic/p"), 404, code="not_found", field="name")
 
 
 @pytest.mark.parametrize(

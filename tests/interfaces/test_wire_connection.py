@@ -21,7 +21,7 @@ from onyxq.wire.protocol import Hello
 from onyxq.wire.server import REQUESTS_MAX, Request, serve
 from onyxq.wire.tcp import TcpNetwork
 from simulation.world.network import SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, play, together
+from tests.interfaces.fake_service import FakeCluster, play, played, together
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -119,62 +119,53 @@ def echo(request: Request) -> None:
 
 
 @BACKENDS
-def test_calls_in_flight_are_answered_in_any_order(backend: str) -> None:
+@played
+async def test_calls_in_flight_are_answered_in_any_order(network: SimulatedNetwork, backend: str) -> None:
     """Answers find their calls by number."""
+    async with connected(network, later) as world:
 
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with connected(network, later) as world:
+        async def answer_backwards() -> list[Any]:
+            await world.asked(3)
+            for request in reversed(world.requests):
+                request.reply(request.args["n"] * 10)
+            return []
 
-            async def answer_backwards() -> list[Any]:
-                await world.asked(3)
-                for request in reversed(world.requests):
-                    request.reply(request.args["n"] * 10)
-                return []
-
-            calls = [world.connection.call("x", {"n": n}) for n in range(3)]
-            assert (await together(*calls, answer_backwards()))[:3] == [0, 10, 20]
-
-    play(scenario, backend=backend)
+        calls = [world.connection.call("x", {"n": n}) for n in range(3)]
+        assert (await together(*calls, answer_backwards()))[:3] == [0, 10, 20]
 
 
 @BACKENDS
-def test_calls_and_answers_of_one_turn_leave_in_one_send(backend: str) -> None:
+@played
+async def test_calls_and_answers_of_one_turn_leave_in_one_send(network: SimulatedNetwork, backend: str) -> None:
     """A hundred small calls cost two sends, not two hundred."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with connected(network, echo) as world:
-            near, far = world.near.sends, world.far.sends
-            assert await together(*(world.connection.call("x", {"n": n}) for n in range(100))) == [
-                {"n": n} for n in range(100)
-            ]
-            assert (world.near.sends - near, world.far.sends - far) == (1, 1)
-
-    play(scenario, backend=backend)
+    async with connected(network, echo) as world:
+        near, far = world.near.sends, world.far.sends
+        assert await together(*(world.connection.call("x", {"n": n}) for n in range(100))) == [
+            {"n": n} for n in range(100)
+        ]
+        assert (world.near.sends - near, world.far.sends - far) == (1, 1)
 
 
-def test_more_calls_than_a_connection_takes_wait_in_line() -> None:
+@played
+async def test_more_calls_than_a_connection_takes_wait_in_line(network: SimulatedNetwork) -> None:
     """The limit holds, and all calls are served."""
+    most = 0
 
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        most = 0
+    async with connected(network, later) as world:
 
-        async with connected(network, later) as world:
+        async def answer_slowly() -> None:
+            nonlocal most
+            done = 0
+            while done < 2 * CALLS_MAX + 10:
+                await anyio.sleep(0.001)
+                most = max(most, len(world.connection._calls))
+                for request in world.requests[done : done + 100]:
+                    request.reply(None)
+                    done += 1
 
-            async def answer_slowly() -> None:
-                nonlocal most
-                done = 0
-                while done < 2 * CALLS_MAX + 10:
-                    await anyio.sleep(0.001)
-                    most = max(most, len(world.connection._calls))
-                    for request in world.requests[done : done + 100]:
-                        request.reply(None)
-                        done += 1
-
-            calls = [world.connection.call("x", {}) for _ in range(2 * CALLS_MAX + 10)]
-            assert set(await together(*calls, answer_slowly())) == {None}
-        assert most == CALLS_MAX
-
-    play(scenario)
+        calls = [world.connection.call("x", {}) for _ in range(2 * CALLS_MAX + 10)]
+        assert set(await together(*calls, answer_slowly())) == {None}
+    assert most == CALLS_MAX
 
 
 def test_a_call_that_fails_in_its_turn_lets_the_next_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,25 +193,24 @@ def test_a_call_that_fails_in_its_turn_lets_the_next_one_go(monkeypatch: pytest.
     play(scenario)
 
 
-def test_a_server_stops_reading_when_too_many_requests_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+@played
+async def test_a_server_stops_reading_when_too_many_requests_are_in_flight(
+    network: SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A caller that does not keep to the bound waits; it cannot make the server grow."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with connected(network, later) as world:
-            monkeypatch.setattr(connection_module, "CALLS_MAX", 10**9)
-            async with anyio.create_task_group() as group:
-                for _call in range(REQUESTS_MAX + 50):
-                    group.start_soon(world.connection.call, "x", {})
-                await anyio.sleep(1)
-                assert len(world.requests) == REQUESTS_MAX
-                while len(world.requests) < REQUESTS_MAX + 50:
-                    for request in list(world.requests):
-                        request.reply(None)
-                    await anyio.sleep(0.1)
-                for request in world.requests:
+    async with connected(network, later) as world:
+        monkeypatch.setattr(connection_module, "CALLS_MAX", 10**9)
+        async with anyio.create_task_group() as group:
+            for _call in range(REQUESTS_MAX + 50):
+                group.start_soon(world.connection.call, "x", {})
+            await anyio.sleep(1)
+            assert len(world.requests) == REQUESTS_MAX
+            while len(world.requests) < REQUESTS_MAX + 50:
+                for request in list(world.requests):
                     request.reply(None)
-
-    play(scenario)
+                await anyio.sleep(0.1)
+            for request in world.requests:
+                request.reply(None)
 
 
 @BACKENDS
@@ -254,217 +244,182 @@ def test_a_bug_in_a_handler_is_an_internal_error_for_its_request_only() -> None:
     play(scenario)
 
 
-def test_an_answer_that_cannot_be_sent_is_an_error_for_its_request() -> None:
+@played
+async def test_an_answer_that_cannot_be_sent_is_an_error_for_its_request(network: SimulatedNetwork) -> None:
     """Not a silent wait until the time is over."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with connected(network, lambda request: request.reply(object())) as world:
-            with pytest.raises(BadRequest):
-                await world.connection.call("x", {})
-
-    play(scenario)
+    async with connected(network, lambda request: request.reply(object())) as world:
+        with pytest.raises(BadRequest):
+            await world.connection.call("x", {})
 
 
 @BACKENDS
-def test_a_call_given_up_is_withdrawn_at_the_server(backend: str) -> None:
+@played
+async def test_a_call_given_up_is_withdrawn_at_the_server(network: SimulatedNetwork, backend: str) -> None:
     """The server hears of it and need not answer."""
+    withdrawn = anyio.Event()
 
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        withdrawn = anyio.Event()
+    def dispatch(request: Request) -> None:
+        request.on_cancel = withdrawn.set
 
-        def dispatch(request: Request) -> None:
-            request.on_cancel = withdrawn.set
-
-        async with connected(network, dispatch) as world:
-            async with anyio.create_task_group() as group:
-                group.start_soon(world.connection.call, "x", {})
-                await world.asked(1)
-                group.cancel_scope.cancel()
-            await withdrawn.wait()
-            assert not world.requests[0].open
-            assert len(world.connection._calls) == 0
-
-    play(scenario, backend=backend)
+    async with connected(network, dispatch) as world:
+        async with anyio.create_task_group() as group:
+            group.start_soon(world.connection.call, "x", {})
+            await world.asked(1)
+            group.cancel_scope.cancel()
+        await withdrawn.wait()
+        assert not world.requests[0].open
+        assert len(world.connection._calls) == 0
 
 
 @BACKENDS
-def test_a_call_without_answer_times_out_and_is_withdrawn(backend: str) -> None:
+@played
+async def test_a_call_without_answer_times_out_and_is_withdrawn(network: SimulatedNetwork, backend: str) -> None:
     """With the time it was given."""
+    withdrawn = anyio.Event()
 
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        withdrawn = anyio.Event()
+    def dispatch(request: Request) -> None:
+        request.on_cancel = withdrawn.set
 
-        def dispatch(request: Request) -> None:
-            request.on_cancel = withdrawn.set
-
-        async with connected(network, dispatch) as world:
-            with pytest.raises(TimedOut):
-                await world.connection.call("x", {}, timeout_ms=20)
-            await withdrawn.wait()
-
-    play(scenario, backend=backend)
+    async with connected(network, dispatch) as world:
+        with pytest.raises(TimedOut):
+            await world.connection.call("x", {}, timeout_ms=20)
+        await withdrawn.wait()
 
 
-def test_an_answer_that_crossed_the_withdrawal_goes_to_late() -> None:
+@played
+async def test_an_answer_that_crossed_the_withdrawal_goes_to_late(network: SimulatedNetwork) -> None:
     """Granted tasks must not be lost when the caller no longer waits."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        network.delay("a", "b", delay_ms=50)
-        async with connected(network, echo) as world:
-            late: list[Any] = []
-            with pytest.raises(TimedOut):
-                await world.connection.call("claim", {"n": 1}, timeout_ms=75, late=late.append)
-            await anyio.sleep(1)
-            assert late == [{"n": 1}]
-
-    play(scenario)
+    network.delay("a", "b", delay_ms=50)
+    async with connected(network, echo) as world:
+        late: list[Any] = []
+        with pytest.raises(TimedOut):
+            await world.connection.call("claim", {"n": 1}, timeout_ms=75, late=late.append)
+        await anyio.sleep(1)
+        assert late == [{"n": 1}]
 
 
 @BACKENDS
-def test_a_connection_that_breaks_fails_its_calls(backend: str) -> None:
+@played
+async def test_a_connection_that_breaks_fails_its_calls(network: SimulatedNetwork, backend: str) -> None:
     """What was sent is `Unknown`; what was not is `Unavailable`."""
+    async with connected(network, later) as world:
 
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with connected(network, later) as world:
+        async def cut() -> None:
+            await world.asked(2)
+            network.cut("a", "b")
 
-            async def cut() -> None:
-                await world.asked(2)
-                network.cut("a", "b")
+        found = await together(world.connection.call("x", {}), world.connection.call("x", {}), cut())
+        assert [type(error) for error in found[:2]] == [Unknown, Unknown]
+        await world.connection.closed.wait()
+        with pytest.raises(Unavailable, match="no connection"):
+            await world.connection.call("x", {})
 
-            found = await together(world.connection.call("x", {}), world.connection.call("x", {}), cut())
-            assert [type(error) for error in found[:2]] == [Unknown, Unknown]
-            await world.connection.closed.wait()
-            with pytest.raises(Unavailable, match="no connection"):
+
+@played
+async def test_requests_are_withdrawn_when_their_caller_is_gone(network: SimulatedNetwork) -> None:
+    """The server stops work without a caller."""
+    withdrawn = anyio.Event()
+
+    def dispatch(request: Request) -> None:
+        request.on_cancel = withdrawn.set
+
+    async with connected(network, dispatch) as world, anyio.create_task_group() as group:
+
+        async def call() -> None:
+            with pytest.raises(Unknown):
                 await world.connection.call("x", {})
 
-    play(scenario, backend=backend)
+        group.start_soon(call)
+        await world.asked(1)
+        network.cut("b")
+        await withdrawn.wait()
 
 
-def test_requests_are_withdrawn_when_their_caller_is_gone() -> None:
-    """The server stops work without a caller."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        withdrawn = anyio.Event()
-
-        def dispatch(request: Request) -> None:
-            request.on_cancel = withdrawn.set
-
-        async with connected(network, dispatch) as world, anyio.create_task_group() as group:
-
-            async def call() -> None:
-                with pytest.raises(Unknown):
-                    await world.connection.call("x", {})
-
-            group.start_soon(call)
-            await world.asked(1)
-            network.cut("b")
-            await withdrawn.wait()
-
-    play(scenario)
-
-
-def test_a_silent_peer_is_noticed_while_a_long_call_waits() -> None:
+@played
+async def test_a_silent_peer_is_noticed_while_a_long_call_waits(network: SimulatedNetwork) -> None:
     """Packets vanish: no error comes, so signs of life are asked for."""
+    async with connected(network, later) as world:
 
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with connected(network, later) as world:
-
-            async def part() -> None:
-                await world.asked(1)
-                network.part(["a"], ["b"])
-
-            start = anyio.current_time()
-            found = await together(world.connection.call("claim", {}, timeout_ms=600_000), part())
-            assert isinstance(found[0], Unknown)
-            assert anyio.current_time() - start <= 4 * connection_module.PING_AFTER_S
-
-    play(scenario)
-
-
-def test_a_peer_that_only_waits_is_not_taken_for_dead() -> None:
-    """A long poll of minutes goes through."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with connected(network, later) as world:
-
-            async def answer() -> None:
-                await anyio.sleep(300)
-                world.requests[0].reply("at last")
-
-            assert (await together(world.connection.call("x", {}, timeout_ms=600_000), answer()))[0] == "at last"
-
-    play(scenario)
-
-
-def test_notices_need_no_answer() -> None:
-    """One-way messages reach the dispatch and need no answer."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with connected(network, echo) as world:
-            world.connection.notify("hint", {"n": 1})
+        async def part() -> None:
             await world.asked(1)
-            assert world.requests[0].one_way
-            assert await world.connection.call("x", {}) == {}
+            network.part(["a"], ["b"])
 
-    play(scenario)
-
-
-def test_connecting_to_nobody_is_unavailable_in_time() -> None:
-    """Refused at once, or after the time given when packets vanish."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        with pytest.raises(Unavailable, match="nobody listens"):
-            async with opened(network.host("b"), "a:1", hello=Hello()):
-                pass
-        network.part(["a"], ["b"])
         start = anyio.current_time()
-        with pytest.raises(Unavailable, match="in time|did not answer"):
-            async with opened(network.host("b"), "a:1", hello=Hello(), timeout_ms=500):
-                pass
-        assert anyio.current_time() - start <= 1
-
-    play(scenario)
+        found = await together(world.connection.call("claim", {}, timeout_ms=600_000), part())
+        assert isinstance(found[0], Unknown)
+        assert anyio.current_time() - start <= 4 * connection_module.PING_AFTER_S
 
 
-def test_an_error_of_the_body_leaves_a_connection_as_it_is() -> None:
+@played
+async def test_a_peer_that_only_waits_is_not_taken_for_dead(network: SimulatedNetwork) -> None:
+    """A long poll of minutes goes through."""
+    async with connected(network, later) as world:
+
+        async def answer() -> None:
+            await anyio.sleep(300)
+            world.requests[0].reply("at last")
+
+        assert (await together(world.connection.call("x", {}, timeout_ms=600_000), answer()))[0] == "at last"
+
+
+@played
+async def test_notices_need_no_answer(network: SimulatedNetwork) -> None:
+    """One-way messages reach the dispatch and need no answer."""
+    async with connected(network, echo) as world:
+        world.connection.notify("hint", {"n": 1})
+        await world.asked(1)
+        assert world.requests[0].one_way
+        assert await world.connection.call("x", {}) == {}
+
+
+@played
+async def test_connecting_to_nobody_is_unavailable_in_time(network: SimulatedNetwork) -> None:
+    """Refused at once, or after the time given when packets vanish."""
+    with pytest.raises(Unavailable, match="nobody listens"):
+        async with opened(network.host("b"), "a:1", hello=Hello()):
+            pass
+    network.part(["a"], ["b"])
+    start = anyio.current_time()
+    with pytest.raises(Unavailable, match="in time|did not answer"):
+        async with opened(network.host("b"), "a:1", hello=Hello(), timeout_ms=500):
+            pass
+    assert anyio.current_time() - start <= 1
+
+
+@played
+async def test_an_error_of_the_body_leaves_a_connection_as_it_is(network: SimulatedNetwork) -> None:
     """It is not wrapped in an exception group."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        caught = []
-        async with connected(network, echo) as world:
-            try:
-                async with opened(network.host("b"), world.connection.address, hello=Hello()):
-                    raise KeyError("mine")
-            except KeyError as error:
-                caught.append(error)
-        assert len(caught) == 1
-
-    play(scenario)
+    caught = []
+    async with connected(network, echo) as world:
+        try:
+            async with opened(network.host("b"), world.connection.address, hello=Hello()):
+                raise KeyError("mine")
+        except KeyError as error:
+            caught.append(error)
+    assert len(caught) == 1
 
 
-def test_a_server_that_answers_garbage_breaks_the_connection_only() -> None:
+@played
+async def test_a_server_that_answers_garbage_breaks_the_connection_only(network: SimulatedNetwork) -> None:
     """The call fails; nothing hangs."""
 
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async def handler(stream: ByteStream) -> None:
-            await serve(stream, hello=Hello(), dispatch=lambda request: garbage(request, stream))
+    async def handler(stream: ByteStream) -> None:
+        await serve(stream, hello=Hello(), dispatch=lambda request: garbage(request, stream))
 
-        def garbage(request: Request, stream: ByteStream) -> None:
-            request.reply(b"x" * 10)
-            request._exchange.outlet.put(b"\x01\x00\x00\x00\xc1")
+    def garbage(request: Request, stream: ByteStream) -> None:
+        request.reply(b"x" * 10)
+        request._exchange.outlet.put(b"\x01\x00\x00\x00\xc1")
 
-        async with anyio.create_task_group() as group:
-            address = await group.start(
-                lambda task_status: network.host("a").serve("a:1", handler, task_status=task_status)
-            )
-            async with opened(network.host("b"), address, hello=Hello()) as connection:
-                assert await connection.call("x", {}) == b"x" * 10
-                await connection.closed.wait()
-                with pytest.raises(Unavailable):
-                    await connection.call("x", {})
-            group.cancel_scope.cancel()
-
-    play(scenario)
+    async with anyio.create_task_group() as group:
+        address = await group.start(
+            lambda task_status: network.host("a").serve("a:1", handler, task_status=task_status)
+        )
+        async with opened(network.host("b"), address, hello=Hello()) as connection:
+            assert await connection.call("x", {}) == b"x" * 10
+            await connection.closed.wait()
+            with pytest.raises(Unavailable):
+                await connection.call("x", {})
+        group.cancel_scope.cancel()
 
 
 @BACKENDS

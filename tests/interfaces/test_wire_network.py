@@ -13,7 +13,7 @@ from anyio.abc import ByteStream
 
 from onyxq.errors import Unavailable
 from simulation.world.network import BUFFER_BYTES_MAX, SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, play
+from tests.interfaces.fake_service import FakeCluster, play, played
 
 
 @asynccontextmanager
@@ -37,77 +37,65 @@ async def ends(network: SimulatedNetwork) -> AsyncIterator[tuple[ByteStream, Byt
         group.cancel_scope.cancel()
 
 
-def test_bytes_arrive_in_order_after_the_delay() -> None:
+@played
+async def test_bytes_arrive_in_order_after_the_delay(network: SimulatedNetwork) -> None:
     """This holds if the delay becomes shorter meanwhile."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with ends(network) as (near, far):
-            start = anyio.current_time()
-            network.delay("a", "b", delay_ms=100)
-            await near.send(b"first")
-            network.delay("a", "b", delay_ms=0)
-            await near.send(b"second")
-            assert await far.receive() == b"first"
-            assert anyio.current_time() - start == pytest.approx(0.1)
-            assert await far.receive() == b"second"
-
-    play(scenario)
+    async with ends(network) as (near, far):
+        start = anyio.current_time()
+        network.delay("a", "b", delay_ms=100)
+        await near.send(b"first")
+        network.delay("a", "b", delay_ms=0)
+        await near.send(b"second")
+        assert await far.receive() == b"first"
+        assert anyio.current_time() - start == pytest.approx(0.1)
+        assert await far.receive() == b"second"
 
 
-def test_a_partition_holds_bytes_back_until_it_heals() -> None:
+@played
+async def test_a_partition_holds_bytes_back_until_it_heals(network: SimulatedNetwork) -> None:
     """TCP repeats lost bytes: they are late, but complete and in order."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with ends(network) as (near, far):
-            await near.send(b"before")
-            network.part(["a"], ["b", "c"])
-            await near.send(b"after")
-            await near.aclose()
-            with anyio.move_on_after(60) as waited:
-                await far.receive()
-            assert waited.cancelled_caught
-            with pytest.raises(Unavailable):
-                await network.host("a").connect("b:40000", timeout_ms=1_000)
-            network.heal()
-            assert [await far.receive(), await far.receive()] == [b"before", b"after"]
-            with pytest.raises(anyio.EndOfStream):
-                await far.receive()
-
-    play(scenario)
-
-
-def test_a_cut_breaks_both_ends_at_once() -> None:
-    """This includes a task that waits in receive."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with ends(network) as (near, far), anyio.create_task_group() as group:
-
-            async def wait() -> None:
-                with pytest.raises(anyio.BrokenResourceError):
-                    await far.receive()
-
-            group.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            network.cut("a", "b")
-            with pytest.raises(anyio.BrokenResourceError):
-                await near.send(b"x")
-
-    play(scenario)
-
-
-def test_a_sender_waits_while_nobody_receives() -> None:
-    """A stream holds a bounded number of bytes."""
-
-    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
-        async with ends(network) as (near, far):
-            await near.send(bytes(BUFFER_BYTES_MAX))
-            with anyio.move_on_after(60) as waited:
-                await near.send(b"more")
-            assert waited.cancelled_caught
+    async with ends(network) as (near, far):
+        await near.send(b"before")
+        network.part(["a"], ["b", "c"])
+        await near.send(b"after")
+        await near.aclose()
+        with anyio.move_on_after(60) as waited:
             await far.receive()
-            await near.send(b"more")
+        assert waited.cancelled_caught
+        with pytest.raises(Unavailable):
+            await network.host("a").connect("b:40000", timeout_ms=1_000)
+        network.heal()
+        assert [await far.receive(), await far.receive()] == [b"before", b"after"]
+        with pytest.raises(anyio.EndOfStream):
+            await far.receive()
 
-    play(scenario)
+
+@played
+async def test_a_cut_breaks_both_ends_at_once(network: SimulatedNetwork) -> None:
+    """This includes a task that waits in receive."""
+    async with ends(network) as (near, far), anyio.create_task_group() as group:
+
+        async def wait() -> None:
+            with pytest.raises(anyio.BrokenResourceError):
+                await far.receive()
+
+        group.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        network.cut("a", "b")
+        with pytest.raises(anyio.BrokenResourceError):
+            await near.send(b"x")
+
+
+@played
+async def test_a_sender_waits_while_nobody_receives(network: SimulatedNetwork) -> None:
+    """A stream holds a bounded number of bytes."""
+    async with ends(network) as (near, far):
+        await near.send(bytes(BUFFER_BYTES_MAX))
+        with anyio.move_on_after(60) as waited:
+            await near.send(b"more")
+        assert waited.cancelled_caught
+        await far.receive()
+        await near.send(b"more")
 
 
 def test_the_same_seed_cuts_the_bytes_in_the_same_places() -> None:
