@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,11 @@ def test_flows_are_listed_by_state(client: Client, queue: str) -> None:
     task = client.enqueue(queue, json.dumps({"digest": "", "runs": [[flow.ids[0].hex(), 1, "q", []]]}).encode())
     assert flow.id in [one["id"] for one in client.flows("waiting")["flows"]]
     assert flow.id in [one["id"] for one in client.flows(newest_first=True)["flows"]]
+    began_s = time.monotonic()
     for call in (client.flow, client.cancel_flow, client.wait_flow):
         with pytest.raises(NotFound):
             call(task)
+    assert time.monotonic() - began_s < 10, "the wait is refused at once, not after its first 20 s"
     flow.cancel()
     assert flow.id in [one["id"] for one in client.flows("cancelled")["flows"]]
     assert flow.id not in [one["id"] for one in client.flows("waiting")["flows"]]

@@ -217,6 +217,7 @@ class Flows:
     async def wait(self, args: WaitFlow) -> FlowView:
         """Return a flow once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
         until = trio.current_time() + args.wait_ms / 1000
+        await self._flow(args.id)  # refuses another kind of task now, not when that has ended
         while True:
             left_s = max(0.0, until - trio.current_time())
             found = await self._flow(args.id, wait_ms=int(1000 * left_s))
