@@ -14,7 +14,7 @@ from onyxq.interfaces.cli.processes.worker import bounds
 from onyxq.worker import Worker, loop, slot_count
 from onyxq.worker.slot_count import UNUSED_LOOKS, Scaling
 from simulation.world.network import SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, FakePeer, play
+from tests.interfaces.fake_service import FakeCluster, FakePeer, played
 from tests.interfaces.test_worker_processes import gone, work
 from tests.interfaces.worker_world import a_call, until, with_worker
 
@@ -57,35 +57,34 @@ def test_slots_that_are_not_used_go_after_a_while() -> None:
     assert set(found[2 * UNUSED_LOOKS - 10 : 2 * UNUSED_LOOKS]) <= {5, 6, 7}
 
 
-def test_a_worker_grows_with_its_backlog_and_shrinks_after_it() -> None:
+@played
+async def test_a_worker_grows_with_its_backlog_and_shrinks_after_it(
+    cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
     """A backlog of long tasks uses all allowed slots; after it, one long task uses few."""
+    most_running = 0
 
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+    async def body(claim: Claim) -> None:
+        nonlocal most_running
+        most_running = max(most_running, worker.running)
+        await anyio.sleep(5)
+
+    worker = Worker(body, queues=["q"], concurrency=1, concurrency_max=8)
+
+    async def inside(client: AsyncClient, peer: FakePeer) -> None:
+        nonlocal most_running
+        await client.enqueue_many("q", [b""] * 100)
+        await until(lambda: len(cluster.outcomes) == 100)
+        assert most_running == 8
+        await anyio.sleep(3 * UNUSED_LOOKS)
         most_running = 0
+        await client.enqueue_many("q", [b""] * 2)
+        await until(lambda: most_running > 0)
+        assert worker.running == 1
+        await until(lambda: len(cluster.outcomes) == 102)
+        worker.stop()
 
-        async def body(claim: Claim) -> None:
-            nonlocal most_running
-            most_running = max(most_running, worker.running)
-            await anyio.sleep(5)
-
-        worker = Worker(body, queues=["q"], concurrency=1, concurrency_max=8)
-
-        async def inside(client: AsyncClient, peer: FakePeer) -> None:
-            nonlocal most_running
-            await client.enqueue_many("q", [b""] * 100)
-            await until(lambda: len(cluster.outcomes) == 100)
-            assert most_running == 8
-            await anyio.sleep(3 * UNUSED_LOOKS)
-            most_running = 0
-            await client.enqueue_many("q", [b""] * 2)
-            await until(lambda: most_running > 0)
-            assert worker.running == 1
-            await until(lambda: len(cluster.outcomes) == 102)
-            worker.stop()
-
-        await with_worker(cluster, network, worker, inside)
-
-    play(scenario)
+    await with_worker(cluster, network, worker, inside)
 
 
 def test_processes_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> None:
