@@ -19,6 +19,7 @@ Number: TypeAlias = int | float
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SERIES_MAX = 10_000
+"""Most series of a metric."""
 OTHER = "(other)"
 TASK_EVENTS = ("enqueued", "claimed", "completed", "failed", "retried", "released", "expired", "cancelled")
 SECONDS: tuple[float, ...] = (
@@ -57,11 +58,10 @@ class _Series:
 
     kind: ClassVar[str]
 
-    def __init__(self, name: str, doc: str, *labels: str, series_max: int = SERIES_MAX) -> None:
+    def __init__(self, name: str, doc: str, *labels: str) -> None:
         self.name = name
         self.doc = doc
         self.labels = labels
-        self._series_max = series_max
         self._values: dict[Labels, Number] = {}
 
     def _check(self, labels: Labels) -> None:
@@ -70,7 +70,7 @@ class _Series:
 
     def replace(self, values: Mapping[Labels, Number]) -> None:
         """Set all series at once; series that are not named are removed."""
-        self._values = dict(sorted(values.items())[: self._series_max])
+        self._values = dict(sorted(values.items())[:SERIES_MAX])
 
     def render(self) -> Iterator[str]:
         yield from _head(self.name, self.kind, self.doc)
@@ -83,14 +83,12 @@ class Counter(_Series):
 
     kind = "counter"
 
-    def __init__(
-        self, name: str, doc: str, *labels: str, values: Sequence[str] = (), series_max: int = SERIES_MAX
-    ) -> None:
+    def __init__(self, name: str, doc: str, *labels: str, values: Sequence[str] = ()) -> None:
         """Declare a counter; ``values``: all values of the last label.
 
         Their series appear together, at 0: Prometheus sees no increase where a series appears with its first count.
         """
-        super().__init__(name, doc, *labels, series_max=series_max)
+        super().__init__(name, doc, *labels)
         self._last = tuple(values)
         if not labels:
             self._values[()] = 0
@@ -107,7 +105,7 @@ class Counter(_Series):
 
     def _add_new(self, labels: Labels, n: Number) -> None:
         self._check(labels)
-        if len(self._values) >= self._series_max:
+        if len(self._values) >= SERIES_MAX:
             labels = (OTHER, *labels[1:])
         for value in self._last:
             self._values.setdefault((*labels[:-1], value), 0)
@@ -133,7 +131,7 @@ class Gauge(_Series):
     def set(self, value: Number, *labels: str) -> None:
         """Set a series to its present value."""
         self._check(labels)
-        if labels in self._values or len(self._values) < self._series_max:
+        if labels in self._values or len(self._values) < SERIES_MAX:
             self._values[labels] = value
 
     def value(self, *labels: str) -> Number | None:
@@ -186,11 +184,11 @@ class Histogram:
 class Metrics:
     """All metrics of a node; times are in seconds, as Prometheus requires."""
 
-    def __init__(self, *, version: str = __version__, series_max: int = SERIES_MAX) -> None:
-        self._add_tasks(series_max)
+    def __init__(self, *, version: str = __version__) -> None:
+        self._add_tasks()
         self._add_log()
         self._add_claims()
-        self._add_jobs(series_max)
+        self._add_jobs()
         self._add_copies()
         self._add_store()
         self._add_timers()
@@ -198,15 +196,10 @@ class Metrics:
         self.build_info.set(1, version)
         self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]
 
-    def _add_tasks(self, series_max: int) -> None:
+    def _add_tasks(self) -> None:
         """Add metrics by queue; their number of series is bounded, because users name queues."""
         self.tasks = Counter(
-            "onyxq_tasks_total",
-            f"Tasks by event: {', '.join(TASK_EVENTS)}.",
-            "queue",
-            "event",
-            values=TASK_EVENTS,
-            series_max=series_max,
+            "onyxq_tasks_total", f"Tasks by event: {', '.join(TASK_EVENTS)}.", "queue", "event", values=TASK_EVENTS
         )
         self.task_wait_seconds = Histogram(
             "onyxq_task_wait_seconds", "Time from when a task was due until it was claimed."
@@ -214,14 +207,9 @@ class Metrics:
         self.task_run_seconds = Histogram(
             "onyxq_task_run_seconds", "Time from a task's claim until its worker completed or failed it, each attempt."
         )
-        self.queue_depth = Gauge(
-            "onyxq_queue_depth", "Tasks of the partitions led here, by state.", "queue", "state", series_max=series_max
-        )
+        self.queue_depth = Gauge("onyxq_queue_depth", "Tasks of the partitions led here, by state.", "queue", "state")
         self.queue_oldest_seconds = Gauge(
-            "onyxq_queue_oldest_seconds",
-            "Age of the oldest ready task of the partitions led here.",
-            "queue",
-            series_max=series_max,
+            "onyxq_queue_oldest_seconds", "Age of the oldest ready task of the partitions led here.", "queue"
         )
 
     def _add_log(self) -> None:
@@ -241,51 +229,36 @@ class Metrics:
             "onyxq_prepared_transactions", "Parts of transactions kept here that are neither settled nor given up."
         )
 
-    def _add_jobs(self, series_max: int) -> None:
+    def _add_jobs(self) -> None:
         """Add metrics of jobs; the number of series by job is bounded, because users name jobs and inputs."""
         self.spark_host_up = Gauge("onyxq_spark_host_up", "1 while the peer's Spark host has its session open.")
         self.jobs_driven = Gauge("onyxq_jobs_driven", "Jobs driven here: starting, running, pausing.", "state")
         self.job_failures = Counter("onyxq_job_failures_total", "Runs of jobs driven here that failed.")
         self.job_rows = Counter(
-            "onyxq_job_rows_total",
-            "Rows that a job driven here has read, each counted once.",
-            "spark_job",
-            "input",
-            series_max=series_max,
+            "onyxq_job_rows_total", "Rows that a job driven here has read, each counted once.", "spark_job", "input"
         )
         self.job_lag_rows = Gauge(
             "onyxq_job_lag_rows",
             "Rows that a job driven here has still to read, those of its present batch included.",
             "spark_job",
             "input",
-            series_max=series_max,
         )
         self.job_late_rows = Counter(
             "onyxq_job_late_rows_total",
             "Rows that came too late for windows and joins of a job driven here.",
             "spark_job",
-            series_max=series_max,
         )
         self.job_watermark_seconds = Gauge(
             "onyxq_job_watermark_timestamp_seconds",
             "Watermark of a job driven here: windows that end before it are complete.",
             "spark_job",
-            series_max=series_max,
         )
         self.job_batch_seconds = Gauge(
-            "onyxq_job_batch_seconds",
-            "Time that the last batch of a job driven here took.",
-            "spark_job",
-            series_max=series_max,
+            "onyxq_job_batch_seconds", "Time that the last batch of a job driven here took.", "spark_job"
         )
-        self.job_state_rows = Gauge(
-            "onyxq_job_state_rows", "Rows in the state of a job driven here.", "spark_job", series_max=series_max
-        )
+        self.job_state_rows = Gauge("onyxq_job_state_rows", "Rows in the state of a job driven here.", "spark_job")
         self.job_state_bytes = Gauge(
-            "onyxq_job_state_bytes",
-            "Memory that the state of a job driven here takes.",
-            "spark_job",
-            series_max=series_max,
+            "onyxq_job_state_bytes", "Memory that the state of a job driven here takes.", "spark_job"
         )
 
     def _add_copies(self) -> None:

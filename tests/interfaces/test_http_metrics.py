@@ -63,13 +63,15 @@ def test_histograms_are_cumulative() -> None:
     ]
 
 
-def test_the_number_of_series_is_bounded() -> None:
+def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of queues come from users; above the bound they are counted together."""
-    metrics = Metrics(series_max=2 * len(TASK_EVENTS))
+    monkeypatch.setattr("onyxq.system.metrics.SERIES_MAX", 2 * len(TASK_EVENTS))
+    metrics = Metrics()
     for number in range(5):
         metrics.tasks.add(f"q{number}", "enqueued")
     assert metrics.tasks.value(OTHER, "enqueued") == 3
-    gauge = Gauge("g", "doc", "queue", series_max=2)
+    monkeypatch.setattr("onyxq.system.metrics.SERIES_MAX", 2)
+    gauge = Gauge("g", "doc", "queue")
     gauge.replace({(f"q{number}",): number for number in range(5)})
     assert [line for line in gauge.render() if line.startswith("g{")] == ['g{queue="q0"} 0', 'g{queue="q1"} 1']
 

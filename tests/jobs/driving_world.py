@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from onyxq.core.replica import Job as Known
 from onyxq.jobs.model import Function, Input, Job, Output
 from simulation.world.world import Options, SimulatedNode, World, simulate
 from tests.jobs.fake_host import FakeHosts, FakeLink
+from tests.own_arguments import AsyncTest, Decorator, seen_by_pytest
 
 SLOTS = 4
 STEADY = Options(clock_offset_ms=0)
@@ -113,6 +115,15 @@ def on_stage(
             await play(Stage(world, client.client, hosts))
 
     simulate(workload, seed=seed, options=options, started=False)
+
+
+def staged(**how: Any) -> Decorator:
+    """Return a decorator that runs an async test with its ``stage``, as `on_stage` does; pytest gives the rest."""
+
+    def decorated(test: AsyncTest) -> Callable[..., None]:
+        return seen_by_pytest(test, ("stage",), lambda **given: on_stage(partial(test, **given), **how))
+
+    return decorated
 
 
 def completion(stage: Stage, name: str, version: int) -> complete_job.Args:

@@ -11,7 +11,7 @@ import trio
 from onyxq.jobs.progress import INPUTS_MAX, POINTS_MAX, BatchReport, Progress, reported, shown_of, unpacked
 from onyxq.node.jobs.job_series import KEPT_S, JobSeries
 from onyxq.system.metrics import Metrics
-from tests.jobs.driving_world import Stage, on_stage, submit
+from tests.jobs.driving_world import Stage, staged, submit
 
 BYTES_MAX = 8 << 10
 
@@ -104,9 +104,10 @@ def test_series_of_an_ended_job_go_away() -> None:
     assert 'spark_job="one"' not in metrics.text() and 'spark_job="two"' in metrics.text()
 
 
-def test_the_number_of_series_is_bounded() -> None:
+def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Users name jobs and inputs."""
-    metrics = Metrics(series_max=3)
+    monkeypatch.setattr("onyxq.system.metrics.SERIES_MAX", 3)
+    metrics = Metrics()
     JobSeries(metrics).show({f"job-{number}": after(report(0)) for number in range(9)}, 0.0)
     assert sum(line.startswith("onyxq_job_rows_total{") for line in metrics.text().splitlines()) == 3
 
@@ -124,92 +125,81 @@ async def progress_at(stage: Stage, batch: int) -> dict[str, Any]:
     return found
 
 
-def test_the_figures_of_a_job_are_known_after_its_end() -> None:
+@staged()
+async def test_the_figures_of_a_job_are_known_after_its_end(stage: Stage) -> None:
     """The log has them, also once its driver is gone and a collection has taken the job."""
-
-    async def play(stage: Stage) -> None:
-        await submit(stage)
-        await stage.ready()
-        for batch, rows in enumerate((800, 12, 0)):
-            stage.say("progress", progress={"batch": batch, "rows": rows, "inputs": {"in": rows}, "late": {"w": 518}})
-        driver = stage.driver()
-        stage.say("completed")
-        assert (await stage.ended()).state == "completed"
-        await stage.world.stop_node(driver)
-        for collected in (False, True):
-            if collected:
-                await stage.client.gc()
-                await stage.until(lambda: "j" not in stage.world.audit.replica.jobs, "the job is collected")
-            found = (await stage.client.job("j"))["progress"]
-            assert (found["rows_total"], found["late"], len(found["batches"])) == (812, 518, 3)
-            assert found["inputs"] == {"in": {"rows": 812, "lag": 0}}
-
-    on_stage(play)
+    await submit(stage)
+    await stage.ready()
+    for batch, rows in enumerate((800, 12, 0)):
+        stage.say("progress", progress={"batch": batch, "rows": rows, "inputs": {"in": rows}, "late": {"w": 518}})
+    driver = stage.driver()
+    stage.say("completed")
+    assert (await stage.ended()).state == "completed"
+    await stage.world.stop_node(driver)
+    for collected in (False, True):
+        if collected:
+            await stage.client.gc()
+            await stage.until(lambda: "j" not in stage.world.audit.replica.jobs, "the job is collected")
+        found = (await stage.client.job("j"))["progress"]
+        assert (found["rows_total"], found["late"], len(found["batches"])) == (812, 518, 3)
+        assert found["inputs"] == {"in": {"rows": 812, "lag": 0}}
 
 
-def test_the_figures_of_a_job_that_was_killed_are_kept() -> None:
+@staged()
+async def test_the_figures_of_a_job_that_was_killed_are_kept(stage: Stage) -> None:
     """Its driver records them when it learns of the end."""
-
-    async def play(stage: Stage) -> None:
-        await submit(stage)
-        await stage.ready()
-        stage.say("progress", progress={"batch": 0, "rows": 7})
-        await progress_at(stage, 0)
-        await stage.client.kill_job("j")
-        await stage.until(lambda: bool(stage.job().progress), "its progress is recorded")
-        assert (await stage.client.job("j"))["progress"]["rows_total"] == 7
-
-    on_stage(play)
+    await submit(stage)
+    await stage.ready()
+    stage.say("progress", progress={"batch": 0, "rows": 7})
+    await progress_at(stage, 0)
+    await stage.client.kill_job("j")
+    await stage.until(lambda: bool(stage.job().progress), "its progress is recorded")
+    assert (await stage.client.job("j"))["progress"]["rows_total"] == 7
 
 
-def test_a_row_is_counted_once_whatever_process_dies() -> None:
+@staged()
+async def test_a_row_is_counted_once_whatever_process_dies(stage: Stage) -> None:
     """A host repeats the last batch after a kill; another driver continues from what the log has."""
 
-    async def play(stage: Stage) -> None:
-        async def total(batch: int) -> int:
-            found = await progress_at(stage, batch)
-            assert found["missed_batches"] == 0
-            return int(found["rows_total"])
+    async def total(batch: int) -> int:
+        found = await progress_at(stage, batch)
+        assert found["missed_batches"] == 0
+        return int(found["rows_total"])
 
-        await submit(stage)
-        await stage.ready()
-        first = stage.link()
-        stage.say("progress", progress={"batch": 0, "rows": 5})
-        stage.say("progress", progress={"batch": 1, "rows": 3})
-        assert await total(1) == 8
-        first.die()
-        await stage.until(lambda: stage.link() is not first and bool(stage.link().told("start")), "it starts again")
-        stage.say("progress", progress={"batch": 1, "rows": 3})
-        stage.say("progress", progress={"batch": 2, "rows": 2})
-        assert await total(2) == 10
-        await stage.until(lambda: unpacked(stage.job().progress).rows == 10, "its progress is recorded")
-        version = stage.job().version
-        await stage.world.crash_node(stage.driver())
-        await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
-        stage.say("progress", progress={"batch": 2, "rows": 2})
-        stage.say("progress", progress={"batch": 3, "rows": 90})
-        assert await total(3) == 100
-
-    on_stage(play)
+    await submit(stage)
+    await stage.ready()
+    first = stage.link()
+    stage.say("progress", progress={"batch": 0, "rows": 5})
+    stage.say("progress", progress={"batch": 1, "rows": 3})
+    assert await total(1) == 8
+    first.die()
+    await stage.until(lambda: stage.link() is not first and bool(stage.link().told("start")), "it starts again")
+    stage.say("progress", progress={"batch": 1, "rows": 3})
+    stage.say("progress", progress={"batch": 2, "rows": 2})
+    assert await total(2) == 10
+    await stage.until(lambda: unpacked(stage.job().progress).rows == 10, "its progress is recorded")
+    version = stage.job().version
+    await stage.world.crash_node(stage.driver())
+    await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
+    stage.say("progress", progress={"batch": 2, "rows": 2})
+    stage.say("progress", progress={"batch": 3, "rows": 90})
+    assert await total(3) == 100
 
 
-def test_each_node_answers_with_the_progress() -> None:
+@staged()
+async def test_each_node_answers_with_the_progress(stage: Stage) -> None:
     """Any node asks the driver for it; a report that cannot be read is left out."""
-
-    async def play(stage: Stage) -> None:
-        await submit(stage)
-        await stage.ready()
-        stage.say("progress", progress={"batch": 3, "rows": 12, "rows_per_s": 1.5, "odd": float("nan"), "deep": [1]})
-        stage.say("progress", progress={"batch": 4, "rows": 12, "rows_per_s": float("nan")})
-        await progress_at(stage, 3)
-        for node in stage.world.nodes:
-            assert node.running is not None and node.running.service is not None
-            told = (await node.running.service.call("job.get", {"id": "j"}))["progress"]
-            assert (told["state"], told["host"], told["batch"], told["rows_per_s"]) == ("running", "up", 3, 1.5)
-            assert "odd" not in told and "deep" not in told
-        driver = stage.driver().running
-        assert driver is not None and driver.service is not None
-        text = (await driver.service.call("metrics", {}))["text"]
-        assert "\nonyxq_spark_host_up 1\n" in text and 'onyxq_jobs_driven{state="running"} 1' in text
-
-    on_stage(play)
+    await submit(stage)
+    await stage.ready()
+    stage.say("progress", progress={"batch": 3, "rows": 12, "rows_per_s": 1.5, "odd": float("nan"), "deep": [1]})
+    stage.say("progress", progress={"batch": 4, "rows": 12, "rows_per_s": float("nan")})
+    await progress_at(stage, 3)
+    for node in stage.world.nodes:
+        assert node.running is not None and node.running.service is not None
+        told = (await node.running.service.call("job.get", {"id": "j"}))["progress"]
+        assert (told["state"], told["host"], told["batch"], told["rows_per_s"]) == ("running", "up", 3, 1.5)
+        assert "odd" not in told and "deep" not in told
+    driver = stage.driver().running
+    assert driver is not None and driver.service is not None
+    text = (await driver.service.call("metrics", {}))["text"]
+    assert "\nonyxq_spark_host_up 1\n" in text and 'onyxq_jobs_driven{state="running"} 1' in text
