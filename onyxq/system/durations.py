@@ -19,6 +19,8 @@ Seconds: TypeAlias = float | timedelta | str
 """A duration: a number of seconds, a `timedelta`, or text such as ``"10s"``."""
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SHOWN_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+"""Units of time in milliseconds, and their names for people."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -58,3 +60,16 @@ def as_seconds(value: Seconds, field: str) -> float:
     if isinstance(value, (str, timedelta)):
         return as_milliseconds(value, field) / 1000
     return value
+
+
+def span(ms: int) -> str:
+    """Return a span of time in its largest whole unit: ``250 ms``, ``3 min``, ``2 d``."""
+    return next((f"{ms // size} {unit}" for size, unit in _SHOWN_UNITS if ms >= size), f"{ms} ms")
+
+
+def ago(ms: int, now_ms: int) -> str:
+    """Return how long ago a time was, or how soon it is, in its largest whole unit."""
+    past_ms = now_ms - ms
+    if abs(past_ms) < 1_000:
+        return "now"
+    return f"{span(past_ms)} ago" if past_ms > 0 else f"in {span(-past_ms)}"

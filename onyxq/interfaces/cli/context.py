@@ -19,6 +19,7 @@ from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.core.errors import BadRequest, Conflict, NotFound
 from onyxq.core.texts import whole
 from onyxq.interfaces.cli.output import Output, Timed
+from onyxq.system.durations import ago, span
 from onyxq.system.settings import SETTINGS, Config, Setting
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 ID_DIGITS = 40
 NAMED_MAX = 5
 """Most tasks that an error names."""
-UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
 @frozen
@@ -181,22 +181,10 @@ def clock(ms: int | None) -> str:
     """Return a local time to the second; empty for None."""
     if ms is None:
         return ""
-    return Timed(datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="seconds"), _relative(ms))
+    local = datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="seconds")
+    return Timed(local, ago(ms, round(time.time() * 1000)))
 
 
 def age(ms: int | None) -> str:
     """Return a span of time in seconds; empty for None."""
     return "" if ms is None else Timed(f"{ms / 1000:.0f}s", span(ms))
-
-
-def _relative(ms: int) -> str:
-    """Return how long ago a time was, or how soon it is."""
-    past_ms = round(time.time() * 1000) - ms
-    if abs(past_ms) < 1_000:
-        return "now"
-    return f"{span(past_ms)} ago" if past_ms > 0 else f"in {span(-past_ms)}"
-
-
-def span(ms: int) -> str:
-    """Return a span of time in its largest whole unit."""
-    return next((f"{ms // size} {unit}" for size, unit in UNITS if ms >= size), f"{ms} ms")

@@ -21,7 +21,7 @@ from onyxq.core.ids import ms_of
 from onyxq.core.texts import visible
 from onyxq.history import words
 from onyxq.interfaces.http.endpoint import Call
-from onyxq.interfaces.http.values import plain
+from onyxq.system.durations import ago, span
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -159,37 +159,13 @@ def age(ms: int | None) -> str:
     return "–" if ms is None else words.duration(ms)
 
 
-def iso(ms: int) -> str:
-    """Return a time as pages hold it for programs."""
-    return words.moment(ms).replace(" ", "T")
-
-
-def ago(ms: int, now_ms: int) -> str:
-    """Return how long ago a time was, or how soon it is, in its largest whole unit."""
-    past_ms = now_ms - ms
-    if abs(past_ms) < 1_000:
-        return "now"
-    return f"{span(past_ms)} ago" if past_ms > 0 else f"in {span(-past_ms)}"
-
-
 @pass_context
 def when(context: Context, ms: int | None) -> str:
     """Return how long ago a time was, or how soon it is; the browser shows the exact time under the mouse."""
     if ms is None:
         return "–"
     markup = Markup('<time datetime="{}" title="{}">{}</time>')
-    return markup.format(iso(ms), f"{moment(ms)} UTC", ago(ms, context["now_ms"]))
-
-
-def span(ms: int | None) -> str:
-    """Return a span of time in its largest whole unit: ``250 ms``, ``3 min``, ``2 d``; a dash for None."""
-    if ms is None:
-        return "–"
-    return next((f"{ms // size} {unit}" for size, unit in UNITS if ms >= size), f"{ms} ms")
-
-
-UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
-"""Units of time in milliseconds, and their names."""
+    return markup.format(words.moment(ms).replace(" ", "T"), f"{moment(ms)} UTC", ago(ms, context["now_ms"]))
 
 
 def text_of(data: bytes | None) -> str:
@@ -251,12 +227,10 @@ def _environment() -> Environment:
         "beginning": beginning,
         "cut": cut,
         "ago": ago,
-        "iso": iso,
         "id_moment": lambda task_id: moment(ms_of(task_id)),
-        "span": span,
+        "span": lambda ms: "–" if ms is None else span(ms),
         "when": when,
         "counted": counted,
-        "plain": plain,
         "visible": visible,
         "words": words.title,
         "attempt": words.attempt,
