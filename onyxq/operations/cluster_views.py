@@ -168,18 +168,3 @@ def _peer(replica: Replica, peer: Peer) -> dict[str, Any]:
         "leaving": bool(node and is_leaving(node)),
         "clock_skew_ms": clock_skew_ms(replica, peer.id),
     }
-
-
-def plain(value: Any) -> Any:
-    """Return an entry's arguments as JSON can hold them; bytes become hex."""
-    if attrs.has(type(value)):
-        return {one.name: plain(getattr(value, one.name)) for one in attrs.fields(type(value))}
-    if isinstance(value, bytes):
-        return value.hex()
-    if hasattr(value, "_asdict"):
-        return {name: plain(item) for name, item in value._asdict().items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if hasattr(value, "items"):
-        return {str(key): plain(item) for key, item in sorted(value.items())}
-    return value

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from onyxq.core import facts
+from onyxq.core.diff import plain
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.core.ids import TaskId, callback_of, id_at, mask_of, partition_of
 from onyxq.core.placement import holders
@@ -23,7 +24,6 @@ from onyxq.node.all_leaders import READ_TIMEOUT_S, AllLeaders
 from onyxq.node.node import Node
 from onyxq.node.routing import is_passing, leader_of
 from onyxq.node.task_ends import TaskEnds
-from onyxq.operations import cluster_views
 from onyxq.operations.checks.runs import check_id
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.table.log import GET_LOG, EntryView, GetLog, Log, RecordView
@@ -306,10 +306,7 @@ class Reading:
                     at_ms=record.at_ms,
                     peer=record.peer,
                     problem=record.problem or None,
-                    entries=[
-                        EntryView(entry=one.name, args=cluster_views.plain(one.args), verdict=one.verdict)
-                        for one in record.outcomes
-                    ],
+                    entries=[EntryView(one.name, plain(one.args), one.verdict) for one in record.outcomes],
                 )
                 for record in recent
             ],

@@ -45,56 +45,24 @@ def page(title: str, body: str, *, links: Sequence[tuple[str, str]]) -> str:
     )
 
 
-NUMBER, LONG = "number", "long"
-"""Classes of cells."""
 LONG_CHARS = 40
+"""Most characters of a cell that is not wrapped."""
 
 
-class Html(str):
-    """A cell of a table that is already HTML."""
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], label: str) -> str:
-    """Return an HTML table of plain values, with numbers to the right and long texts wrapped."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(heads)
-    numbers = [_is_numeric(column) for column in columns]
-    head = "".join(
-        f'<th scope="col"{_class(NUMBER * number)}>{escape(text)}</th>'
-        for text, number in zip(heads, numbers, strict=True)
-    )
-    lines = ("".join(map(_cell, row, numbers)) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+def table(heads: Sequence[str], rows: Sequence[Sequence[str | None]], label: str) -> str:
+    """Return an HTML table of texts, with long ones wrapped."""
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return (
         f'<div class="scrolls" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _is_numeric(column: Sequence[Any]) -> bool:
-    known = [cell for cell in column if cell not in (None, "")]
-    return bool(known) and all(type(cell) in (int, float) for cell in known)
-
-
-def _cell(cell: Any, number: bool) -> str:
-    shown = _shown(cell)
-    kind = NUMBER if number else LONG * (isinstance(cell, Html) or len(shown) > LONG_CHARS)
-    return f"<td{_class(kind)}>{shown}</td>"
-
-
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
-
-
-def _shown(cell: Any) -> str:
-    if isinstance(cell, Html):
-        return cell
-    if cell is None or cell == "":
-        return "–"
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    if isinstance(cell, (list, tuple)):
-        return escape(", ".join(map(str, cell))) or "–"
-    return escape(str(cell))
+def _cell(text: str | None) -> str:
+    shown = escape(text) if text else "–"
+    kind = ' class="long"' if len(shown) > LONG_CHARS else ""
+    return f"<td{kind}>{shown}</td>"
 
 
 # --- the documentation --------------------------------------------------------
