@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -19,10 +18,10 @@ from onyxq.core.replica import Job, Replica
 from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.leader.cohort.pending_facts import part_of
 from onyxq.node.node import Node
+from tests.interfaces.live_world import START_S_MAX, in_thread
 
 R = TypeVar("R")
 
-START_S_MAX = 60
 _names = count(1)
 
 
@@ -109,36 +108,6 @@ class JobsCluster:
 
 @contextmanager
 def jobs_cluster(*, peers: int = 3, partitions: int = 16) -> Iterator[JobsCluster]:
-    """A cluster that runs in a thread of its own; raises what made it fail."""
-    up, errors = threading.Event(), list[BaseException]()
-    said: list[tuple[LocalCluster, trio.lowlevel.TrioToken, trio.Event]] = []
-
-    async def main() -> None:
-        stop = trio.Event()
-        async with LocalCluster(peers=peers, config=evolve(LOCAL, partitions=partitions)) as cluster:
-            said.append((cluster, trio.lowlevel.current_trio_token(), stop))
-            up.set()
-            await stop.wait()
-
-    def run() -> None:
-        try:
-            trio.run(main)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            up.set()
-
-    thread = threading.Thread(target=run, name="cluster")
-    thread.start()
-    try:
-        assert up.wait(START_S_MAX), "the cluster did not start in time"
-        if errors:
-            raise errors[0]
-        yield JobsCluster(said[0][0], said[0][1])
-    finally:
-        if said and not errors:
-            said[0][1].run_sync_soon(said[0][2].set)
-        thread.join(START_S_MAX)
-        assert not thread.is_alive(), "the cluster did not stop in time"
-        if errors:
-            raise errors[0]
+    """Run a cluster in a thread of its own; raise its error."""
+    with in_thread(LocalCluster(peers=peers, config=evolve(LOCAL, partitions=partitions))) as (cluster, token):
+        yield JobsCluster(cluster, token)

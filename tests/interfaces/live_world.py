@@ -65,25 +65,29 @@ def running(
     first peer. ``timers``: settings of callbacks. ``http_hosts``: names at which HTTP answers.
     """
     spark: dict[str, Any] = {"spark": True, "slots": slots} if slots else {}
-    up = threading.Event()
-    said: list[LocalCluster] = []
-    errors: list[BaseException] = []
+    config = evolve(
+        LOCAL,
+        http="127.0.0.1:0" if http else None,
+        access=access,
+        certificates=certificates,
+        http_hosts=http_hosts,
+        **spark,
+        **(timers or {}),
+    )
+    platform = Platform(launch_host=launch_host)
+    with in_thread(LocalCluster(peers=peers, config=config, first=first, platform=platform)) as (cluster, _):
+        yield cluster
+
+
+@contextmanager
+def in_thread(cluster: LocalCluster) -> Iterator[tuple[LocalCluster, trio.lowlevel.TrioToken]]:
+    """Run a cluster in a thread of its own, whose trio has the token; raise its error."""
+    up, errors = threading.Event(), list[BaseException]()
     stops: list[tuple[trio.lowlevel.TrioToken, trio.Event]] = []
 
     async def main() -> None:
         stop = trio.Event()
-        config = evolve(
-            LOCAL,
-            http="127.0.0.1:0" if http else None,
-            access=access,
-            certificates=certificates,
-            http_hosts=http_hosts,
-            **spark,
-            **(timers or {}),
-        )
-        platform = Platform(launch_host=launch_host)
-        async with LocalCluster(peers=peers, config=config, first=first, platform=platform) as cluster:
-            said.append(cluster)
+        async with cluster:
             stops.append((trio.lowlevel.current_trio_token(), stop))
             up.set()
             await stop.wait()
@@ -102,7 +106,7 @@ def running(
         assert up.wait(START_S_MAX), "the cluster did not start in time"
         if errors:
             raise errors[0]
-        yield said[0]
+        yield cluster, stops[0][0]
     finally:
         if stops and not errors:
             token, stop = stops[0]
