@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
@@ -20,6 +20,7 @@ from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.client import AsyncClient, Client, JobOutcome, Submitted
 from onyxq.client.asynchronous import ADDRESS
 from onyxq.client.jobs import WAIT_MS
+from onyxq.client.options import known, takes
 from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.history import following
 from onyxq.history.following import Event, LogEntry
@@ -43,139 +44,118 @@ class GcReport:
     origin_bytes: int
 
 
-def gc(
-    connect: str | None = None, *, zookeeper: str | None = None, cluster: str = "main", token: str | None = None
-) -> GcReport:
+class ClusterOptions(TypedDict, total=False):
+    """Where a cluster is found without the address of a peer, and the credential for it."""
+
+    zookeeper: str | None
+    cluster: str
+    token: str | None
+
+
+CLUSTER: ClusterOptions = {"zookeeper": None, "cluster": "main", "token": None}
+
+
+def _client(call: str, connect: str | None, given: ClusterOptions) -> Client:
+    where = known(given, call, CLUSTER)
+    return Client(peers(connect, where["zookeeper"], where["cluster"]), token=where["token"])
+
+
+@takes(ClusterOptions, CLUSTER)
+def gc(connect: str | None = None, **where: Unpack[ClusterOptions]) -> GcReport:
     """Take a snapshot and trim the log before it, through any peer; return once it is trimmed.
 
     Raises `Unavailable` or `TimedOut`.
     """
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("gc", connect, where) as client:
         found = client.call("gc", {}, timeout_ms=GC_TIMEOUT_MS)
     return GcReport(found["position"], found["trimmed"], found["origin_bytes"])
 
 
+@takes(ClusterOptions, CLUSTER)
 def submit_entry(
     entry: str,
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     connect: str | None = None,
-    *,
-    zookeeper: str | None = None,
-    cluster: str = "main",
-    token: str | None = None,
+    **where: Unpack[ClusterOptions],
 ) -> Submitted:
     """Append an entry of an extension to the log, through any peer; see `Client.submit_entry`."""
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("submit_entry", connect, where) as client:
         return client.submit_entry(entry, args)
 
 
+@takes(ClusterOptions, CLUSTER)
 def extension(
-    name: str,
-    connect: str | None = None,
-    *,
-    seen: int | None = None,
-    zookeeper: str | None = None,
-    cluster: str = "main",
-    token: str | None = None,
+    name: str, connect: str | None = None, *, seen: int | None = None, **where: Unpack[ClusterOptions]
 ) -> Any:
     """Return the state of an extension, not older than the position ``seen``; raise `NotFound`."""
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("extension", connect, where) as client:
         return client.extension(name, seen=seen)
 
 
+@takes(ClusterOptions, CLUSTER)
 def submit(
     job: Job,
     connect: str | None = None,
     *,
     keep_ms: Milliseconds | None = None,
     importable: bool = True,
-    zookeeper: str | None = None,
-    cluster: str = "main",
-    token: str | None = None,
+    **where: Unpack[ClusterOptions],
 ) -> str:
     """Submit a job and return its id; to submit the same job again under its id changes nothing.
 
     See `Client.submit_job`. Raises `BadRequest` naming the key at fault, `JobConflict` for another job under the id, or
     `Unavailable`.
     """
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("submit", connect, where) as client:
         return client.submit_job(job, keep_ms=keep_ms, importable=importable)
 
 
-def kill(
-    job_id: str,
-    connect: str | None = None,
-    *,
-    zookeeper: str | None = None,
-    cluster: str = "main",
-    token: str | None = None,
-) -> dict[str, Any]:
+@takes(ClusterOptions, CLUSTER)
+def kill(job_id: str, connect: str | None = None, **where: Unpack[ClusterOptions]) -> dict[str, Any]:
     """End a job and discard its uncommitted work.
 
     Raises `NotFound`, or `Conflict` if it has already ended.
     """
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("kill", connect, where) as client:
         return client.kill_job(job_id)
 
 
+@takes(ClusterOptions, CLUSTER)
 def jobs(
-    connect: str | None = None,
-    *,
-    state: str | None = None,
-    zookeeper: str | None = None,
-    cluster: str = "main",
-    token: str | None = None,
+    connect: str | None = None, *, state: str | None = None, **where: Unpack[ClusterOptions]
 ) -> Sequence[dict[str, Any]]:
     """Return the jobs that the cluster remembers, of one state if given; running jobs first."""
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("jobs", connect, where) as client:
         return client.jobs(state)
 
 
-def job(
-    job_id: str,
-    connect: str | None = None,
-    *,
-    zookeeper: str | None = None,
-    cluster: str = "main",
-    token: str | None = None,
-) -> dict[str, Any]:
+@takes(ClusterOptions, CLUSTER)
+def job(job_id: str, connect: str | None = None, **where: Unpack[ClusterOptions]) -> dict[str, Any]:
     """Return one job: its state, its definition, and its progress; raise `NotFound`."""
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("job", connect, where) as client:
         return client.job(job_id)
 
 
+@takes(ClusterOptions, CLUSTER)
 def wait(
-    job_id: str,
-    connect: str | None = None,
-    *,
-    timeout: Seconds | None = None,
-    zookeeper: str | None = None,
-    cluster: str = "main",
-    token: str | None = None,
+    job_id: str, connect: str | None = None, *, timeout: Seconds | None = None, **where: Unpack[ClusterOptions]
 ) -> JobOutcome:
     """Wait for a job to end and return how it ended; return at once if it has ended already.
 
     ``timeout``: longest wait, in seconds or as text such as ``"10m"``; default: a day. Raises `TimedOut` or `NotFound`.
     """
     wait_ms = WAIT_MS if timeout is None else round(as_seconds(timeout, "timeout") * 1000)
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("wait", connect, where) as client:
         return client.wait_job(job_id, wait_ms)
 
 
-def seal(
-    job_id: str,
-    input: str,
-    connect: str | None = None,
-    *,
-    zookeeper: str | None = None,
-    cluster: str = "main",
-    token: str | None = None,
-) -> dict[str, Any]:
+@takes(ClusterOptions, CLUSTER)
+def seal(job_id: str, input: str, connect: str | None = None, **where: Unpack[ClusterOptions]) -> dict[str, Any]:
     """Seal an input: it gets no more data. The job completes once it has read all there is.
 
     Raises `NotFound`, `BadRequest` if the job has no such input, `Conflict` if the job has ended.
     """
-    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+    with _client("seal", connect, where) as client:
         return client.seal_job(job_id, input)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -45,9 +45,9 @@ class Certificates:
         return bool(self.ca or self.cert or self.key)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Certificates:
+    def from_environment(cls) -> Certificates:
         """Return the files that ``ONYXQ_TLS_CA``, ``ONYXQ_TLS_CERT`` and ``ONYXQ_TLS_KEY`` name."""
-        return cls(*(environment.get(f"ONYXQ_TLS_{name}", "") for name in ("CA", "CERT", "KEY")))
+        return cls(*(os.environ.get(f"ONYXQ_TLS_{name}", "") for name in ("CA", "CERT", "KEY")))
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads, for programs that are started."""

@@ -136,7 +136,6 @@ class Pool:
         self._failed_search: OnyxqError | None = None
         """Error of the last search for a peer, if it found none."""
         self.crowding = Crowding(generator)
-        self._refreshed = anyio.Event()
         self._wanted = anyio.Event()
 
     # calls

@@ -6,12 +6,14 @@ random one. Times are milliseconds of the cluster's clock; values up to 0 are re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from onyxq.core.errors import StoreRefused
 from onyxq.system.durations import Milliseconds, as_milliseconds
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
@@ -105,6 +107,16 @@ class Run(Protocol):
         ...
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncTaskStore, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[TaskStore, P], T]:
+    @functools.wraps(method)
+    def call(self: TaskStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(functools.partial(method, self._store, *args, **kwargs))
+
+    return call
+
+
 class TaskStore:
     """The calls of `AsyncTaskStore` for plain threads; see `Client.task_store`."""
 
@@ -113,37 +125,12 @@ class TaskStore:
         self._store = store
         self.client_id = store.client_id
 
-    def update(
-        self,
-        *,
-        adds: Iterable[Add] = (),
-        changes: Iterable[Change] = (),
-        deletes: Iterable[int] = (),
-        depends: Iterable[int] = (),
-    ) -> list[StoredTask]:
-        """Apply all changes or none, and return the new tasks; see `AsyncTaskStore.update`."""
-        given = {"adds": adds, "changes": changes, "deletes": deletes, "depends": depends}
-        return self._run(lambda: self._store.update(**given))  # type: ignore[arg-type]
-
-    def claim(self, group: str, duration_ms: Milliseconds, *, depends: Iterable[int] = ()) -> StoredTask | None:
-        """Claim a random available task of the group; see `AsyncTaskStore.claim`."""
-        return self._run(lambda: self._store.claim(group, duration_ms, depends=depends))
-
-    def tasks(self, ids: Sequence[int]) -> list[StoredTask | None]:
-        """Return tasks by their ids; see `AsyncTaskStore.tasks`."""
-        return self._run(lambda: self._store.tasks(ids))
-
-    def group(self, group: str, *, limit: int = 0, owned: bool = False) -> list[StoredTask]:
-        """Return a group's tasks by time; see `AsyncTaskStore.group`."""
-        return self._run(lambda: self._store.group(group, limit=limit, owned=owned))
-
-    def groups(self) -> list[str]:
-        """Return the names of groups that have tasks; see `AsyncTaskStore.groups`."""
-        return self._run(self._store.groups)
-
-    def set_limits(self, *, task_bytes_max: int, bytes_max: int) -> None:
-        """Set the largest size of tasks, in bytes; see `AsyncTaskStore.set_limits`."""
-        self._run(lambda: self._store.set_limits(task_bytes_max=task_bytes_max, bytes_max=bytes_max))
+    update = _blocking(AsyncTaskStore.update)
+    claim = _blocking(AsyncTaskStore.claim)
+    tasks = _blocking(AsyncTaskStore.tasks)
+    group = _blocking(AsyncTaskStore.group)
+    groups = _blocking(AsyncTaskStore.groups)
+    set_limits = _blocking(AsyncTaskStore.set_limits)
 
 
 def _tasks(answer: dict[str, Any]) -> list[StoredTask]:

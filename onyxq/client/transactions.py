@@ -23,7 +23,7 @@ from onyxq.client.policy import GatheredOptions, Policy, When
 from onyxq.client.pool import Pool
 from onyxq.client.single import named_by_caller
 from onyxq.client.values import as_id
-from onyxq.core.errors import BadRequest, Conflict, StaleToken
+from onyxq.core.errors import BadRequest, Conflict
 from onyxq.core.facts import pack_task, partition_of_keys
 from onyxq.core.ids import TaskId, counter_of, partition_of
 from onyxq.core.limits import NAME_CHARACTERS_MAX
@@ -315,11 +315,6 @@ def policy_of(queue: str, options: Mapping[str, Any]) -> tuple[Policy, When]:
     policy, when = Policy.of(queue, {"trace": carried(), **options})
     policy.check()
     return policy, when
-
-
-def stale_claims(error: StaleToken) -> list[tuple[bytes, int]]:
-    """Return id and token of each claim that a refused transaction names."""
-    return [(bytes(one[0]), int(one[1])) for one in error.details]
 
 
 def _singly(count: int) -> Iterable[tuple[int, int]]:

@@ -54,15 +54,6 @@ class Change:
     before: Tree
     after: Tree
 
-    def as_map(self) -> dict[str, Tree]:
-        """Return the change as JSON can hold it; absent values are left out."""
-        shown: dict[str, Tree] = {"path": list(self.path)}
-        if self.before is not ABSENT:
-            shown["before"] = self.before
-        if self.after is not ABSENT:
-            shown["after"] = self.after
-        return shown
-
 
 @frozen
 class _Piece:

@@ -126,13 +126,6 @@ def test_changes_are_told_in_words() -> None:
     assert len(render(diff(EMPTY, evolve(EMPTY, extensions=pmap({"x": "y" * 999})))[0])) < 200
 
 
-def test_a_change_as_a_map_leaves_out_what_is_absent(world: World) -> None:
-    """So JSON distinguishes null from a missing value."""
-    shown = [change.as_map() for change in diff(EMPTY, world.now)]
-    assert json.loads(json.dumps(shown)) == shown
-    assert any("before" not in one for one in shown)
-
-
 def test_a_tree_is_plain(world: World) -> None:
     """JSON does not change it."""
     found: list[Replica] = [EMPTY, *world.replicas[::50], world.now]

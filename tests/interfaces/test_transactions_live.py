@@ -12,7 +12,6 @@ import pytest
 
 from onyxq import AsyncClient, Client
 from onyxq.client import Claim
-from onyxq.client.transactions import stale_claims
 from onyxq.errors import BadRequest, Conflict, StaleToken
 from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.worker import Worker, blocking_context, context
@@ -176,7 +175,7 @@ def test_a_blocking_client_commits_at_the_end_of_the_block(cluster: LocalCluster
         assert client.get(claims[1].id).state == "claimed"
         with pytest.raises(StaleToken) as refused:
             client.transact(complete=[claims[0], claims[1]])
-        assert stale_claims(refused.value) == [(claims[0].id, claims[0].token)]
+        assert [(id, token) for id, token, *_ in refused.value.details] == [(claims[0].id, claims[0].token)]
         done = client.transact(complete=[(claims[1], b"late")], enqueue=[{"queue": f"{queue}-out", "data": b"x"}])
         assert client.get(claims[1].id).result == b"late" and len(done.ids) == 1
 
