@@ -11,194 +11,155 @@ from onyxq.core import facts
 from onyxq.core.ids import TaskId, make_id, partition_of
 from onyxq.errors import BadRequest, OnyxqError
 from simulation.workloads import CHURN_AND_MESSAGES
+from simulation.world.clients import RecordingClient
 from simulation.world.faults import storm
-from simulation.world.world import Options, World, simulate
+from simulation.world.world import Options, World
 from tests.simulation.scheduled import STEADY, Tasks
+from tests.simulation.simulated import simulated
 
 
-def test_tasks_of_a_key_are_granted_one_at_a_time_in_order() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_tasks_of_a_key_are_granted_one_at_a_time_in_order(tasks: Tasks) -> None:
     """The second task cannot be claimed before the first is done; a task of another key can."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            for number in range(3):
-                await tasks.put(b"a%d" % number, ordering_key="a")
-            await tasks.put(b"b0", ordering_key="b")
-            first, other = await tasks.take(), await tasks.take()
-            assert {first.data, other.data} == {b"a0", b"b0"}
-            assert await tasks.take(wait_ms=500) is None
-            a = first if first.data == b"a0" else other
-            for number in (1, 2):
-                await tasks.done(a)
-                a = await tasks.take()
-                assert a is not None and a.data == b"a%d" % number
-                assert await tasks.take(wait_ms=300) is None
-
-    simulate(workload, seed=1, options=STEADY)
+    for number in range(3):
+        await tasks.put(b"a%d" % number, ordering_key="a")
+    await tasks.put(b"b0", ordering_key="b")
+    first, other = await tasks.take(), await tasks.take()
+    assert {first.data, other.data} == {b"a0", b"b0"}
+    assert await tasks.take(wait_ms=500) is None
+    a = first if first.data == b"a0" else other
+    for number in (1, 2):
+        await tasks.done(a)
+        a = await tasks.take()
+        assert a is not None and a.data == b"a%d" % number
+        assert await tasks.take(wait_ms=300) is None
 
 
-def test_order_is_that_of_due_times_and_then_of_enqueueing() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_order_is_that_of_due_times_and_then_of_enqueueing(tasks: Tasks) -> None:
     """A delayed task has the place of its due time; immediate tasks keep their order."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            await tasks.put(b"later", ordering_key="k", delay_ms=3_000)
-            await tasks.put(b"soon", ordering_key="k", delay_ms=1_000)
-            await tasks.put(b"1", ordering_key="k")
-            await tasks.put(b"2", ordering_key="k")
-            await trio.sleep(2)
-            await tasks.put(b"3", ordering_key="k")
-            got = []
-            for _ in range(5):
-                claim = await tasks.take()
-                assert claim is not None
-                got.append(claim.data)
-                await tasks.done(claim)
-            assert got == [b"1", b"2", b"soon", b"3", b"later"]
-
-    simulate(workload, seed=1, options=STEADY)
+    await tasks.put(b"later", ordering_key="k", delay_ms=3_000)
+    await tasks.put(b"soon", ordering_key="k", delay_ms=1_000)
+    await tasks.put(b"1", ordering_key="k")
+    await tasks.put(b"2", ordering_key="k")
+    await trio.sleep(2)
+    await tasks.put(b"3", ordering_key="k")
+    got = []
+    for _ in range(5):
+        claim = await tasks.take()
+        assert claim is not None
+        got.append(claim.data)
+        await tasks.done(claim)
+    assert got == [b"1", b"2", b"soon", b"3", b"later"]
 
 
-def test_a_request_with_many_tasks_of_a_key_keeps_their_order() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_a_request_with_many_tasks_of_a_key_keeps_their_order(tasks: Tasks) -> None:
     """This holds even if ids have another order."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            runs = [tasks.run(b"%d" % number, ordering_key="k") for number in range(10)]
-            ids = sorted((run[0] for run in runs), reverse=True)
-            assert all(
-                type(ack) is int
-                for ack in await tasks.send([[one, run[1]] for one, run in zip(ids, runs, strict=True)])
-            )
-            for number in range(10):
-                claim = await tasks.take()
-                assert claim is not None and claim.data == b"%d" % number
-                await tasks.done(claim)
-
-    simulate(workload, seed=1, options=STEADY)
+    runs = [tasks.run(b"%d" % number, ordering_key="k") for number in range(10)]
+    ids = sorted((run[0] for run in runs), reverse=True)
+    assert all(
+        type(ack) is int for ack in await tasks.send([[one, run[1]] for one, run in zip(ids, runs, strict=True)])
+    )
+    for number in range(10):
+        claim = await tasks.take()
+        assert claim is not None and claim.data == b"%d" % number
+        await tasks.done(claim)
 
 
-def test_the_head_of_a_key_is_ready_and_the_others_wait() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_the_head_of_a_key_is_ready_and_the_others_wait(client: RecordingClient, tasks: Tasks) -> None:
     """Get, list and count show this; a failed head waits for its retry, and its key with it."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            ids = [await tasks.put(b"%d" % number, ordering_key="k", backoff_ms=4_000) for number in range(3)]
-            assert [await tasks.state(one) for one in ids] == ["ready", "waiting", "waiting"]
-            counts = (await client.client.count("q"))["q"]
-            assert (counts["ready"], counts["waiting"], counts["total"]) == (1, 2, 3)
-            listed = await client.client.call("list", {"queue": "q", "state": "waiting"})
-            assert [task["id"] for task in listed["tasks"]] == ids[1:]
-            claim = await tasks.take()
-            assert claim is not None
-            assert [await tasks.state(one) for one in ids] == ["claimed", "waiting", "waiting"]
-            await client.fail(claim, "broken")
-            assert [await tasks.state(one) for one in ids] == ["scheduled", "waiting", "waiting"]
-            assert await tasks.take(wait_ms=1_500) is None
-            found = await tasks.get(ids[1])
-            assert (found["ordering_key"], found["unique_key"], found["retries"]) == ("k", None, 25)
-            claim = await tasks.take()
-            assert claim is not None and claim.id == ids[0]
-
-    simulate(workload, seed=1, options=STEADY)
+    ids = [await tasks.put(b"%d" % number, ordering_key="k", backoff_ms=4_000) for number in range(3)]
+    assert [await tasks.state(one) for one in ids] == ["ready", "waiting", "waiting"]
+    counts = (await client.client.count("q"))["q"]
+    assert (counts["ready"], counts["waiting"], counts["total"]) == (1, 2, 3)
+    listed = await client.client.call("list", {"queue": "q", "state": "waiting"})
+    assert [task["id"] for task in listed["tasks"]] == ids[1:]
+    claim = await tasks.take()
+    assert claim is not None
+    assert [await tasks.state(one) for one in ids] == ["claimed", "waiting", "waiting"]
+    await client.fail(claim, "broken")
+    assert [await tasks.state(one) for one in ids] == ["scheduled", "waiting", "waiting"]
+    assert await tasks.take(wait_ms=1_500) is None
+    found = await tasks.get(ids[1])
+    assert (found["ordering_key"], found["unique_key"], found["retries"]) == ("k", None, 25)
+    claim = await tasks.take()
+    assert claim is not None and claim.id == ids[0]
 
 
-def test_a_task_that_comes_first_in_its_key_before_it_is_due_is_had_when_it_is() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_a_task_that_comes_first_in_its_key_before_it_is_due_is_had_when_it_is(
+    world: World, tasks: Tasks
+) -> None:
     """This holds under a leader that did not enqueue it and has no other task that is due."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            await tasks.put(b"now", ordering_key="k")
-            await tasks.put(b"then", ordering_key="k", delay_ms=40_000)
-            began_s = trio.current_time()
-            for node in world.nodes:
-                await world.restart_node(node)
-                await world.settle()
-            claim = await tasks.take(wait_ms=20_000)
-            assert claim is not None and claim.data == b"now"
-            await tasks.done(claim)
-            assert trio.current_time() < began_s + 39
-            claim = await tasks.take(wait_ms=60_000)
-            assert claim is not None and claim.data == b"then"
-            assert trio.current_time() < began_s + 42
-
-    simulate(workload, seed=1, options=STEADY)
+    await tasks.put(b"now", ordering_key="k")
+    await tasks.put(b"then", ordering_key="k", delay_ms=40_000)
+    began_s = trio.current_time()
+    for node in world.nodes:
+        await world.restart_node(node)
+        await world.settle()
+    claim = await tasks.take(wait_ms=20_000)
+    assert claim is not None and claim.data == b"now"
+    await tasks.done(claim)
+    assert trio.current_time() < began_s + 39
+    claim = await tasks.take(wait_ms=60_000)
+    assert claim is not None and claim.data == b"then"
+    assert trio.current_time() < began_s + 42
 
 
-def test_a_cancelled_head_makes_way() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_a_cancelled_head_makes_way(client: RecordingClient, tasks: Tasks) -> None:
     """The same holds for a task after the head."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            ids = [await tasks.put(b"%d" % number, ordering_key="k") for number in range(4)]
-            await client.cancel(ids[0])
-            await client.cancel(ids[2])
-            for number in (1, 3):
-                claim = await tasks.take()
-                assert claim is not None and claim.id == ids[number]
-                await tasks.done(claim)
-
-    simulate(workload, seed=1, options=STEADY)
+    ids = [await tasks.put(b"%d" % number, ordering_key="k") for number in range(4)]
+    await client.cancel(ids[0])
+    await client.cancel(ids[2])
+    for number in (1, 3):
+        claim = await tasks.take()
+        assert claim is not None and claim.id == ids[number]
+        await tasks.done(claim)
 
 
-def test_a_task_of_a_key_in_the_wrong_partition_is_refused() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_a_task_of_a_key_in_the_wrong_partition_is_refused(tasks: Tasks) -> None:
     """The error names the field; the same holds for a run of several tasks with a key."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            right = tasks.make_id({"queue": "q", "ordering_key": "k"})
-            wrong = make_id(tasks.now_ms(), (partition_of(right) + 1) % 4, 1, 0)
-            for name in ("ordering_key", "unique_key"):
-                with pytest.raises(BadRequest) as caught:
-                    await tasks.put(b"x", task_id=wrong, **{name: "k"})
-                assert caught.value.field == f"runs[0].{name}"
-                several = facts.pack_task({"ordering_key": "k", "queue": "q"}, [b"x", b"y"])
-                with pytest.raises(BadRequest) as caught:
-                    await tasks.send([[right, several]])
-                assert caught.value.field == "runs[0].ordering_key"
-            for name in ("order", "scheduled"):
-                with pytest.raises(BadRequest) as caught:
-                    await tasks.put(b"x", **{name: [1, 2, 3]})
-                assert caught.value.field == f"runs[0].{name}"
-
-    simulate(workload, seed=1, options=STEADY)
+    right = tasks.make_id({"queue": "q", "ordering_key": "k"})
+    wrong = make_id(tasks.now_ms(), (partition_of(right) + 1) % 4, 1, 0)
+    for name in ("ordering_key", "unique_key"):
+        with pytest.raises(BadRequest) as caught:
+            await tasks.put(b"x", task_id=wrong, **{name: "k"})
+        assert caught.value.field == f"runs[0].{name}"
+        several = facts.pack_task({"ordering_key": "k", "queue": "q"}, [b"x", b"y"])
+        with pytest.raises(BadRequest) as caught:
+            await tasks.send([[right, several]])
+        assert caught.value.field == "runs[0].ordering_key"
+    for name in ("order", "scheduled"):
+        with pytest.raises(BadRequest) as caught:
+            await tasks.put(b"x", **{name: [1, 2, 3]})
+        assert caught.value.field == f"runs[0].{name}"
 
 
 @pytest.mark.long
-def test_a_stuck_key_delays_nobody() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_a_stuck_key_delays_nobody(client: RecordingClient, tasks: Tasks) -> None:
     """While 5,000 tasks wait for one that always fails, tasks of other keys come at once."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            for start in range(0, 5_000, 1_000):
-                runs = [
-                    tasks.run(b"%d" % n, ordering_key="poison", backoff_ms=100) for n in range(start, start + 1_000)
-                ]
-                await tasks.send(runs)
-            waits_s = []
-            for number in range(20):
-                await tasks.put(b"fine", ordering_key=f"k{number}")
-                started_s = trio.current_time()
-                claim = await tasks.take()
-                assert claim is not None
-                while claim.data == b"0":
-                    await client.fail(claim, "poison")
-                    claim = await tasks.take()
-                    assert claim is not None
-                assert claim.data == b"fine"
-                waits_s.append(trio.current_time() - started_s)
-                await tasks.done(claim)
-            assert max(waits_s) < 0.2
-
-    simulate(workload, seed=1, options=STEADY)
+    for start in range(0, 5_000, 1_000):
+        runs = [tasks.run(b"%d" % n, ordering_key="poison", backoff_ms=100) for n in range(start, start + 1_000)]
+        await tasks.send(runs)
+    waits_s = []
+    for number in range(20):
+        await tasks.put(b"fine", ordering_key=f"k{number}")
+        started_s = trio.current_time()
+        claim = await tasks.take()
+        assert claim is not None
+        while claim.data == b"0":
+            await client.fail(claim, "poison")
+            claim = await tasks.take()
+            assert claim is not None
+        assert claim.data == b"fine"
+        waits_s.append(trio.current_time() - started_s)
+        await tasks.done(claim)
+    assert max(waits_s) < 0.2
 
 
 class Orderly:
@@ -269,66 +230,60 @@ class Orderly:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
-def test_order_is_exact_whatever_befalls_leaders(seed: int) -> None:
+@simulated(options=Options(partitions=4))
+async def test_order_is_exact_whatever_befalls_leaders(world: World, seed: int) -> None:
     """Nodes crash and restart, sessions end, messages are lost; a task is granted only after earlier ones."""
-
-    async def workload(world: World) -> None:
-        orderly = Orderly(world, keys=6, each=8)
-        async with trio.open_nursery() as nursery:
-            for key in orderly.keys:
-                nursery.start_soon(orderly.produce, key)
-            for _ in range(4):
-                nursery.start_soon(orderly.work)
-            await storm(world, names=CHURN_AND_MESSAGES.episodes, rounds=4, at_once=2)
-            await world.settle()
-            with trio.fail_after(300):
-                await orderly.finished()
-            nursery.cancel_scope.cancel()
-        await orderly.check()
-
-    simulate(workload, seed=seed, options=Options(partitions=4))
+    orderly = Orderly(world, keys=6, each=8)
+    async with trio.open_nursery() as nursery:
+        for key in orderly.keys:
+            nursery.start_soon(orderly.produce, key)
+        for _ in range(4):
+            nursery.start_soon(orderly.work)
+        await storm(world, names=CHURN_AND_MESSAGES.episodes, rounds=4, at_once=2)
+        await world.settle()
+        with trio.fail_after(300):
+            await orderly.finished()
+        nursery.cancel_scope.cancel()
+    await orderly.check()
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_completion_that_one_node_has_does_not_let_the_next_task_go(seed: int) -> None:
+@simulated(options=STEADY)
+async def test_a_completion_that_one_node_has_does_not_let_the_next_task_go(
+    world: World, client: RecordingClient, tasks: Tasks, seed: int
+) -> None:
     """Its leader loses contact while it writes it, so the next leader may run the task again."""
+    ids = [await tasks.put(b"%d" % number, ordering_key="k", backoff_ms=0) for number in range(2)]
+    claim = await tasks.take(lease_ms=3_000)
+    assert claim is not None
+    placed = world.audit.replica.partitions[partition_of(ids[0])]
+    (leader,) = [node for node in world.nodes if node.peer_id == placed.leader]
+    world.isolate(leader)
 
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tasks = Tasks(world, client)
-            ids = [await tasks.put(b"%d" % number, ordering_key="k", backoff_ms=0) for number in range(2)]
-            claim = await tasks.take(lease_ms=3_000)
-            assert claim is not None
-            placed = world.audit.replica.partitions[partition_of(ids[0])]
-            (leader,) = [node for node in world.nodes if node.peer_id == placed.leader]
-            world.isolate(leader)
+    async def complete() -> None:
+        async with world.client(nodes=[leader]) as cut_off:
+            with contextlib.suppress(OnyxqError):
+                await cut_off.complete(claim, timeout_ms=3_000)
 
-            async def complete() -> None:
-                async with world.client(nodes=[leader]) as cut_off:
-                    with contextlib.suppress(OnyxqError):
-                        await cut_off.complete(claim, timeout_ms=3_000)
+    async def take() -> None:
+        async with world.client(nodes=[leader]) as cut_off:
+            with contextlib.suppress(OnyxqError):
+                await cut_off.claim("q", wait_ms=2_500, lease_ms=3_000, timeout_ms=4_000)
 
-            async def take() -> None:
-                async with world.client(nodes=[leader]) as cut_off:
-                    with contextlib.suppress(OnyxqError):
-                        await cut_off.claim("q", wait_ms=2_500, lease_ms=3_000, timeout_ms=4_000)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(complete)
-                nursery.start_soon(take)
-            # The unreachable node returns only after others continued without it.
-            await world.crash_node(leader)
-            done = set()
-            while len(done) < 2:
-                again = await tasks.take(wait_ms=20_000)
-                if again is not None:
-                    await tasks.done(again)
-                    done.add(again.id)
-                elif [await tasks.state(one) for one in ids] == ["completed"] * 2:
-                    break
-            tokens = [[one["token"] for one in (await tasks.get(task_id))["claims"]] for task_id in ids]
-            assert max(tokens[0]) < min(tokens[1]), tokens
-            world.network.heal()
-            await world.bring_back(leader)
-
-    simulate(workload, seed=seed, options=STEADY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(complete)
+        nursery.start_soon(take)
+    # The unreachable node returns only after others continued without it.
+    await world.crash_node(leader)
+    done = set()
+    while len(done) < 2:
+        again = await tasks.take(wait_ms=20_000)
+        if again is not None:
+            await tasks.done(again)
+            done.add(again.id)
+        elif [await tasks.state(one) for one in ids] == ["completed"] * 2:
+            break
+    tokens = [[one["token"] for one in (await tasks.get(task_id))["claims"]] for task_id in ids]
+    assert max(tokens[0]) < min(tokens[1]), tokens
+    world.network.heal()
+    await world.bring_back(leader)

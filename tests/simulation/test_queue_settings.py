@@ -9,39 +9,37 @@ import trio
 
 from onyxq.core.ids import partition_of
 from onyxq.errors import BadRequest
-from simulation.world.world import Options, World, simulate
+from simulation.world.clients import RecordingClient
+from simulation.world.world import Options, World
+from tests.simulation.simulated import simulated
 
 STEADY = Options(clock_offset_ms=0)
 
 
-def test_settings_are_read_back_as_they_were_set() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_settings_are_read_back_as_they_were_set(world: World, client: RecordingClient) -> None:
     """They are read with the queue's depth; rates are tasks per second; null is the default or "no limit"."""
+    call = client.client.call
 
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            call = client.client.call
+    async def change(**settings: Any) -> dict[str, Any]:
+        args = {"queue": "q", **settings, "by": "ops", "why": "full"}
+        assert await call("queue.set", args) == {}
+        found = await call("queue.get", {"queue": "q"})
+        assert found["depth"]["total"] == 3 and found["running"] == 0
+        shown: dict[str, Any] = found["settings"]
+        return shown
 
-            async def change(**settings: Any) -> dict[str, Any]:
-                args = {"queue": "q", **settings, "by": "ops", "why": "full"}
-                assert await call("queue.set", args) == {}
-                found = await call("queue.get", {"queue": "q"})
-                assert found["depth"]["total"] == 3 and found["running"] == 0
-                shown: dict[str, Any] = found["settings"]
-                return shown
-
-            await client.enqueue("q", [b"1", b"2", b"3"])
-            before = (await call("queue.get", {"queue": "q"}))["settings"]
-            assert before["retries"] == 25 and before["rate"] == 0 and not before["paused"]
-            shown = await change(rate=2.5, key_rate=7, concurrency=3, retries=None, on_dead="stops", paused=True)
-            assert (shown["rate"], shown["key_rate"], shown["concurrency"], shown["retries"]) == (2.5, 7, 3, None)
-            assert (shown["paused"], shown["paused_by"], shown["paused_why"]) == (True, "ops", "full")
-            shown = await change(rate=None, key_rate=None, concurrency=0, on_dead=None, retries=25, paused=False)
-            assert shown == before
-            assert not world.audit.replica.queues
-            unheard = await call("queue.get", {"queue": "never used"})
-            assert unheard["settings"] == before and unheard["depth"]["total"] == 0
-
-    simulate(workload, seed=1, options=STEADY)
+    await client.enqueue("q", [b"1", b"2", b"3"])
+    before = (await call("queue.get", {"queue": "q"}))["settings"]
+    assert before["retries"] == 25 and before["rate"] == 0 and not before["paused"]
+    shown = await change(rate=2.5, key_rate=7, concurrency=3, retries=None, on_dead="stops", paused=True)
+    assert (shown["rate"], shown["key_rate"], shown["concurrency"], shown["retries"]) == (2.5, 7, 3, None)
+    assert (shown["paused"], shown["paused_by"], shown["paused_why"]) == (True, "ops", "full")
+    shown = await change(rate=None, key_rate=None, concurrency=0, on_dead=None, retries=25, paused=False)
+    assert shown == before
+    assert not world.audit.replica.queues
+    unheard = await call("queue.get", {"queue": "never used"})
+    assert unheard["settings"] == before and unheard["depth"]["total"] == 0
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -71,66 +69,54 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_set_is_refused_with_its_name() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_what_cannot_be_set_is_refused_with_its_name(world: World, client: RecordingClient) -> None:
     """No setting of the request is stored."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            for wrong, field in BAD:
-                args = {"queue": "q", "backoff_ms": 7, **wrong}
-                with pytest.raises(BadRequest) as refused:
-                    await client.client.call("queue.set", args)
-                assert refused.value.field == field, wrong
-            with pytest.raises(BadRequest):
-                await client.client.call("queue.get", {"queue": None})
-            assert not world.audit.replica.queues
-
-    simulate(workload, seed=1, options=STEADY)
+    for wrong, field in BAD:
+        args = {"queue": "q", "backoff_ms": 7, **wrong}
+        with pytest.raises(BadRequest) as refused:
+            await client.client.call("queue.set", args)
+        assert refused.value.field == field, wrong
+    with pytest.raises(BadRequest):
+        await client.client.call("queue.get", {"queue": None})
+    assert not world.audit.replica.queues
 
 
-def test_a_queue_that_is_held_back_shows_how_long_its_tasks_wait() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_a_queue_that_is_held_back_shows_how_long_its_tasks_wait(client: RecordingClient) -> None:
     """If it is paused or at its limit, ready tasks still age; tasks that are not ready do not count."""
 
-    async def workload(world: World) -> None:
-        async with world.client() as client:
+    async def age_ms() -> int | None:
+        (found,) = await client.client.queues()
+        age: int | None = found["oldest_ready_ms"]
+        return age
 
-            async def age_ms() -> int | None:
-                (found,) = await client.client.queues()
-                age: int | None = found["oldest_ready_ms"]
-                return age
-
-            await client.client.pause("q")
-            await client.enqueue("q", [b"1", b"2"])
-            await trio.sleep(5)
-            age = await age_ms()
-            assert age is not None and 4_900 < age < 5_500
-            await client.client.set_queue("q", paused=False, concurrency=1)
-            (claim,) = await client.claim("q", wait_ms=2_000)
-            await trio.sleep(1)
-            age = await age_ms()
-            assert age is not None and age > 5_900
-            await client.client.set_queue("q", concurrency=0)
-            (other,) = await client.claim("q", wait_ms=2_000)
-            assert await age_ms() is None
-            await client.complete(claim)
-            await client.complete(other)
-
-    simulate(workload, seed=1, options=STEADY)
+    await client.client.pause("q")
+    await client.enqueue("q", [b"1", b"2"])
+    await trio.sleep(5)
+    age = await age_ms()
+    assert age is not None and 4_900 < age < 5_500
+    await client.client.set_queue("q", paused=False, concurrency=1)
+    (claim,) = await client.claim("q", wait_ms=2_000)
+    await trio.sleep(1)
+    age = await age_ms()
+    assert age is not None and age > 5_900
+    await client.client.set_queue("q", concurrency=0)
+    (other,) = await client.claim("q", wait_ms=2_000)
+    assert await age_ms() is None
+    await client.complete(claim)
+    await client.complete(other)
 
 
-def test_a_queue_is_as_old_as_its_oldest_ready_task_wherever_that_is() -> None:
+@simulated(seed=1, options=STEADY)
+async def test_a_queue_is_as_old_as_its_oldest_ready_task_wherever_that_is(client: RecordingClient) -> None:
     """Younger tasks in other partitions do not hide it, at any node."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.client.pause("q")
-            ids = []
-            for number in range(12):
-                ids += await client.enqueue("q", [b"%d" % number])
-                await trio.sleep(1)
-            assert len({partition_of(task) for task in ids}) > 1
-            (found,) = await client.client.queues()
-            assert 12_000 <= found["oldest_ready_ms"] < 13_000
-            assert (await client.client.queue("q"))["oldest_ready_ms"] >= found["oldest_ready_ms"]
-
-    simulate(workload, seed=1, options=STEADY)
+    await client.client.pause("q")
+    ids = []
+    for number in range(12):
+        ids += await client.enqueue("q", [b"%d" % number])
+        await trio.sleep(1)
+    assert len({partition_of(task) for task in ids}) > 1
+    (found,) = await client.client.queues()
+    assert 12_000 <= found["oldest_ready_ms"] < 13_000
+    assert (await client.client.queue("q"))["oldest_ready_ms"] >= found["oldest_ready_ms"]

@@ -10,7 +10,8 @@ import trio
 from onyxq.core.ids import partition_of
 from onyxq.errors import OnyxqError, Unavailable
 from simulation.world.clients import RecordingClient
-from simulation.world.world import Options, SimulatedNode, World, simulate
+from simulation.world.world import Options, SimulatedNode, World
+from tests.simulation.simulated import simulated
 
 ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 
@@ -37,80 +38,64 @@ async def work(client: RecordingClient, updates: int) -> tuple[bytes, int]:
     return claim.id, claim.token
 
 
-def test_a_deposed_leader_does_not_answer_with_less_than_was_seen() -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_deposed_leader_does_not_answer_with_less_than_was_seen(world: World, client: RecordingClient) -> None:
     """It has no contact and takes itself for the leader: it reports that it cannot answer."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.enqueue("q", [b"x"])
-            old = leader(world)
-            peer = old.peer_id
-            world.isolate(old)
-            world.disconnect_log(old)
-            await world.until(
-                lambda: (p := world.audit.replica.partitions[0]).ready and p.leader not in ("", peer), "a successor"
-            )
-            async with world.client(nodes=[node for node in world.nodes if node is not old]) as served:
-                (claim,) = await served.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
-                await served.update(claim, b"0")
-                assert (await get(leader(world), id=claim.id, seen_token=claim.token, seen_seq=0))["updates"] == 1
-            assert (await get(old, id=claim.id))["claims"] == []  # its own state
-            with pytest.raises(Unavailable):
-                await get(old, id=claim.id, seen_token=claim.token)
-            world.network.heal()
-            world.reconnect_log(old)
-            await world.settle()
-            found = await get(old, id=claim.id, seen_token=claim.token, seen_seq=0)
-            assert found["updates"] == 1
-
-    simulate(workload, seed=1, options=ONE)
+    await client.enqueue("q", [b"x"])
+    old = leader(world)
+    peer = old.peer_id
+    world.isolate(old)
+    world.disconnect_log(old)
+    await world.until(
+        lambda: (p := world.audit.replica.partitions[0]).ready and p.leader not in ("", peer), "a successor"
+    )
+    async with world.client(nodes=[node for node in world.nodes if node is not old]) as served:
+        (claim,) = await served.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
+        await served.update(claim, b"0")
+        assert (await get(leader(world), id=claim.id, seen_token=claim.token, seen_seq=0))["updates"] == 1
+    assert (await get(old, id=claim.id))["claims"] == []  # its own state
+    with pytest.raises(Unavailable):
+        await get(old, id=claim.id, seen_token=claim.token)
+    world.network.heal()
+    world.reconnect_log(old)
+    await world.settle()
+    found = await get(old, id=claim.id, seen_token=claim.token, seen_seq=0)
+    assert found["updates"] == 1
 
 
-def test_a_node_behind_in_the_log_asks_the_others() -> None:
+@simulated(seed=2, options=ONE)
+async def test_a_node_behind_in_the_log_asks_the_others(world: World, client: RecordingClient) -> None:
     """Any node returns what the reader saw elsewhere."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            task_id, token = await work(client, 3)
-            for node in world.nodes:
-                found = await get(node, id=task_id, seen_token=token, seen_seq=2)
-                assert [claim["token"] for claim in found["claims"]] == [token] and found["updates"] == 3
-
-    simulate(workload, seed=2, options=ONE)
+    task_id, token = await work(client, 3)
+    for node in world.nodes:
+        found = await get(node, id=task_id, seen_token=token, seen_seq=2)
+        assert [claim["token"] for claim in found["claims"]] == [token] and found["updates"] == 3
 
 
-def test_what_nobody_has_is_waited_for_and_then_refused() -> None:
+@simulated(seed=3, options=ONE)
+async def test_what_nobody_has_is_waited_for_and_then_refused(world: World, client: RecordingClient) -> None:
     """These are a token from the future and an update that was never sent."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            task_id, token = await work(client, 1)
-            for seen in ({"seen_token": token + 1_000}, {"seen_token": token, "seen_seq": 1}, {"seen_seq": 1}):
-                began = trio.current_time()
-                with pytest.raises(
-                    OnyxqError, match=f"older than {sorted(seen)[0] if len(seen) == 2 else next(iter(seen))}"
-                ):
-                    await get(world.nodes[0], id=task_id, **seen)
-                assert trio.current_time() - began >= 2.0
-
-    simulate(workload, seed=3, options=ONE)
+    task_id, token = await work(client, 1)
+    for seen in ({"seen_token": token + 1_000}, {"seen_token": token, "seen_seq": 1}, {"seen_seq": 1}):
+        began = trio.current_time()
+        with pytest.raises(OnyxqError, match=f"older than {sorted(seen)[0] if len(seen) == 2 else next(iter(seen))}"):
+            await get(world.nodes[0], id=task_id, **seen)
+        assert trio.current_time() - began >= 2.0
 
 
-def test_updates_seen_under_an_earlier_claim_are_counted_for_that_claim() -> None:
+@simulated(seed=4, options=ONE)
+async def test_updates_seen_under_an_earlier_claim_are_counted_for_that_claim(
+    world: World, client: RecordingClient
+) -> None:
     """A later claim without updates does not count as an older state."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.enqueue("q", [b"x"], backoff_ms=0)
-            (first,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
-            await client.update(first, b"0")
-            await client.update(first, b"1")
-            await client.fail(first, "again")
-            (second,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
-            assert second.id == first.id
-            await get(world.nodes[1], id=first.id, seen_token=first.token, seen_seq=1)
-            await get(world.nodes[1], id=first.id, seen_token=second.token)
-            with pytest.raises(Unavailable):
-                await get(world.nodes[1], id=first.id, seen_token=second.token, seen_seq=0)
-
-    simulate(workload, seed=4, options=ONE)
+    await client.enqueue("q", [b"x"], backoff_ms=0)
+    (first,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
+    await client.update(first, b"0")
+    await client.update(first, b"1")
+    await client.fail(first, "again")
+    (second,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
+    assert second.id == first.id
+    await get(world.nodes[1], id=first.id, seen_token=first.token, seen_seq=1)
+    await get(world.nodes[1], id=first.id, seen_token=second.token)
+    with pytest.raises(Unavailable):
+        await get(world.nodes[1], id=first.id, seen_token=second.token, seen_seq=0)

@@ -19,6 +19,7 @@ from onyxq.store.interface import Batch
 from simulation.scenes.base import ONE, back, cut_off, leader_of, successor
 from simulation.world.clients import RecordingClient
 from simulation.world.world import Options, SimulatedNode, World, simulate
+from tests.simulation.simulated import simulated
 
 
 async def taken(client: RecordingClient, **said: int) -> Claim:
@@ -27,66 +28,58 @@ async def taken(client: RecordingClient, **said: int) -> Claim:
     return claim
 
 
-def test_a_claim_of_an_earlier_life_completes_nothing() -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_claim_of_an_earlier_life_completes_nothing(world: World, client: RecordingClient) -> None:
     """Its lease expired, the task failed for good and was requeued: the completion would not count."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (task_id,) = await client.enqueue("q", [b"x"], retries=0)
-            late = await taken(client, lease_ms=1_000)
-            await world.until(lambda: task_id in _dead(world, 0), "it is a dead letter", within_s=20)
-            await client.requeue(task_id)
-            with pytest.raises(StaleToken):
-                await client.complete(late, b"late")
-            await client.complete(await taken(client), b"in time")
-
-    simulate(workload, seed=1, options=ONE)
+    (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+    late = await taken(client, lease_ms=1_000)
+    await world.until(lambda: task_id in _dead(world, 0), "it is a dead letter", within_s=20)
+    await client.requeue(task_id)
+    with pytest.raises(StaleToken):
+        await client.complete(late, b"late")
+    await client.complete(await taken(client), b"in time")
 
 
-def test_a_late_completion_of_an_earlier_claim_does_not_end_the_present_one() -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_late_completion_of_an_earlier_claim_does_not_end_the_present_one(
+    world: World, client: RecordingClient
+) -> None:
     """Its outcome was unknown, the task was granted again, and only then the leader's own store had the row."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (task_id,) = await client.enqueue("q", [b"x"])
-            late, held = await taken(client, lease_ms=1_000), await taken(client, lease_ms=60_000)
-            node = leader_of(world).inner
-            assert node is not None
-            run, stretch, mark = Run(task_id, 1), stretch_of(task_id), node.leaders[partition_of(task_id)].mark()
-            node.leader_state.begin(State.FINISHING, [run])
-            done = Completion(late.token, 1, COMPLETED, node.wall_ms(), [b"late"], mark)
-            await node.store.write(Batch(rows=[completion_row(task_id, done)]))
-            node.leader_state.replace(State.FINISHING, State.UNSETTLED, [run])
-            node.operations.completions._unsettled.fire()
-            await world.until(lambda: not node.leader_state.bits(State.UNSETTLED, stretch), "it is settled")
-            await trio.sleep(1.0)
-            claim = claim_of(node.replica, task_id)
-            assert claim is not None and claim[2] == held.token
-            await client.complete(held, b"in time")
-
-    simulate(workload, seed=1, options=ONE)
+    (task_id,) = await client.enqueue("q", [b"x"])
+    late, held = await taken(client, lease_ms=1_000), await taken(client, lease_ms=60_000)
+    node = leader_of(world).inner
+    assert node is not None
+    run, stretch, mark = Run(task_id, 1), stretch_of(task_id), node.leaders[partition_of(task_id)].mark()
+    node.leader_state.begin(State.FINISHING, [run])
+    done = Completion(late.token, 1, COMPLETED, node.wall_ms(), [b"late"], mark)
+    await node.store.write(Batch(rows=[completion_row(task_id, done)]))
+    node.leader_state.replace(State.FINISHING, State.UNSETTLED, [run])
+    node.operations.completions._unsettled.fire()
+    await world.until(lambda: not node.leader_state.bits(State.UNSETTLED, stretch), "it is settled")
+    await trio.sleep(1.0)
+    claim = claim_of(node.replica, task_id)
+    assert claim is not None and claim[2] == held.token
+    await client.complete(held, b"in time")
 
 
-def test_a_failure_of_an_earlier_life_is_repeated_only_until_the_task_is_requeued() -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_failure_of_an_earlier_life_is_repeated_only_until_the_task_is_requeued(
+    world: World, client: RecordingClient
+) -> None:
     """A client without an answer may repeat it, but not after a requeue, which the failure must not end."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (task_id,) = await client.enqueue("q", [b"x"], retries=0)
-            claim = await taken(client)
-            await client.fail(claim, "did not work")
-            node = leader_of(world).running
-            assert node is not None and node.node is not None
-            store, run = node.node.store, Run(task_id, 1)
-            assert not_ended_by(store, run, claim.token, RETRIED) == []
-            await client.client.fail(claim, "did not work")
-            await client.requeue(task_id)
-            assert not_ended_by(store, run, claim.token, RETRIED) == [run]
-            with pytest.raises(StaleToken):
-                await client.client.fail(claim, "did not work")
-            await client.complete(await taken(client), b"in time")
-
-    simulate(workload, seed=1, options=ONE)
+    (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+    claim = await taken(client)
+    await client.fail(claim, "did not work")
+    node = leader_of(world).running
+    assert node is not None and node.node is not None
+    store, run = node.node.store, Run(task_id, 1)
+    assert not_ended_by(store, run, claim.token, RETRIED) == []
+    await client.client.fail(claim, "did not work")
+    await client.requeue(task_id)
+    assert not_ended_by(store, run, claim.token, RETRIED) == [run]
+    with pytest.raises(StaleToken):
+        await client.client.fail(claim, "did not work")
+    await client.complete(await taken(client), b"in time")
 
 
 def _dead(world: World, partition: int) -> list[TaskId]:
@@ -120,47 +113,41 @@ async def _renew_late(world: World, client: RecordingClient, claim: Claim) -> No
     await client.complete(claim, b"done")
 
 
-def test_a_unique_task_keeps_the_data_of_its_first_grant() -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_unique_task_keeps_the_data_of_its_first_grant(world: World, client: RecordingClient) -> None:
     """A replacement that only a deposed leader has is found later, and loses."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (task_id,) = await client.enqueue("q", [b"acknowledged"], unique_key="u")
-            old = cut_off(world)
-            async with world.client(nodes=[old]) as misled:
-                with pytest.raises(OnyxqError):
-                    await misled.enqueue("q", [b"not acknowledged"], unique_key="u", timeout_ms=3_000)
-            await successor(world, old)
-            claim = await taken(client, lease_ms=60_000)
-            assert claim.id == task_id and claim.data == b"acknowledged"
-            await back(world, old)
-            await client.complete(claim)
-            await world.compare_copies()
-            assert (await client.client.get(task_id)).data == b"acknowledged"
-
-    simulate(workload, seed=1, options=ONE)
+    (task_id,) = await client.enqueue("q", [b"acknowledged"], unique_key="u")
+    old = cut_off(world)
+    async with world.client(nodes=[old]) as misled:
+        with pytest.raises(OnyxqError):
+            await misled.enqueue("q", [b"not acknowledged"], unique_key="u", timeout_ms=3_000)
+    await successor(world, old)
+    claim = await taken(client, lease_ms=60_000)
+    assert claim.id == task_id and claim.data == b"acknowledged"
+    await back(world, old)
+    await client.complete(claim)
+    await world.compare_copies()
+    assert (await client.client.get(task_id)).data == b"acknowledged"
 
 
 @pytest.mark.parametrize("way", ["cancel", "discard"])
-def test_a_task_that_was_opened_again_can_be_finished_without_a_claim(way: str) -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_task_that_was_opened_again_can_be_finished_without_a_claim(
+    world: World, client: RecordingClient, way: str
+) -> None:
     """This holds if the leader knows the requeue only from another node's store, before it reads the log."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (task_id,) = await client.enqueue("q", [b"x"], retries=0)
-            await client.fail(await taken(client), "broken")
-            await client.requeue(task_id)
-            if way == "discard":
-                await client.fail(await taken(client), "broken")
-            else:
-                running = leader_of(world).running
-                assert running is not None and running.node is not None
-                opened = History(running.node.replica.position + 100, 0, 1, REOPENED, 0, 0, "", 0, 1, "")
-                await running.node.store.write(Batch(rows=(history_row(task_id, opened),)))
-            await getattr(client, way)(task_id)
-            assert (await client.client.get(task_id)).state == "cancelled"
-
-    simulate(workload, seed=1, options=ONE)
+    (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+    await client.fail(await taken(client), "broken")
+    await client.requeue(task_id)
+    if way == "discard":
+        await client.fail(await taken(client), "broken")
+    else:
+        running = leader_of(world).running
+        assert running is not None and running.node is not None
+        opened = History(running.node.replica.position + 100, 0, 1, REOPENED, 0, 0, "", 0, 1, "")
+        await running.node.store.write(Batch(rows=(history_row(task_id, opened),)))
+    await getattr(client, way)(task_id)
+    assert (await client.client.get(task_id)).state == "cancelled"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -194,55 +181,51 @@ async def _try(world: World, bury: Callable[[TaskId], Awaitable[None]], task_id:
 
 
 @pytest.mark.parametrize("then", ["requeue", "discard"])
-def test_a_requeue_that_could_not_be_sent_is_not_under_way(then: str) -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_requeue_that_could_not_be_sent_is_not_under_way(
+    world: World, client: RecordingClient, then: str
+) -> None:
     """A repeat is served once the leader has the log again, and the key continues.
 
     Seed 263 of the standard workload tests this too.
     """
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.client.set_queue("q", on_dead="stops")
-            first, second = await client.enqueue("q", [b"first", b"second"], ordering_key="k", retries=0)
-            await client.fail(await taken(client), "broken")
-            epoch = world.audit.replica.partitions[0].epoch
-            leader = leader_of(world)
-            await without_log(world, leader)
-            with pytest.raises(LogUnavailable):
-                await client.requeue(first)
-            world.reconnect_log(leader)
-            await getattr(client, then)(first)
-            for expected in (first, second) if then == "requeue" else (second,):
-                claim = await taken(client)
-                assert claim.id == expected
-                await client.complete(claim)
-            assert world.audit.replica.partitions[0].epoch == epoch, "it led all the time"
-
-    simulate(workload, seed=1, options=ONE)
+    await client.client.set_queue("q", on_dead="stops")
+    first, second = await client.enqueue("q", [b"first", b"second"], ordering_key="k", retries=0)
+    await client.fail(await taken(client), "broken")
+    epoch = world.audit.replica.partitions[0].epoch
+    leader = leader_of(world)
+    await without_log(world, leader)
+    with pytest.raises(LogUnavailable):
+        await client.requeue(first)
+    world.reconnect_log(leader)
+    await getattr(client, then)(first)
+    for expected in (first, second) if then == "requeue" else (second,):
+        claim = await taken(client)
+        assert claim.id == expected
+        await client.complete(claim)
+    assert world.audit.replica.partitions[0].epoch == epoch, "it led all the time"
 
 
-def test_a_requeue_that_nobody_waits_for_is_under_way_until_it_is_decided() -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_requeue_that_nobody_waits_for_is_under_way_until_it_is_decided(
+    world: World, client: RecordingClient
+) -> None:
     """Then the task is like others: it runs, and is purged once it is finished."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (task_id,) = await client.enqueue("q", [b"x"], retries=0)
-            await client.fail(await taken(client), "broken")
-            leader = leader_of(world)
-            assert leader.running is not None and leader.running.node is not None
-            node = leader.running.node
-            world.disconnect_log(leader)
-            with trio.move_on_after(1.0):
-                await client.requeue(task_id)
-            (refused,) = await node.operations.dead_letters.discard(DiscardDead(ids=[task_id]))
-            assert refused is not None and "is being requeued" in refused["message"]
-            assert node.leader_state.bits(State.REOPENING, stretch_of(task_id))
-            world.reconnect_log(leader)
-            await client.complete(await taken(client), b"done")
-            assert leader_of(world) is leader
-            assert not node.leader_state.bits(State.REOPENING, stretch_of(task_id))
-
-    simulate(workload, seed=1, options=ONE)
+    (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+    await client.fail(await taken(client), "broken")
+    leader = leader_of(world)
+    assert leader.running is not None and leader.running.node is not None
+    node = leader.running.node
+    world.disconnect_log(leader)
+    with trio.move_on_after(1.0):
+        await client.requeue(task_id)
+    (refused,) = await node.operations.dead_letters.discard(DiscardDead(ids=[task_id]))
+    assert refused is not None and "is being requeued" in refused["message"]
+    assert node.leader_state.bits(State.REOPENING, stretch_of(task_id))
+    world.reconnect_log(leader)
+    await client.complete(await taken(client), b"done")
+    assert leader_of(world) is leader
+    assert not node.leader_state.bits(State.REOPENING, stretch_of(task_id))
 
 
 async def without_log(world: World, node: SimulatedNode) -> None:

@@ -23,6 +23,7 @@ from simulation.world.clients import RecordingClient
 from simulation.world.disk import SimulatedDisk
 from simulation.world.moves import MovesMix, under_moves
 from simulation.world.world import Options, World, simulate
+from tests.simulation.simulated import simulated
 
 FOUR = Options(partitions=4, clock_offset_ms=0)
 
@@ -45,65 +46,54 @@ def pending(world: World) -> int:
     )
 
 
-def test_everything_can_be_seen_once_it_is_answered() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_everything_can_be_seen_once_it_is_answered(world: World) -> None:
     """Completions, updates and new tasks of several partitions are visible to any client."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client, world.client() as reader:
-            claims = await inputs(client, 5)
-            done = await client.transact(
-                complete=[(claim, b"done") for claim in claims[:4]],
-                update=[(claims[4], b"one"), (claims[4], b"two")],
-                enqueue=[("out", b"a"), ("out", b"b"), ("other", b"c")],
-            )
-            assert done.committed is not None and done.committed.settled
-            for claim in claims[:4]:
-                assert (await reader.client.get(claim.id)).state == "completed"
-            found = [await reader.client.get(task_id) for task_id in done.committed.ids]
-            assert [(task.queue, task.data, task.state) for task in found] == [
-                ("out", b"a", "ready"),
-                ("out", b"b", "ready"),
-                ("other", b"c", "ready"),
-            ]
-            assert [update.data for update in await reader.client.task_log(claims[4].id)] == [b"one", b"two"]
-            await client.update(claims[4], b"three")
-            await client.complete(claims[4])
-
-    simulate(workload, seed=1, options=FOUR)
+    async with world.client() as client, world.client() as reader:
+        claims = await inputs(client, 5)
+        done = await client.transact(
+            complete=[(claim, b"done") for claim in claims[:4]],
+            update=[(claims[4], b"one"), (claims[4], b"two")],
+            enqueue=[("out", b"a"), ("out", b"b"), ("other", b"c")],
+        )
+        assert done.committed is not None and done.committed.settled
+        for claim in claims[:4]:
+            assert (await reader.client.get(claim.id)).state == "completed"
+        found = [await reader.client.get(task_id) for task_id in done.committed.ids]
+        assert [(task.queue, task.data, task.state) for task in found] == [
+            ("out", b"a", "ready"),
+            ("out", b"b", "ready"),
+            ("other", b"c", "ready"),
+        ]
+        assert [update.data for update in await reader.client.task_log(claims[4].id)] == [b"one", b"two"]
+        await client.update(claims[4], b"three")
+        await client.complete(claims[4])
 
 
-def test_updates_of_two_transactions_under_one_number_are_both_kept() -> None:
+@simulated(seed=1, options=ONE)
+async def test_updates_of_two_transactions_under_one_number_are_both_kept(client: RecordingClient) -> None:
     """Both were prepared before the first could be seen, and both are committed."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1)
-            async with trio.open_nursery() as nursery:
-                for data in (b"one", b"two"):
-                    asked = {"name": data.decode(), "update": [[claim.id, claim.token, 0, data]]}
-                    nursery.start_soon(client.client.call, "transact", asked)
-            found = await client.client.task_log(claim.id)
-            assert [one.seq for one in found] == [0, 1]
-            assert {one.data for one in found} == {b"one", b"two"}
-
-    simulate(workload, seed=1, options=ONE)
+    (claim,) = await inputs(client, 1)
+    async with trio.open_nursery() as nursery:
+        for data in (b"one", b"two"):
+            asked = {"name": data.decode(), "update": [[claim.id, claim.token, 0, data]]}
+            nursery.start_soon(client.client.call, "transact", asked)
+    found = await client.client.task_log(claim.id)
+    assert [one.seq for one in found] == [0, 1]
+    assert {one.data for one in found} == {b"one", b"two"}
 
 
-def test_a_committed_task_is_stored_although_its_time_has_passed() -> None:
+@simulated(seed=1, options=ONE)
+async def test_a_committed_task_is_stored_although_its_time_has_passed(world: World, client: RecordingClient) -> None:
     """The check of due times is for requests that can still be refused."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.client.set_queue("q", grace_ms=0)
-            leader = leader_of(world).running
-            assert leader is not None and leader.node is not None
-            due_ms = leader.node.wall_ms() - 5_000
-            first = make_id(due_ms, 0, 7, 0)
-            applier = leader.node.operations.transaction_parts.applier
-            await applier._enqueue_all([[first, pack_task({"queue": "q"}, [b"x"]), due_ms]])
-            assert (await client.client.get(first)).state == "ready"
-
-    simulate(workload, seed=1, options=ONE)
+    await client.client.set_queue("q", grace_ms=0)
+    leader = leader_of(world).running
+    assert leader is not None and leader.node is not None
+    due_ms = leader.node.wall_ms() - 5_000
+    first = make_id(due_ms, 0, 7, 0)
+    applier = leader.node.operations.transaction_parts.applier
+    await applier._enqueue_all([[first, pack_task({"queue": "q"}, [b"x"]), due_ms]])
+    assert (await client.client.get(first)).state == "ready"
 
 
 def test_pending_rows_reach_a_node_that_lacks_them() -> None:
@@ -124,378 +114,326 @@ def test_pending_rows_reach_a_node_that_lacks_them() -> None:
     trio.run(main)
 
 
-def test_what_expires_while_its_completion_is_prepared_can_be_had_again() -> None:
+@simulated(seed=1, options=ONE)
+async def test_what_expires_while_its_completion_is_prepared_can_be_had_again(world: World) -> None:
     """A waiting claimer does not get it meanwhile; then the transaction is refused, and the task can be claimed."""
+    lapsing, leader = trio.Event(), leader_of(world)
+    assert leader.running is not None and leader.running.node is not None
+    node = leader.running.node
+    verdicts = node.verdicts
 
-    async def workload(world: World) -> None:
-        lapsing, leader = trio.Event(), leader_of(world)
-        assert leader.running is not None and leader.running.node is not None
-        node = leader.running.node
-        verdicts = node.verdicts
+    async def late(entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
+        lapsing.set()
+        await pause(0.1)  # it is on its way when the preparation begins
+        return await verdicts(entries)
 
-        async def late(entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
-            lapsing.set()
-            await pause(0.1)  # it is on its way when the preparation begins
-            return await verdicts(entries)
+    async with world.client() as client, world.client() as other, trio.open_nursery() as nursery:
+        await client.enqueue("q", [b"x"], backoff_ms=0)
+        (claim,) = await client.claim("q", lease_ms=1_000, wait_ms=5_000)
+        node.verdicts = late  # type: ignore[method-assign]
 
-        async with world.client() as client, world.client() as other, trio.open_nursery() as nursery:
-            await client.enqueue("q", [b"x"], backoff_ms=0)
-            (claim,) = await client.claim("q", lease_ms=1_000, wait_ms=5_000)
-            node.verdicts = late  # type: ignore[method-assign]
+        async def wait() -> None:
+            (again,) = await other.claim("q", wait_ms=20_000)
+            assert again.id == claim.id and again.token > claim.token
+            await other.complete(again)
 
-            async def wait() -> None:
-                (again,) = await other.claim("q", wait_ms=20_000)
-                assert again.id == claim.id and again.token > claim.token
-                await other.complete(again)
-
-            nursery.start_soon(wait)
-            await lapsing.wait()
-            slow_ms = 500
-            for one in world.nodes:
-                if one is not leader:
-                    one.disk.delay_ms = lambda: slow_ms
-            with pytest.raises(StaleToken):
-                await client.transact(complete=[(claim, b"done")])
-            slow_ms = 0
-
-    simulate(workload, seed=1, options=ONE)
+        nursery.start_soon(wait)
+        await lapsing.wait()
+        slow_ms = 500
+        for one in world.nodes:
+            if one is not leader:
+                one.disk.delay_ms = lambda: slow_ms
+        with pytest.raises(StaleToken):
+            await client.transact(complete=[(claim, b"done")])
+        slow_ms = 0
 
 
-def test_a_refused_one_names_every_claim_that_does_not_stand_and_changes_nothing() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_a_refused_one_names_every_claim_that_does_not_stand_and_changes_nothing(client: RecordingClient) -> None:
     """Two of four claims are gone: both are named, and nothing is completed, updated or enqueued."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            claims = await inputs(client, 4)
-            await client.release(claims[1])
-            await client.complete(claims[2], b"plain")
-            with pytest.raises(StaleToken) as refused:
-                await client.transact(
-                    complete=[(claims[0], b"x"), (claims[1], b"x")],
-                    update=[(claims[3], b"note")],
-                    enqueue=[("out", b"never")],
-                    require=[claims[2]],
-                )
-            named = {(one[0], one[1]) for one in refused.value.details}
-            assert named == {(claim.id, claim.token) for claim in claims[1:3]}
-            assert (await client.client.get(claims[0].id)).state == "claimed"
-            assert await client.client.task_log(claims[3].id) == []
-            assert "out" not in await client.client.count()
-            await client.complete(claims[0])
-            await client.complete(claims[3])
-
-    simulate(workload, seed=1, options=FOUR)
+    claims = await inputs(client, 4)
+    await client.release(claims[1])
+    await client.complete(claims[2], b"plain")
+    with pytest.raises(StaleToken) as refused:
+        await client.transact(
+            complete=[(claims[0], b"x"), (claims[1], b"x")],
+            update=[(claims[3], b"note")],
+            enqueue=[("out", b"never")],
+            require=[claims[2]],
+        )
+    named = {(one[0], one[1]) for one in refused.value.details}
+    assert named == {(claim.id, claim.token) for claim in claims[1:3]}
+    assert (await client.client.get(claims[0].id)).state == "claimed"
+    assert await client.client.task_log(claims[3].id) == []
+    assert "out" not in await client.client.count()
+    await client.complete(claims[0])
+    await client.complete(claims[3])
 
 
-def test_a_repeat_of_a_name_gets_the_first_answer_from_any_node() -> None:
+@simulated(seed=2, options=FOUR)
+async def test_a_repeat_of_a_name_gets_the_first_answer_from_any_node(world: World, client: RecordingClient) -> None:
     """This holds long after the claims ended; with other contents the name is refused."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1)
-            tx = client.client.transaction("named")
-            tx.complete(claim, b"done")
-            tx.enqueue("out", b"once")
-            first = await tx.commit()
-            for node in world.nodes:
-                async with world.client(nodes=[node]) as other:
-                    answer = await other.client.call("transact", tx._args or {})
-                    assert (answer["token"], answer["settled"]) == (first.token, True)
-                    with pytest.raises(Conflict) as refused:
-                        await other.client.transact(enqueue=[{"queue": "out", "data": b"else"}], name="named")
-                    assert refused.value.field == "name"
-            assert (await client.client.count("out"))["out"]["total"] == 1
-
-    simulate(workload, seed=2, options=FOUR)
+    (claim,) = await inputs(client, 1)
+    tx = client.client.transaction("named")
+    tx.complete(claim, b"done")
+    tx.enqueue("out", b"once")
+    first = await tx.commit()
+    for node in world.nodes:
+        async with world.client(nodes=[node]) as other:
+            answer = await other.client.call("transact", tx._args or {})
+            assert (answer["token"], answer["settled"]) == (first.token, True)
+            with pytest.raises(Conflict) as refused:
+                await other.client.transact(enqueue=[{"queue": "out", "data": b"else"}], name="named")
+            assert refused.value.field == "name"
+    assert (await client.client.count("out"))["out"]["total"] == 1
 
 
-def test_new_tasks_are_not_seen_before_the_commit() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_new_tasks_are_not_seen_before_the_commit(world: World) -> None:
     """While the commit waits for the log, they cannot be claimed; a waiting claim gets them right after it."""
+    async with world.client() as client, world.client() as waiter:
+        (claim,) = await inputs(client, 1)
+        got: list[float] = []
 
-    async def workload(world: World) -> None:
-        async with world.client() as client, world.client() as waiter:
-            (claim,) = await inputs(client, 1)
-            got: list[float] = []
+        async def wait() -> None:
+            while not got:
+                for task in await waiter.client.claim("out", wait_ms=30_000):
+                    got.append(trio.current_time())
+                    await waiter.client.complete(task)
 
-            async def wait() -> None:
-                while not got:
-                    for task in await waiter.client.claim("out", wait_ms=30_000):
-                        got.append(trio.current_time())
-                        await waiter.client.complete(task)
+        async def commit() -> None:
+            await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"new")])
 
-            async def commit() -> None:
-                await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"new")])
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait)
-                nursery.start_soon(commit)
-                with trio.fail_after(5):
-                    while not pending(world):
-                        await trio.sleep(0.001)
-                world.log_down()
-                await trio.sleep(3)
-                assert not got and (await client.client.count()).get("out") is None
-                world.log_up()
-                up_s = trio.current_time()
-            assert got[0] - up_s < 2.0
-
-    simulate(workload, seed=1, options=FOUR)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            nursery.start_soon(commit)
+            with trio.fail_after(5):
+                while not pending(world):
+                    await trio.sleep(0.001)
+            world.log_down()
+            await trio.sleep(3)
+            assert not got and (await client.client.count()).get("out") is None
+            world.log_up()
+            up_s = trio.current_time()
+        assert got[0] - up_s < 2.0
 
 
-def test_a_completed_task_never_runs_again_whatever_its_lease_was() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_a_completed_task_never_runs_again_whatever_its_lease_was(client: RecordingClient) -> None:
     """It is acknowledged like any other completion."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1, lease_ms=1_000)
-            await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"x")])
-            assert not await client.claim("in", wait_ms=8_000)
-            with pytest.raises(Conflict):
-                await client.complete(claim, b"other")
-
-    simulate(workload, seed=1, options=FOUR)
+    (claim,) = await inputs(client, 1, lease_ms=1_000)
+    await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"x")])
+    assert not await client.claim("in", wait_ms=8_000)
+    with pytest.raises(Conflict):
+        await client.complete(claim, b"other")
 
 
-def test_a_dead_coordinators_pending_facts_are_dropped_when_log_time_has_passed_their_deadline() -> None:
+@simulated(seed=5, options=Options(partitions=2, clock_offset_ms=0))
+async def test_a_dead_coordinators_pending_facts_are_dropped_when_log_time_has_passed_their_deadline(
+    world: World, client: RecordingClient
+) -> None:
     """They never become visible; the cluster lets log time pass even if nothing else happens."""
+    victim = world.nodes[0]
+    async with world.client(nodes=[victim]) as doomed, trio.open_nursery() as nursery:
 
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            victim = world.nodes[0]
-            async with world.client(nodes=[victim]) as doomed, trio.open_nursery() as nursery:
+        async def send() -> None:
+            tasks = [("out", b"lost %d" % number) for number in range(3)]
+            with pytest.raises(OnyxqError):
+                await doomed.transact(enqueue=tasks, timeout_ms=3_000)
 
-                async def send() -> None:
-                    tasks = [("out", b"lost %d" % number) for number in range(3)]
-                    with pytest.raises(OnyxqError):
-                        await doomed.transact(enqueue=tasks, timeout_ms=3_000)
-
-                world.backend.append_delay_s = lambda: 0.5
-                nursery.start_soon(send)
-                with trio.fail_after(5):
-                    while not pending(world):
-                        await trio.sleep(0.001)
-                doomed.client._pool._known[:] = [victim.address]
-                await world.crash_node(victim)
-            world.backend.append_delay_s = lambda: 0.002
-            await world.until(lambda: pending(world) == 0, "they are dropped", within_s=90)
-            world.start_node(victim)
-            await world.settle()
-            await world.until(lambda: pending(world) == 0, "by all", within_s=90)
-            assert client
-
-    simulate(workload, seed=5, options=Options(partitions=2, clock_offset_ms=0))
+        world.backend.append_delay_s = lambda: 0.5
+        nursery.start_soon(send)
+        with trio.fail_after(5):
+            while not pending(world):
+                await trio.sleep(0.001)
+        doomed.client._pool._known[:] = [victim.address]
+        await world.crash_node(victim)
+    world.backend.append_delay_s = lambda: 0.002
+    await world.until(lambda: pending(world) == 0, "they are dropped", within_s=90)
+    world.start_node(victim)
+    await world.settle()
+    await world.until(lambda: pending(world) == 0, "by all", within_s=90)
+    assert client
 
 
-def test_a_task_may_depend_on_another_of_its_transaction_that_comes_before_it() -> None:
+@simulated(seed=3, options=FOUR)
+async def test_a_task_may_depend_on_another_of_its_transaction_that_comes_before_it(client: RecordingClient) -> None:
     """The other task may be in another partition; this one runs after it. The reverse order is refused."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            ids = await client.client.make_ids(4)
-            tx = client.client.transaction()
-            for number, task_id in enumerate(ids):
-                tx.enqueue("graph", b"node %d" % number, id=task_id, depends=ids[:number])
-            committed = await tx.commit()
-            assert committed.settled
-            for number in range(4):
-                (claim,) = await client.claim("graph", maximum=4, wait_ms=15_000)
-                assert claim.data == b"node %d" % number
-                await client.complete(claim)
-            late = await client.client.make_ids(2)
-            bad = client.client.transaction()
-            bad.enqueue("graph", b"early", id=late[0], depends=[late[1]])
-            bad.enqueue("graph", b"late", id=late[1])
-            with pytest.raises(BadRequest) as refused:
-                await bad.commit()
-            assert refused.value.field == "enqueue[0].depends"
-
-    simulate(workload, seed=3, options=FOUR)
+    ids = await client.client.make_ids(4)
+    tx = client.client.transaction()
+    for number, task_id in enumerate(ids):
+        tx.enqueue("graph", b"node %d" % number, id=task_id, depends=ids[:number])
+    committed = await tx.commit()
+    assert committed.settled
+    for number in range(4):
+        (claim,) = await client.claim("graph", maximum=4, wait_ms=15_000)
+        assert claim.data == b"node %d" % number
+        await client.complete(claim)
+    late = await client.client.make_ids(2)
+    bad = client.client.transaction()
+    bad.enqueue("graph", b"early", id=late[0], depends=[late[1]])
+    bad.enqueue("graph", b"late", id=late[1])
+    with pytest.raises(BadRequest) as refused:
+        await bad.commit()
+    assert refused.value.field == "enqueue[0].depends"
 
 
-def test_a_circle_of_tasks_of_several_partitions_is_refused_whole() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_a_circle_of_tasks_of_several_partitions_is_refused_whole(world: World, client: RecordingClient) -> None:
     """It is refused before anything is prepared, whatever else is in the transaction; so is a circle of one task."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1)
-            ids = [make_id(world.audit.true_ms(), number % 4, 77, number * 1024) for number in range(5)]
-            circles = {"comes after it": [(0, 1), (1, 2), (2, 3), (3, 0)], "depend on itself": [(4, 4)]}
-            for why, circle in circles.items():
-                tx = client.client.transaction()
-                tx.complete(claim)
-                tx.enqueue("graph", b"fine")
-                for one, other in circle:
-                    tx.enqueue("graph", b"node", id=ids[one], depends=[ids[other]])
-                with pytest.raises(BadRequest, match=why) as refused:
-                    await tx.commit()
-                assert refused.value.field == "enqueue[1].depends"
-            assert await client.client.count() == {"in": (await client.client.count("in"))["in"]}
-            assert not pending(world)
-            await client.complete(claim)
-
-    simulate(workload, seed=1, options=FOUR)
+    (claim,) = await inputs(client, 1)
+    ids = [make_id(world.audit.true_ms(), number % 4, 77, number * 1024) for number in range(5)]
+    circles = {"comes after it": [(0, 1), (1, 2), (2, 3), (3, 0)], "depend on itself": [(4, 4)]}
+    for why, circle in circles.items():
+        tx = client.client.transaction()
+        tx.complete(claim)
+        tx.enqueue("graph", b"fine")
+        for one, other in circle:
+            tx.enqueue("graph", b"node", id=ids[one], depends=[ids[other]])
+        with pytest.raises(BadRequest, match=why) as refused:
+            await tx.commit()
+        assert refused.value.field == "enqueue[1].depends"
+    assert await client.client.count() == {"in": (await client.client.count("in"))["in"]}
+    assert not pending(world)
+    await client.complete(claim)
 
 
-def test_a_dependent_of_a_task_that_a_transaction_completes_runs_at_once() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_a_dependent_of_a_task_that_a_transaction_completes_runs_at_once(client: RecordingClient) -> None:
     """It does not wait for the next check of its leader."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1)
-            await client.client.enqueue("after", b"then", depends=[claim.id])
-            await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"x")])
-            done_s = trio.current_time()
-            assert await client.claim("after", wait_ms=15_000)
-            assert trio.current_time() - done_s < 2.0
-
-    simulate(workload, seed=1, options=FOUR)
+    (claim,) = await inputs(client, 1)
+    await client.client.enqueue("after", b"then", depends=[claim.id])
+    await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"x")])
+    done_s = trio.current_time()
+    assert await client.claim("after", wait_ms=15_000)
+    assert trio.current_time() - done_s < 2.0
 
 
-def test_what_is_completed_stays_so_even_where_all_that_was_pending_is_lost() -> None:
+@simulated(seed=1, options=Options(partitions=1, clock_offset_ms=0))
+async def test_what_is_completed_stays_so_even_where_all_that_was_pending_is_lost(
+    world: World, client: RecordingClient
+) -> None:
     """A majority of disks is lost: the log still knows the completions, and an error reports the loss."""
+    (claim,) = await inputs(client, 1, lease_ms=20_000)
 
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1, lease_ms=20_000)
+    async def commit() -> None:
+        assert (await client.client.transact(complete=[(claim, b"done")])).settled
 
-            async def commit() -> None:
-                assert (await client.client.transact(complete=[(claim, b"done")])).settled
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(commit)
-                with trio.fail_after(5):
-                    while not pending(world):
-                        await trio.sleep(0.001)
-                world.log_down()
-                await trio.sleep(0.5)
-                for node in world.nodes:
-                    assert node.running is not None and node.running.node is not None
-                    store = node.running.node.store
-                    for number in range(world.options.partitions):
-                        gone = tuple((number, key) for key in store.pending_transactions(number))
-                        await store.write(Batch(drop_pending=gone))
-                world.log_up()
-            found = await client.client.get(claim.id)
-            assert (found.state, found.result) == ("completed", None)
-            assert not await client.claim("in", wait_ms=3_000)
-            lost = [node.running.node.operations.transaction_parts.applier.lost for node in world.nodes]  # type: ignore[union-attr]
-            assert sum(lost) == 1
-
-    simulate(workload, seed=1, options=Options(partitions=1, clock_offset_ms=0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commit)
+        with trio.fail_after(5):
+            while not pending(world):
+                await trio.sleep(0.001)
+        world.log_down()
+        await trio.sleep(0.5)
+        for node in world.nodes:
+            assert node.running is not None and node.running.node is not None
+            store = node.running.node.store
+            for number in range(world.options.partitions):
+                gone = tuple((number, key) for key in store.pending_transactions(number))
+                await store.write(Batch(drop_pending=gone))
+        world.log_up()
+    found = await client.client.get(claim.id)
+    assert (found.state, found.result) == ("completed", None)
+    assert not await client.claim("in", wait_ms=3_000)
+    lost = [node.running.node.operations.transaction_parts.applier.lost for node in world.nodes]  # type: ignore[union-attr]
+    assert sum(lost) == 1
 
 
-def test_completions_of_a_partition_that_moved_away_meanwhile_are_refused() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_completions_of_a_partition_that_moved_away_meanwhile_are_refused(
+    world: World, client: RecordingClient
+) -> None:
     """The earlier leader still lives, and reports that it no longer leads."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1)
-            partition = int.from_bytes(claim.id[6:8], "big")
-            peer = world.audit.replica.partitions[partition].leader
-            other = next(node for node in world.nodes if node.peer_id != peer)
-            assert other.running is not None and other.running.node is not None
-            refused: list[list[Any]] = [[]]
-            finish = Finish(Run(claim.id, 1), claim.token, COMPLETED, [])
-            await other.running.node.operations.completions.finish_all({partition: [(0, finish)]}, refused)
-            ((first, count, error),) = refused[0]
-            assert (first, count, error["code"]) == (claim.id, 1, "not_leader")
-            await client.complete(claim)
-
-    simulate(workload, seed=1, options=FOUR)
+    (claim,) = await inputs(client, 1)
+    partition = int.from_bytes(claim.id[6:8], "big")
+    peer = world.audit.replica.partitions[partition].leader
+    other = next(node for node in world.nodes if node.peer_id != peer)
+    assert other.running is not None and other.running.node is not None
+    refused: list[list[Any]] = [[]]
+    finish = Finish(Run(claim.id, 1), claim.token, COMPLETED, [])
+    await other.running.node.operations.completions.finish_all({partition: [(0, finish)]}, refused)
+    ((first, count, error),) = refused[0]
+    assert (first, count, error["code"]) == (claim.id, 1, "not_leader")
+    await client.complete(claim)
 
 
-def test_limits_and_bad_input_name_the_field() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_limits_and_bad_input_name_the_field(world: World, client: RecordingClient) -> None:
     """Nothing is stored."""
+    (claim,) = await inputs(client, 1)
+    raw = client.client
 
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1)
-            raw = client.client
+    async def refused(args: dict[str, object]) -> str | None:
+        with pytest.raises(BadRequest) as error:
+            await raw.call("transact", {"name": "bad", **args})
+        return error.value.field
 
-            async def refused(args: dict[str, object]) -> str | None:
-                with pytest.raises(BadRequest) as error:
-                    await raw.call("transact", {"name": "bad", **args})
-                return error.value.field
-
-            held = [claim.id, 1, claim.token]
-            assert await refused({}) == "complete"
-            assert await refused({"name": "", "require": [held]}) == "name"
-            assert await refused({"name": "x" * 201, "require": [held]}) == "name"
-            assert await refused({"complete": [[*held, None], [*held, None]]}) == "complete[1].id"
-            assert await refused({"complete": [[claim.id, 1, -1, None]]}) == "complete[0].token"
-            assert await refused({"complete": [held]}) == "complete[0]"
-            assert await refused({"complete": [[*held, [b"a", b"b"]]]}) == "complete[0].result"
-            assert await refused({"update": [[claim.id, claim.token, 0, "text"]]}) == "update[0].data"
-            assert await refused({"require": "all"}) == "require"
-            assert await refused({"require": [held], "digest": b"short"}) == "digest"
-            assert await refused({"require": [held], "more": 1}) == "more"
-            big = raw.transaction()
-            big.enqueue_many("out", [b"x"] * 1_001)
-            with pytest.raises(TooLarge) as many:
-                await big.commit()
-            assert many.value.field == "enqueue"
-            heavy = raw.transaction()
-            heavy.enqueue("out", b"x" * (4 * 1024 * 1024 + 1))
-            with pytest.raises(TooLarge) as bytes_:
-                await heavy.commit()
-            assert bytes_.value.field == "enqueue"
-            with pytest.raises(SequenceGap):
-                await raw.call("transact", {"name": "gap", "update": [[claim.id, claim.token, 3, b"x"]]})
-            assert list(await raw.count()) == ["in"] and not pending(world)
-
-    simulate(workload, seed=1, options=FOUR)
+    held = [claim.id, 1, claim.token]
+    assert await refused({}) == "complete"
+    assert await refused({"name": "", "require": [held]}) == "name"
+    assert await refused({"name": "x" * 201, "require": [held]}) == "name"
+    assert await refused({"complete": [[*held, None], [*held, None]]}) == "complete[1].id"
+    assert await refused({"complete": [[claim.id, 1, -1, None]]}) == "complete[0].token"
+    assert await refused({"complete": [held]}) == "complete[0]"
+    assert await refused({"complete": [[*held, [b"a", b"b"]]]}) == "complete[0].result"
+    assert await refused({"update": [[claim.id, claim.token, 0, "text"]]}) == "update[0].data"
+    assert await refused({"require": "all"}) == "require"
+    assert await refused({"require": [held], "digest": b"short"}) == "digest"
+    assert await refused({"require": [held], "more": 1}) == "more"
+    big = raw.transaction()
+    big.enqueue_many("out", [b"x"] * 1_001)
+    with pytest.raises(TooLarge) as many:
+        await big.commit()
+    assert many.value.field == "enqueue"
+    heavy = raw.transaction()
+    heavy.enqueue("out", b"x" * (4 * 1024 * 1024 + 1))
+    with pytest.raises(TooLarge) as bytes_:
+        await heavy.commit()
+    assert bytes_.value.field == "enqueue"
+    with pytest.raises(SequenceGap):
+        await raw.call("transact", {"name": "gap", "update": [[claim.id, claim.token, 3, b"x"]]})
+    assert list(await raw.count()) == ["in"] and not pending(world)
 
 
-def test_a_thousand_tasks_and_four_mebibytes_go_in_one_transaction() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_a_thousand_tasks_and_four_mebibytes_go_in_one_transaction(client: RecordingClient) -> None:
     """Requests at the limits succeed."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            tx = client.client.transaction()
-            tx.enqueue_many("out", [b"%04d" % number + bytes(4_000) for number in range(1_000)])
-            committed = await tx.commit()
-            assert len(set(committed.ids)) == 1_000
-            assert (await client.client.count("out"))["out"]["ready"] == 1_000
-
-    simulate(workload, seed=1, options=FOUR)
+    tx = client.client.transaction()
+    tx.enqueue_many("out", [b"%04d" % number + bytes(4_000) for number in range(1_000)])
+    committed = await tx.commit()
+    assert len(set(committed.ids)) == 1_000
+    assert (await client.client.count("out"))["out"]["ready"] == 1_000
 
 
-def test_many_transactions_at_once_share_records() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_many_transactions_at_once_share_records(world: World, client: RecordingClient) -> None:
     """A hundred at a time take a few records of the log, not hundreds."""
+    claims = await inputs(client, 100)
+    before = world.backend.following
 
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            claims = await inputs(client, 100)
-            before = world.backend.following
+    async def move(number: int) -> None:
+        said = b"by move %d" % number
+        await client.transact(complete=[(claims[number], said)], enqueue=[("out", said)])
 
-            async def move(number: int) -> None:
-                said = b"by move %d" % number
-                await client.transact(complete=[(claims[number], said)], enqueue=[("out", said)])
-
-            async with trio.open_nursery() as nursery:
-                for number in range(100):
-                    nursery.start_soon(move, number)
-            assert world.backend.following - before < 60
-
-    simulate(workload, seed=1, options=FOUR)
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(move, number)
+    assert world.backend.following - before < 60
 
 
-def test_a_transaction_that_is_abandoned_sends_nothing() -> None:
+@simulated(seed=1, options=FOUR)
+async def test_a_transaction_that_is_abandoned_sends_nothing(world: World, client: RecordingClient) -> None:
     """This is so after an exception in the block, and for an empty block."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            (claim,) = await inputs(client, 1)
-            with pytest.raises(ValueError, match="no"):
-                async with client.client.transaction() as tx:
-                    tx.complete(claim)
-                    raise ValueError("no")
-            async with client.client.transaction():
-                pass
-            assert (await client.client.get(claim.id)).state == "claimed"
-            assert not world.audit.all_or_nothing.committed
-
-    simulate(workload, seed=1, options=FOUR)
+    (claim,) = await inputs(client, 1)
+    with pytest.raises(ValueError, match="no"):
+        async with client.client.transaction() as tx:
+            tx.complete(claim)
+            raise ValueError("no")
+    async with client.client.transaction():
+        pass
+    assert (await client.client.get(claim.id)).state == "claimed"
+    assert not world.audit.all_or_nothing.committed
 
 
 def test_without_faults_every_move_happens() -> None:

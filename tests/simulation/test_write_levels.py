@@ -17,6 +17,7 @@ from onyxq.leader.cohort.unflushed_writes import WINDOW_S
 from simulation.scenes.copies import stop_all
 from simulation.world.clients import RecordingClient
 from simulation.world.world import Options, SimulatedNode, World, simulate
+from tests.simulation.simulated import simulated
 
 OPTIONS = Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
 SLOW_MS = 1_500
@@ -51,131 +52,107 @@ def slow_but(world: World, fast: SimulatedNode) -> None:
 # --- w ----------------------------------------------------------------------
 
 
-def test_an_unkeyed_enqueue_may_ask_for_fewer_copies_than_a_majority() -> None:
+@simulated(seed=1, options=OPTIONS)
+async def test_an_unkeyed_enqueue_may_ask_for_fewer_copies_than_a_majority(
+    world: World, client: RecordingClient
+) -> None:
     """It is answered when the leader has it; the answer has the number of copies and what is not promised."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            slow_but(world, leader(world, 1))
-            began = trio.current_time()
-            answer = await enqueue(client, run(world, 1, 1), w=1)
-            assert answer["acks"] == [1] and trio.current_time() - began < 0.5
-            assert answer["guarantee"].startswith("on 1 of 3 nodes, no majority: lost if")
-            began = trio.current_time()
-            answer = await enqueue(client, run(world, 2, 1))
-            assert answer["acks"][0] >= 2 and "guarantee" not in answer
-            assert trio.current_time() - began >= 1.0
-            await trio.sleep(5)
-            for node in world.nodes:
-                assert len(node.disk.row_keys()) == 2
-
-    simulate(workload, seed=1, options=OPTIONS)
+    slow_but(world, leader(world, 1))
+    began = trio.current_time()
+    answer = await enqueue(client, run(world, 1, 1), w=1)
+    assert answer["acks"] == [1] and trio.current_time() - began < 0.5
+    assert answer["guarantee"].startswith("on 1 of 3 nodes, no majority: lost if")
+    began = trio.current_time()
+    answer = await enqueue(client, run(world, 2, 1))
+    assert answer["acks"][0] >= 2 and "guarantee" not in answer
+    assert trio.current_time() - began >= 1.0
+    await trio.sleep(5)
+    for node in world.nodes:
+        assert len(node.disk.row_keys()) == 2
 
 
-def test_three_copies_may_be_asked_for() -> None:
+@simulated(seed=2, options=OPTIONS)
+async def test_three_copies_may_be_asked_for(world: World, client: RecordingClient) -> None:
     """That is more than a majority: the answer waits for them a moment."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            answer = await enqueue(client, run(world, 1, 2), w=3)
-            assert answer["acks"] == [3] and "guarantee" not in answer
-
-    simulate(workload, seed=2, options=OPTIONS)
+    answer = await enqueue(client, run(world, 1, 2), w=3)
+    assert answer["acks"] == [3] and "guarantee" not in answer
 
 
-def test_one_copy_that_was_asked_for_is_the_leaders() -> None:
+@simulated(seed=1, options=OPTIONS)
+async def test_one_copy_that_was_asked_for_is_the_leaders(world: World, client: RecordingClient) -> None:
     """The leader does not know a task that only other nodes have, and could neither show nor grant it."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            disk = leader(world, 1).disk
-            disk.delay_ms = lambda: 20_000
-            (refusal,) = (await enqueue(client, run(world, 1, 1), w=1))["acks"]
-            assert refusal["code"] == "unknown"
-            disk.delay_ms = lambda: 1
-
-    simulate(workload, seed=1, options=OPTIONS)
+    disk = leader(world, 1).disk
+    disk.delay_ms = lambda: 20_000
+    (refusal,) = (await enqueue(client, run(world, 1, 1), w=1))["acks"]
+    assert refusal["code"] == "unknown"
+    disk.delay_ms = lambda: 1
 
 
-def test_fewer_copies_than_a_majority_are_as_many_as_were_asked_for() -> None:
+@simulated(seed=1, options=evolve(OPTIONS, nodes=5, replicas=5))
+async def test_fewer_copies_than_a_majority_are_as_many_as_were_asked_for(
+    world: World, client: RecordingClient
+) -> None:
     """One node of five has it, and two were requested."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            for node in world.nodes:
-                node.disk.delay_ms = (lambda: 1) if node is leader(world, 1) else (lambda: 20_000)
-            (refusal,) = (await enqueue(client, run(world, 1, 1), w=2))["acks"]
-            assert refusal["code"] == "unknown"
-
-    simulate(workload, seed=1, options=evolve(OPTIONS, nodes=5, replicas=5))
+    for node in world.nodes:
+        node.disk.delay_ms = (lambda: 1) if node is leader(world, 1) else (lambda: 20_000)
+    (refusal,) = (await enqueue(client, run(world, 1, 1), w=2))["acks"]
+    assert refusal["code"] == "unknown"
 
 
-def test_while_a_copy_moves_a_write_needs_a_majority_of_the_old_nodes_and_of_the_new() -> None:
+@simulated(seed=1, options=evolve(OPTIONS, nodes=4, partitions=1))
+async def test_while_a_copy_moves_a_write_needs_a_majority_of_the_old_nodes_and_of_the_new(world: World) -> None:
     """The leaving node does not count among the new ones: after it the write would be on one node."""
-
-    async def workload(world: World) -> None:
-        led_by = leader(world, 0)
-        members = world.audit.replica.partitions[0].members
-        leaves, stays = (one for one in world.nodes if one is not led_by and one.node_id in members)
-        (comes,) = (one for one in world.nodes if one.node_id not in members)
-        async with world.client() as client:
-            await enqueue(client, run(world, 1, 0))
-            for node in (stays, comes):
-                node.disk.delay_ms = lambda: 8_000
-            assert led_by.running is not None and led_by.running.node is not None
-            await led_by.running.node.verdicts([drain_node.Args(leaves.node_id, permanent=True)])
-            placed = world.audit.replica.partitions[0]
-            assert set(placed.target) - set(placed.members) == {comes.node_id} and leaves.node_id not in placed.target
-            (refusal,) = (await enqueue(client, run(world, 2, 0)))["acks"]
-            assert refusal["code"] == "unknown"
-            for node in (stays, comes):
-                node.disk.delay_ms = lambda: 1
-            await trio.sleep(10)
-            assert (await enqueue(client, run(world, 2, 0)))["acks"][0] >= 2
-
-    simulate(workload, seed=1, options=evolve(OPTIONS, nodes=4, partitions=1))
+    led_by = leader(world, 0)
+    members = world.audit.replica.partitions[0].members
+    leaves, stays = (one for one in world.nodes if one is not led_by and one.node_id in members)
+    (comes,) = (one for one in world.nodes if one.node_id not in members)
+    async with world.client() as client:
+        await enqueue(client, run(world, 1, 0))
+        for node in (stays, comes):
+            node.disk.delay_ms = lambda: 8_000
+        assert led_by.running is not None and led_by.running.node is not None
+        await led_by.running.node.verdicts([drain_node.Args(leaves.node_id, permanent=True)])
+        placed = world.audit.replica.partitions[0]
+        assert set(placed.target) - set(placed.members) == {comes.node_id} and leaves.node_id not in placed.target
+        (refusal,) = (await enqueue(client, run(world, 2, 0)))["acks"]
+        assert refusal["code"] == "unknown"
+        for node in (stays, comes):
+            node.disk.delay_ms = lambda: 1
+        await trio.sleep(10)
+        assert (await enqueue(client, run(world, 2, 0)))["acks"][0] >= 2
 
 
 @pytest.mark.parametrize("key", ["ordering_key", "unique_key"])
-def test_a_keyed_task_is_on_a_majority_whatever_is_asked_for(key: str) -> None:
+@simulated(seed=3, options=OPTIONS)
+async def test_a_keyed_task_is_on_a_majority_whatever_is_asked_for(world: World, key: str) -> None:
     """Order and uniqueness must survive the leader."""
-
-    async def workload(world: World) -> None:
-        partition = partition_of_keys("q", "k", 4)
-        async with world.client() as client:
-            slow_but(world, leader(world, partition))
-            answer = await enqueue(client, run(world, 1, partition, **{key: "k"}), w=1)
-            (ack,) = answer["acks"]
-            assert (ack[0] if isinstance(ack, list) else ack) >= 2
-            assert "guarantee" not in answer
-
-    simulate(workload, seed=3, options=OPTIONS)
+    partition = partition_of_keys("q", "k", 4)
+    async with world.client() as client:
+        slow_but(world, leader(world, partition))
+        answer = await enqueue(client, run(world, 1, partition, **{key: "k"}), w=1)
+        (ack,) = answer["acks"]
+        assert (ack[0] if isinstance(ack, list) else ack) >= 2
+        assert "guarantee" not in answer
 
 
-def test_an_update_may_ask_for_fewer_copies_than_a_majority() -> None:
+@simulated(seed=4, options=OPTIONS)
+async def test_an_update_may_ask_for_fewer_copies_than_a_majority(world: World, client: RecordingClient) -> None:
     """This is as for an enqueue, and the next update follows it."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.enqueue("q", [b"x"])
-            (claim,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=5_000)
-            slow_but(world, leader(world, int.from_bytes(claim.id[6:8], "big")))
-            for seq in range(2):
-                items = [[claim.id, claim.token, seq, b"%d" % seq]]
-                answer = await client.client.call("update", {"items": items, "w": 1})
-                assert answer["results"] == [None] and answer["acks"] == [1]
-                assert "no majority" in answer["guarantee"]
-            (gap,) = (await client.client.call("update", {"items": [[claim.id, claim.token, 5, b""]], "w": 1}))[
-                "results"
-            ]
-            assert gap["code"] == "sequence_gap"
-            for node in world.nodes:
-                node.disk.delay_ms = lambda: 1
-            await trio.sleep(5)
-            answer = await client.client.call("update", {"items": [[claim.id, claim.token, 2, b"2"]]})
-            assert answer == {"results": [None]}
-
-    simulate(workload, seed=4, options=OPTIONS)
+    await client.enqueue("q", [b"x"])
+    (claim,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=5_000)
+    slow_but(world, leader(world, int.from_bytes(claim.id[6:8], "big")))
+    for seq in range(2):
+        items = [[claim.id, claim.token, seq, b"%d" % seq]]
+        answer = await client.client.call("update", {"items": items, "w": 1})
+        assert answer["results"] == [None] and answer["acks"] == [1]
+        assert "no majority" in answer["guarantee"]
+    (gap,) = (await client.client.call("update", {"items": [[claim.id, claim.token, 5, b""]], "w": 1}))["results"]
+    assert gap["code"] == "sequence_gap"
+    for node in world.nodes:
+        node.disk.delay_ms = lambda: 1
+    await trio.sleep(5)
+    answer = await client.client.call("update", {"items": [[claim.id, claim.token, 2, b"2"]]})
+    assert answer == {"results": [None]}
 
 
 def slow_follower(world: World, partition: int) -> SimulatedNode:
@@ -185,115 +162,96 @@ def slow_follower(world: World, partition: int) -> SimulatedNode:
     return follower
 
 
-def test_copies_that_cannot_be_reached_in_time_are_an_error_that_counts_those_there_are() -> None:
+@simulated(seed=6, options=OPTIONS)
+async def test_copies_that_cannot_be_reached_in_time_are_an_error_that_counts_those_there_are(
+    world: World, client: RecordingClient
+) -> None:
     """The task stays stored: two nodes have it, and a repeat makes no second one."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            follower = slow_follower(world, 2)
-            began = trio.current_time()
-            one = run(world, 1, 2)
-            (refusal,) = (await enqueue(client, one, w=3))["acks"]
-            assert refusal["code"] == "unknown" and "2 nodes have it, and w asks for 3" in refusal["message"]
-            assert refusal["details"] == [[one[0], 1, 2]]
-            assert trio.current_time() - began < 2.5
-            assert (await client.client.get(one[0])).state == "ready"
-            follower.disk.delay_ms = lambda: 1
-            await trio.sleep(25)
-            assert (await enqueue(client, one, w=3))["acks"] == [3]
-            assert (await client.client.count("q"))["q"]["ready"] == 1
-
-    simulate(workload, seed=6, options=OPTIONS)
+    follower = slow_follower(world, 2)
+    began = trio.current_time()
+    one = run(world, 1, 2)
+    (refusal,) = (await enqueue(client, one, w=3))["acks"]
+    assert refusal["code"] == "unknown" and "2 nodes have it, and w asks for 3" in refusal["message"]
+    assert refusal["details"] == [[one[0], 1, 2]]
+    assert trio.current_time() - began < 2.5
+    assert (await client.client.get(one[0])).state == "ready"
+    follower.disk.delay_ms = lambda: 1
+    await trio.sleep(25)
+    assert (await enqueue(client, one, w=3))["acks"] == [3]
+    assert (await client.client.count("q"))["q"]["ready"] == 1
 
 
 @pytest.mark.parametrize("how", ["one", "several", "keyed"])
-def test_a_client_raises_the_ids_and_the_number_of_copies(how: str) -> None:
+@simulated(seed=7, options=OPTIONS)
+async def test_a_client_raises_the_ids_and_the_number_of_copies(world: World, how: str) -> None:
     """It tries until its time is up; with the ids the call may be repeated."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as recording:
-            client = recording.client
-            slow_follower(world, 1)
-            data = [b"a"] if how == "one" else [b"a", b"b", b"c"]
-            keys: Any = {"ids": [run(world, place, 1)[0] for place in range(len(data))]}
-            if how == "keyed":
-                there = (f"k{n}" for n in count() if partition_of_keys("q", f"k{n}", 4) == 1)
-                keys = {"ordering_key": list(islice(there, 3))}
-            began = trio.current_time()
-            with pytest.raises(Unknown) as raised:
-                await client.enqueue_many("q", data, w=3, timeout_ms=6_000, **keys)
-            assert 3 < trio.current_time() - began < 6
-            assert raised.value.copies == 2 and len(raised.value.ids) == len(data)
-            for node in world.nodes:
-                node.disk.delay_ms = lambda: 1
-            await trio.sleep(25)
-            ids = await client.enqueue_many("q", data, w=3, **{**keys, "ids": raised.value.ids})
-            assert tuple(ids) == raised.value.ids
-            assert (await client.count("q"))["q"]["ready"] == len(data)
-
-    simulate(workload, seed=7, options=OPTIONS)
+    async with world.client() as recording:
+        client = recording.client
+        slow_follower(world, 1)
+        data = [b"a"] if how == "one" else [b"a", b"b", b"c"]
+        keys: Any = {"ids": [run(world, place, 1)[0] for place in range(len(data))]}
+        if how == "keyed":
+            there = (f"k{n}" for n in count() if partition_of_keys("q", f"k{n}", 4) == 1)
+            keys = {"ordering_key": list(islice(there, 3))}
+        began = trio.current_time()
+        with pytest.raises(Unknown) as raised:
+            await client.enqueue_many("q", data, w=3, timeout_ms=6_000, **keys)
+        assert 3 < trio.current_time() - began < 6
+        assert raised.value.copies == 2 and len(raised.value.ids) == len(data)
+        for node in world.nodes:
+            node.disk.delay_ms = lambda: 1
+        await trio.sleep(25)
+        ids = await client.enqueue_many("q", data, w=3, **{**keys, "ids": raised.value.ids})
+        assert tuple(ids) == raised.value.ids
+        assert (await client.count("q"))["q"]["ready"] == len(data)
 
 
-def test_an_update_that_too_few_nodes_have_is_unknown() -> None:
+@simulated(seed=8, options=OPTIONS)
+async def test_an_update_that_too_few_nodes_have_is_unknown(world: World, client: RecordingClient) -> None:
     """It is stored, and the same update may be sent again."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.enqueue("q", [b"x"])
-            (claim,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=5_000)
-            slow_follower(world, int.from_bytes(claim.id[6:8], "big"))
-            args = {"items": [[claim.id, claim.token, 0, b"half"]], "w": 3}
-            (refusal,) = (await client.client.call("update", args))["results"]
-            assert refusal["code"] == "unknown" and refusal["details"] == [[claim.id, 1, 2]]
-            del args["w"]
-            assert await client.client.call("update", args) == {"results": [None]}
-
-    simulate(workload, seed=8, options=OPTIONS)
+    await client.enqueue("q", [b"x"])
+    (claim,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=5_000)
+    slow_follower(world, int.from_bytes(claim.id[6:8], "big"))
+    args = {"items": [[claim.id, claim.token, 0, b"half"]], "w": 3}
+    (refusal,) = (await client.client.call("update", args))["results"]
+    assert refusal["code"] == "unknown" and refusal["details"] == [[claim.id, 1, 2]]
+    del args["w"]
+    assert await client.client.call("update", args) == {"results": [None]}
 
 
 @pytest.mark.parametrize("w", [4, 9])
-def test_more_copies_than_the_cluster_keeps_are_refused(w: int) -> None:
+@simulated(seed=9, options=OPTIONS)
+async def test_more_copies_than_the_cluster_keeps_are_refused(world: World, client: RecordingClient, w: int) -> None:
     """The error names it, and nothing is stored."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            for method, args in (("enqueue", {"runs": [run(world, 1, 1)]}), ("update", {"items": []})):
-                with pytest.raises(BadRequest, match="w must be 1 to 3") as refused:
-                    await client.client.call(method, {**args, "w": w})
-                assert refused.value.field == "w"
-            with pytest.raises(BadRequest, match="keeps 3 copies"):
-                await client.client.enqueue("q", b"x", w=w)
-            assert not (await client.client.count("q")).get("q", {}).get("total")
-
-    simulate(workload, seed=9, options=OPTIONS)
+    for method, args in (("enqueue", {"runs": [run(world, 1, 1)]}), ("update", {"items": []})):
+        with pytest.raises(BadRequest, match="w must be 1 to 3") as refused:
+            await client.client.call(method, {**args, "w": w})
+        assert refused.value.field == "w"
+    with pytest.raises(BadRequest, match="keeps 3 copies"):
+        await client.client.enqueue("q", b"x", w=w)
+    assert not (await client.client.count("q")).get("q", {}).get("total")
 
 
-def test_copies_for_which_there_are_no_nodes_are_refused_at_once_and_the_task_stays() -> None:
+@simulated(seed=10, options=evolve(OPTIONS, nodes=2))
+async def test_copies_for_which_there_are_no_nodes_are_refused_at_once_and_the_task_stays(
+    world: World, client: RecordingClient
+) -> None:
     """With two nodes and three copies, waiting would not help."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            began = trio.current_time()
-            one = run(world, 1, 1)
-            (refusal,) = (await enqueue(client, one, w=3))["acks"]
-            assert refusal["code"] == "unknown" and refusal["details"] == [[one[0], 1, 2]]
-            assert trio.current_time() - began < 0.5
-            assert (await enqueue(client, one))["acks"] == [2]
-
-    simulate(workload, seed=10, options=evolve(OPTIONS, nodes=2))
+    began = trio.current_time()
+    one = run(world, 1, 1)
+    (refusal,) = (await enqueue(client, one, w=3))["acks"]
+    assert refusal["code"] == "unknown" and refusal["details"] == [[one[0], 1, 2]]
+    assert trio.current_time() - began < 0.5
+    assert (await enqueue(client, one))["acks"] == [2]
 
 
-def test_w_is_checked() -> None:
+@simulated(seed=5, options=OPTIONS)
+async def test_w_is_checked(client: RecordingClient) -> None:
     """The error names it."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            for method, args in (("enqueue", {"runs": []}), ("update", {"items": []})):
-                with pytest.raises(BadRequest) as refused:
-                    await client.client.call(method, {**args, "w": 0})
-                assert refused.value.field == "w"
-
-    simulate(workload, seed=5, options=OPTIONS)
+    for method, args in (("enqueue", {"runs": []}), ("update", {"items": []})):
+        with pytest.raises(BadRequest) as refused:
+            await client.client.call(method, {**args, "w": 0})
+        assert refused.value.field == "w"
 
 
 # --- durability ---------------------------------------------------------------
@@ -348,59 +306,49 @@ def test_an_opportunistic_queue_loses_at_most_its_window_when_all_machines_stop(
     assert any(lost), "nothing was answered before it was written"
 
 
-def test_what_an_opportunistic_queue_answered_for_is_read_at_once() -> None:
+@simulated(seed=6, options=OPTIONS)
+async def test_what_an_opportunistic_queue_answered_for_is_read_at_once(world: World, client: RecordingClient) -> None:
     """The reader waits for the disk, not the producer."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
-            for node in world.nodes:
-                node.disk.delay_ms = lambda: 300
-            for number in range(4):
-                began = trio.current_time()
-                one = run(world, number, number)
-                await enqueue(client, one)
-                assert trio.current_time() - began < 0.1
-                assert (await client.client.get(one[0])).state == "ready"
-
-    simulate(workload, seed=6, options=OPTIONS)
+    await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
+    for node in world.nodes:
+        node.disk.delay_ms = lambda: 300
+    for number in range(4):
+        began = trio.current_time()
+        one = run(world, number, number)
+        await enqueue(client, one)
+        assert trio.current_time() - began < 0.1
+        assert (await client.client.get(one[0])).state == "ready"
 
 
-def test_what_was_answered_for_can_be_cancelled_and_depended_on_at_once() -> None:
+@simulated(seed=8, options=OPTIONS)
+async def test_what_was_answered_for_can_be_cancelled_and_depended_on_at_once(
+    world: World, client: RecordingClient
+) -> None:
     """A client that knows a task may use its id."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
-            for node in world.nodes:
-                node.disk.delay_ms = lambda: 300
-            one, other = run(world, 1, 0), run(world, 2, 1)
-            assert all(type(ack) is int for ack in (await enqueue(client, one, other))["acks"])
-            assert (await client.client.call("cancel", {"ids": [one[0]]}))["results"] == [None]
-            answer = await enqueue(client, run(world, 3, 2, depends=[other[0]]))
-            assert type(answer["acks"][0]) is int
-            for _ in range(2):
-                (claim,) = await client.claim("q", maximum=5, lease_ms=60_000, wait_ms=20_000)
-                await client.complete(claim)
-
-    simulate(workload, seed=8, options=OPTIONS)
+    await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
+    for node in world.nodes:
+        node.disk.delay_ms = lambda: 300
+    one, other = run(world, 1, 0), run(world, 2, 1)
+    assert all(type(ack) is int for ack in (await enqueue(client, one, other))["acks"])
+    assert (await client.client.call("cancel", {"ids": [one[0]]}))["results"] == [None]
+    answer = await enqueue(client, run(world, 3, 2, depends=[other[0]]))
+    assert type(answer["acks"][0]) is int
+    for _ in range(2):
+        (claim,) = await client.claim("q", maximum=5, lease_ms=60_000, wait_ms=20_000)
+        await client.complete(claim)
 
 
-def test_a_leader_that_dies_leaves_what_others_answered_for() -> None:
+@simulated(seed=7, options=OPTIONS)
+async def test_a_leader_that_dies_leaves_what_others_answered_for(world: World, client: RecordingClient) -> None:
     """The next leader finds the rows that a majority had in memory."""
-
-    async def workload(world: World) -> None:
-        async with world.client() as client:
-            await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
-            for node in world.nodes:
-                node.disk.delay_ms = lambda: 50
-            runs = [run(world, number, 0) for number in range(30)]
-            for one in runs:
-                await enqueue(client, one)
-            await world.crash_node(leader(world, 0))
-            await world.until(lambda: world.audit.replica.partitions[0].ready, "ready")
-            with trio.fail_after(30):
-                while (await client.client.count("q"))["q"]["total"] < 30:
-                    await trio.sleep(0.5)
-
-    simulate(workload, seed=7, options=OPTIONS)
+    await client.client.call("queue.set", {"queue": "q", "durability": "opportunistic"})
+    for node in world.nodes:
+        node.disk.delay_ms = lambda: 50
+    runs = [run(world, number, 0) for number in range(30)]
+    for one in runs:
+        await enqueue(client, one)
+    await world.crash_node(leader(world, 0))
+    await world.until(lambda: world.audit.replica.partitions[0].ready, "ready")
+    with trio.fail_after(30):
+        while (await client.client.count("q"))["q"]["total"] < 30:
+            await trio.sleep(0.5)
