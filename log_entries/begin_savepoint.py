@@ -84,7 +84,7 @@ class Args:
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
     """Begin the savepoint, unless its name is taken or its job cannot have one now."""
     known = savepoint_of(replica, args.name)
-    if known is not None and _is_repeat(replica, known, args):
+    if known is not None and _is_repeat(known, args):
         return replica, REPEAT
     problem = _problem(replica, args) if known is None else TAKEN
     if problem:
@@ -96,7 +96,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     return with_savepoint(replica, args.name, begun), APPLIED
 
 
-def _is_repeat(replica: Replica, known: Savepoint, args: Args) -> bool:
+def _is_repeat(known: Savepoint, args: Args) -> bool:
     """Return whether this asks for a savepoint that is being made, or was made for the same request."""
     return known.job == args.job and (not known.complete or known.request == args.request != "")
 

@@ -12,7 +12,6 @@ import random
 import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -418,7 +417,6 @@ async def run_peer(
     *,
     ready: Callable[[PeerAddresses], None],
     stop: trio.Event,
-    backend: LogBackend | None = None,
     renewal: Renewal | None = None,
 ) -> None:
     """Run one node until ``stop``; call ``ready`` when it is in the ring and serves.
@@ -429,48 +427,32 @@ async def run_peer(
     check_config(config)
     make_directories(config)
     with fatal_signals_noted(Path(config.data)):
-        await _run_peer(config, ready=ready, stop=stop, backend=backend, renewal=renewal)
+        backend = opened(
+            config.zookeeper,
+            config.cluster,
+            Path(config.data),
+            credentials=config.zookeeper_credentials,
+            session_timeout_ms=config.session_timeout_ms,
+        )
+        async with backend as chosen:
+            running = RunningNode(config, chosen, transports=installed_transports())
+            if renewal is not None:
+                renewal.take = running.renew
 
+            async def announce() -> None:
+                await running.ready.wait()
+                assert running.addresses is not None
+                ready(running.addresses)
 
-async def _run_peer(
-    config: PeerConfig,
-    *,
-    ready: Callable[[PeerAddresses], None],
-    stop: trio.Event,
-    backend: LogBackend | None,
-    renewal: Renewal | None,
-) -> None:
-    async with _backend_of(config, backend) as chosen:
-        running = RunningNode(config, chosen, transports=installed_transports())
-        if renewal is not None:
-            renewal.take = running.renew
+            async def pass_stop() -> None:
+                await stop.wait()
+                running.stop.set()
 
-        async def announce() -> None:
-            await running.ready.wait()
-            assert running.addresses is not None
-            ready(running.addresses)
-
-        async def pass_stop() -> None:
-            await stop.wait()
-            running.stop.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(announce)
-            nursery.start_soon(pass_stop)
-            await running.run()
-            nursery.cancel_scope.cancel()
-
-
-def _backend_of(config: PeerConfig, given: LogBackend | None) -> AbstractAsyncContextManager[LogBackend]:
-    if given is not None:
-        return nullcontext(given)
-    return opened(
-        config.zookeeper,
-        config.cluster,
-        Path(config.data),
-        credentials=config.zookeeper_credentials,
-        session_timeout_ms=config.session_timeout_ms,
-    )
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(announce)
+                nursery.start_soon(pass_stop)
+                await running.run()
+                nursery.cancel_scope.cancel()
 
 
 __all__ = ["PeerAddresses", "Platform", "RunningNode", "run_peer"]

@@ -243,7 +243,7 @@ class Dependencies:
             if verdict == "run":
                 ready.setdefault(partition_of(first), []).append(Run(first, count))
             elif verdict:
-                await self._end(Run(first, count), header, self._ending(header, found, verdict))
+                await self._end(Run(first, count), self._ending(header, found, verdict))
             else:
                 self._waiting.note(first, header)
         for partition, runs in sorted(ready.items()):
@@ -271,7 +271,7 @@ class Dependencies:
         note = f"task {ended[said].hex()}, on which it depended, {said}".encode()
         return failure_of(self._host.replica, header), [note]
 
-    async def _end(self, run: Run, header: dict[str, Any], ending: tuple[int, list[bytes]]) -> None:
+    async def _end(self, run: Run, ending: tuple[int, list[bytes]]) -> None:
         partition = partition_of(run.first)
         leader = self._host.leaders.get(partition)
         if leader is None or leader.deposed or not leader.ready:

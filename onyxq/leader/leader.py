@@ -445,7 +445,7 @@ class PartitionLeader:
             # The takeover must wait neither for the pace nor for copies that are made at it.
             async with self._host.sync_limit(node, takeover=not self.ready):
                 differing = await exchange.run(pull=True, push=False, paced=self.ready)
-                await self._share_pending(node, exchange.call)
+                await self._share_pending(exchange.call)
             self._merged.add(node)
             if not differing:
                 self.current.add(node)
@@ -462,11 +462,11 @@ class PartitionLeader:
         if few:
             async with self._host.sync_limit(node, takeover=True):
                 await exchange.run(pull=True, push=True, paced=False)
-                await self._share_pending(node, exchange.call)
+                await self._share_pending(exchange.call)
         if not (few and exchange.few):
             async with self._host.sync_limit(node):
                 await exchange.run(pull=True, push=True)
-                await self._share_pending(node, exchange.call)
+                await self._share_pending(exchange.call)
 
     async def keep(self, node: str, rows: Sequence[Row]) -> None:
         """Store rows that another node of the cohort has."""
@@ -490,7 +490,7 @@ class PartitionLeader:
             transfer=transfer,
         )
 
-    async def _share_pending(self, node: str, call: pending_facts.Call) -> None:
+    async def _share_pending(self, call: pending_facts.Call) -> None:
         """Exchange pending rows of transactions too, which are in no digest."""
         store = self._host.store
         theirs = await pending_facts.pull(store, call, self.partition)

@@ -235,7 +235,7 @@ class TaskKeys:
             if facts.task_header(row[1])[0].get(CHANGED_BY) != one.first:
                 outcome = EXISTS
         # The existing rows may be stored only here, so they are written again before they are acknowledged.
-        body = self._changed(leader, holder, row[1], one) if changes else row[1]
+        body = self._changed(leader, row[1], one) if changes else row[1]
         rows = [facts.task_row(holder, body)]
         if calls_back := CALLBACK in facts.task_header(body)[0]:
             if is_callback(holder):
@@ -247,7 +247,7 @@ class TaskKeys:
             self._dependencies.follow(holder)
         return Started(leader, vote, (holder, outcome), over)
 
-    def _changed(self, leader: PartitionLeader, holder: TaskId, body: bytes, one: RunRequest) -> bytes:
+    def _changed(self, leader: PartitionLeader, body: bytes, one: RunRequest) -> bytes:
         """Return the row of a waiting task after a request that replaces its data or moves its due time."""
         old, moves = facts.unpack_task(body), one.header.get(ON_CONFLICT) == "extend"
         fields = MOVED_FIELDS if moves else REPLACED_FIELDS

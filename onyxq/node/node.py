@@ -565,7 +565,7 @@ class Node:
         if (leader := self.leaders.get(partition)) is not None:
             await leader.give_up()
 
-    def repaired(self, partition: int, rows: int) -> None:
+    def repaired(self, partition: int) -> None:
         """Look again for tasks that were skipped, because rows of a partition are readable again."""
         self.granter.restart_windows(partition)
 

@@ -230,7 +230,7 @@ class Holder:
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
         """Ignore it: no claimer waits."""
 
-    def repaired(self, partition: int, rows: int) -> None:
+    def repaired(self, partition: int) -> None:
         """Ignore it: no leader compares copies."""
 
 

@@ -57,7 +57,7 @@ def simulate(context: Context) -> int:
                 totals.runs,
                 runs,
             )
-    unreached = _unreached(context, totals, workload)
+    unreached = _unreached(totals, workload)
     _figures(context, totals, unreached, show_probes=args.probes)
     return EXIT_BROKEN if totals.broken or unreached else 0
 
@@ -106,7 +106,7 @@ def _broken(context: Context, result: Result) -> None:
     )
 
 
-def _unreached(context: Context, totals: Totals, workload: str) -> list[str]:
+def _unreached(totals: Totals, workload: str) -> list[str]:
     """Return the probes that this number of runs must reach and did not."""
     from simulation.probes import WANTED
 

@@ -80,7 +80,7 @@ class RepairHost(Protocol):
         """Take note of new pieces in the store."""
         ...
 
-    def repaired(self, partition: int, rows: int) -> None:
+    def repaired(self, partition: int) -> None:
         """Take note of repaired rows of a partition."""
         ...
 
@@ -258,4 +258,4 @@ class Repair:
         self._host.store.damaged.difference_update(row.key for row in rows)
         log.warning("partition %d: %d damaged rows were repaired", partition, len(rows))
         self._host.metrics.repaired.add("rows", n=len(rows))
-        self._host.repaired(partition, len(rows))
+        self._host.repaired(partition)

@@ -415,17 +415,15 @@ class Granter:
                 self._keep_undecided(partition, [pick.run for pick in picks])
             if began_ns and verdicts is not None and verdicts[0] == APPLIED:
                 tracing.granted(began_ns, token, ((pick.run.first, task_header(pick.body)[0]) for pick in picks))
-            self._granted(partition, queue, picks, token, verdicts)
+            self._granted(queue, picks, token, verdicts)
 
         try:
             outbox.submit([entry], decided)
         except OnyxqError as error:
             log.warning("a grant could not be sent: %s", error.message)
-            self._granted(partition, queue, picks, -1, None)
+            self._granted(queue, picks, -1, None)
 
-    def _granted(
-        self, partition: int, queue: str, picks: list[_Pick], token: int, verdicts: Sequence[str] | None
-    ) -> None:
+    def _granted(self, queue: str, picks: list[_Pick], token: int, verdicts: Sequence[str] | None) -> None:
         won = verdicts is not None and verdicts[0] == APPLIED
         if queue:
             self.limits.ask(queue, -sum(pick.run.count for pick in picks))

@@ -38,9 +38,9 @@ def command_without(flag: str) -> list[str]:
     return [sys.executable, "-m", "onyxq", *(word for word in sys.argv[1:] if word != flag)]
 
 
-def keep_running(out: Notes, command: Sequence[str], directory: Path | None = None) -> int:
+def keep_running(out: Notes, command: Sequence[str]) -> int:
     """Run a command again and again until SIGINT, SIGTERM or SIGHUP; return its exit code."""
-    directory = directory or Path.cwd()
+    directory = Path.cwd()
     stopped: list[int] = []
     running: list[subprocess.Popen[bytes]] = []
 
