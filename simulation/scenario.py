@@ -21,6 +21,7 @@ from attrs import define, field
 
 from onyxq.core.replica import Replica
 from onyxq.core.step import Step
+from onyxq.system.settings import did_you_mean
 from simulation.checkers import Broken, LogChecker
 from simulation.scenarios.expect import EXPECTATIONS, ScenarioError, Unmet
 from simulation.scenarios.words import claims_words, job_words, partition_words, record_words, ring_words
@@ -81,7 +82,8 @@ class Scenario:
             if not perform(self.cluster, (word, *_values(word, args))):
                 self.printed.append("nothing happens")
         else:
-            raise Unmet(f"no such command: {word}{_meant(word)}")
+            known = [*ACTIONS, *OWN, "cluster", "expect", "given"]
+            raise Unmet(f"no such command: {word}{did_you_mean(word, known)}")
         return self.printed
 
     def _cluster(self, args: Sequence[str]) -> None:
@@ -190,11 +192,6 @@ def _values(word: str, args: Sequence[str]) -> list[int | str]:
             raise Unmet(f"{word}: {one.name.upper()} must be a whole number, not {arg}")
         values.append(int(arg) if one.annotation == "int" else arg)
     return values
-
-
-def _meant(word: str) -> str:
-    close = difflib.get_close_matches(word, [*ACTIONS, *OWN, "cluster", "expect", "given"], 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def play(name: str, text: str) -> str:

@@ -48,6 +48,18 @@ def by_name(*scenes: Scene) -> Mapping[str, Scene]:
     return {scene.name: scene for scene in scenes}
 
 
+def slow_steps(draw: Draw) -> Options:
+    """Three nodes and a few partitions; everything takes its time, so that a death finds something under way."""
+    return Options(
+        partitions=draw.choice((2, 4)),
+        clock_offset_ms=0,
+        absent_after_ms=600_000,
+        append_delay_ms=(4, 12),
+        disk_delay_ms=(2, 10),
+        network_delay_ms=2,
+    )
+
+
 def leader_of(world: World, number: int = 0) -> SimulatedNode:
     """The node that leads a partition, as the log says."""
     leader = world.audit.replica.partitions[number].leader

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +10,10 @@ import trio
 from log_entries import set_slots, submit_job
 from onyxq.core.errors import OnyxqError
 from onyxq.core.replica import Job
-from simulation.scenes.base import Scene, by_name
+from simulation.scenes.base import Scene, by_name, slow_steps
 from simulation.world.clients import RecordingClient, tried
 from simulation.world.drivers import INPUT, JOB, Driver, image, row_payload
-from simulation.world.world import Options, SimulatedNode, World
+from simulation.world.world import SimulatedNode, World
 
 ROWS = 30
 SUBMISSION = submit_job.Args(JOB, b"body", bytes(16), "balanced", 0, 1, 1, (), (), "", (), (), False, 60_000)
@@ -198,20 +197,8 @@ async def _claim_inputs(world: World, nodes: Sequence[SimulatedNode]) -> None:
                 await trio.sleep(0.2)
 
 
-def _some(draw: random.Random) -> Options:
-    """Three nodes and a few partitions; everything takes its time."""
-    return Options(
-        partitions=draw.choice((2, 4)),
-        clock_offset_ms=0,
-        absent_after_ms=600_000,
-        append_delay_ms=(4, 12),
-        disk_delay_ms=(2, 10),
-        network_delay_ms=2,
-    )
-
-
 BATCH_SCENES = by_name(
-    Scene("replaced_drivers", "drivers of a job die, and go on although replaced", replaced_drivers, _some),
-    Scene("batches_under_fire", "the same while nodes die and the log goes away", batches_under_fire, _some),
-    Scene("late_batches", "a batch's commit is written when its time is over", late_batches, _some),
+    Scene("replaced_drivers", "drivers of a job die, and go on although replaced", replaced_drivers, slow_steps),
+    Scene("batches_under_fire", "the same while nodes die and the log goes away", batches_under_fire, slow_steps),
+    Scene("late_batches", "a batch's commit is written when its time is over", late_batches, slow_steps),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import trio
 
 from log_entries import commit_transaction
@@ -12,10 +10,11 @@ from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
 from onyxq.core.transactions import Part
 from onyxq.leader.transaction_parts import PartRequest
-from simulation.scenes.base import PROMPT_S, Scene, by_name, leader_of, soon
+from simulation.scenes.base import PROMPT_S, Scene, by_name, leader_of, slow_steps, soon
 from simulation.scenes.rules import finished, working
 from simulation.world.clients import RecordingClient, tried
 from simulation.world.history import Transacted
+from simulation.world.workload import always
 from simulation.world.world import Options, SimulatedNode, World
 
 COMMIT_S = 0.12
@@ -338,30 +337,16 @@ async def _give_back_meanwhile(world: World, client: RecordingClient, other: Rec
 # --- the table --------------------------------------------------------------------------------
 
 
-def _some(draw: random.Random) -> Options:
-    """Three nodes and a few partitions; everything takes its time, so that a death finds something under way."""
-    return Options(
-        partitions=draw.choice((2, 4)),
-        clock_offset_ms=0,
-        absent_after_ms=600_000,
-        append_delay_ms=(4, 12),
-        disk_delay_ms=(2, 10),
-        network_delay_ms=2,
-    )
-
-
-def _five(draw: random.Random) -> Options:
-    return Options(nodes=5, partitions=1, clock_offset_ms=0, absent_after_ms=4_000, network_delay_ms=2)
-
+_FIVE = always(Options(nodes=5, partitions=1, clock_offset_ms=0, absent_after_ms=4_000, network_delay_ms=2))
 
 TRANSACTION_SCENES = by_name(
-    Scene("dying", "processes die in the middle of transactions", dying, _some),
-    Scene("dead_leaders", "leaders die before what was committed can be seen", dead_leaders, _some),
-    Scene("log_away", "the log goes between prepare and commit", log_away, _some),
+    Scene("dying", "processes die in the middle of transactions", dying, slow_steps),
+    Scene("dead_leaders", "leaders die before what was committed can be seen", dead_leaders, slow_steps),
+    Scene("log_away", "the log goes between prepare and commit", log_away, slow_steps),
     Scene("lagging", "who coordinates has not read the log for long", lagging),
     Scene("late_commits", "a commit is written when its claims have run out", late_commits),
-    Scene("asked_twice", "a transaction is coordinated by two nodes", asked_twice, _some),
+    Scene("asked_twice", "a transaction is coordinated by two nodes", asked_twice, slow_steps),
     Scene("slow_to_see", "what is committed cannot be seen before the leases end", slow_to_see),
-    Scene("given_back_meanwhile", "what a transaction completes is given back", given_back_meanwhile, _some),
-    Scene("handed_over", "a partition's nodes go between prepare and commit", handed_over, _five),
+    Scene("given_back_meanwhile", "what a transaction completes is given back", given_back_meanwhile, slow_steps),
+    Scene("handed_over", "a partition's nodes go between prepare and commit", handed_over, _FIVE),
 )

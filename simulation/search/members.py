@@ -131,7 +131,7 @@ class Members:
             absent_after_ms=options.absent_after_ms,
             gc_records=options.gc_records,
         )
-        peer.founding, peer.cluster_id = True, f"id-{peer.id}"
+        peer.cluster_id = f"id-{peer.id}"
         named = {one.name: getattr(settings, one.name) for one in fields(Settings)}
         peer.submit(create_cluster.Args(name="main", id=peer.cluster_id, enabled=peer.entries.versions, **named))
 

@@ -71,8 +71,6 @@ class Peer:
     """Its process runs."""
     pulse: bool = True
     """Its session lives."""
-    founding: bool = False
-    """It has asked to create the cluster and waits to read of one."""
     asked: bool = False
     """It has asked to join."""
     asked_in: int = 0
@@ -249,7 +247,7 @@ class Peer:
         if cluster is None or self.asked or self.flying or self.waiting:
             return False
         self.unread.clear()
-        self.founding, self.asked, self.cluster_id = False, True, cluster.id
+        self.asked, self.cluster_id = True, cluster.id
         # Somebody else's creation may have come first: then its own changed nothing.
         self.number = self.replica.outbox.get(self.id, 0)
         self.asked_in = self.number + 1

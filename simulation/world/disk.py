@@ -28,8 +28,6 @@ class SimulatedDisk:
         """A page is damaged: the next store finds nothing."""
         self._refused = 0
         self._lands = False
-        self.bytes_written = 0
-        self.syncs = 0
         self.delay_ms = delay_ms
         """How long the next write takes."""
         self._run = 0
@@ -66,8 +64,6 @@ class SimulatedDisk:
         finally:
             if run == self._run:
                 self._pending = None
-        self.syncs += 1
-        self.bytes_written += size
 
     def _check(self, run: int) -> None:
         if run != self._run:

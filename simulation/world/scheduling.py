@@ -221,7 +221,7 @@ class Rounds:
         runner = GLOBAL_RUN_CONTEXT.runner
         assert isinstance(runner.clock, trio.testing.MockClock)
         runner.clock.autojump_threshold = math.inf
-        self._runner, self._clock, self._system = runner, runner.clock, runner.io_manager
+        self._clock, self._system = runner.clock, runner.io_manager
         self.process_events = self._system.process_events
         self._spinning = spinning
         self._deadlines = _naps()
