@@ -74,9 +74,30 @@ def test_a_claim_that_ends_in_an_outage_of_the_log_says_so() -> None:
     simulate(workload, seed=1, options=SKEWLESS)
 
 
-async def _expect_no_log(client: RecordingClient) -> None:
+def test_a_claimer_that_gave_up_while_the_log_stalled_is_granted_nothing() -> None:
+    """Its request waited for the record before; no other claimer has to wait for the end of its claim."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for queue in "ab":
+                (task,) = await client.enqueue(queue, [queue.encode()])
+            usual, world.backend.append_delay_s = world.backend.append_delay_s, lambda: 8.0
+            async with trio.open_nursery() as nursery:
+                for queue in "ab":
+                    nursery.start_soon(_expect_no_log, client, queue)
+                    await trio.sleep(0.5)
+            world.backend.append_delay_s = usual
+            await trio.sleep(10)
+            assert task not in world.audit.ledger.grants
+            (claim,) = await client.claim("b", wait_ms=5_000)
+            await client.complete(claim)
+
+    simulate(workload, seed=1, options=Options(nodes=1, partitions=1, clock_offset_ms=0))
+
+
+async def _expect_no_log(client: RecordingClient, queue: str = "q") -> None:
     with pytest.raises(LogUnavailable):
-        await client.claim("q", lease_ms=60_000, wait_ms=4_000)
+        await client.claim(queue, lease_ms=60_000, wait_ms=4_000)
 
 
 def test_an_outage_of_the_log_lapses_no_lease() -> None:

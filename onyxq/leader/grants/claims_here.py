@@ -61,6 +61,7 @@ async def claim_here(
         raise
     finally:
         answers.wanted = False
+        room.left = 0  # a request that still waits for its round gets nothing
     late = LogUnavailable("the log did not answer in time")
     ahead = any(one[4] for one in requests)
     queues_asked = sorted({queue for one in requests for queue in one[0]})
