@@ -61,11 +61,11 @@ class ClaimUpdates:
         await self._completions.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         dead: dict[int, list[tuple[int, Finish]]] = {}
-        retries: dict[int, list[release_claims.Release]] = {}
+        retries: dict[PartitionLeader, list[release_claims.Release]] = {}
         reports = Reports(self._host)
         for place, leader, runs in self._held_of(items, refused, unsure, facts.RETRIED):
             first, count, token, error, retry_in_ms, traceback = items[place]
-            planned = retries.setdefault(leader.partition, [])
+            planned = retries.setdefault(leader, [])
             try:
                 for run in runs:
                     for end in self._failure_ends(run, token, error, retry_in_ms, counted=counted, final=final):
@@ -162,22 +162,22 @@ class ClaimUpdates:
         items = args.items
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token in items))
         refused: list[list[Refused]] = [[] for _ in items]
-        work: dict[int, list[release_claims.Release]] = {}
+        work: dict[PartitionLeader, list[release_claims.Release]] = {}
         for place, leader, runs in self._held_of(items, refused, unsure, facts.RELEASED):
             release = release_claims.Release(items[place][2], facts.RELEASED, 0, 0, "", runs)
-            work.setdefault(leader.partition, []).append(release)
+            work.setdefault(leader, []).append(release)
         await self._release(work, refused, items)
         return refused
 
     async def _release(
         self,
-        work: dict[int, list[release_claims.Release]],
+        work: dict[PartitionLeader, list[release_claims.Release]],
         refused: list[list[Refused]],
         items: Sequence[tuple[Any, ...]],
     ) -> None:
         entries = [
-            release_claims.Args(partition, self._host.leaders[partition].epoch, tuple(group))
-            for partition, releases in sorted(work.items())
+            release_claims.Args(leader.partition, leader.epoch, tuple(group))
+            for leader, releases in sorted(work.items(), key=lambda one: one[0].partition)
             for group in fitting(releases, lambda one: size_of(one.runs, one.note))
         ]
         if not entries:

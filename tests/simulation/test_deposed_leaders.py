@@ -7,14 +7,15 @@ from functools import partial
 from typing import Any
 
 import pytest
+import trio
 
 from log_entries import grant_claims, renew_claims, yield_partition
 from onyxq.core.facts import pack_task, task_row
-from onyxq.core.ids import Run, id_at, stretch_of
+from onyxq.core.ids import Run, id_at, partition_of, stretch_of
 from onyxq.core.replica import claim_of
 from onyxq.errors import Behind, OnyxqError
 from simulation.scenes.base import ONE, back, deposed, leader_of, misled_clients, promise_kept
-from simulation.world.world import World, simulate
+from simulation.world.world import Options, World, simulate
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -138,3 +139,37 @@ def test_a_node_takes_no_rows_of_an_epoch_that_it_has_not_promised() -> None:
             await client.enqueue("q", [b"y"])  # under the present epoch
 
     simulate(workload, seed=1, options=ONE)
+
+
+def test_failures_of_other_partitions_count_if_a_leader_is_deposed_while_tracebacks_are_written() -> None:
+    """The request answers for the tasks of the lost partition alone that their outcome is unknown."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for number in range(24):
+                await client.enqueue("q", [b"%d" % number])
+            claims = await client.claim("q", maximum=24, wait_ms=10_000, lease_ms=60_000)
+            led = {number: placed.leader for number, placed in world.audit.replica.partitions.items()}
+            node = next(one for one in world.nodes if list(led.values()).count(one.peer_id) > 1)
+            lost, kept = [number for number, leader in led.items() if leader == node.peer_id][:2]
+            held = {partition_of(claim.id): claim for claim in claims}
+            items = [[held[one].id, 1, held[one].token, "broken", 0, "a traceback"] for one in (lost, kept)]
+            answers: list[Any] = []
+
+            async def fail() -> None:
+                answers.append(await client.client.call("fail", {"items": items}))
+
+            for one in world.nodes:
+                one.disk.delay_ms = lambda: 1_500
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fail)
+                await trio.sleep(0.5)
+                assert node.inner is not None
+                await node.inner.verdicts([yield_partition.Args(lost, world.audit.replica.partitions[lost].epoch)])
+                for one in world.nodes:
+                    one.disk.delay_ms = lambda: 0
+            ((first, _, error),), others = answers[0]["results"]
+            assert (first, error["code"], others) == (held[lost].id, "unknown", [])
+            assert claim_of(world.audit.replica, held[kept].id) is None
+
+    simulate(workload, seed=1, options=Options(nodes=2, partitions=3, clock_offset_ms=0))
