@@ -7,8 +7,10 @@ log then has few entries.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from log_entries import release_claims
+from onyxq.core.errors import Corrupt
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, runs_of, stretch_of
 from onyxq.core.replica import held_bits
 from onyxq.leader.completion_rows import overtaken_bits
@@ -44,8 +46,9 @@ class ClaimRelease:
             for offset, count, token, *_ in pieces:
                 run = Run(id_at(stretch, offset), count)
                 bits = finished & mask_of(*run) & ~self._state.unsure(stretch)
-                bits &= ~overtaken_bits(self._host.store, run, token, bits)
-                held += [(part, token) for part in runs_of(stretch, bits)]
+                with suppress(Corrupt):  # the claim is released by the leadership after the repair
+                    bits &= ~overtaken_bits(self._host.store, run, token, bits)
+                    held += [(part, token) for part in runs_of(stretch, bits)]
         if held:
             self._host.granter.finished(run for run, _ in held)
             self.release_later(leader, held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from onyxq.core.errors import OnyxqError
+from onyxq.core.errors import Corrupt, OnyxqError
 from onyxq.core.facts import task_header
 from onyxq.core.ids import Run, TaskId, mask_of, stretch_of
 from onyxq.core.replica import claim_of
@@ -61,7 +61,10 @@ class Deadlines:
             return None
         if claim_of(host.replica, task_id) is not None:
             return None
-        row = host.store.task_row(task_id)
+        try:
+            row = host.store.task_row(task_id)
+        except Corrupt:
+            row = None  # the store lists its tasks again once it is repaired
         if row is None:
             return None
         host.leader_state.keys.note(task_id, row[1])

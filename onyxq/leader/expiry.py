@@ -21,7 +21,7 @@ from onyxq.core import facts
 from onyxq.core.claims import GRACE_MS
 from onyxq.core.claims import lapsed as may_expire
 from onyxq.core.entry import APPLIED
-from onyxq.core.errors import OnyxqError
+from onyxq.core.errors import Corrupt, OnyxqError
 from onyxq.core.ids import Run, id_at, mask_of, runs_of, stretch_of
 from onyxq.core.step import Outcome
 from onyxq.core.task_headers import UNSTORED, policy_of
@@ -168,7 +168,10 @@ class Expiry:
                 # A renewal that is on its way is decided first, because an expiry may fail the task for good.
                 bits = mask_of(*run) & ~state.bits(State.FINISHING, stretch) & ~state.bits(State.RENEWING, stretch)
                 done = bits & finished
-                void = overtaken_bits(self._host.store, run, token, done)
+                try:
+                    void = overtaken_bits(self._host.store, run, token, done)
+                except Corrupt:  # the claims on finished tasks end once the completion is repaired
+                    bits, done, void = bits & ~finished, 0, 0
                 due.overtaken += runs_of(stretch, void)
                 done &= ~void
                 for part in runs_of(stretch, done):
@@ -195,7 +198,10 @@ class Expiry:
 
     def _plan_expiry(self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[Finish]) -> None:
         for piece in self._host.granter.pieces(run, token):
-            row = self._host.store.task_row(piece.row_first)
+            try:
+                row = self._host.store.task_row(piece.row_first)
+            except Corrupt:
+                continue  # its claim ends once the row is repaired
             policy = policy_of(self._host.replica, facts.task_header(row[1])[0] if row else UNSTORED)
             attempts = piece.attempts + 1
             for part in runs_of(stretch_of(run.first), piece.bits):

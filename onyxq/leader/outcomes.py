@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from onyxq.core import facts
-from onyxq.core.errors import NotLeader, OnyxqError
+from onyxq.core.errors import Corrupt, NotLeader, OnyxqError
 from onyxq.core.ids import Run, TaskId, ids_of, mask_of, partition_of, runs_of, stretch_of
 from onyxq.core.replica import claim_of
 from onyxq.leader.completion_rows import completions_of, is_overtaken
@@ -72,7 +72,10 @@ class Outcomes:
         unsure = self._host.leader_state.unsure(stretch)
         if unsure & mask or not leader.backed or self._is_overtaken(task_id):
             return UNFINISHED
-        outcome = completions_of(store, Run(task_id, 1))[0][1].outcome
+        try:
+            outcome = completions_of(store, Run(task_id, 1))[0][1].outcome
+        except Corrupt:
+            return UNFINISHED  # as far as is known until the repair
         return self._reported(leader, task_id, facts.OUTCOMES[outcome])
 
     @staticmethod
@@ -92,7 +95,11 @@ class Outcomes:
         return self._host.store.superseded_by(task_id) or task_id
 
     def _is_overtaken(self, task_id: TaskId) -> bool:
-        return is_overtaken(self._host.store, task_id, claim_of(self._host.replica, task_id))
+        """Return whether the completion of a task is void, or may be: it is damaged."""
+        try:
+            return is_overtaken(self._host.store, task_id, claim_of(self._host.replica, task_id))
+        except Corrupt:
+            return True
 
     def watch(self, task_id: TaskId, watcher: str) -> None:
         """Give a node a hint once a task is finished."""

@@ -202,12 +202,17 @@ class RuledReads:
         return out[:limit]
 
     def expiring(self, partition: int, now_ms: int, *, limit: int = 100) -> list[TaskId]:
-        """Return unfinished tasks, never granted according to history, that expire by ``now_ms``, earliest first."""
+        """Return unfinished tasks, never granted according to history, that expire by ``now_ms``, earliest first.
+
+        Tasks of rows that are known to be damaged are left out.
+        """
         prefix = partition.to_bytes(2, "big")
         out: list[TaskId] = []
         for key, value in within(self._tables.expiring, prefix):
             if due_ms_of(key) > now_ms or len(out) >= limit:
                 break
+            if key_of(TASK, first_at(key)) in self.damaged:
+                continue
             for run in runs_of(stretch_of(first_at(key)), unpack_mask(bytes(value))):
                 out += ids_of(*run) if not self.hides(run.first) else ()
         return out[:limit]

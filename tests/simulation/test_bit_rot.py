@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,14 +11,18 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
+from log_entries import yield_partition
+from onyxq.client.claims import Claim
 from onyxq.core.facts import COMPLETION, TASK, Mark, Row
 from onyxq.core.ids import stretch_of
-from onyxq.core.replica import EMPTY, Partition
+from onyxq.core.replica import EMPTY, Partition, claim_of
 from onyxq.errors import TimedOut, Unavailable
 from onyxq.leader.cohort.row_repair import SCRUB_PAUSE_S, Repair
+from onyxq.leader.deadlines import TASKS_MAX
 from onyxq.store.interface import Piece
 from onyxq.store.memory import MemoryStore
 from onyxq.system.metrics import Metrics
+from simulation.world.clients import RecordingClient
 from simulation.world.disk import SimulatedDisk
 from simulation.world.world import Options, SimulatedNode, World, simulate
 from tests.conformance.store_world import NOW_MS, done, first_id, put, tasks
@@ -31,9 +36,9 @@ def leader_of(world: World) -> SimulatedNode:
     return next(node for node in world.nodes if node.peer_id == leader)
 
 
-def rot(node: SimulatedNode, kind: bytes, *, bit: int) -> list[bytes]:
-    """Flip a bit in every row of a kind; return the keys."""
-    keys = [key for key in node.disk.row_keys() if key[2:3] == kind]
+def rot(node: SimulatedNode, kind: bytes, *, bit: int, first: bytes = b"") -> list[bytes]:
+    """Flip a bit in every row of a kind, or in those of the run that starts at ``first``; return the keys."""
+    keys = [key for key in node.disk.row_keys() if key[2:3] == kind and key[3:].startswith(first)]
     assert keys
     for key in keys:
         assert node.disk.rot(key, bit=bit)
@@ -75,6 +80,135 @@ def test_a_damaged_completion_is_read_from_the_others_and_repaired() -> None:
             assert all(leader_of(world).disk.sound(key) for key in keys)
 
     simulate(workload, seed=1, options=ONE)
+
+
+async def until_scrubbed(world: World) -> None:
+    """Return once no node will read its whole store for a minute, which would find what rots."""
+
+    def scrubbed(node: SimulatedNode) -> bool:
+        return node.inner is not None and node.inner.metrics.scrub_rounds.value() > 0
+
+    await world.until(lambda: all(map(scrubbed, world.nodes)), "the first scrub is over")
+
+
+async def until_failed(client: RecordingClient, task: bytes) -> None:
+    """Return once a task has failed."""
+    while (await client.client.get(task)).state != "failed":
+        await trio.sleep(0.2)
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(1, TASKS_MAX), (3, 1)])
+def test_damaged_tasks_that_expire_delay_no_other(nodes: int, count: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Even if they are as many as a leader fails together. They fail too once their row is repaired."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await until_scrubbed(world)
+            expires_ms = world.audit.true_ms() + 2_000
+            damaged = await client.enqueue("q", [b"%d" % number for number in range(count)], expires_ms=expires_ms)
+            (other,) = await client.enqueue("q", [b"other"], expires_ms=expires_ms + 1)
+            (key,) = rot(leader_of(world), TASK, bit=-5, first=damaged[0])
+            await until_failed(client, other)
+            if nodes == 1:
+                await trio.sleep(30)
+                assert world.nodes[0].running is not None
+                assert world.nodes[0].disk.rot(key, bit=-5)
+            await until_failed(client, damaged[-1])
+        (said,) = [one.getMessage() for one in caplog.records if f"{damaged[0].hex()} is damaged" in one.getMessage()]
+        assert said.endswith("If no other node has one, restore this node's directory from a backup.")
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=nodes))
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_damaged_completion_of_a_claimed_task_delays_no_other_at_a_takeover(nodes: int) -> None:
+    """The next task of its key waits for the repair."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for queue, data, key in ("q", b"first", "k"), ("q", b"second", "k"), ("r", b"other", None):
+                await client.enqueue(queue, [data], ordering_key=key)
+            (first,) = await client.claim("q", wait_ms=10_000, lease_ms=5_000)
+            (other,) = await client.claim("r", wait_ms=10_000, lease_ms=5_000)
+            await client.complete(first)
+            node = leader_of(world)
+            rotten = [one for one in world.nodes if one is not node] or [node]
+            await world.until(lambda: all(map(completed, rotten)), "it is stored")
+            keys = [rot(one, COMPLETION, bit=-5) for one in rotten]
+            assert claim_of(world.audit.replica, first.id) is not None, "its release is in the log already"
+            epoch = world.audit.replica.partitions[0].epoch
+            assert node.inner is not None
+            await node.inner.verdicts([yield_partition.Args(0, epoch)])
+            await world.until(lambda: any(serves(one, epoch) for one in rotten), "the partition is led again")
+            if nodes == 1:  # nothing can repair it, so its directory is restored from a backup
+                await world.crash_node(node)
+                assert node.disk.rot(keys[0][0], bit=-5)
+                world.start_node(node)
+            assert (await claim_one(client, "r")).id == other.id
+            assert (await claim_one(client, "q")).data == b"second"
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=nodes))
+
+
+def completed(node: SimulatedNode) -> bool:
+    """Return whether a node's disk has the completion of a task."""
+    return any(key[2:3] == COMPLETION for key in node.disk.row_keys())
+
+
+def serves(node: SimulatedNode, epoch: int) -> bool:
+    """Return whether a node grants the tasks of the only partition under a later epoch."""
+    found = node.inner
+    return found is not None and 0 in found.granter.led() and found.leaders[0].epoch > epoch
+
+
+def test_a_damaged_task_whose_lease_lapses_delays_no_other() -> None:
+    """In a second attempt, its attempts are known without its row, but not how many it may have."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await until_scrubbed(world)
+            (damaged,) = await client.enqueue("q", [b"damaged"])
+            await client.fail(await claim_one(client, "q"), "broken", retry_in_ms=0)
+            await client.claim("q", wait_ms=10_000, lease_ms=1_000)
+            (other,) = await client.enqueue("q", [b"other"])
+            await client.claim("q", wait_ms=10_000, lease_ms=2_000)
+            (node,) = world.nodes
+            (key,) = rot(node, TASK, bit=-5, first=damaged)
+            (again,) = await client.claim("q", wait_ms=10_000)
+            assert again.id == other
+            await client.complete(again)
+            assert not await client.claim("q", wait_ms=10_000)
+            assert node.disk.rot(key, bit=-5)
+            assert (await claim_one(client, "q")).id == damaged
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=1))
+
+
+async def claim_one(client: RecordingClient, queue: str) -> Claim:
+    """Return a claim on a task of a queue, whose leader may change meanwhile."""
+    while True:
+        with suppress(Unavailable):
+            for claim in await client.claim(queue, wait_ms=10_000):
+                return claim
+
+
+def test_a_damaged_completion_hides_no_other_outcome() -> None:
+    """Tasks that depend on others run. The outcome of its task is known again once it is repaired."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            ids = [(await client.enqueue("q", [data]))[0] for data in (b"damaged", b"sound")]
+            for _ in ids:
+                await client.complete(await claim_one(client, "q"))
+            (node,) = world.nodes
+            assert node.inner is not None
+            outcomes = node.inner.operations.dependencies.outcomes
+            (key,) = rot(node, COMPLETION, bit=-5, first=ids[0])
+            assert await outcomes(ids, node.node_id) == ["unfinished", "completed"]
+            assert node.disk.rot(key, bit=-5)
+            assert await outcomes(ids, node.node_id) == ["completed", "completed"]
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=1))
 
 
 def test_large_damaged_rows_are_repaired_together() -> None:

@@ -45,6 +45,7 @@ REST = 100
 RETRY_EVERY_S = 10.0
 REBUILD_AFTER_S = 5.0
 """Delay from the end of a leadership to the rebuild, in seconds, in which requests to the leader end."""
+WAITING = "Its tasks wait for a sound copy. If no other node has one, restore this node's directory from a backup."
 REPAIR_ROWS = 256
 REPAIR_TIMEOUT_S = 10.0
 
@@ -193,7 +194,7 @@ class Repair:
         by_partition: dict[int, list[bytes]] = {}
         for key in sorted(damaged):
             if key not in self._retry_s:
-                log.error("the row of kind %r at task %s is damaged", key[2:3], key[3:23].hex())
+                log.error("the row of kind %r at task %s is damaged. %s", key[2:3], key[3:23].hex(), WAITING)
             if self._retry_s.get(key, 0.0) <= now_s:
                 self._retry_s[key] = now_s + RETRY_EVERY_S
                 by_partition.setdefault(partition_of_key(key), []).append(key)

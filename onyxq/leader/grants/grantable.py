@@ -7,7 +7,7 @@ The task is unclaimed and unfinished, nothing happens to it that keeps it from b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from onyxq.core.errors import Corrupt
@@ -65,7 +65,8 @@ class Grantable:
             for offset, count, token, *_ in pieces:
                 run = Run(id_at(stretch, offset), count)
                 done = finished & mask_of(*run)
-                bits &= ~done | overtaken_bits(store, run, token, done)
+                with suppress(Corrupt):  # until the repair, a task that may be unfinished holds its key
+                    bits &= ~done | overtaken_bits(store, run, token, done)
             while bits:
                 try:
                     row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))

@@ -278,7 +278,8 @@ class Granter:
     def pieces(self, run: Run, token: int) -> list[Piece]:
         """Return the pieces of a run's tasks that are unfinished since they were granted under ``token``.
 
-        The run may span several task rows. Some tasks may not be due, or may wait for others.
+        The run may span several task rows. Some tasks may not be due, or may wait for others. Tasks that cannot be
+        read are left out; the store notes the damage.
         """
         store = self._host.store
         stretch = stretch_of(run.first)
@@ -291,7 +292,8 @@ class Granter:
                 found.append(piece._replace(bits=piece.bits & bits))
             bits &= ~piece.bits
         known = store.known_bits(stretch)
-        found += [self._never_stored(one) for part in runs_of(stretch, bits & ~known) for one in ids_of(*part)]
+        never_stored = (one for part in runs_of(stretch, bits & ~known) for one in ids_of(*part))
+        found += [piece for one in never_stored for piece in self._never_stored(one)]
         bits &= known
         while bits:
             try:
@@ -309,21 +311,24 @@ class Granter:
             bits &= ~covered
         return found
 
-    def _never_stored(self, task_id: TaskId) -> Piece:
+    def _never_stored(self, task_id: TaskId) -> list[Piece]:
         """Return the piece of a task whose leader died while it granted the task and stored its row."""
-        attempts, base = attempts_of(self._host.store, task_id)
-        return Piece("", 0, ms_of(task_id), task_id, mask_of(task_id, 1), attempts, task_id, base)
+        try:
+            attempts, base = attempts_of(self._host.store, task_id)
+        except Corrupt:
+            return []
+        return [Piece("", 0, ms_of(task_id), task_id, mask_of(task_id, 1), attempts, task_id, base)]
 
     def _overtaken(self, task_id: TaskId) -> list[Piece]:
         """Return the piece of a task whose completion is older than its claim, which is in no index."""
         try:
             row = self._host.store.task_row(task_id)
+            attempts, base = attempts_of(self._host.store, task_id)
         except Corrupt:
             row = None
         if row is None:
             return []
         header, _ = task_header(row[1])
-        attempts, base = attempts_of(self._host.store, task_id)
         bit = mask_of(task_id, 1)
         due_ms = due_of(header, row[0])
         return [Piece(header["queue"], header.get("priority", 0), due_ms, task_id, bit, attempts, row[0], base)]
