@@ -61,10 +61,10 @@ def test_claims_read_as_a_story() -> None:
     assert (
         "500 tasks from" in said
         and "ended under token 42; the outcome is stored" in said
-        and "given back under token" in said
+        and "went back to the queue under token" in said
     )
     expired = expire_claims.Args(3, 2, (expire_claims.Expiry(41, 3, ONE),))
-    assert "taken back under token 41: the lease expired, attempt 3" in sentence("expire_claims", expired)
+    assert "went back to the queue under token 41: the lease expired, attempt 3" in sentence("expire_claims", expired)
 
 
 def test_long_entries_are_cut_and_say_so() -> None:
@@ -100,9 +100,9 @@ def test_a_reason_is_told() -> None:
     ("event", "start"),
     [
         (GRANTED, "granted to worker w under token 5"),
-        (RELEASED, "given back under token 5; the attempt does not count"),
+        (RELEASED, "went back to the queue under token 5; the attempt does not count"),
         (RETRIED, "failed under token 5 (why), attempt 2"),
-        (EXPIRED, "taken back under token 5: the lease expired"),
+        (EXPIRED, "went back to the queue under token 5: the lease expired"),
     ],
 )
 def test_history_rows_are_told(event: int, start: str) -> None:
