@@ -14,7 +14,7 @@ async def _at_once(*_: object, **__: object) -> None:
     """Wait for nothing."""
 
 
-def _unchanged(_: object, __: object, ___: object, body: bytes, ____: object) -> bytes:
+def _unchanged(_: object, __: object, body: bytes, ___: object) -> bytes:
     """Change nothing."""
     return body
 

@@ -58,7 +58,7 @@ def _never_locked(_: Callable[..., Awaitable[None]]) -> Callable[[TaskKeys, byte
     return lock
 
 
-def _unchanged(_: object, __: object, ___: object, body: bytes, ____: object) -> bytes:
+def _unchanged(_: object, __: object, body: bytes, ___: object) -> bytes:
     """Return the row as it was."""
     return body
 

@@ -128,7 +128,7 @@ OF_ONE_KIND = (
 )
 """Packages with one module for each thing of a kind (entry, page, checker), which grow with the kind."""
 
-SIMULATED_TIME = ("simulation", "onyxq.testing", "trio.testing.MockClock")
+SIMULATED_TIME = ("simulation", "onyxq.testing", "tests.interfaces.fake_service.played", "trio.testing.MockClock")
 """Tests that import one of these use simulated time, in which sleeps take no time."""
 
 SLEEPS_ALLOWED: dict[str, str] = {}
