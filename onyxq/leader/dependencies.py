@@ -19,7 +19,7 @@ from log_entries import reopen_tasks
 from log_entries.reopen_tasks import Reopened
 from onyxq.core import facts
 from onyxq.core.entry import APPLIED
-from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, Unavailable
+from onyxq.core.errors import BadRequest, Corrupt, NotLeader, OnyxqError, Unavailable
 from onyxq.core.facts import Resolution, Row
 from onyxq.core.ids import (
     Run,
@@ -284,10 +284,13 @@ class Dependencies:
         position = self._host.replica.position
         token = max((token_now(store, one, position) for part in parts for one in ids_of(*part)), default=0)
         finishes = [(0, Finish(part, token, outcome, [*notes] * part.count)) for part in parts]
-        for _, finish in finishes:
-            for task_id in ids_of(*finish.run):
-                if (row := store.task_row(task_id)) is not None:
-                    self._host.leader_state.keys.note(task_id, row[1])
+        try:
+            rows = [(one, store.task_row(one)) for part in parts for one in ids_of(*part)]
+        except Corrupt:
+            return  # the store lists it as waiting again once it is repaired
+        for task_id, row in rows:
+            if row is not None:
+                self._host.leader_state.keys.note(task_id, row[1])
         refused: list[list[Any]] = [[]]
         if finishes:
             await self._completions.finish_all({partition: finishes}, refused)

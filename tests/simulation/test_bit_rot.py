@@ -184,6 +184,26 @@ def test_a_damaged_task_whose_lease_lapses_delays_no_other() -> None:
     simulate(workload, seed=1, options=evolve(ONE, nodes=1))
 
 
+def test_a_damaged_task_ends_with_its_dependency_once_it_is_repaired() -> None:
+    """Its row rots after a round has read it. The round leaves the task out, and nothing else ends."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await until_scrubbed(world)
+            (first,) = await client.enqueue("q", [b"first"], retries=0)
+            (last,) = await client.enqueue("q", [b"last"], depends=[first])
+            (node,) = world.nodes
+            assert node.inner is not None
+            read = node.inner.store.waiting(0)
+            (key,) = rot(node, TASK, bit=-5, first=last)
+            await client.fail(await claim_one(client, "q"), "broken")
+            await node.inner.operations.dependencies._resolve(read)
+            assert node.disk.rot(key, bit=-5)
+            await until_failed(client, last)
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=1))
+
+
 async def claim_one(client: RecordingClient, queue: str) -> Claim:
     """Return a claim on a task of a queue, whose leader may change meanwhile."""
     while True:
