@@ -9,8 +9,8 @@ from log_entries import release_claims, renew_claims
 from onyxq.core import facts
 from onyxq.core.claims import NOTHING_HELD
 from onyxq.core.entry import APPLIED
-from onyxq.core.errors import NotLeader, OnyxqError, StaleToken, Unknown
-from onyxq.core.ids import Run, TaskId, mask_of, partition_of, runs_of, stretch_of
+from onyxq.core.errors import Corrupt, NotLeader, OnyxqError, StaleToken, Unknown
+from onyxq.core.ids import Run, TaskId, mask_of, runs_of, stretch_of
 from onyxq.core.replica import held_bits
 from onyxq.core.task_headers import UNSTORED, Policy, policy_of
 from onyxq.leader.completion_rows import Finish, completions_of, not_ended_by, overtaken_bits
@@ -65,17 +65,22 @@ class ClaimUpdates:
         reports = Reports(self._host)
         for place, leader, runs in self._held_of(items, refused, unsure, facts.RETRIED):
             first, count, token, error, retry_in_ms, traceback = items[place]
-            planned = retries.setdefault(leader, [])
             try:
-                for run in runs:
-                    for end in self._failure_ends(run, token, error, retry_in_ms, counted=counted, final=final):
-                        if isinstance(end, Finish):
-                            dead.setdefault(partition_of(run.first), []).append((place, end))
-                        else:
-                            planned.append(end)
-                    reports.add(leader, run, token, facts.Report(final, traceback))
+                ends = [
+                    end
+                    for run in runs
+                    for end in self._failure_ends(run, token, error, retry_in_ms, counted=counted, final=final)
+                ]
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
+                continue
+            for end in ends:
+                if isinstance(end, Finish):
+                    dead.setdefault(leader.partition, []).append((place, end))
+                else:
+                    retries.setdefault(leader, []).append(end)
+            for run in runs:
+                reports.add(leader, run, token, facts.Report(final, traceback))
         reports.send()
         await self._completions.finish_all(dead, refused)
         await reports.decide()
@@ -128,9 +133,12 @@ class ClaimUpdates:
     ) -> Iterator[Finish | release_claims.Release]:
         """Yield how the claims of a failed run end: a finish if there is no retry, otherwise a release for the retry.
 
-        ``final``: there is none, whatever the policy says.
+        ``final``: there is none, whatever the policy says. Raises `Corrupt` at the end if a task of the run cannot be
+        read.
         """
+        unread = mask_of(*run)
         for piece in self._host.granter.pieces(run, token):
+            unread &= ~piece.bits
             row = self._host.store.task_row(piece.row_first)
             header = facts.task_header(row[1])[0] if row else UNSTORED
             attempts = piece.attempts + counted
@@ -147,6 +155,9 @@ class ClaimUpdates:
                     yield release_claims.Release(
                         token, facts.RETRIED, retry_ms, attempts, error[:NOTE_CHARS_MAX], (part,)
                     )
+        if unread:
+            lost = runs_of(stretch_of(run.first), unread)[0].first
+            raise Corrupt(f"a row of task {lost.hex()} is damaged here, so the failure was not recorded")
 
     def _backoff_ms(self, policy: Policy, attempts: int) -> int:
         """Return the pause before the next attempt: doubled after each attempt, and up to half of it random.

@@ -13,6 +13,7 @@ from onyxq.core import facts
 from onyxq.core.errors import (
     AlreadyFinished,
     Conflict,
+    Corrupt,
     OnyxqError,
     SequenceGap,
     StaleToken,
@@ -165,7 +166,10 @@ class Reports:
 
     def _rows_of(self, leader: PartitionLeader, task_id: TaskId, token: int, report: Report) -> Iterator[Row]:
         """Yield the row of a report, and that of an older one without the traceback for which there is no room."""
-        known = {claim: one for claim, one in reports_of(self._host.store, task_id).items() if claim != token}
+        try:
+            known = {claim: one for claim, one in reports_of(self._host.store, task_id).items() if claim != token}
+        except Corrupt:  # none is shortened, and the failure counts nevertheless
+            known = {}
         full = [claim for claim, one in known.items() if one.traceback]
         written = {token: report}
         if report.traceback and len(full) >= TRACEBACKS_MAX:

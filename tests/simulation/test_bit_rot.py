@@ -13,12 +13,13 @@ from trio.testing import MockClock
 
 from log_entries import yield_partition
 from onyxq.client.claims import Claim
-from onyxq.core.facts import COMPLETION, TASK, Mark, Row
+from onyxq.core.facts import COMPLETION, TASK, UPDATE, Mark, Row
 from onyxq.core.ids import stretch_of
 from onyxq.core.replica import EMPTY, Partition, claim_of
 from onyxq.errors import TimedOut, Unavailable
 from onyxq.leader.cohort.row_repair import SCRUB_PAUSE_S, Repair
 from onyxq.leader.deadlines import TASKS_MAX
+from onyxq.operations.table.claim import Fail, Failure, GivenUp, GiveUp
 from onyxq.store.interface import Piece
 from onyxq.store.memory import MemoryStore
 from onyxq.system.metrics import Metrics
@@ -200,6 +201,50 @@ def test_a_damaged_task_ends_with_its_dependency_once_it_is_repaired() -> None:
             await node.inner.operations.dependencies._resolve(read)
             assert node.disk.rot(key, bit=-5)
             await until_failed(client, last)
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=1))
+
+
+def test_a_failure_of_a_damaged_task_is_refused_until_the_repair() -> None:
+    """Its row has the number of its retries. Nothing is recorded before, so the claim stays."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await until_scrubbed(world)
+            (damaged,) = await client.enqueue("q", [b"damaged"])
+            claim = await claim_one(client, "q")
+            (node,) = world.nodes
+            assert node.inner is not None
+            updates = node.inner.operations.claim_updates
+            (key,) = rot(node, TASK, bit=-5, first=damaged)
+            failed = await updates.fail(Fail(items=[Failure(damaged, 1, claim.token, "broken", 0)]))
+            given_up = await updates.give_up(GiveUp(items=[GivenUp(damaged, 1, claim.token, "broken")]))
+            for ((_, _, error),) in failed + given_up:
+                assert error["code"] == "corrupt" and "was not recorded" in error["message"]
+            assert node.disk.rot(key, bit=-5)
+            await client.fail(claim, "broken", retry_in_ms=0)
+            again = await claim_one(client, "q")
+            assert (again.id, again.attempts) == (damaged, 1)
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=1))
+
+
+def test_a_damaged_traceback_refuses_no_failure() -> None:
+    """The next failure of the task is recorded, and its answer agrees."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await until_scrubbed(world)
+            (task,) = await client.enqueue("q", [b"x"])
+            await client.fail(await claim_one(client, "q"), "broken", retry_in_ms=0, traceback="first")
+            claim = await claim_one(client, "q")
+            (node,) = world.nodes
+            assert node.inner is not None
+            (key,) = rot(node, UPDATE, bit=-5, first=task)
+            failure = Failure(task, 1, claim.token, "broken", 0, "second")
+            assert await node.inner.operations.claim_updates.fail(Fail(items=[failure])) == [[]]
+            assert claim_of(node.inner.replica, task) is None
+            assert node.disk.rot(key, bit=-5)
 
     simulate(workload, seed=1, options=evolve(ONE, nodes=1))
 
