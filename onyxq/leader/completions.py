@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from onyxq.core import facts
-from onyxq.core.errors import NotLeader, OnyxqError
-from onyxq.core.ids import Run, TaskId, partition_of, runs_of
+from onyxq.core.errors import Corrupt, NotLeader, OnyxqError
+from onyxq.core.facts import Row
+from onyxq.core.ids import Run, TaskId, ids_of, partition_of, runs_of
 from onyxq.leader.claim_release import ClaimRelease
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.completion_rows import Finish
@@ -62,6 +63,8 @@ class Completions:
         self._finished = Signal()
         """Wakes the requests that wait in `until_decided`."""
         self._unsettled = Signal()
+        self._storing = 0
+        """Number of writes under way of rows that other nodes have."""
         self.claim_release = ClaimRelease(host)
 
     @procedure
@@ -166,8 +169,32 @@ class Completions:
 
     # --- completions that may be stored or not
 
+    @contextmanager
+    def storing(self, leader: PartitionLeader, rows: Iterable[Row]) -> Iterator[None]:
+        """Surround the storing of another node's rows; afterwards, write the new completions again for a majority.
+
+        Until then they do not count for other tasks. What a leader finds before it serves counts once it is `backed`.
+        """
+        store = self._host.store
+        found = [
+            Run(facts.first_of(row.key), facts.completion_head(facts.unseal(*row))[1])
+            for row in rows
+            if leader.ready and row.key[2:3] == facts.COMPLETION and store.get(row.key) != row.value
+        ]
+        for task_id in (one for run in found for one in ids_of(*run)):
+            with suppress(Corrupt):  # the task's key is known once its row is repaired
+                if (task := store.task_row(task_id)) is not None:
+                    self._state.keys.note(task_id, task[1])
+        self._state.begin(State.UNSETTLED, found)
+        self._storing += 1
+        try:
+            yield
+        finally:
+            self._storing -= 1
+            self._unsettled.fire()
+
     async def run(self) -> None:
-        """Replicate completions that may be stored only on this node to a majority, until cancelled.
+        """Replicate completions that may be stored on too few nodes to a majority, until cancelled.
 
         Until then a next leader might not know of the completion and run the task again. So tasks that must
         start after it wait.
@@ -190,7 +217,8 @@ class Completions:
             # If a task was granted again meanwhile, the log decides first.
             bits &= ~self._state.bits(State.GRANTING, stretch) & ~self._state.bits(State.UNDECIDED, stretch)
             finished = plan.still_finished(self._host, stretch) & bits
-            unfinished = runs_of(stretch, bits & ~finished)
+            # If a completion is being stored, a later round finds it.
+            unfinished = runs_of(stretch, 0 if self._storing else bits & ~finished)
             self._state.settle(State.UNSETTLED, unfinished)
             self._host.granter.offer(unfinished)
             await self._repeat(leader, runs_of(stretch, finished))

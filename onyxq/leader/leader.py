@@ -11,8 +11,8 @@ while the log is unavailable. It stops when any node of the cohort reports a new
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -81,7 +81,7 @@ class LeaderHost(Host, Protocol):
         """Return when the replica is no longer this one."""
         ...
 
-    def storing_found(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+    def storing_found(self, leader: PartitionLeader, rows: Sequence[Row]) -> AbstractContextManager[None]:
         """Surround the storing of another node's rows that may be on too few nodes."""
         ...
 
@@ -108,9 +108,10 @@ class PartitionLeader:
         self.ready = False
         self.deposed = False
         self.backed = False
-        """Whether a majority of the members has all rows that were found here after the takeover.
+        """Whether a majority of the members has all rows that the takeover found.
 
-        From then on a next leader will also know that the tasks that are finished here are finished.
+        From then on a next leader will also know that the tasks that are finished here are finished. Completions that
+        are found later are `State.UNSETTLED` until a majority has them.
         """
         self.closing: Watermark = NOTHING
         """The ids that may be purged soon. No new task with such an id is accepted."""
@@ -122,6 +123,8 @@ class PartitionLeader:
         self.scope = trio.CancelScope()
         self.current: set[str] = {host.node_id}
         """Holders that had all rows of this node when they were last compared."""
+        self._storing = 0
+        """Number of writes under way of rows that the takeover found on too few nodes."""
         self._host = host
         self._merged: set[str] = {host.node_id}
         """Holders that promised the epoch and whose rows were merged after that."""
@@ -448,12 +451,16 @@ class PartitionLeader:
                 await self._share_pending(exchange.call)
             self._merged.add(node)
             if not differing:
-                self.current.add(node)
-            self._note_progress()
-            if not differing:
+                self._compared(node)
                 return
+            self._note_progress()
         await self._synchronize(node, exchange)
-        self.current.add(node)
+        self._compared(node)
+
+    def _compared(self, node: str) -> None:
+        """Count a copy as complete, unless rows that it lacks have come here since the comparison began."""
+        if not self._compare_now[node].is_set():
+            self.current.add(node)
         self._note_progress()
 
     async def _synchronize(self, node: str, exchange: Exchange) -> None:
@@ -470,10 +477,29 @@ class PartitionLeader:
 
     async def keep(self, node: str, rows: Sequence[Row]) -> None:
         """Store rows that another node of the cohort has."""
-        on_majority = majority(self.placed.members, {self._host.node_id, node})
-        with nullcontext() if on_majority else self._host.storing_found(rows):
+        found: AbstractContextManager[None] = nullcontext()
+        if not majority(self.placed.members, {self._host.node_id, node}):
+            found = self._storing_found(node, rows)
+        with found:
             written = await self._host.store.write(Batch(rows=rows))
         self._host.pieces_added(written.pieces)
+
+    @contextmanager
+    def _storing_found(self, node: str, rows: Sequence[Row]) -> Iterator[None]:
+        """Surround the storing of a node's rows that may be on too few nodes.
+
+        After rows that the takeover found, all other holders are compared with this copy again.
+        """
+        taking_over = not self.ready
+        self._storing += taking_over
+        try:
+            with self._host.storing_found(self, rows):
+                yield
+        finally:
+            self._storing -= taking_over
+            for other in self.holders() if taking_over else ():
+                if other not in (self._host.node_id, node):
+                    self._lacks_rows(other)
 
     def _exchange(self, node: str) -> Exchange:
         async def call(method: str, args: dict[str, Any]) -> Any:
@@ -515,7 +541,7 @@ class PartitionLeader:
 
     def _is_backed(self) -> bool:
         """Return whether a majority of the members has all rows that were found here; see `backed`."""
-        return majority(self.placed.members, self.current)
+        return not self._storing and majority(self.placed.members, self.current)
 
     # --- giving up
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import trio
@@ -292,9 +292,11 @@ class Node:
                 if leader.in_trouble():
                     nursery.start_soon(leader.yield_if_in_trouble)
 
-    def storing_found(self, rows: Sequence[facts.Row]) -> AbstractContextManager[None]:
-        """Have tasks with keys written again before they are granted."""
-        return self.operations.keyed_rows.storing(rows)
+    @contextmanager
+    def storing_found(self, leader: PartitionLeader, rows: Sequence[facts.Row]) -> Iterator[None]:
+        """Have tasks with keys written again before they are granted, and completions before they count."""
+        with self.operations.keyed_rows.storing(rows), self.operations.completions.storing(leader, rows):
+            yield
 
     def became_ready(self, leader: PartitionLeader) -> None:
         """Serve claims once everything that the log held before is in the store."""

@@ -394,8 +394,7 @@ class FactsNode(Node):
             mine = [[row.key, row.value] for row in differing(self, other, number)]
             if mine:
                 await self.call(other.node_id, "cohort.push", {**args, "rows": mine}, timeout_s=2.0)
-            leader.current.add(other.node_id)
-            leader._note_progress()
+            leader._compared(other.node_id)
         except StaleEpoch:
             leader.deposed = True
             self.progress.fire()

@@ -18,7 +18,7 @@ from simulation.planted.seams import faulty
 from simulation.probes import Probes
 
 FOLLOWING = tuple(follower for followers in FOLLOWS.values() for follower in followers)
-"""States that begin only in place of another one."""
+"""States that begin only in place of another one in a search, where any two nodes are a majority."""
 
 
 def during(state: State, other: State) -> str:

@@ -130,12 +130,12 @@ class Machine(RuleBasedStateMachine):
         if not all(self.now(one)[state] for one in ids_of(*run)):
             refused(partial(self.state.end, state, [run]))
 
-    @rule(run=RUNS)
-    def write_row(self, run: Run) -> None:
-        """The row of tasks with keys is written, perhaps again."""
-        self.state.begin(State.UNCONFIRMED, [run])
+    @rule(state=st.sampled_from(UNKNOWN), run=RUNS)
+    def find_row(self, state: State, run: Run) -> None:
+        """A majority may lack the row of a task with keys that is written, or a completion that is found."""
+        self.state.begin(state, [run])
         for one in ids_of(*run):
-            self.now(one)[State.UNCONFIRMED] = 1
+            self.now(one)[state] = 1
 
     @rule(state=st.sampled_from(UNKNOWN), run=RUNS)
     def settle(self, state: State, run: Run) -> None:

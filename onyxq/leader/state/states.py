@@ -24,7 +24,7 @@ class State(IntEnum):
     FINISHING = 4
     """A completion is being written, or something that may complete the task later. Several may be written at once."""
     UNSETTLED = 5
-    """A completion was written and it is unknown whether a majority has it. It is written again later."""
+    """A completion is stored, or may be, and it is unknown whether a majority has it. It is written again later."""
     REOPENING = 6
     """A dead letter is being requeued. It ends when the store has the log's decision."""
     RENEWING = 7
@@ -59,7 +59,7 @@ NEVER_DURING: dict[State, tuple[State, ...]] = {
 """State -> states in which it must not begin."""
 
 FOLLOWS: dict[State, tuple[State, ...]] = {State.GRANTING: (State.UNDECIDED,), State.FINISHING: (State.UNSETTLED,)}
-"""State -> states that may take its place. The states that are named here begin in no other way."""
+"""State -> states that may take its place. `State.UNDECIDED` begins in no other way."""
 
 UNKNOWN = (State.UNSETTLED, State.UNCONFIRMED)
 """States that end by `LeaderState.settle`, which may come late or twice."""

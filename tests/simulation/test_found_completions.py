@@ -1,0 +1,238 @@
+"""A leader finds the completion of a task on too few nodes: other tasks wait until a majority has it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import trio
+
+from onyxq.core.errors import OnyxqError, StoreFailed
+from onyxq.core.facts import COMPLETED, Completion, Row, completion_row, first_of, pack_task, task_row
+from onyxq.core.ids import TaskId, make_id, stretch_of
+from onyxq.leader.completions import SETTLE_EVERY_S
+from onyxq.leader.grants.claims_here import claim_here
+from onyxq.store.interface import Batch
+from simulation.search.facts_calm import settle, work
+from simulation.search.facts_clients import MAKER
+from simulation.search.facts_cluster import Facts
+from simulation.search.facts_model import QUEUE
+from simulation.search.facts_node import FactsNode, SearchClock, Sync
+from tests.simulation.test_keyed_rows import commit
+from tests.simulation.test_late_completions import follow, lead
+
+
+def store(facts: Facts, node: FactsNode, row: Row) -> None:
+    """Have a node store a row that no leader sent."""
+    node.procedures.start(node.store.write(Batch(rows=[row])))
+    commit(facts, node)
+
+
+def task(facts: Facts, *, number: int = 0, key: str = "") -> Row:
+    """Return the row of a task."""
+    header = {"queue": QUEUE, **({"ordering_key": key} if key else {})}
+    return task_row(make_id(facts.start_ms, 0, MAKER, number), pack_task(header, [b""]))
+
+
+def task_everywhere(facts: Facts, *, number: int = 0, key: str = "") -> TaskId:
+    """Return a task that all nodes have."""
+    row = task(facts, number=number, key=key)
+    for node in facts.living():
+        store(facts, node, row)
+    return first_of(row.key)
+
+
+def completion(facts: Facts, task_id: TaskId) -> Row:
+    """Return the completion of a task by an earlier leader."""
+    token = facts.course.replica.position
+    return completion_row(task_id, Completion(token, 1, COMPLETED, facts.start_ms, []))
+
+
+def is_finished(node: FactsNode, task_id: TaskId) -> bool:
+    """Return whether a node has the completion of a task."""
+    return bool(node.store.finished_bits(stretch_of(task_id)))
+
+
+def outcome(facts: Facts, leader: FactsNode, task_id: TaskId) -> str | None:
+    """Return the outcome of a task, as its leader reports it to nodes with tasks that wait for it."""
+    said: list[str | None] = []
+
+    async def ask() -> None:
+        said.extend(await leader.operations.dependencies.outcomes([task_id], leader.node_id))
+
+    leader.procedures.start(ask())
+    work(facts)
+    return said[0]
+
+
+def grants(leader: FactsNode, facts: Facts) -> list[TaskId]:
+    """Return the tasks that a claimer gets."""
+    got: list[TaskId] = []
+
+    async def claim() -> None:
+        ((answer,), _) = await claim_here(leader, [([QUEUE], 10, 60_000, "w", 0)], 0)
+        assert not isinstance(answer, OnyxqError)
+        got.extend(granted.first for granted in answer)
+
+    leader.procedures.start(claim())
+    work(facts)
+    return got
+
+
+def begin_slow_write(facts: Facts, leader: FactsNode, other: FactsNode, row: Row) -> Sync:
+    """Have a leader store a row of another node; return the write, which the disk has begun."""
+    leader.procedures.start(leader.leaders[0].keep(other.node_id, [row]))
+    settle(facts, leader)
+    leader.commit()
+    settle(facts, leader)
+    write, leader.disk.pending = leader.disk.pending, None
+    assert write is not None
+    return write
+
+
+def test_a_completion_that_a_serving_leader_finds_counts_once_a_majority_has_it() -> None:
+    """The leader writes it again. Without that, the others would lack it until they are compared again."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        task_id = task_everywhere(facts)
+        leader = lead(facts)
+        assert leader.leaders[0].backed
+        other = next(name for name in facts.nodes if name != leader.node_id)
+        leader.procedures.start(leader.leaders[0].keep(other, [completion(facts, task_id)]))
+        commit(facts, leader)
+        assert is_finished(leader, task_id) and outcome(facts, leader, task_id) == "unfinished"
+        for _ in range(3):
+            facts.wait(SETTLE_EVERY_S)
+            work(facts)
+        assert outcome(facts, leader, task_id) == "completed"
+        assert all(is_finished(node, task_id) for node in facts.living())
+
+    trio.run(scene, clock=clock)
+
+
+def test_a_completion_that_is_stored_slowly_is_not_taken_for_one_that_is_stored_nowhere() -> None:
+    """The disk refused it before. The leader checks that while it finds the completion once more."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        task_id = task_everywhere(facts)
+        leader = lead(facts)
+        row = completion(facts, task_id)
+        ahead = next(node for node in facts.living() if node is not leader)
+
+        async def refused() -> None:
+            with pytest.raises(StoreFailed):
+                await leader.leaders[0].keep(ahead.node_id, [row])
+
+        leader.procedures.start(refused())
+        settle(facts, leader)
+        leader.commit()
+        settle(facts, leader)
+        leader.disk.end(refused=True, lands=False)
+        settle(facts, leader)
+        facts.wait(SETTLE_EVERY_S)
+        commit(facts, leader)
+        write = begin_slow_write(facts, leader, ahead, row)
+        work(facts)
+        write.over.end()
+        work(facts)
+        assert is_finished(leader, task_id) and outcome(facts, leader, task_id) == "unfinished"
+        facts.wait(SETTLE_EVERY_S)
+        work(facts)
+        assert outcome(facts, leader, task_id) == "completed"
+
+    trio.run(scene, clock=clock)
+
+
+def test_a_completion_that_a_takeover_finds_counts_once_the_nodes_before_it_are_compared_again() -> None:
+    """A node that was equal before the leader merged the completion lacks it since."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        task_id = task_everywhere(facts)
+        work(facts)
+        (leader,) = (node for node in facts.living() if 0 in node.leaders)
+        equal, ahead, *_ = (node for node in facts.living() if node is not leader)
+        store(facts, ahead, completion(facts, task_id))
+        follow(facts, leader, equal)
+        follow(facts, leader, ahead)
+        assert leader.leaders[0].ready and is_finished(leader, task_id) and not is_finished(equal, task_id)
+        assert outcome(facts, leader, task_id) == "unfinished"
+        follow(facts, leader, equal)
+        assert is_finished(equal, task_id) and outcome(facts, leader, task_id) == "completed"
+
+    trio.run(scene, clock=clock)
+
+
+def test_a_completion_that_is_stored_slowly_during_a_takeover_counts_once_the_nodes_are_compared_again() -> None:
+    """A majority of the nodes is equal to the leader, which then serves, while the write is under way."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        task_id = task_everywhere(facts)
+        work(facts)
+        (leader,) = (node for node in facts.living() if 0 in node.leaders)
+        first, second, ahead, _ = (node for node in facts.living() if node is not leader)
+        write = begin_slow_write(facts, leader, ahead, completion(facts, task_id))
+        follow(facts, leader, first)
+        follow(facts, leader, second)
+        assert leader.leaders[0].ready and not is_finished(leader, task_id)
+        write.over.end()
+        work(facts)
+        assert is_finished(leader, task_id) and outcome(facts, leader, task_id) == "unfinished"
+        follow(facts, leader, first)
+        follow(facts, leader, second)
+        assert outcome(facts, leader, task_id) == "completed"
+
+    trio.run(scene, clock=clock)
+
+
+def test_a_comparison_that_began_before_a_completion_was_found_does_not_count() -> None:
+    """The leader sends a node the rows that it lacks. The completion is not among them yet."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        task_id = task_everywhere(facts)
+        work(facts)
+        (leader,) = (node for node in facts.living() if 0 in node.leaders)
+        equal, ahead, *_ = (node for node in facts.living() if node is not leader)
+        store(facts, leader, task(facts, number=1))
+        leader.procedures.start(leader.follow(leader.leaders[0], equal))
+        while not any(message.method == "cohort.push" for message in facts.mail):
+            work(facts)
+            facts.wait(0.1)
+            settle(facts, leader)
+        leader.procedures.start(leader.leaders[0].keep(ahead.node_id, [completion(facts, task_id)]))
+        commit(facts, leader)
+        follow(facts, leader, ahead)
+        assert leader.leaders[0].ready and not is_finished(equal, task_id)
+        assert outcome(facts, leader, task_id) == "unfinished"
+        follow(facts, leader, equal)
+        assert is_finished(equal, task_id) and outcome(facts, leader, task_id) == "completed"
+
+    trio.run(scene, clock=clock)
+
+
+def test_the_next_task_of_the_key_waits_until_a_majority_has_the_found_completion() -> None:
+    """A next leader might not know the completion, and would grant the task again beside the next one."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        first, second = (task_everywhere(facts, number=number, key="k0") for number in range(2))
+        leader = lead(facts)
+        other = next(name for name in facts.nodes if name != leader.node_id)
+        leader.procedures.start(leader.leaders[0].keep(other, [completion(facts, first)]))
+        commit(facts, leader)
+        assert is_finished(leader, first) and grants(leader, facts) == []
+        facts.wait(SETTLE_EVERY_S)
+        work(facts)
+        assert grants(leader, facts) == [second]
+
+    trio.run(scene, clock=clock)
