@@ -7,6 +7,7 @@ history rows remain: grants, failures, expiries and releases, without renewals a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from attrs import frozen
@@ -47,6 +48,17 @@ class Told:
     """Writer of the record; empty if it is not known."""
     token: int | None
     worker: str
+    words: str
+    update: int | None = None
+    """Sequence number of the update under its token; None if the event is not an update."""
+
+
+@frozen
+class HistoryLine:
+    """One line of the history of the task, about one event or about several updates."""
+
+    first: Told
+    last: Told
     words: str
 
 
@@ -97,7 +109,7 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
     out += _voided(known)
     for update in known["updates"]:
         said = f"worker wrote update {update['seq']} under token {update['token']}"
-        out.append(_plain_told(update["at_ms"], STORE, said, token=update["token"]))
+        out.append(_plain_told(update["at_ms"], STORE, said, token=update["token"], update=update["seq"]))
     done = known["completion"]
     if done is not None:
         under = f" under token {done['token']}" if done["token"] is not None else ""
@@ -152,6 +164,20 @@ def merged(found: Iterable[Told]) -> list[Told]:
         if one.source != HISTORY or (one.position, one.index) not in entries
     }
     return sorted(kept.values(), key=_order)
+
+
+def lines(events: Iterable[Told]) -> list[HistoryLine]:
+    """Return a line for each event, and one line for neighbouring updates of one claim."""
+    out = []
+    for (is_update, token), group in groupby(events, key=lambda one: (one.update is not None, one.token)):
+        found = list(group)
+        if is_update and len(found) > 1:
+            numbers = [one.update for one in found if one.update is not None]
+            said = f"worker wrote updates {min(numbers)} to {max(numbers)} under token {token}"
+            out.append(HistoryLine(found[0], found[-1], said))
+        else:
+            out += [HistoryLine(one, one, one.words) for one in found]
+    return out
 
 
 def names(args: Any, task_id: bytes) -> bool:
@@ -250,8 +276,16 @@ def _from_history(row: Mapping[str, Any]) -> Told:
     )
 
 
-def _plain_told(at_ms: int, source: str, said: str, *, token: int | None = None, position: int | None = None) -> Told:
-    return Told(at_ms, position, 0, source, "", "", "", token, "", said)
+def _plain_told(
+    at_ms: int,
+    source: str,
+    said: str,
+    *,
+    token: int | None = None,
+    position: int | None = None,
+    update: int | None = None,
+) -> Told:
+    return Told(at_ms, position, 0, source, "", "", "", token, "", said, update)
 
 
 def _order(one: Told) -> tuple[int, int, int]:

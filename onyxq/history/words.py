@@ -226,14 +226,14 @@ def _ended(event: int, said: Args) -> str:
     if event == COMPLETED_EVENT:
         return f"ended {under}; the outcome is stored"
     if event == RELEASED:
-        return f"went back to the queue {under}; the attempt does not count"
+        return f"went back to the queue; the attempt {under} does not count"
     if event == RETRIED:
         error = f" ({brief(said['note'])})" if said["note"] else ""
-        return f"failed {under}{error}, attempt {said['attempts']}, due again at {moment(said['retry_ms'])}"
+        return f"failed {under} in attempt {said['attempts']}{error}; due again at {moment(said['retry_ms'])}"
     if event == REOPENED:
         return f"requeued, due at {moment(said['retry_ms'])}, after {said['attempts']} attempts"
     if event == EXPIRED:
-        return f"went back to the queue {under}: the lease expired, attempt {said['attempts']}"
+        return f"went back to the queue: the lease {under} expired in attempt {said['attempts']}"
     return f"ended by event {event} {under}"
 
 

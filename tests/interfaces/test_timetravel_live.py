@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,6 +167,27 @@ def test_a_task_is_explained(world: World, line: Line) -> None:
     for words in ("made for queue", "to worker w1", "no such host", "wrote update 0", "completed under token"):
         assert words in said, said
     line.text("task", "explain", "00" * 20, code=3)
+
+
+def test_neighbouring_updates_of_a_claim_are_one_line(world: World, line: Line) -> None:
+    """The updates of another claim have their own line, and JSON has each update."""
+    task_id = world.client.enqueue(world.queue, b"1")
+    tokens = []
+    for count in (3, 2):
+        (claim,) = world.client.claim([world.queue], wait_ms=PATIENCE_MS, worker="w1")
+        for number in range(count):
+            world.client.update(claim, b"%d" % number)
+        world.client.release(claim)
+        tokens.append(claim.token)
+    said = line.text("task", "explain", task_id.hex())
+    joined = [("2", str(tokens[0])), ("1", str(tokens[1]))]
+    assert re.findall(r"worker wrote updates 0 to (\d) under token (\d+)\b", said) == joined
+    assert said.count("wrote update") == 2
+    events = line.json("task", "explain", task_id.hex())["events"]
+    assert [(one["token"], one["update"]) for one in events if one["update"] is not None] == [
+        *((tokens[0], number) for number in range(3)),
+        *((tokens[1], number) for number in range(2)),
+    ]
 
 
 def test_a_task_is_explained_when_the_log_was_trimmed(world: World, line: Line) -> None:

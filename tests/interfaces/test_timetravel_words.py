@@ -57,14 +57,14 @@ def test_claims_read_as_a_story() -> None:
     done = release_claims.Release(42, release_claims.COMPLETED_EVENT, 0, 0, "", RUNS)
     back = release_claims.Release(43, RELEASED, 0, 0, "", ONE)
     said = sentence("release_claims", release_claims.Args(3, 2, (failed, done, back)))
-    assert "failed under token 41 (no such host), attempt 2, due again at 2023-11-14 22:14:20.000Z" in said
+    assert "failed under token 41 in attempt 2 (no such host); due again at 2023-11-14 22:14:20.000Z" in said
     assert (
         "500 tasks from" in said
         and "ended under token 42; the outcome is stored" in said
-        and "went back to the queue under token" in said
+        and "went back to the queue; the attempt under token 43 does not count" in said
     )
     expired = expire_claims.Args(3, 2, (expire_claims.Expiry(41, 3, ONE),))
-    assert "went back to the queue under token 41: the lease expired, attempt 3" in sentence("expire_claims", expired)
+    assert "went back to the queue: the lease under token 41 expired in attempt 3" in sentence("expire_claims", expired)
 
 
 def test_long_entries_are_cut_and_say_so() -> None:
@@ -100,9 +100,9 @@ def test_a_reason_is_told() -> None:
     ("event", "start"),
     [
         (GRANTED, "granted to worker w under token 5"),
-        (RELEASED, "went back to the queue under token 5; the attempt does not count"),
-        (RETRIED, "failed under token 5 (why), attempt 2"),
-        (EXPIRED, "went back to the queue under token 5: the lease expired"),
+        (RELEASED, "went back to the queue; the attempt under token 5 does not count"),
+        (RETRIED, "failed under token 5 in attempt 2 (why)"),
+        (EXPIRED, "went back to the queue: the lease under token 5 expired in attempt 2"),
     ],
 )
 def test_history_rows_are_told(event: int, start: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -15,7 +14,7 @@ from starlette.responses import Response
 from onyxq.core.ids import partition_of
 from onyxq.core.limits import TIMERS_QUEUE, TaskIdBytes
 from onyxq.history import words
-from onyxq.history.explain import STORE, Told, from_log, from_store, merged
+from onyxq.history.explain import from_log, from_store, lines, merged
 from onyxq.interfaces.dashboard.calls import title
 from onyxq.interfaces.dashboard.page import PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import page, rendered
@@ -104,20 +103,6 @@ def drawn(task: Mapping[str, Any], now_ms: int) -> list[Bar]:
     return [Bar(round(one.x, 1), round(one.width, 1), one.kind, one.words) for one in bars]
 
 
-def folded(events: Iterable[Told]) -> list[list[Told]]:
-    """Return the events with consecutive updates together: a list of one event, or of several updates."""
-    out: list[list[Told]] = []
-    for is_update, group in groupby(events, key=is_update_event):
-        found = list(group)
-        out += [found] if is_update else [[one] for one in found]
-    return out
-
-
-def is_update_event(event: Told) -> bool:
-    """Return whether an event is an update that the store has."""
-    return event.source == STORE and event.words.startswith("worker wrote update")
-
-
 def _text(data: bytes) -> str | None:
     """Return data for a text field; None if it is binary, or too long to edit."""
     if len(data) > EDITED_BYTES_MAX:
@@ -163,7 +148,7 @@ async def get_task(call: Call) -> Response:
         partition=partition_of(task_id),
         updates=known["updates"],
         shown_updates=UPDATES_SHOWN,
-        story=folded(merged(from_store(task_id, known))),
+        story=lines(merged(from_store(task_id, known))),
         since=None,
         reads_log=call.kit.past.records_to(position) <= READ_AT_ONCE,
     )
@@ -177,7 +162,7 @@ async def get_story(call: Call) -> Response:
     events = await anyio.to_thread.run_sync(from_log, dump, task_id, 1 << 62)
     values = {
         "task": known["task"],
-        "story": folded(merged([*from_store(task_id, known), *events])),
+        "story": lines(merged([*from_store(task_id, known), *events])),
         "since": dump.start.position + 1,
         "reads_log": False,
     }

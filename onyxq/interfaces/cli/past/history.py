@@ -225,10 +225,13 @@ def task_explain(context: Context) -> None:
     context.out.line(None, f"task {wanted.hex()}{about}")
     if known:
         context.out.line(None, words.summary(known["task"]))
-    for one in found:
+    for line in explain.lines(found):
+        one = line.first
+        first, last = clock(one.at_ms), clock(line.last.at_ms)
+        until = f", the last at {last}" if last != first else ""
         where = f"at {one.position}" if one.position is not None else ""
         by = f" (written by {one.peer})" if one.peer else f" (from {one.source})"
-        context.out.line(None, f"{clock(one.at_ms)}  {where:<12}  {cell(one.words)}{by}")
+        context.out.line(None, f"{first}  {where:<12}  {cell(line.words)}{until}{by}")
     if since > 0:
         context.out.note(f"records up to {since - 1} are trimmed: earlier events come from the store only")
 
