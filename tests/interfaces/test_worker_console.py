@@ -287,6 +287,18 @@ def test_a_worker_tells_its_life(tmp_path: Path) -> None:
     assert "stopped: 1 task completed, 1 failed attempts" in said
 
 
+def test_the_time_for_running_tasks_is_an_option(tmp_path: Path) -> None:
+    """The banner says how long a stop may take. A wrong time is a usage error that names the option."""
+    with started(tmp_path, "127.0.0.1:1", "--drain", "5m") as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(7)]
+        process.kill()
+    assert lines[6] == "Ctrl-C stops after the running tasks, which may take 5 min\n"
+    with started(tmp_path, "127.0.0.1:1", "--drain", "long") as process:
+        assert "not 'long'" in (said := process.communicate()[1]) and "drain" in said
+        assert process.returncode == 2
+
+
 def test_functions_in_other_modules_are_imported(tmp_path: Path) -> None:
     """A module that does not exist is a usage error that names it."""
     tmp_path.joinpath("more.py").write_text(

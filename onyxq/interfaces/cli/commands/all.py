@@ -294,6 +294,11 @@ COMMANDS: tuple[Command, ...] = (
             help=f"lease of its claims: the time until others get its tasks if it dies (default {LEASE_DEFAULT})",
         ),
         option(
+            "--drain",
+            metavar="TIME",
+            help="how long running tasks may continue after the first Ctrl-C or SIGTERM (default 30s)",
+        ),
+        option(
             "--import", dest="imports", metavar="MODULE,...", help="further modules with functions of the application"
         ),
         option(

@@ -17,6 +17,7 @@ from onyxq.system.settings import did_you_mean
 
 if TYPE_CHECKING:
     from onyxq.worker.app import App, AppWorker
+    from onyxq.worker.options import WorkerOptions
 
 log = logging.getLogger("onyxq.worker")
 
@@ -33,6 +34,14 @@ def start(context: Context) -> int | None:
     lease_ms = milliseconds(args.lease, field="lease")
     if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
         raise BadRequest(f"lease must be 1s to 24h, not {args.lease}", field="lease")
+    options: WorkerOptions = {
+        "concurrency_max": most,
+        "lease_ms": lease_ms,
+        "tasks_per_process": args.tasks_per_process,
+        "name": args.name,
+    }
+    if args.drain is not None:
+        options["drain_ms"] = milliseconds(args.drain, field="drain")
     queues = names(args.queues) or None
 
     from onyxq.worker import contextual_logs, import_module, load_app, run_worker
@@ -49,14 +58,7 @@ def start(context: Context) -> int | None:
     if not app.tasks and queues is None:
         hint = "Write @app.task above a function, or import the modules that have the functions: --import MODULE,..."
         raise BadRequest(f"{args.app} has no tasks", field="app", hint=hint)
-    worker = app.worker(
-        queues,
-        least,
-        concurrency_max=most,
-        lease_ms=lease_ms,
-        tasks_per_process=args.tasks_per_process,
-        name=args.name,
-    )
+    worker = app.worker(queues, least, **options)
     if not args.quiet:
         for line in banner(args.app, app, worker, slots=args.concurrency):
             log.info("%s", line) if context.text("log_format") == "json" else context.out.note(line)
