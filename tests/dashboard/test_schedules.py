@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import html
+import re
 from datetime import UTC, datetime
 
+import httpx
 import pytest
 
+from onyxq import App
 from onyxq.interfaces.dashboard.periodic import last_times
 from onyxq.interfaces.dashboard.schedules import in_words
 from onyxq.operations.table.periodic import PeriodicView
+from tests.interfaces.live_world import running
 
 
 @pytest.mark.parametrize(
@@ -73,3 +78,14 @@ def test_the_last_times_of_a_schedule_are_known() -> None:
     assert times("30 3 * * mon-fri") == ["2026-07-16 01:30", "2026-07-17 01:30", "2026-07-20 01:30"]
     assert times("0 0 29 2 *") == ["2020-02-28 23:00", "2024-02-28 23:00"]
     assert times("of a newer version") == []
+
+
+def test_an_empty_page_shows_code_that_works() -> None:
+    """It is a function of an application and its schedule, as users write them."""
+    with running(http=True) as cluster:
+        shown = httpx.get(f"http://{cluster.http_addresses[0]}/ui/periodic", timeout=60, trust_env=False).text
+    (code,) = re.findall(r"<pre[^>]*>(.*?)</pre>", shown, re.S)
+    app = App()
+    exec(html.unescape(code), {"app": app})
+    (one,) = app.periodics
+    assert (one.name, one.schedule, one.zone) == ("nightly", "30 3 * * mon-fri", "Europe/Berlin")
