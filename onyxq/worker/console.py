@@ -121,6 +121,6 @@ def stopping(running: Sequence[tuple[str, float]], drain_s: float) -> str:
     )
 
 
-def counted(tasks: int) -> str:
+def counted(number: int, noun: str = "task") -> str:
     """Return ``1 task`` or ``2 tasks``."""
-    return "1 task" if tasks == 1 else f"{tasks} tasks"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

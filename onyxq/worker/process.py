@@ -16,7 +16,9 @@ from onyxq.worker.loop import Worker
 
 GREETING_TIMEOUT_MS = 2_000
 GREETING_PAUSE_S = 5.0
-"""Pause before the cluster is asked for its name again, in seconds."""
+"""Pause before the cluster is asked for its name again if no peer answered, in seconds."""
+NAME_PAUSE_S = 0.5
+"""The same pause if the peer did not know the name, because it starts."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ async def _main(worker: Worker, address: str | Sequence[str], token: str | None)
         group.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    log.info("stopped: %s completed, %d failed attempts", console.counted(worker.finished), worker.failed)
+    done, failed = console.counted(worker.finished), console.counted(worker.failed, "failed attempt")
+    log.info("stopped: %s completed, %s", done, failed)
 
 
 async def _stop_on_signals(worker: Worker) -> None:
@@ -61,7 +64,7 @@ async def _stop_on_signals(worker: Worker) -> None:
 
 
 async def _greet(client: AsyncClient, address: str) -> None:
-    """Log the name of the cluster once a peer answers, and until then that none does."""
+    """Log the name of the cluster once a peer knows it, and until a peer answers that none does."""
     advised = False
     while True:
         try:
@@ -69,10 +72,12 @@ async def _greet(client: AsyncClient, address: str) -> None:
         except (Unavailable, Overloaded, TimedOut) as error:
             log.warning("%s; trying again%s", error.message, "" if advised else f". {error.advice}")
             advised = True
+            await anyio.sleep(GREETING_PAUSE_S)
         except OnyxqError as error:
             log.debug("the cluster does not say its name: %s", error.message)
             return
         else:
-            log.info("connected to cluster %s at %s", found["name"] or "(unnamed)", address)
-            return
-        await anyio.sleep(GREETING_PAUSE_S)
+            if found["name"]:
+                log.info("connected to cluster %s at %s", found["name"], address)
+                return
+            await anyio.sleep(NAME_PAUSE_S)

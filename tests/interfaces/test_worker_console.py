@@ -28,9 +28,10 @@ from onyxq.interfaces.cli.processes.worker import banner
 from onyxq.wire.server import Request
 from onyxq.wire.tcp import TcpNetwork
 from onyxq.worker import console
+from onyxq.worker import process as worker_process
 from onyxq.worker.console import Policy
 from simulation.world.network import SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, FakePeer, play
+from tests.interfaces.fake_service import FakeCluster, FakePeer, play, played
 from tests.interfaces.worker_world import a_call, until, with_worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,6 +189,25 @@ def test_a_traceback_begins_in_the_users_code(run: Callable[[Any], None]) -> Non
     assert trace is not None and trace.tb_frame.f_code is fall.__code__
 
 
+@played
+async def test_a_worker_names_its_cluster_once_a_peer_knows_it(
+    client: AsyncClient, peer: FakePeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer that starts answers before it has read the name from the log."""
+    names = [None, None, "main"]
+
+    def of_a_starting_peer(request: Request) -> bool:
+        if request.method == "cluster":
+            request.reply({"name": names.pop(0)})
+        return request.method == "cluster"
+
+    peer.intercept = of_a_starting_peer
+    with caplog.at_level(logging.INFO, "onyxq.worker"):
+        await worker_process._greet(client, "a:1")
+    assert [record.getMessage() for record in caplog.records] == ["connected to cluster main at a:1"]
+    assert names == []
+
+
 def test_a_stop_says_what_it_waits_for() -> None:
     """The oldest tasks are named."""
     assert console.stopping([], 30) == "stopping: no task is running"
@@ -284,7 +304,7 @@ def test_a_worker_tells_its_life(tmp_path: Path) -> None:
         assert part in said
     assert "stopping: waiting up to 30 s for 1 task: wait (" in said
     assert "stopping now: 1 task given back" in said
-    assert "stopped: 1 task completed, 1 failed attempts" in said
+    assert "stopped: 1 task completed, 1 failed attempt\n" in said
 
 
 def test_the_time_for_running_tasks_is_an_option(tmp_path: Path) -> None:
