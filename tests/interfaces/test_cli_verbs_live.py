@@ -104,6 +104,17 @@ def test_lists_begin_with_the_newest(line: Line, queue: str) -> None:
     assert listed(line, "task", "list", "--queue", queue, "--state", "claimed") == tasks[::-1]
 
 
+def test_an_empty_list_of_a_queue_that_does_not_exist_says_so(line: Line, queue: str) -> None:
+    """The name may be wrong. The exit code is 0. A queue without such tasks has no note."""
+    missing = f"there is no queue '{queue}'"
+    for arguments in (["task", "list"], ["dead", "list"], ["task", "list", "--all"], ["task", "list", "--json"]):
+        assert line.code(*arguments, "--queue", queue) == 0
+        assert line.said.err.strip() == missing
+    enqueued(line, queue)
+    assert line.code("dead", "list", "--queue", queue) == 0
+    assert line.said.err == ""
+
+
 def test_dead_letters_begin_with_the_newest(line: Line, queue: str) -> None:
     """The last failure is at the top."""
     tasks = sorted(failed(line, queue) for _ in range(3))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from onyxq.core.errors import BadRequest
+from onyxq.core.errors import BadRequest, NotFound
 from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
 from onyxq.history import words
@@ -54,11 +54,13 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
     found: dict[str, Any] = {name: [], "after": None}
     order = {"newest_first": not context.args.oldest_first} if hasattr(context.args, "oldest_first") else {}
     rows: list[dict[str, Any]] = []
+    is_empty = True
     with context.client() as client:
         while left is None or left > 0:
             size = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
             page = _called(client, operation, msgspec.structs.replace(args, after=after, limit=size, **order))
             after, items = page.after, getattr(page, name)
+            is_empty = is_empty and not items
             for one in items:
                 shown = json.loads(json_text(one))
                 row = _row(one, shown, verb.columns)
@@ -70,9 +72,19 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
             left = None if left is None else left - len(items)
             if after is None:
                 break
+        if is_empty and getattr(args, "queue", None) is not None:
+            _note_unknown_queue(context, client, args.queue)
     if not context.args.all:
         found["after"] = after.hex() if after else None
         context.out.table(found, rows, verb.columns, empty=verb.empty + _conditions(context, operation, verb))
+
+
+def _note_unknown_queue(context: Context, client: Any, queue: str) -> None:
+    """Print a note if there is no such queue: the name may be wrong, and the exit code stays 0."""
+    try:
+        client.call("queue.get", {"queue": queue, "known": True})
+    except NotFound as error:
+        context.out.note(error.message)
 
 
 def _conditions(context: Context, operation: Operation[Any, Any], verb: Verb) -> str:
