@@ -178,10 +178,10 @@ def moment(text: str, *, field: str) -> int:
 
 
 def clock(ms: int | None) -> str:
-    """Return a local time to the second; empty for None."""
+    """Return a local time to the second, with its offset from UTC; empty for None."""
     if ms is None:
         return ""
-    local = datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="seconds")
+    local = datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
     return Timed(local, ago(ms, round(time.time() * 1000)))
 
 

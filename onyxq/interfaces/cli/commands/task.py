@@ -59,7 +59,11 @@ TASK_COMMANDS: tuple[Command, ...] = (
         FILE,
         PRIORITY,
         option("--delay", metavar="TIME", help="time from now until the task is due, such as 10s or 5m"),
-        option("--at", metavar="TIME", help="when the task is due: an ISO 8601 time, or milliseconds since the epoch"),
+        option(
+            "--at",
+            metavar="TIME",
+            help="when the task is due: an ISO 8601 time (local without an offset), or milliseconds since the epoch",
+        ),
         option(
             "--expires",
             metavar="TIME",
