@@ -108,6 +108,7 @@ def test_http_and_the_command_line_show_the_same_attempts(
         assert [found[name] for name in ("started_ms", "finished_ms")] == [flaky.started_ms, flaky.finished_ms]
     text = shown(cluster, capsys, "task", "get", flaky.id.hex())
     assert re.search(r"\nattempt +3 of 6\n", text) and "failed, retried" in text
+    assert re.search(r"^finished  ", text, re.M) and not re.search(r"^due", text, re.M)
     assert text.count("raise ConnectionError") == 1 and "traceback of attempt 2 is the same" in text
 
 
@@ -148,7 +149,9 @@ def test_an_expired_lease_and_a_snooze_are_attempts_too(
     assert [one.error for one in found.claims] == [None, "not open", None, "no luck"]
     text = shown(cluster, capsys, "task", "get", task_id.hex())
     assert "lease expired" in text and "snoozed" in text and re.search(r"\nattempt +2 of 6\n", text)
-    assert re.search(r"^due  ", text, re.M) and not re.search(r"^(result|unique key|finished)", text, re.M)
+    assert re.search(r"^due  ", text, re.M) and not re.search(
+        r"^(result|unique key|finished|priority|updates)", text, re.M
+    )
     assert "The task is scheduled" in shown(cluster, capsys, "task", "explain", task_id.hex())
 
 

@@ -169,11 +169,13 @@ def print_task(context: Context, task: dict[str, Any]) -> None:
         said["callback"] = words.callback(task["callback"])
     rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result", *_IN_OTHER_WORDS))}
     times = {name: clock(rest.pop(f"{name}_ms", None)) for name in ("created", "started", "finished", "at", "expires")}
-    times["due"] = times.pop("at")
+    if task["finished_ms"] is None:
+        times["due"] = times["at"]
+    del times["at"]
     if task["result"] is None and task["state"] != "completed":
         del payloads["result"]
     fields = {**rest, **said, **times, **payloads}
-    context.out.fields({name: value for name, value in fields.items() if value not in (None, "", [])})
+    context.out.fields({name: value for name, value in fields.items() if value or value is False})
     if claims:
         _print_attempts(context, claims, task["claims_left_out"])
 
