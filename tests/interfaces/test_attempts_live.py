@@ -174,7 +174,9 @@ def test_dead_letters_are_found_by_their_traceback(
     client.requeue_dead([task_id])
     lines = shown(cluster, capsys, "task", "explain", task_id.hex()).splitlines()
     assert lines[1].endswith("after attempt 2 of 6 by worker bert (given up): 550.")
-    assert sum(": 550 (from store)" in line for line in lines) == 1 and "requeue" in lines[-1], lines
+    assert sum(": 550 (from store)" in line for line in lines) == 1, lines
+    # The log may record the end of the claim after the requeue, as an entry that changes nothing.
+    assert any("requeues it, due at" in line for line in lines[-2:]), lines
     attempt(client, "dead", client.complete)
     found = client.get(task_id)
     assert (found.attempts_max, [one.attempt for one in found.claims]) == (6, [1, 2, 3])
