@@ -7,15 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from onyxq import Client
 from tests.interfaces.live_world import Line
 
 STOP_SECONDS_MAX = 60
+LOOK_EVERY_S = 0.05
 PATIENCE = "20s"
 """Longest wait of a claim for an existing task."""
 ONYXQ = [sys.executable, "-m", "onyxq"]
@@ -32,18 +36,29 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def announced(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return the ready document of a program."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        pytest.fail(process.communicate()[1])
+    document: dict[str, Any] = json.loads(line)
+    return document
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Have a program stop in good order."""
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=STOP_SECONDS_MAX)
+    assert process.returncode == 0, said
+
+
 @pytest.fixture(scope="module")
 def dev() -> Iterator[str]:
     """Run a cluster of one peer; return the address that it printed."""
     with started("dev", "--json", *FREE) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            pytest.fail(process.communicate()[1])
-        yield json.loads(line)["peers"][0]["listen"]
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=STOP_SECONDS_MAX)
-        assert process.returncode == 0, said
+        yield announced(process)["peers"][0]["listen"]
+        stop(process)
 
 
 @pytest.fixture
@@ -245,6 +260,34 @@ def test_a_peer_says_ready_and_leaves_when_told(tmp_path: Path) -> None:
             assert process.returncode == 0, errors
             assert rest == ""
     assert len(nodes) == 1
+
+
+def test_a_peer_without_zookeeper_keeps_one_copy(tmp_path: Path) -> None:
+    """No other peer can join its log, so no copy is missing."""
+    with started("peer", "start", "--json", "--data", str(tmp_path / "data"), *FREE) as process:
+        with Client(announced(process)["listen"]) as client:
+            until = time.monotonic() + STOP_SECONDS_MAX
+            while (about := client.call("cluster", {}))["not_ready"] or about["under_replicated"]:
+                assert time.monotonic() < until, about
+                time.sleep(LOOK_EVERY_S)
+        assert about["settings"]["replicas"] == 1
+        stop(process)
+
+
+def test_a_directory_of_dev_becomes_that_of_a_peer(tmp_path: Path) -> None:
+    """Its log is moved beside the data of its only node, which then has the tasks."""
+    root = tmp_path / "dev"
+    with started("dev", "--json", *FREE, "--data", str(root)) as process:
+        with Client(announced(process)["peers"][0]["listen"]) as client:
+            (task,) = client.enqueue_many("mail", [b"x"])
+        stop(process)
+    node = root / "node-0"
+    (root / "log").rename(node / "log")
+    with started("peer", "start", "--json", "--data", str(node), *FREE) as process:
+        with Client(announced(process)["listen"]) as client:
+            (claim,) = client.claim(["mail"], wait_ms=20_000)
+            assert claim.id == task
+        stop(process)
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:

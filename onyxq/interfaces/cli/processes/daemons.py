@@ -72,6 +72,8 @@ def peer_start(context: Context) -> None:
         **timers_of(context),
         given=context.settings(),
     )
+    if config.zookeeper is None:
+        config = evolve(config, replicas=1)  # no other peer can join the embedded log
 
     check_spark(context)
 
