@@ -13,6 +13,7 @@ from onyxq.core.jobs.lifetime import absence, with_job
 from onyxq.core.replica import Replica
 
 VERSION = 1
+NO_INPUT = "no such input"
 
 
 @frozen
@@ -30,7 +31,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, gone
     found = replica.jobs[args.job]
     if args.input not in found.inputs:
-        return replica, "no such input"
+        return replica, NO_INPUT
     if args.input in found.sealed:
         return replica, "already sealed"
     return with_job(replica, evolve(found, sealed=tuple(sorted({*found.sealed, args.input})))), APPLIED

@@ -130,8 +130,7 @@ class Jobs:
             raise BadRequest("the request must give one of from_start, from_batch and from_ms", field="from_ms")
         if args.from_ms is not None and args.from_ms > self._node.wall_ms():
             raise BadRequest("from_ms is in the future: there is nothing to read again", field="from_ms")
-        old, begin = await self.definition(args.id), b""
-        known = self._node.replica.jobs[old.id]
+        (old, known), begin = await self.definition(args.id), b""
         check_replay(old, since_ms=args.from_ms, outputs=args.outputs, same_outputs=args.same_outputs)
         if args.from_batch is not None:
             async with self._searching:
@@ -143,8 +142,8 @@ class Jobs:
         """Submit a job, and seal some of its inputs by the same record; raises what `submit` raises."""
         return await self._submitted(job, keep_ms=keep_ms, sealed=sealed)
 
-    async def definition(self, name: str) -> Job:
-        """Return a job as it was submitted, if its functions are taken here.
+    async def definition(self, name: str) -> tuple[Job, Known]:
+        """Return a job as it was submitted, if its functions are taken here, and as the log has it.
 
         Raises `NotFound`, `Conflict` if only its outcome is known, `Forbidden`.
         """
@@ -158,7 +157,7 @@ class Jobs:
             )
         job = encoding.decode(known.body)
         self._check(job)
-        return job
+        return job, known
 
     def has_ended(self, name: str) -> bool:
         """Return whether this node knows that a job has ended."""
@@ -288,13 +287,13 @@ class Jobs:
         _, (verdict,) = await self._node.verdicts([seal_input.Args(name, wanted)])
         if verdict == lifetime.UNKNOWN:
             raise _unknown(name)
-        if verdict == "no such input":
-            known = list(self._node.replica.jobs[name].inputs)
-            what = did_you_mean(wanted, known) or (f"; it has {', '.join(known)}" if known else "; it has none")
-            raise BadRequest(f"job {name} has no input {wanted!r} that can be sealed{what}", field="input")
         found = self._known(name)
-        if verdict == lifetime.OVER:
-            raise Conflict(f"job {name} has {found['state']} already", field="id", hint="It reads nothing any more.")
+        inputs = found.get("inputs")  # None: the job has ended, and only its outcome is known
+        if verdict == seal_input.NO_INPUT and inputs is not None:
+            what = did_you_mean(wanted, inputs) or (f"; it has {', '.join(inputs)}" if inputs else "; it has none")
+            raise BadRequest(f"job {name} has no input {wanted!r} that can be sealed{what}", field="input")
+        if verdict in (lifetime.OVER, seal_input.NO_INPUT):
+            raise Conflict(f"job {name} has ended already: {found['state']}", field="id")
         return converted(JobView, found)
 
     # --- looking

@@ -104,7 +104,7 @@ def test_a_job_runs_until_its_input_is_sealed(live: Live, client: Client) -> Non
     assert error.value.field == "input"
     assert api.seal(job.id, "in", live.address)["sealed"] == ["in"]
     assert client.wait_job(job.id, 20_000).completed
-    with pytest.raises(Conflict, match="has completed already"):
+    with pytest.raises(Conflict, match="has ended already: completed"):
         client.seal_job(job.id, "in")
 
 

@@ -357,6 +357,27 @@ def test_letters_of_an_earlier_job_of_the_id_are_not_lost() -> None:
     on_stage(play, spark=(0,))
 
 
+def test_letters_of_a_collected_job_are_refused_and_stay() -> None:
+    """The definition of an ended job is not kept beyond a log collection. The error says so, and no letter moves."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, named(job(dead_letters=True)))
+        await stage.ready("orders")
+        await write(stage, [letter(1)], batch=0)
+        await stage.client.kill_job("orders")
+        node = stage.world.nodes[0].inner
+        assert node is not None
+        await node.verdicts([gc.Args()])
+        with pytest.raises(Conflict, match="its definition is not kept any more") as caught:
+            await stage.client.requeue_job("orders")
+        assert caught.value.field == "id"
+        assert [one["task"] for one in (await stage.client.job_letters("orders"))["letters"]] == ["parse"]
+        assert [one async for one in stage.client.list_all("onyxq.requeued.2.orders")] == []
+        assert list(stage.world.audit.replica.jobs) == []
+
+    on_stage(play, spark=(0,))
+
+
 def test_only_the_job_writes_to_the_queue_of_its_letters() -> None:
     """Clients are refused, and so is the driver of another job."""
 

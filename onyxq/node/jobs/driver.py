@@ -16,7 +16,7 @@ import base64
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +231,8 @@ class Driving:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, driven)
-                nursery.start_soon(self._follow, driven)
-                await self._attempts(driven)
+                nursery.start_soon(self._follow, driven, _queues(job))
+                await self._attempts(driven, _restarts(job))
                 nursery.cancel_scope.cancel()
         finally:
             if self._nursery is not None:  # Otherwise the node ends, and the hosts with it.
@@ -259,9 +259,8 @@ class Driving:
         with scope:
             await host.run()
 
-    async def _attempts(self, driven: Driven) -> None:
-        """Run the job until it has completed, or failed for good."""
-        restarts = _restarts(self._node.replica.jobs[driven.job])
+    async def _attempts(self, driven: Driven, restarts: int) -> None:
+        """Run the job until it has completed, or failed for good: more than ``restarts`` times in a row."""
         while True:
             driven.ready_at = None
             try:
@@ -355,10 +354,9 @@ class Driving:
                 driven.sealed = (*driven.sealed, name)
                 await run.order("seal", input=name)
 
-    async def _follow(self, driven: Driven) -> None:
-        """Count what queues have for the job, and record its progress, from time to time."""
-        job, recorded = self._node.replica.jobs[driven.job], driven.progress.last
-        queues = _queues(job)
+    async def _follow(self, driven: Driven, queues: Mapping[str, str]) -> None:
+        """Count what the job's queues have for it, and record its progress, from time to time."""
+        recorded = driven.progress.last
         while True:
             for name, queue in queues.items():
                 driven.progress.set_lag(name, await self._waiting(queue))

@@ -149,8 +149,8 @@ class JobLetters:
         Raises `NotFound`, `Conflict` if only the outcome of the job is known or the new job has ended, and what
         submitting a job raises.
         """
-        old = await self._jobs.definition(args.id)
-        before_ms = self._node.replica.jobs[old.id].submitted_ms + CLOCKS_MS
+        old, known = await self._jobs.definition(args.id)
+        before_ms = known.submitted_ms + CLOCKS_MS
         if args.new_id is not None and self._jobs.has_ended(args.new_id):
             raise Conflict(f"job {args.new_id} has ended already", field="new_id", hint="Choose another id.")
         queue = letters.again_queue_of(old)
