@@ -16,7 +16,7 @@ from attrs import evolve
 from onyxq.core.errors import BadRequest
 from onyxq.interfaces.callbacks.transports import installed as installed_transports
 from onyxq.interfaces.daemon import MACHINE, Platform, RunningNode
-from onyxq.interfaces.peer_config import PeerConfig, check_config, make_directories
+from onyxq.interfaces.peer_config import PeerConfig, check_config, is_node, make_directories, nodes_in
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.system.directories import usable
 from onyxq.wire.tcp import join_address, split_address
@@ -106,6 +106,12 @@ class LocalCluster:
             await node.ready.wait()
 
     def _check_peers(self, made: int, root: str) -> None:
+        if is_node(root):
+            raise BadRequest(
+                f"{root} is the directory of one peer, and not of a cluster in one process",
+                field="data",
+                hint=f"Start this peer: onyxq peer start --data {root}. Or name another directory.",
+            )
         if self._peers < made:
             raise BadRequest(
                 f"{root} has {made} nodes, and without {made - self._peers} of them some of its tasks have no leader",
@@ -138,11 +144,6 @@ class LocalCluster:
         assert self._nursery is not None
         self._nursery.cancel_scope.cancel()
         await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
-
-
-def nodes_in(data: str) -> int:
-    """Return the number of nodes that have stored something in the directory of a cluster."""
-    return sum(1 for _ in Path(data).glob("node-*[0-9]/data.mdb"))
 
 
 def address_after(address: str, number: int) -> str:

@@ -175,4 +175,26 @@ def make_directories(config: PeerConfig) -> None:
         if path := getattr(config, name):
             found = usable(path, name)
             if name == "data":
+                _check_node(path)
                 close_to_others(found)
+
+
+def _check_node(data: str) -> None:
+    """Raise `BadRequest` for the directory of a cluster: a peer there would be another, empty node beside its nodes."""
+    if nodes_in(data):
+        raise BadRequest(
+            f"{data} is not the directory of one peer: it has directories of nodes (node-0 ...)",
+            field="data",
+            hint="Name the directory of one node; if the log is embedded, move it there first. "
+            f"Or start the cluster in one process: onyxq dev --data {data}",
+        )
+
+
+def nodes_in(data: str) -> int:
+    """Return the number of nodes that have stored something in the directory of a cluster."""
+    return sum(1 for path in Path(data).glob("node-*[0-9]") if is_node(path))
+
+
+def is_node(directory: str | Path) -> bool:
+    """Return whether a node has stored something in a directory of its own."""
+    return (Path(directory) / "data.mdb").exists()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from onyxq import Client
+from onyxq.interfaces.cli.main import run as run_command
 from tests.interfaces.live_world import Line
 
 STOP_SECONDS_MAX = 60
@@ -274,15 +275,22 @@ def test_a_peer_without_zookeeper_keeps_one_copy(tmp_path: Path) -> None:
         stop(process)
 
 
-def test_a_directory_of_dev_becomes_that_of_a_peer(tmp_path: Path) -> None:
-    """Its log is moved beside the data of its only node, which then has the tasks."""
+def test_a_directory_of_dev_becomes_that_of_a_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its log is moved beside the data of its only node, which then has the tasks.
+
+    A peer in the directory of a cluster, or a cluster in that of a peer, would have no leader for any task.
+    """
     root = tmp_path / "dev"
     with started("dev", "--json", *FREE, "--data", str(root)) as process:
         with Client(announced(process)["peers"][0]["listen"]) as client:
             (task,) = client.enqueue_many("mail", [b"x"])
         stop(process)
     node = root / "node-0"
+    assert run_command(["peer", "start", *FREE, "--data", str(root)]) == 2
+    assert f"error: data: {root} is not the directory of one peer" in capsys.readouterr().err
     (root / "log").rename(node / "log")
+    assert run_command(["dev", *FREE, "--data", str(node)]) == 2
+    assert f"onyxq peer start --data {node}" in capsys.readouterr().err
     with started("peer", "start", "--json", "--data", str(node), *FREE) as process:
         with Client(announced(process)["listen"]) as client:
             (claim,) = client.claim(["mail"], wait_ms=20_000)

@@ -44,7 +44,8 @@ def dev(context: Context) -> int | None:
     data, listen, http = context.given("data"), address_of(context, "listen"), http_of(context)
     check_spark(context)
 
-    from onyxq.interfaces.local_cluster import COPIES, LOCAL, LocalCluster, nodes_in
+    from onyxq.interfaces.local_cluster import COPIES, LOCAL, LocalCluster
+    from onyxq.interfaces.peer_config import nodes_in
 
     if peers is None:
         peers = nodes_in(data) or 1 if data else 1
