@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from onyxq.client.options import known, takes
+from onyxq.client.options import refuse_unknown, takes
+from onyxq.client.policy import OF_QUEUE, Retries
 from onyxq.client.values import Page, Submitted, Task, as_id
 from onyxq.core.errors import BadRequest, from_map
 from onyxq.operations.table.cluster import (
@@ -66,6 +67,23 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 SCHEDULE: ScheduleOptions = {"zone": "UTC", "missed": "once"}
+
+
+class PeriodicOptions(ScheduleOptions, total=False):
+    """Options of a periodic task.
+
+    - ``zone``: the time zone of the cron fields.
+    - ``missed``: what to do about times at which no task could be enqueued: ``"skip"``, ``"once"`` or ``"all"``.
+    - ``retries``, ``backoff_ms``: of each of its tasks, as in `AsyncClient.enqueue`.
+    - ``expires_after_ms``: a task fails if it has not started within this time after it is due, in milliseconds.
+    """
+
+    retries: Retries
+    backoff_ms: Milliseconds | None
+    expires_after_ms: Milliseconds | None
+
+
+PERIODIC: dict[str, Any] = {**SCHEDULE, "retries": OF_QUEUE, "backoff_ms": None, "expires_after_ms": None}
 
 
 class Managing:
@@ -229,7 +247,7 @@ class Managing:
         found: Sequence[dict[str, Any]] = (await self._do(LIST_PERIODIC, ListPeriodic()))["periodic"]
         return found
 
-    @takes(ScheduleOptions, SCHEDULE)
+    @takes(PeriodicOptions, PERIODIC)
     async def set_periodic(
         self,
         name: str,
@@ -240,14 +258,16 @@ class Managing:
         format: str = "bytes",
         priority: int = 0,
         paused: bool = False,
-        **options: Unpack[ScheduleOptions],
+        **options: Unpack[PeriodicOptions],
     ) -> dict[str, Any]:
         """Create a periodic task, or change the one of that name; raise `BadRequest` naming the field.
 
         ``schedule``: five cron fields (``"*/5 8-17 * * mon-fri"``), or ``"every 90s"``.
         """
-        said = known(options, "AsyncClient.set_periodic", SCHEDULE)
+        refuse_unknown(options, "AsyncClient.set_periodic", PERIODIC)
         task = {"queue": queue, "data": payload, "format": format, "priority": priority, "paused": paused}
+        said: dict[str, Any] = {name: value for name, value in options.items() if value != PERIODIC[name]}
+        said |= {name: as_milliseconds(said[name], name) for name in said.keys() & {"backoff_ms", "expires_after_ms"}}
         return await self._do(SET_PERIODIC, SET_PERIODIC.decode({"name": name, "schedule": schedule, **task, **said}))
 
     async def remove_periodic(self, name: str) -> None:

@@ -70,7 +70,10 @@ class Form:
     args: type
     apply: Apply
     lowered: Lowered | None
-    """Turns the arguments into those of the previous version, for clusters that have not enabled this version."""
+    """Turns the arguments into those of the previous version, for clusters that have not enabled this version.
+
+    It returns None for arguments that the previous version cannot express. They cannot be used yet.
+    """
 
 
 @frozen(kw_only=True)
@@ -162,9 +165,9 @@ class Entries(Mapping[str, Entry]):
         entry, form = self._by_args[type(args)]
         most = enabled.get(entry.name, 0)
         while form.version > most:
-            if form.lowered is None:
+            args = None if form.lowered is None else form.lowered(args)
+            if args is None:
                 return None
-            args = form.lowered(args)
             form = self._by_args[type(args)][1]
         return entry, form.version, args
 

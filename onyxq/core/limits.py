@@ -56,8 +56,12 @@ Priority: TypeAlias = Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)]
 
 TimeMs: TypeAlias = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 ExpiresMs: TypeAlias = Annotated[int, Meta(ge=1, le=TIME_MS_MAX)]
-RetryCount: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
-BackoffMs: TypeAlias = Annotated[int, Meta(ge=0, le=86_400_000)]
+ExpiresAfterMs: TypeAlias = Annotated[int, Meta(ge=1, le=TIME_MS_MAX)]
+"""Time from when a task is due until it must have started, in milliseconds."""
+RETRIES_MAX = 1_000_000
+RetryCount: TypeAlias = Annotated[int, Meta(ge=0, le=RETRIES_MAX)]
+BACKOFF_MS_MAX = 86_400_000
+BackoffMs: TypeAlias = Annotated[int, Meta(ge=0, le=BACKOFF_MS_MAX)]
 Fate: TypeAlias = Literal["fail", "cancel", "run"]
 """What happens to a task when a task that it depends on fails or is cancelled."""
 UniqueUntil: TypeAlias = Literal["started", "finished", "purged"]

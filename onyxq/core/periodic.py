@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from onyxq.core import cron
 from onyxq.core.ids import TaskId, make_id
+from onyxq.core.queue_settings import NO_LIMIT
 from onyxq.core.replica import RUNS_MAX, Periodic, Replica
 
 ON_TIME_MS = 60_000
@@ -52,6 +53,12 @@ def plan(periodic: Periodic, now_ms: int) -> Plan:
     if periodic.missed == SKIP:
         fires = [time_ms for time_ms in fires if now_ms - time_ms <= ON_TIME_MS]
     return Plan(fires, cron.next_ms(schedule, periodic.zone, now_ms))
+
+
+def run_options(periodic: Periodic) -> dict[str, int | None]:
+    """Return the options of each run by name, sorted; None for no limit of retries."""
+    found = periodic.options
+    return {name: None if found[name] == NO_LIMIT else found[name] for name in sorted(found)}
 
 
 def task_id(periodic: Periodic, fired_ms: int, partitions: int) -> TaskId:

@@ -201,6 +201,8 @@ class Periodic:
     """Wall-clock time of the next run."""
     fired: int = 0
     """Number of runs that were fired."""
+    options: PMap[str, int] = field(factory=pmap)
+    """Options of each run; see the entry ``set_periodic``."""
 
 
 @frozen

@@ -18,7 +18,8 @@ from log_entries import fire_periodic
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, OnyxqError, Unavailable, from_map
 from onyxq.core.ids import TaskId
-from onyxq.core.periodic import Plan, due, plan, task_id
+from onyxq.core.limits import TIME_MS_MAX
+from onyxq.core.periodic import Plan, due, plan, run_options, task_id
 from onyxq.core.replica import Periodic
 from onyxq.node.node import Node
 from onyxq.operations.table.enqueue import Enqueue, NewRun
@@ -50,14 +51,17 @@ class Firing:
         """The entry that advances it."""
         return fire_periodic.Args(self.periodic.name, self.periodic.next_ms, self.plan.next_ms, len(self.plan.fires))
 
-    def runs(self, partitions: int) -> list[tuple[TaskId, bytes]]:
-        """Return the tasks to enqueue."""
-        header: dict[str, Any] = {"format": self.periodic.format} if self.periodic.format != "bytes" else {}
+    def body(self, fired_ms: int) -> bytes:
+        """Return the row of the run that was due at ``fired_ms``; it is the same for every peer."""
+        header: dict[str, Any] = {**run_options(self.periodic)}
+        if (expires_after_ms := header.pop("expires_after_ms", None)) is not None:
+            header["expires_ms"] = min(fired_ms + expires_after_ms, TIME_MS_MAX)
+        if self.periodic.format != "bytes":
+            header["format"] = self.periodic.format
         if self.periodic.priority:
             header["priority"] = self.periodic.priority
         header["queue"] = self.periodic.queue
-        body = facts.pack_task(header, [self.periodic.payload])
-        return [(task_id(self.periodic, fired_ms, partitions), body) for fired_ms in self.plan.fires]
+        return facts.pack_task(dict(sorted(header.items())), [self.periodic.payload])
 
 
 async def fire(node: Node) -> None:
@@ -107,11 +111,11 @@ async def _planned(node: Node, found: Sequence[Periodic], now_ms: int, broken: d
 async def _fire(node: Node, firings: Sequence[Firing]) -> None:
     """Enqueue the runs, then advance their periodic tasks."""
     partitions = node.replica.settings.partitions
-    work = [(place, *run) for place, one in enumerate(firings) for run in one.runs(partitions)]
+    work = [(place, fired_ms) for place, one in enumerate(firings) for fired_ms in one.plan.fires]
     waiting: set[int] = set()
     done = 0
     while done < len(work):
-        some = _some(work, done)
+        some = _some(firings, work[done : done + ENQUEUE_RUNS], partitions)
         done += len(some)
         for (place, task, _), problem in zip(some, await _enqueue(node, some), strict=True):
             if isinstance(problem, BadRequest):
@@ -127,14 +131,18 @@ async def _fire(node: Node, firings: Sequence[Firing]) -> None:
         await trio.sleep(PAUSE_S)
 
 
-def _some(work: Sequence[tuple[int, TaskId, bytes]], start: int) -> list[tuple[int, TaskId, bytes]]:
-    """Return the part of the work from ``start`` that fits into one request."""
-    some, size = [work[start]], len(work[start][2])
-    for item in work[start + 1 : start + ENQUEUE_RUNS]:
-        size += len(item[2])
-        if size > ENQUEUE_BYTES:
+def _some(
+    firings: Sequence[Firing], work: Sequence[tuple[int, int]], partitions: int
+) -> list[tuple[int, TaskId, bytes]]:
+    """Return the first runs of ``work`` that fit into one request, each with the place of its firing."""
+    some: list[tuple[int, TaskId, bytes]] = []
+    size = 0
+    for place, fired_ms in work:
+        body = firings[place].body(fired_ms)
+        size += len(body)
+        if some and size > ENQUEUE_BYTES:
             break
-        some.append(item)
+        some.append((place, task_id(firings[place].periodic, fired_ms, partitions), body))
     return some
 
 

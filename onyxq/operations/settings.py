@@ -16,7 +16,8 @@ from log_entries import pause_periodic, remove_periodic, set_periodic, set_queue
 from onyxq.core import cron
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest, NotFound
-from onyxq.core.queue_settings import DEFAULTS, check_writable
+from onyxq.core.periodic import run_options
+from onyxq.core.queue_settings import DEFAULTS, NO_LIMIT, check_writable
 from onyxq.core.queues import settings_of
 from onyxq.core.replica import Periodic
 from onyxq.node.node import Node
@@ -107,7 +108,9 @@ class Settings:
         if args.queue is not UNSET:
             check_writable(args.queue, "queue")
         given: Any = {name: getattr(args, name) for name in SetPeriodic.__struct_fields__}
-        given |= {"paused": args.paused is True, "payload": given.pop("data")}
+        options = {name: given.pop(name) for name in set_periodic.BOUNDS}
+        numbers = {name: NO_LIMIT if value is None else value for name, value in options.items() if value is not UNSET}
+        given |= {"paused": args.paused is True, "payload": given.pop("data"), "options": pmap(numbers)}
         await self._submit(set_periodic.Args(**given, next_ms=self._next_ms(given["schedule"], args.zone)))
         return shown_periodic(self._periodic(args.name))
 
@@ -154,5 +157,7 @@ def shown_periodic(periodic: Periodic) -> PeriodicView:
     """Return a periodic task as clients see it; ``next_ms`` is None if it is never due again."""
     shown = attrs.asdict(periodic)
     shown["data"] = shown.pop("payload")
+    shown |= run_options(periodic)
+    del shown["options"]
     shown["next_ms"] = periodic.next_ms if periodic.next_ms < cron.NEVER_MS else None
     return PeriodicView(**shown)

@@ -110,13 +110,15 @@ class _History:
 
 
 def _lower(args: Any, entry: Entry, form: Form) -> None:
-    """Raise `_Wrong` unless ``lowered`` gives arguments of the version before."""
+    """Raise `_Wrong` unless ``lowered`` gives arguments of the version before, or None."""
     if form.lowered is None:
         return
     try:
         found = form.lowered(args)
     except Exception as error:
         raise _Wrong(f"{entry.name}: lowered({args}) raised {error!r}") from error
+    if found is None:
+        return
     earlier = [other for other in entry.forms.values() if other.version < form.version]
     if not earlier or type(found) is not max(earlier, key=lambda other: other.version).args:
         raise _Wrong(f"{entry.name}: lowered({args}) gave {found!r}, which is not of the version before")

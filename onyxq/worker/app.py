@@ -180,7 +180,7 @@ class App:
             task.arguments.bind((), {})
             for option in task._options.of_enqueues:
                 raise BadRequest(
-                    f"{option} would not hold for periodic calls of {task.name}: the settings of its queue do",
+                    f"{option} would not hold for periodic calls of {task.name}",
                     field=option,
                     hint=f"Leave {option} out, or let the periodic function enqueue a function that has it.",
                 )

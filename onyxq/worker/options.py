@@ -32,7 +32,9 @@ RUNS = ("thread", "process")
 KEYS = ("ordering_key", "unique_key")
 OF_FUNCTION = ("runs", "backoff", "retry_on", "give_up_on", "retry_for_s")
 """Options that workers read from the function, so that a call cannot change them."""
-OF_PERIODIC = ("queue", "priority", "timeout_s")
+OF_RUNS = ("retries", "backoff_ms", "expires_after_ms")
+"""Options of a function that its periodic task carries, so that each run gets them."""
+OF_PERIODIC = ("queue", "priority", "timeout_s", *OF_RUNS)
 """Options that hold also for tasks that the cluster enqueues on a schedule, beside those of the function."""
 TIMEOUT_S_MAX = 30 * 86_400.0
 
@@ -203,6 +205,11 @@ class Options:
         plain = Options()
         given = [name for name in fields_dict(Options) if getattr(self, name) != getattr(plain, name)]
         return [name for name in given if name not in OF_FUNCTION and name not in OF_PERIODIC]
+
+    @property
+    def of_runs(self) -> dict[str, Any]:
+        """Options given that a periodic task carries; the settings of the queue decide the others."""
+        return {name: value for name in OF_RUNS if (value := getattr(self, name)) != DEFAULTS[name]}
 
     @property
     def needs_now(self) -> bool:

@@ -15,11 +15,14 @@ import anyio
 from attrs import frozen
 
 from onyxq.client import AsyncClient
-from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.core.errors import Forbidden, NotEnabled, NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.worker.functions import TaskFunction
+from onyxq.worker.options import OF_RUNS
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
 """Shortest and longest pause between attempts to register periodic tasks, in seconds."""
+TEMPORARY = (Unavailable, Overloaded, TimedOut, NotEnabled)
+"""Errors after which a later attempt may succeed. Peers of an earlier version do not know all options yet."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,13 @@ class Periodic:
             "priority": self.function._options.priority,
             "missed": self.missed,
             "format": "json",
+            **self.function._options.of_runs,
         }
+
+    def is_same(self, found: Mapping[str, Any]) -> bool:
+        """Return whether a periodic task of the cluster makes this call."""
+        wanted = {"data": self.function.payload(), **self.settings()}
+        return {name: found[name] for name in (*wanted, *OF_RUNS) if name in found} == wanted
 
 
 async def keep(
@@ -68,7 +77,7 @@ async def keep(
             for said in orphans(await _all_periodics(client), periodics, tasks=tasks, queues=queues):
                 log.warning("%s", said)
             return
-        except (Unavailable, Overloaded, TimedOut) as error:
+        except TEMPORARY as error:
             log.warning("periodic tasks are not set up yet, trying again: %s", error.message)
         except OnyxqError as error:
             if periodics:
@@ -87,14 +96,14 @@ async def _all_periodics(client: AsyncClient) -> Sequence[dict[str, Any]]:
 
 async def _set_up(client: AsyncClient, periodic: Periodic) -> None:
     """Register a periodic task unless it is already as it should be; a paused one stays paused."""
-    settings, payload = periodic.settings(), periodic.function.payload()
     try:
         found = await client.periodic(periodic.name)
     except NotFound:
         found = {}
-    if found.get("data") != payload or any(found.get(name) != value for name, value in settings.items()):
+    if not periodic.is_same(found):
         paused = bool(found.get("paused", False))
-        await client.set_periodic(periodic.name, payload=payload, paused=paused, **settings)
+        payload = periodic.function.payload()
+        await client.set_periodic(periodic.name, payload=payload, paused=paused, **periodic.settings())
 
 
 def orphans(

@@ -194,6 +194,19 @@ async def test_the_other_buttons_do_what_they_say() -> None:
 
 
 @on_trio
+async def test_a_run_by_hand_has_the_options_of_its_periodic_task() -> None:
+    """It expires so long after the click; no limit of retries stays none."""
+    service = FakeService()
+    given = {"name": "p", "queue": "a", "schedule": "every 60s", "priority": 3}
+    options = {"retries": None, "backoff_ms": 5_000, "expires_after_ms": 60_000}
+    await service.call("periodic.set", {**given, **options})
+    assert (await do(service, "periodic-run", {"name": "p"})).status_code == 303
+    (task,) = service.tasks.values()
+    assert (task.header["priority"], task.header["retries"], task.header["backoff_ms"]) == (3, None, 5_000)
+    assert task.header["expires_ms"] == NOW_MS + 60_000
+
+
+@on_trio
 async def test_what_goes_wrong_is_a_page() -> None:
     """The page has the problem's words as text, and its status."""
     service = FakeService()

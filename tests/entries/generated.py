@@ -202,8 +202,9 @@ def _periodic(replica: Replica, number: int, epoch: int, random: Random) -> Any:
     found = replica.periodic.get(name)
     now_ms = START_MS + replica.log_time_ms
     if found is None or random.random() < 0.3:
-        schedule = random.choice(("0 4 * * *", "every 5s"))
-        return set_periodic.Args(name, "mail", schedule, "UTC", b"x", "bytes", 0, "all", False, now_ms)
+        limits = pmap({"retries": -1, "expires_after_ms": 9})
+        schedule, options = random.choice((("0 4 * * *", pmap()), ("every 5s", limits)))
+        return set_periodic.Args(name, "mail", schedule, "UTC", b"x", "bytes", 0, "all", False, now_ms, options)
     if random.random() < 0.6:
         return fire_periodic.Args(name, found.next_ms - (random.random() < 0.1), found.next_ms + 5_000, 1)
     return random.choice([pause_periodic.Args(name, not found.paused, now_ms), remove_periodic.Args(name)])

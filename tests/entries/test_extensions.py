@@ -351,12 +351,13 @@ def count_one(replica: Replica, args: Plain, stamp: Stamp) -> tuple[Replica, str
     ("lowered", "complaint"),
     [
         (lambda args: Plain(args.name), ""),
+        (lambda args: None, ""),
         (lambda args: args, "which is not of the version before"),
         (lambda args: Plain(args.title), "raised AttributeError"),
     ],
 )
 def test_the_check_lowers_arguments_to_the_version_before(lowered: Any, complaint: str) -> None:
-    """They must be those of that version."""
+    """They must be those of that version, or None for what it cannot express."""
     earlier = module(Args=Plain, apply=count_one)
     found = check_extension({"tally.add": module(VERSION=2, EARLIER=(earlier,), lowered=lowered)})
     assert len(found) == bool(complaint) and all(complaint in text for text in found)

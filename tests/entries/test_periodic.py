@@ -8,15 +8,19 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyrsistent import pmap
 
 from log_entries import fire_periodic, pause_periodic, remove_periodic, set_periodic
 from log_entries.fire_periodic import RUNS_MAX
-from log_entries.set_periodic import PAYLOADS_BYTES_MAX, PERIODIC_MAX
+from log_entries.registry import ENTRIES
+from log_entries.set_periodic import lowered
+from log_entries.set_periodic_1 import PAYLOADS_BYTES_MAX, PERIODIC_MAX
 from onyxq.core.cron import NEVER_MS
 from onyxq.core.duties import Fire, duties
 from onyxq.core.ids import ms_of, partition_of
-from onyxq.core.limits import PERIODIC_DATA_BYTES_MAX
-from onyxq.core.periodic import ON_TIME_MS, due, next_due_ms, plan, task_id
+from onyxq.core.limits import PERIODIC_DATA_BYTES_MAX, RETRIES_MAX
+from onyxq.core.periodic import ON_TIME_MS, due, next_due_ms, plan, run_options, task_id
+from onyxq.core.queue_settings import NO_LIMIT
 from onyxq.core.replica import Periodic, first_peer
 from onyxq.errors import BadRequest
 from tests.entries import cohorts
@@ -43,6 +47,43 @@ def test_setting_up_again_keeps_the_next_run_and_the_count() -> None:
     world.done(evolve(NIGHTLY, next_ms=50_000, payload=b"y"))
     found = world.replica.periodic["nightly"]
     assert (found.next_ms, found.fired, found.payload) == (20_000, 1, b"y")
+
+
+def test_setting_up_again_with_other_options_changes_only_them() -> None:
+    """The next run and the count stay, and other entries keep the options."""
+    world = QueueWorld()
+    limited = evolve(NIGHTLY, options=pmap({"retries": 3, "expires_after_ms": 5_000}))
+    world.done(NIGHTLY)
+    world.done(evolve(limited, next_ms=50_000))
+    assert world.submit(limited) == "already so"
+    world.done(fire_periodic.Args("nightly", 10_000, 20_000, 1))
+    world.done(pause_periodic.Args("nightly", True, 0))
+    found = world.replica.periodic["nightly"]
+    assert (found.options, found.next_ms, found.fired) == (limited.options, 20_000, 1)
+    world.done(evolve(NIGHTLY, paused=True))
+    assert world.replica.periodic["nightly"] == evolve(found, options=pmap())
+
+
+def test_version_1_sets_up_a_task_without_options() -> None:
+    """A peer that is not upgraded yet reads the same replica; options that it does not know cannot be written."""
+    world = QueueWorld()
+    limited = evolve(NIGHTLY, options=pmap({"retries": NO_LIMIT}))
+    world.done(limited)
+    plain = lowered(NIGHTLY)
+    assert plain is not None
+    world.done(plain)
+    assert not world.replica.periodic["nightly"].options
+    assert world.submit(NIGHTLY) == "already so"
+    assert lowered(limited) is None
+    assert ENTRIES.enabled_form(limited, {"set_periodic": 1}) is None
+    assert ENTRIES.enabled_form(NIGHTLY, {"set_periodic": 1}) == (ENTRIES["set_periodic"], 1, plain)
+
+
+def test_the_options_of_runs_are_those_of_an_enqueue() -> None:
+    """An entry has no null, so no limit of retries is a number there."""
+    found = periodic(options=pmap({"retries": NO_LIMIT, "backoff_ms": 7}))
+    assert run_options(found) == {"backoff_ms": 7, "retries": None}
+    assert run_options(periodic()) == {}
 
 
 @pytest.mark.parametrize("changes", [{"schedule": "every 20s"}, {"zone": "Europe/Berlin"}])
@@ -112,6 +153,11 @@ def test_a_removed_one_is_gone() -> None:
         ({"priority": 1 << 31}, "priority"),
         ({"next_ms": -1}, "next_ms"),
         ({"payload": b"x" * (PERIODIC_DATA_BYTES_MAX + 1)}, "data"),
+        ({"options": pmap({"retries": -2})}, "retries"),
+        ({"options": pmap({"retries": RETRIES_MAX + 1})}, "retries"),
+        ({"options": pmap({"backoff_ms": -1})}, "backoff_ms"),
+        ({"options": pmap({"expires_after_ms": 0})}, "expires_after_ms"),
+        ({"options": pmap({"unique_key": 1})}, "options"),
     ],
 )
 def test_what_cannot_be_set_up_is_named(changes: dict[str, Any], field: str) -> None:

@@ -270,7 +270,7 @@ NEUTRAL = set(
     lease_ms like limit made_ms max missed new_id newest_first node number offsets order owned part paused
     permanent priority progress request replace same_outputs seen seen_seq seen_token schedule since_ms
     skip state task_bytes_max timeout until_ms version w wait_ms where why worker zone position partition peer
-    entry known place size_bytes
+    entry known place size_bytes expires_after_ms
     """.split()
 ) | set(SETTINGS)
 """Arguments that name nothing that belongs to a queue, in any method."""

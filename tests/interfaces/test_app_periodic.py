@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from onyxq import App
+from onyxq import App, Client
+from onyxq.core.queue_settings import DEFAULTS
 from onyxq.errors import BadRequest
 from onyxq.testing import open_cluster
 
 
-def an_app(seen: list[str], schedule: str = "every 60s", **how: Any) -> App:
+def an_app(
+    seen: list[str], schedule: str = "every 60s", *, options: Mapping[str, Any] = MappingProxyType({}), **how: Any
+) -> App:
     """Return an application with a periodic function."""
     app = App()
 
     @app.periodic(schedule, **how)
-    @app.task(name="tidy", queue="house", priority=2)
+    @app.task(name="tidy", queue="house", priority=2, **options)
     async def tidy(room: str = "kitchen") -> None:
         seen.append(room)
 
     return app
+
+
+def set_up_entries(client: Client) -> int:
+    """Return the number of entries in the log that set up a periodic task."""
+    entries = [entry["entry"] for record in client.log(limit=1_000)["records"] for entry in record["entries"]]
+    return entries.count("set_periodic")
 
 
 def test_a_periodic_function_runs_when_a_worker_has_set_it_up() -> None:
@@ -40,11 +51,38 @@ def test_a_periodic_function_runs_when_a_worker_has_set_it_up() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"retries": 0}, {"retries": 0}),
+        ({"retries": None}, {"retries": None}),
+        ({"backoff_ms": "5s"}, {"backoff_ms": 5_000}),
+        ({"expires_after_ms": 30_000}, {"expires_after_ms": 30_000}),
+    ],
+)
+def test_the_tasks_of_a_periodic_function_have_its_options(given: dict[str, Any], shown: dict[str, Any]) -> None:
+    """The periodic task carries them; a later version of the program without them takes them away."""
+    names = ("retries", "backoff_ms", "expires_after_ms")
+    with open_cluster(peers=1, seed=1) as cluster:
+        client = cluster.client()
+        first = cluster.start_worker(an_app([], options=given))
+        cluster.until(lambda: client.periodics())
+        found = client.periodic("tidy")
+        assert {name: found[name] for name in names if name in found} == shown
+        cluster.until(lambda: client.list("house").tasks)
+        (task,) = client.list("house").tasks
+        assert task.retries == shown.get("retries", DEFAULTS.retries)
+        assert task.expires_ms == (task.at_ms + 30_000 if "expires_after_ms" in shown else None)
+        cluster.stop_worker(first)
+        cluster.start_worker(an_app([]))
+        cluster.until(lambda: not any(name in client.periodic("tidy") for name in names))
+
+
+@pytest.mark.parametrize(
     "options",
-    [{"retries": 0}, {"backoff_ms": 5_000}, {"unique_key": "tidy"}, {"ordering_key": "k"}, {"expires_after_ms": 1_000}],
+    [{"delay_ms": 5_000}, {"unique_key": "tidy"}, {"ordering_key": "k"}, {"expires_ms": 1}],
 )
 def test_an_option_that_periodic_calls_would_not_have_is_refused(options: dict[str, Any]) -> None:
-    """The cluster enqueues the calls, with the settings of their queue; the function alone may have the option."""
+    """The cluster enqueues the calls; the function alone may have the option."""
     app = App()
     task = app.task(name="tidy", queue="house", timeout_s=9, **options)(lambda: None)
     (name,) = options
@@ -77,8 +115,7 @@ def test_a_worker_that_finds_all_as_it_should_be_appends_nothing() -> None:
         cluster.until(lambda: client.periodics())
         cluster.start_worker(an_app([], "0 3 * * *"))
         cluster.advance(5)
-        entries = [entry["entry"] for record in client.log(limit=1_000)["records"] for entry in record["entries"]]
-        assert entries.count("set_periodic") == 1
+        assert set_up_entries(client) == 1
 
 
 def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pytest.LogCaptureFixture) -> None:

@@ -287,11 +287,13 @@ def test_it_must_be_clear_which_dead_letters_are_meant(body: dict[str, Any], fie
 
 @on_trio
 async def test_a_periodic_task_is_set_shown_paused_and_ended(service: FakeService, client: httpx.AsyncClient) -> None:
-    """Its data may be any JSON."""
+    """Its data may be any JSON, and no limit of retries is null."""
     said = {"queue": "a", "schedule": "*/5 * * * *", "zone": "Europe/Berlin", "data": [1], "missed": "all"}
+    said |= {"retries": None, "backoff_ms": 5_000, "expires_after_ms": 60_000}
     made = (await client.put("/v1/periodic/p", json=said)).json()
     assert said.items() <= made.items()
     assert service.asked("periodic.set")[0]["data"] == b"[1]"
+    assert service.asked("periodic.set")[0]["retries"] is None
     assert (await client.get("/v1/periodic/p")).json() == made
     assert (await client.get("/v1/periodic")).json() == {"periodic": [made]}
     assert (await client.put("/v1/periodic/p", json={"paused": True})).json() == {**made, "paused": True}
@@ -307,6 +309,7 @@ async def test_a_periodic_task_is_set_shown_paused_and_ended(service: FakeServic
         ({"queue": "a"}, "schedule"),
         ({"schedule": "every 5s"}, "queue"),
         ({"queue": "a", "schedule": "every 5s", "missed": "some"}, "missed"),
+        ({"queue": "a", "schedule": "every 5s", "retries": -1}, "retries"),
         ({"queue": "a", "schedule": "every 5s", "data": 1, "data_base64": ""}, "data"),
         ({"queue": "a", "schedule": "every 5s", "zome": "UTC"}, "zome"),
     ],

@@ -74,7 +74,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "dead.discard": {"ids": [ID], "queue": "page", "where": "no", "all": False, "limit": 1},
     "periodic.set": {
         "name": "page", "queue": "page", "schedule": "every 90s", "zone": "UTC", "data": b"x", "format": "bytes",
-        "priority": 0, "missed": "once", "paused": True,
+        "priority": 0, "missed": "once", "paused": True, "retries": 1, "backoff_ms": 1, "expires_after_ms": 1,
     },
     "flow.make": {
         "tasks": [{"queue": "page"}], "id": fresh_id(), "name": "page", "on_done": {"queue": "page", "data": b"x"},

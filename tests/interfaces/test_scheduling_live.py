@@ -326,10 +326,14 @@ def test_the_command_line_sets_periodic_tasks(line: Line, queue: str) -> None:
     """Added, listed, paused, resumed and removed."""
     name = f"nightly {queue}"
     cron = ["30 3 * * mon-fri", "--zone", "Europe/Berlin"]
-    added = line.json("periodic", "add", name, queue, *cron, "--data", '{"x": 1}', "--missed", "all")
+    options = ["--retries", "none", "--backoff-ms", "5s", "--expires-after-ms", "1h"]
+    added = line.json("periodic", "add", name, queue, *cron, *options, "--data", '{"x": 1}', "--missed", "all")
     assert (added["data"], added["zone"], added["missed"], added["paused"]) == ({"x": 1}, "Europe/Berlin", "all", False)
+    assert (added["retries"], added["backoff_ms"], added["expires_after_ms"]) == (None, 5_000, 3_600_000)
     assert added in line.json("periodic", "list")["periodic"]
     assert line.json("periodic", "pause", name)["paused"] and not line.json("periodic", "resume", name)["paused"]
+    assert line.code("periodic", "show", name) == 0 and "no limit" in line.said.out
+    assert line.code("periodic", "add", name, queue, "@daily") == 0 and "backoff" not in line.said.out
     assert line.code("periodic", "add", name, queue, "61 * * * *") == 2
     assert line.said.err.startswith("error: schedule: ")
     assert line.json("periodic", "remove", name) == {"name": name, "removed": True}

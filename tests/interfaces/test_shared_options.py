@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from onyxq import App, AsyncClient, Client
+from onyxq.client.management import PERIODIC
 from onyxq.client.policy import ENQUEUE_DEFAULTS
 from onyxq.worker import Worker
 from onyxq.worker.options import WORKER_DEFAULTS
@@ -21,7 +22,7 @@ SHARED: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (Client.enqueue_many, dict(ENQUEUE_DEFAULTS)),
     (AsyncClient.prepare_batch, {"job": "", "version": -1}),
     (AsyncClient.commit_batch, {"job": "", "version": -1}),
-    (AsyncClient.set_periodic, {"zone": "UTC", "missed": "once"}),
+    (AsyncClient.set_periodic, dict(PERIODIC)),
     (App.periodic, {"zone": "UTC", "missed": "once"}),
     (App.worker, dict(WORKER_DEFAULTS)),
     (Worker, dict(WORKER_DEFAULTS)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from pyrsistent import pmap
 
 from log_entries import (
@@ -18,6 +19,7 @@ from log_entries import (
     set_queue,
     submit_job,
 )
+from log_entries.set_periodic import lowered
 from onyxq.core.facts import REOPENED
 from onyxq.core.ids import TaskId, id_at
 from onyxq.core.transactions import Claim, Part
@@ -123,6 +125,12 @@ def test_periodic_tasks_are_told_with_their_times() -> None:
         "periodic task n goes to queue q by the schedule '@daily' in zone UTC, "
         "next at 2023-11-14 22:14:20.000Z if the schedule is new"
     )
+    paused = evolve(new, paused=True, options=pmap({"retries": -1, "backoff_ms": 1_500}))
+    assert sentence("set_periodic", paused) == (
+        "periodic task n goes to queue q by the schedule '@daily' in zone UTC, paused; "
+        "its tasks have backoff ms 1.5 s, retries until success"
+    )
+    assert sentence("set_periodic", lowered(new)) == sentence("set_periodic", new)
 
 
 def test_a_task_of_a_batch_is_told_with_its_batch_until_its_part_is_settled() -> None:

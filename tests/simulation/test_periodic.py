@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
+from pyrsistent import pmap
 
+from onyxq.core.facts import task_header
 from onyxq.core.ids import ms_of
+from onyxq.core.limits import TIME_MS_MAX
+from onyxq.core.periodic import plan
 from onyxq.core.replica import Periodic, first_peer
 from onyxq.errors import BadRequest, NotFound
 from onyxq.node.node import Node
+from onyxq.node.periodic_duty import Firing
 from simulation.world.world import Options, SimulatedNode, World, simulate
 
 EVERY_MS = 5_000
@@ -70,6 +76,37 @@ def test_a_periodic_task_runs_at_its_times() -> None:
             assert gapless(times) and len(times) == 6 == tick(world).fired
 
     simulate(workload, seed=3, options=STEADY)
+
+
+def test_each_run_has_the_options_of_its_periodic_task() -> None:
+    """It expires so long after its own due time; no limit of retries is null."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            call = client.client.call
+            await set_up(call, retries=None, backoff_ms=7_000, expires_after_ms=60_000)
+            for _ in range(2):
+                (claim,) = await client.client.claim("q", wait_ms=10_000)
+                header = {"backoff_ms": 7_000, "expires_ms": ms_of(claim.id) + 60_000, "queue": "q", "retries": None}
+                assert header.items() <= claim.run.header.items()
+                await client.client.complete(claim)
+            shown = await call("periodic.get", {"name": "tick"})
+            assert (shown["retries"], shown["backoff_ms"], shown["expires_after_ms"]) == (None, 7_000, 60_000)
+            assert "retries" not in await client.client.set_periodic("tick", "q", "every 5s", b"x", missed="all")
+
+    simulate(workload, seed=3, options=STEADY)
+
+
+def test_a_run_that_is_made_up_for_expires_after_its_own_due_time() -> None:
+    """It is not the time of the first missed run; and no time is greater than the greatest one."""
+    found = Periodic(
+        "tick", "q", "every 5s", "UTC", missed="all", next_ms=10_000, options=pmap({"expires_after_ms": 7})
+    )
+    firing = Firing(found, plan(found, 20_000))
+    expires = [task_header(firing.body(fired_ms))[0]["expires_ms"] for fired_ms in firing.plan.fires]
+    assert expires == [10_007, 15_007, 20_007]
+    firing = evolve(firing, periodic=evolve(found, options=pmap({"expires_after_ms": TIME_MS_MAX})))
+    assert task_header(firing.body(10_000))[0]["expires_ms"] == TIME_MS_MAX
 
 
 class Killer:
@@ -228,6 +265,10 @@ def test_what_cannot_be_set_up_is_refused_with_the_field_named() -> None:
                 ("queue", ""),
                 ("name", "a\nb"),
                 ("priority", 1 << 31),
+                ("retries", -1),
+                ("backoff_ms", 86_400_001),
+                ("expires_after_ms", 0),
+                ("ordering_key", "k"),
                 ("paused", 1),
                 ("more", 1),
             ):

@@ -201,10 +201,12 @@ def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> N
 
 
 def show(context: Context, result: msgspec.Struct, columns: tuple[str, ...] = ()) -> None:
-    """Print one thing, a field per line; ``columns``: the fields to print, by default all."""
+    """Print one thing, a field per line; ``columns``: the fields to print if it has them, by default all."""
     found = json.loads(json_text(result))
     row = found if context.out.as_json else _row(result, found)
-    context.out.fields({name: row[name] for name in columns} if columns and not context.out.as_json else row)
+    if columns and not context.out.as_json:
+        row = {name: row[name] for name in columns if name in row}
+    context.out.fields(row)
 
 
 def _row(value: msgspec.Struct, shown: dict[str, Any], columns: tuple[str, ...] = ()) -> dict[str, Any]:

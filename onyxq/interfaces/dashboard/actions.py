@@ -15,11 +15,12 @@ from urllib.parse import parse_qsl
 
 import attrs
 from attrs import frozen
+from msgspec import UNSET
 from starlette.responses import RedirectResponse, Response
 
 from onyxq.core import timer_model
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import TIMERS_QUEUE, members
+from onyxq.core.limits import TIME_MS_MAX, TIMERS_QUEUE, members
 from onyxq.core.queue_settings import SETTINGS
 from onyxq.interfaces.dashboard.rendering import HEADERS, link
 from onyxq.interfaces.dashboard.session import refused
@@ -82,8 +83,8 @@ def _new_task(form: Form) -> Members:
     given = {"data": _json(data)} if one(form, "format", "json") == "json" else {"data_base64": _encoded(data)}
     keys = {"ordering_key": text} if (text := one(form, "ordering_key", "")) else {}
     numbers = {
-        name: from_text(members(NewTask)[name], text)
-        for name in ("priority", "delay_ms", "retries")
+        name: None if text == "null" else from_text(members(NewTask)[name], text)
+        for name in ("priority", "delay_ms", "retries", "backoff_ms", "expires_ms")
         if (text := one(form, name, ""))
     }
     return {"tasks": [{"queue": one(form, "queue"), **given, **keys, **numbers}]}
@@ -110,12 +111,15 @@ def _json(data: bytes) -> Any:
 async def _with_run(call: Call, form: Form) -> Form:
     """Return a form with the fields of a task that a periodic task makes; raises `NotFound`."""
     found = await call.do(GET_PERIODIC, GetPeriodic(name=one(form, "name")))
+    numbers: Members = {"priority": found.priority, "retries": found.retries, "backoff_ms": found.backoff_ms}
+    if found.expires_after_ms is not UNSET:
+        numbers["expires_ms"] = min(call.kit.now_ms() + found.expires_after_ms, TIME_MS_MAX)
     return {
         **form,
         "queue": [found.queue],
         "format": [found.format],
-        "priority": [str(found.priority)],
         "data_base64": [_encoded(found.data)],
+        **{name: [json.dumps(number)] for name, number in numbers.items() if number is not UNSET},
     }
 
 

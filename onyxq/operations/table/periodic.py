@@ -6,11 +6,36 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
-from onyxq.core.limits import DATA, MOMENT, PERIODIC_DATA_BYTES_MAX, Format, Missed, Name, Priority
+from onyxq.core.limits import (
+    DATA,
+    MOMENT,
+    PERIODIC_DATA_BYTES_MAX,
+    BackoffMs,
+    ExpiresAfterMs,
+    Format,
+    Missed,
+    Name,
+    Priority,
+    RetryCount,
+)
 from onyxq.operations.table.access import Access, Need, everywhere, on_periodic
 from onyxq.operations.table.operation import Args, Done, Http, Operation, Result, Verb
 
 Task: TypeAlias = Annotated[Name, Meta(description="Name of the periodic task.")]
+Retries: TypeAlias = Annotated[
+    RetryCount | UnsetType | None,
+    Meta(
+        description="Failed attempts allowed beyond the first; null: no limit. Default: as the queue says.",
+        extra={"null": "no limit"},
+    ),
+]
+Backoff: TypeAlias = Annotated[
+    BackoffMs | UnsetType, Meta(description="Pause before the first retry; it doubles. Default: as the queue says.")
+]
+ExpiresAfter: TypeAlias = Annotated[
+    ExpiresAfterMs | UnsetType,
+    Meta(description="A task that has not started within this time after it is due fails."),
+]
 
 
 class PeriodicView(Result):
@@ -29,6 +54,9 @@ class PeriodicView(Result):
     fired: Annotated[int, Meta(description="Number of runs so far.")]
     format: str
     data: Annotated[bytes, Meta(extra=DATA)]
+    retries: Retries = UNSET
+    backoff_ms: Backoff = UNSET
+    expires_after_ms: ExpiresAfter = UNSET
 
 
 class Periodics(Result):
@@ -72,6 +100,9 @@ class SetPeriodic(Args):
         Missed, Meta(description="What to do about times at which no task could be enqueued; once: one for all.")
     ] = "once"
     paused: Annotated[bool | UnsetType, Meta(description="Enqueue nothing until it is resumed.")] = UNSET
+    retries: Retries = UNSET
+    backoff_ms: Backoff = UNSET
+    expires_after_ms: ExpiresAfter = UNSET
 
 
 class RemovePeriodic(Args):
@@ -89,7 +120,7 @@ def _sets(args: SetPeriodic) -> tuple[Need]:
 
 
 _COLUMNS = ("name", "queue", "schedule", "zone", "next", "paused", "missed", "fired", "data")
-_FIELDS = (*_COLUMNS, "priority")
+_FIELDS = (*_COLUMNS, "priority", "retries", "backoff_ms", "expires_after_ms")
 _PATH = "/v1/periodic/{name}"
 _TAG = "periodic tasks"
 

@@ -58,6 +58,7 @@ from log_entries import (
     yield_partition,
 )
 from log_entries.registry import ENTRIES, VERSIONS
+from log_entries.set_periodic import lowered
 from onyxq.core.facts import RELEASED, RETRIED
 from onyxq.core.ids import Run, id_at, make_id
 from onyxq.core.log.interface import Record
@@ -133,7 +134,17 @@ EXAMPLES: Mapping[str, Any] = {
     "hold_transactions": hold_transactions.Args("backup-1", "a backup", 60_000),
     "settle_transactions": settle_transactions.Args(("step-7",), 0, 5),
     "set_periodic": set_periodic.Args(
-        "nightly", "mail", "30 4 * * mon-fri", "Europe/Berlin", b"{}", "json", -2, "all", True, START_MS + 9
+        "nightly",
+        "mail",
+        "30 4 * * mon-fri",
+        "Europe/Berlin",
+        b"{}",
+        "json",
+        -2,
+        "all",
+        True,
+        START_MS + 9,
+        pmap({"retries": -1, "backoff_ms": 5_000, "expires_after_ms": 3_600_000}),
     ),
     "pause_periodic": pause_periodic.Args("nightly", True, START_MS + 9),
     "remove_periodic": remove_periodic.Args("nightly"),
@@ -479,6 +490,26 @@ def hold_log() -> list[Record]:
     return world.records
 
 
+def periodic_log() -> list[Record]:
+    """Make a log with periodic tasks whose runs have options: set, changed, refused and dropped; and of version 1."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a")
+    world.settle("a")
+    plain = set_periodic.Args("nightly", "mail", "0 4 * * *", "UTC", b"x", "bytes", 0, "once", False, START_MS + 10)
+
+    def having(**options: int) -> set_periodic.Args:
+        return evolve(plain, options=pmap(options))
+
+    world.submit("a", having(retries=5), having(retries=5), having(retries=-1, backoff_ms=0, expires_after_ms=1))
+    world.submit("a", fire_periodic.Args("nightly", START_MS + 10, START_MS + 20, 1), having(retries=0))
+    world.submit("a", pause_periodic.Args("nightly", True, 0), evolve(having(retries=0), next_ms=START_MS + 30))
+    world.submit("a", having(retries=-2), having(backoff_ms=-1), having(expires_after_ms=0), having(colour=1))
+    world.submit("a", evolve(having(retries=1), missed="never"), having(retries=1), plain, plain)
+    world.submit("a", having(retries=1), lowered(plain), lowered(plain))
+    return world.records
+
+
 SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "first": first_log,
     "queues": queue_log,
@@ -490,5 +521,6 @@ SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "replays": replay_log,
     "savepoints": savepoint_log,
     "superseding": superseding_log,
+    "periodic": periodic_log,
 }
 """Name of a log's file -> function that makes its records."""

@@ -59,7 +59,8 @@ def _options(member: Member, verb: Verb) -> list[Option]:
     if "data" in member.marks:
         return [DATA, FILE]
     about = member.about[:1].lower() + member.about[1:].partition(". ")[0].removesuffix(".")
-    number = {"type": int} if isinstance(member.node, inspect.IntType) and "ms" not in member.name.split("_") else {}
+    whole = isinstance(member.node, inspect.IntType) and "ms" not in member.name.split("_")
+    number = {"type": int} if whole and "null" not in member.marks else {}  # null may be a word, such as none
     if is_positional(member, verb):
         return [option(member.name, metavar=member.name.upper(), help=about or None, **number)]
     name = member.name.removesuffix("_ms") if "moment" in member.marks else member.name
