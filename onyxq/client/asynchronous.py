@@ -184,6 +184,14 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         known = self._pool.now_ms(0)
         return self._now_ms() if known is None else known[1]
 
+    async def reconnection(self) -> anyio.Event:
+        """Return an event that is set when the client next finds a peer because it lost the one that it uses now.
+
+        Raises `Unavailable` if no peer answers in time.
+        """
+        await self._pool.coordinator(self._until(None))
+        return self._pool.reconnection
+
     async def task_log(self, id: bytes | str) -> Updates:
         """Return the updates of a task, in order; raise `NotFound` if it does not exist."""
         answer = await self._ask("task_log", {"id": as_id(id)})

@@ -135,6 +135,8 @@ class Pool:
         self._search: _Search | None = None
         self._failed_search: OnyxqError | None = None
         """Error of the last search for a peer, if it found none."""
+        self.reconnection = anyio.Event()
+        """Set when another connection becomes the one for requests."""
         self.crowding = Crowding(generator)
         self._wanted = anyio.Event()
 
@@ -226,6 +228,8 @@ class Pool:
         try:
             search.found = self._coordinator = await self._any_peer()
             self._failed_search = None
+            self.reconnection.set()
+            self.reconnection = anyio.Event()
             self.spawner.start_soon(self._refresh_behind, search.found)
             self.refresh_soon()
         except OnyxqError as error:

@@ -15,7 +15,7 @@ from pyrsistent import pmap
 from log_entries import pause_periodic, remove_periodic, set_periodic, set_queue
 from onyxq.core import cron
 from onyxq.core.entry import APPLIED
-from onyxq.core.errors import BadRequest, NotFound
+from onyxq.core.errors import BadRequest, NotFound, Unavailable
 from onyxq.core.periodic import run_options
 from onyxq.core.queue_settings import DEFAULTS, NO_LIMIT, check_writable
 from onyxq.core.queues import settings_of
@@ -115,7 +115,7 @@ class Settings:
         return shown_periodic(self._periodic(args.name))
 
     async def get_periodic(self, args: GetPeriodic) -> PeriodicView:
-        """Return one periodic task; raises `NotFound`."""
+        """Return one periodic task; raises `NotFound`, `Unavailable`."""
         return shown_periodic(self._periodic(args.name))
 
     async def list_periodic(self, args: ListPeriodic) -> Periodics:
@@ -138,7 +138,10 @@ class Settings:
         return cron.next_ms(cron.parse(schedule), zone, self._node.wall_ms())
 
     def _periodic(self, name: str) -> Periodic:
-        found = self._node.replica.periodic.get(name)
+        replica = self._node.replica
+        found = replica.periodic.get(name)
+        if found is None and self._node.peer_id not in replica.ring.members:
+            raise Unavailable("this peer has not read the whole log yet, which may have the periodic task")
         if found is None:
             hint = "onyxq periodic list shows those that exist."
             raise NotFound(f"there is no periodic task {name!r}", field="name", hint=hint)

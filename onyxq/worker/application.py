@@ -236,4 +236,11 @@ class AppWorker(Worker):
         return settings
 
     async def _beside(self, client: AsyncClient) -> None:
-        await periodic.keep(client, self._parts.periodics, tasks=self._tasks, queues=self.queues, give_up=self._give_up)
+        await periodic.keep(
+            client,
+            self._parts.periodics,
+            tasks=self._tasks,
+            queues=self.queues,
+            give_up=self._give_up,
+            done=self._is_set_up,
+        )

@@ -149,7 +149,7 @@ class Worker:
             async with anyio.create_task_group() as group:
                 group.start_soon(Renewals(self._standing, self._lost, lease_ms=self._lease_ms).run, client)
                 group.start_soon(self._hand_back, client)
-                group.start_soon(self._set_up, client)
+                group.start_soon(self._beside, client)
                 group.start_soon(self._scale, client, group)
                 await self._claim(client, group)
                 await self._drain()
@@ -159,12 +159,12 @@ class Worker:
         if self._failure is not None:
             raise self._failure
 
-    async def _set_up(self, client: AsyncClient) -> None:
-        await self._beside(client)
-        self.set_up = True
-
     async def _beside(self, client: AsyncClient) -> None:
-        """Set up what the application needs, while the worker works."""
+        """Set up what the application needs, and keep it so, while the worker works."""
+        self._is_set_up()
+
+    def _is_set_up(self) -> None:
+        self.set_up = True
 
     @property
     def _stopping(self) -> bool:

@@ -64,27 +64,40 @@ async def keep(
     tasks: Tasks,
     queues: Collection[str],
     give_up: Callable[[OnyxqError], None],
+    done: Callable[[], None],
 ) -> None:
-    """Register the periodic calls of an application, and log those that it no longer makes.
+    """Register the periodic calls of an application, and again those that the cluster has lost.
 
-    ``give_up`` is called with an error that no retry can fix.
+    ``done`` is called after each look. ``give_up`` is called with an error that no retry can fix.
+
+    A cluster loses periodic tasks only while all its peers are down: another cluster took its place, or it was
+    restored. So a worker looks again after it lost its connection and found a peer. A periodic task that exists then
+    stays as it is, because a worker with a later version of the program may have changed it.
     """
-    pause_s = PAUSE_FIRST_S
+    pause_s, again = PAUSE_FIRST_S, False
     while True:
         try:
+            reconnected = await client.reconnection()
             for periodic in periodics:
-                await _set_up(client, periodic)
+                await _set_up(client, periodic, again=again)
             for said in orphans(await _all_periodics(client), periodics, tasks=tasks, queues=queues):
                 log.warning("%s", said)
-            return
         except TEMPORARY as error:
-            log.warning("periodic tasks are not set up yet, trying again: %s", error.message)
+            log.warning("periodic tasks are not checked yet, trying again: %s", error.message)
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            continue
         except OnyxqError as error:
             if periodics:
                 give_up(error)
+            done()
             return
-        await anyio.sleep(pause_s)
-        pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        done()
+        if not periodics:
+            return
+        await reconnected.wait()
+        await anyio.sleep(PAUSE_FIRST_S)
+        pause_s, again = PAUSE_FIRST_S, True
 
 
 async def _all_periodics(client: AsyncClient) -> Sequence[dict[str, Any]]:
@@ -94,16 +107,22 @@ async def _all_periodics(client: AsyncClient) -> Sequence[dict[str, Any]]:
         return []
 
 
-async def _set_up(client: AsyncClient, periodic: Periodic) -> None:
-    """Register a periodic task unless it is already as it should be; a paused one stays paused."""
+async def _set_up(client: AsyncClient, periodic: Periodic, *, again: bool) -> None:
+    """Register a periodic task unless it is already as it should be; a paused one stays paused.
+
+    ``again``: only if it is missing.
+    """
     try:
         found = await client.periodic(periodic.name)
     except NotFound:
         found = {}
-    if not periodic.is_same(found):
-        paused = bool(found.get("paused", False))
-        payload = periodic.function.payload()
-        await client.set_periodic(periodic.name, payload=payload, paused=paused, **periodic.settings())
+    if periodic.is_same(found) or (again and found):
+        return
+    paused = bool(found.get("paused", False))
+    payload = periodic.function.payload()
+    await client.set_periodic(periodic.name, payload=payload, paused=paused, **periodic.settings())
+    if again:
+        log.warning("periodic task %r was missing: it is set up again", periodic.name)
 
 
 def orphans(

@@ -145,7 +145,9 @@ def test_a_worker_with_roles_on_its_queues_sets_up_its_periodic_functions(cluste
 
     async def scenario() -> None:
         async with AsyncClient(cluster.addresses[0], token="a token for ours only") as client:
-            await keep(client, app.periodics, tasks=app.tasks, queues=[OURS], give_up=errors.append)
+            with trio.CancelScope() as until_done:
+                how: Any = {"give_up": errors.append, "done": until_done.cancel}
+                await keep(client, app.periodics, tasks=app.tasks, queues=[OURS], **how)
             assert (await client.periodic("tick"))["queue"] == OURS
             await client.remove_periodic("tick")
 

@@ -118,6 +118,32 @@ def test_a_worker_that_finds_all_as_it_should_be_appends_nothing() -> None:
         assert set_up_entries(client) == 1
 
 
+def test_a_worker_sets_up_again_what_the_cluster_has_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """It looks once it is connected again, as after a restore, and says so. What exists stays as it is."""
+    with open_cluster(peers=1, seed=1) as cluster:
+        client = cluster.client()
+        app = an_app([], "0 3 * * *", name="lost")
+        app.periodic("0 4 * * *", name="changed")(app.tasks["tidy"])
+        cluster.start_worker(app)
+        cluster.until(lambda: len(client.periodics()) == 2)
+        client.remove_periodic("lost")
+        client.set_periodic("changed", "house", "0 5 * * *")
+        for _ in range(60):  # a leap over a whole claim would end its connection
+            cluster.advance(1)
+        assert [one["name"] for one in client.periodics()] == ["changed"]
+        caplog.clear()
+        cluster.start_peer(cluster.kill_peer())
+        cluster.until(lambda: len(client.periodics()) == 2)
+        cluster.advance(5)
+        assert [one["schedule"] for one in client.periodics()] == ["0 5 * * *", "0 3 * * *"]
+        told = [record.message for record in caplog.records if "was missing" in record.message]
+        assert told == ["periodic task 'lost' was missing: it is set up again"]
+        before = set_up_entries(client)
+        cluster.start_peer(cluster.kill_peer())
+        cluster.advance(60)
+        assert set_up_entries(client) == before
+
+
 def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pytest.LogCaptureFixture) -> None:
     """The report has the command that ends them; calls of other applications or users are ignored."""
     with open_cluster(peers=1, seed=1) as cluster:

@@ -264,6 +264,22 @@ async def test_a_client_given_one_peer_survives_its_death(
 
 
 @played
+async def test_a_client_reports_that_it_found_another_peer(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+    """A worker then looks for what a new cluster lacks. While the connection lasts, there is nothing to report."""
+    first = await cluster.start(network.host("a"), "a:1")
+    await cluster.start(network.host("b"), "b:1")
+    async with client_of(network) as client:
+        reconnected = await client.reconnection()
+        await client.enqueue("mail", b"1")
+        assert not reconnected.is_set() and await client.reconnection() is reconnected
+        first.stop()
+        network.cut("a")
+        await client.enqueue("mail", b"2")
+        await reconnected.wait()
+        assert not (await client.reconnection()).is_set()
+
+
+@played
 async def test_a_client_that_asks_for_nothing_follows_peers_that_come_back_elsewhere(
     cluster: FakeCluster, network: SimulatedNetwork
 ) -> None:

@@ -15,7 +15,7 @@ from onyxq.core.ids import ms_of
 from onyxq.core.limits import TIME_MS_MAX
 from onyxq.core.periodic import plan
 from onyxq.core.replica import Periodic, first_peer
-from onyxq.errors import BadRequest, NotFound
+from onyxq.errors import BadRequest, NotFound, Unavailable
 from onyxq.node.node import Node
 from onyxq.node.periodic_duty import Firing
 from simulation.world.world import Options, SimulatedNode, World, simulate
@@ -107,6 +107,30 @@ def test_a_run_that_is_made_up_for_expires_after_its_own_due_time() -> None:
     assert expires == [10_007, 15_007, 20_007]
     firing = evolve(firing, periodic=evolve(found, options=pmap({"expires_after_ms": TIME_MS_MAX})))
     assert task_header(firing.body(10_000))[0]["expires_ms"] == TIME_MS_MAX
+
+
+def test_a_peer_that_still_reads_the_log_does_not_deny_a_periodic_task() -> None:
+    """A worker that asks it would believe that the cluster has lost the periodic task."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await set_up(client.client.call)
+        await world.crash_node(world.nodes[0])
+        world.start_node(world.nodes[0])
+        denied = 0
+        while True:
+            running = world.nodes[0].running
+            assert running is not None
+            try:
+                if running.service is not None:
+                    await running.service.call("periodic.get", {"name": "tick"})
+                    break
+            except Unavailable:
+                denied += 1
+            await trio.sleep(0.001)
+        assert denied
+
+    simulate(workload, seed=3, options=STEADY)
 
 
 class Killer:
