@@ -83,6 +83,16 @@ def voided(replica: Replica, node: str, store: str) -> Replica:
     return evolve(replica, partitions=partitions.persistent())
 
 
+def unanimous(nodes: Sequence[str], *, lost: Sequence[str]) -> tuple[str, ...]:
+    """Return members such that each majority of them contains all ``nodes``.
+
+    Copies that were lost with nodes of ``lost``, at least one, count towards its size.
+    """
+    names = [node.partition(LOST)[0] for node in lost]
+    added = (f"{names[at % len(names)]}{LOST}forced{at}" for at in range(len(nodes) - 2))
+    return tuple(sorted((*nodes, *added)))
+
+
 def yielded(replica: Replica, found: Partition) -> Partition:
     """Return ``found`` led by the next live candidate after its leader, at the next epoch.
 
@@ -164,7 +174,7 @@ class _Cohorts:
         if not self._must_shed(kept):
             return kept
         if not self.eligible:  # every node drains: no node could take over, so nothing moves
-            return self._not_replaced(found.members)[: self.copies] or kept  # forced partitions may have more members
+            return self._not_replaced(found.members) or kept
         return self._with_live_majority([node for node in kept if not self._leaving(node)])
 
     def _not_replaced(self, cohort: Iterable[str]) -> list[str]:

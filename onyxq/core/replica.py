@@ -98,14 +98,17 @@ class Partition:
     """The cohort and the leader of one partition. Cohorts are sorted node ids."""
 
     members: tuple[str, ...] = ()
-    """Node ids. ``NODE~STORE`` is a copy that was lost with that store: see `onyxq.core.placement.voided`."""
+    """Node ids. ``NODE~STORE`` is a copy that was lost with that store: see `onyxq.core.placement.voided`.
+
+    ``NODE~forcedN`` is a copy that an operator gave up: see `onyxq.core.placement.unanimous`.
+    """
     target: tuple[str, ...] = ()
     leader: str = ""
     """Peer id of the leader; empty while no peer can lead."""
     epoch: int = 0
     ready: bool = False
     yields: int = 0
-    """Number of times that a leader gave up the partition since it was last ready."""
+    """Number of times that a leader gave up the partition since it was last ready or forced."""
     purged_ms: int = 0
     """The watermark: tasks with ids from before this time are purged, except those in ``kept``."""
     kept: tuple[bytes, ...] = ()

@@ -14,7 +14,7 @@ import trio
 from log_entries import drain_node, force_partition, leave_cluster
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Conflict, NotFound, OnyxqError, TimedOut, Unavailable
-from onyxq.core.placement import eligible_nodes
+from onyxq.core.placement import LOST, eligible_nodes
 from onyxq.core.replica import Replica
 from onyxq.node.node import Node
 from onyxq.operations import cluster_views
@@ -136,9 +136,9 @@ class Operating:
     # --- partitions
 
     async def force(self, args: ForcePartition) -> Forced:
-        """Continue a partition with its live nodes; raises `NotFound`, `Conflict`, `LogUnavailable`.
+        """Continue a partition with its live members; raises `NotFound`, `Conflict`, `LogUnavailable`.
 
-        Rows that only the other nodes held are lost, unless these come back with their disks.
+        Rows that no live node has are lost, unless the other nodes come back with their disks.
         """
         number, by = args.partition, args.by
         replica = self._node.replica
@@ -153,8 +153,9 @@ class Operating:
                 "with: start at least one.",
             )
         after = self._node.replica.partitions[number]
+        members = [node for node in after.members if LOST not in node]
         lost = [node for node in before.members if node not in after.members]
-        return Forced(partition=number, position=position, members=list(after.members), given_up=lost)
+        return Forced(partition=number, position=position, members=members, given_up=lost)
 
     async def partitions(self, args: GetPartitions) -> Partitions:
         """Return where every partition is, and what the leaders report of them."""

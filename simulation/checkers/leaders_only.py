@@ -5,6 +5,7 @@ The checker follows leaders and epochs through the log by the verdicts of entrie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from attrs import define
@@ -20,7 +21,7 @@ from log_entries import (
     yield_partition,
 )
 from onyxq.core.entry import APPLIED
-from onyxq.core.replica import Replica
+from onyxq.core.replica import Partition, Replica
 from onyxq.core.step import Outcome, Step
 from simulation.checkers import GRANTS, LogChecker
 
@@ -96,6 +97,15 @@ class LeadersOnly(LogChecker):
             lost = 2 * len(lives & set(found.members)) <= len(found.members)
             if (lost and bool(lives & {*found.members, *found.target})) != (outcome.verdict == APPLIED):
                 raise self.broken(f"forced: {outcome.verdict!r} for {found} while {sorted(lives)} live")
+            if outcome.verdict == APPLIED and len(step.outcomes) == 1:
+                self._continued(lives, found, step.replica.partitions[outcome.args.partition].members)
+
+    def _continued(self, lives: set[str], found: Partition, members: Sequence[str]) -> None:
+        """Raise unless each live member of a forced partition is needed for a majority, and together they are one."""
+        wanted = lives & set(found.members) or lives & set(found.target)
+        needed = len(members) // 2 + 1
+        if lives & set(members) != wanted or needed != len(wanted):
+            raise self.broken(f"forced: {needed} of {members} are a majority of {found} while {sorted(lives)} live")
 
     def _epochs(self, before: Replica, after: Replica) -> None:
         """Raise if an epoch falls, or stays the same while the leader or the target changes."""

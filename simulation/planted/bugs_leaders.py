@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from onyxq.core.entry import Stamp
@@ -19,6 +19,10 @@ from simulation.planted.seams import instead, returning
 
 def _with_incomplete(found: Partition, live: Collection[str]) -> bool:
     return majority(holders(found), live)
+
+
+def _all_live(found: Partition, live: Sequence[str]) -> tuple[str, ...]:
+    return tuple(live)
 
 
 def _earlier_epochs_too(original: Callable[..., str]) -> Callable[..., str]:
@@ -85,6 +89,13 @@ LEADER_BUGS: tuple[Planted, ...] = (
         "log_entries.force_partition:_majority_lives",
         instead(_with_incomplete),
         "an operator cannot force a partition whose members are lost, or can force one whose members live",
+        "explorer",
+    ),
+    Planted(
+        "nodes without data are members of a forced partition",
+        "log_entries.force_partition:_members",
+        instead(_all_live),
+        "nodes without data serve while the last complete copy is away, and no operator gave it up",
         "explorer",
     ),
     Planted(

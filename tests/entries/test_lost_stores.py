@@ -82,7 +82,8 @@ def test_two_lost_copies_of_three_leave_no_majority_until_an_operator_accepts_th
     assert found.members == (f"node-a{LOST}", f"node-b{LOST}", "node-c")
     assert not majority(found.members, set(holders(found)))
     assert world.verdicts("c", force_partition.Args(0, "ops")) == [APPLIED]
-    assert world.now.partitions[0].members == ("node-a", "node-b", "node-c")
+    found = world.now.partitions[0]
+    assert found.members == ("node-c",) and found.target == ("node-a", "node-b", "node-c")
 
 
 def test_an_emptied_node_that_is_replaced_leaves_its_lost_copy_in_the_majority() -> None:

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import trio
 
+from log_entries import replace_node
 from onyxq.core.ids import partition_of
 from onyxq.errors import Conflict, NotFound, OnyxqError
 from simulation.world.clients import RecordingClient
 from simulation.world.world import Options, SimulatedNode, World, simulate
 
 THREE = Options(nodes=3, partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
+PAIRS = Options(nodes=4, partitions=1, replicas=2, clock_offset_ms=0, absent_after_ms=600_000)
 
 
 async def force(node: SimulatedNode, partition: int) -> dict[str, Any]:
@@ -94,6 +96,46 @@ def test_what_comes_back_with_the_given_up_nodes_is_taken_in() -> None:
                     await trio.sleep(0.5)
 
     simulate(workload, seed=2, options=THREE)
+
+
+def test_a_node_without_data_does_not_serve_while_the_last_complete_copy_is_away() -> None:
+    """Of two copies an operator gives up one. The other stops before it is copied; when it returns, it has all."""
+
+    async def workload(world: World) -> None:
+        members = world.audit.replica.partitions[0].members
+        complete, lost = [node for node in world.nodes if node.node_id in members]
+        other = next(node for node in world.nodes if node not in (complete, lost))
+
+        def in_ring(count: int) -> bool:
+            return len(world.audit.replica.ring.members) == count
+
+        async with world.client() as client:
+            await everywhere(client, 20)
+            for node in (complete, lost):
+                await world.crash_node(node)
+            await world.until(lambda: in_ring(2), "two left")
+            assert other.inner is not None
+            await other.inner.verdicts([replace_node.Args(node) for node in members])
+            world.start_node(complete)
+            world.isolate(complete)  # nodes without data get none
+            await world.until(lambda: in_ring(3) and bool(complete.peer_id), "it is back")
+            assert (await force(complete, 0))["members"] == [complete.node_id]
+            await world.crash_node(complete)
+            await world.until(lambda: in_ring(2), "it is away again")
+            for _ in range(40):
+                assert not world.audit.replica.partitions[0].ready
+                await trio.sleep(0.5)
+            world.network.heal()
+            for node in (complete, lost):
+                world.start_node(node)
+            await world.settle()
+            got = 0
+            while got < 20:
+                for claim in await client.claim("q", maximum=20, wait_ms=10_000):
+                    await client.complete(claim)
+                    got += 1
+
+    simulate(workload, seed=4, options=PAIRS)
 
 
 def test_while_a_majority_lives_nothing_is_forced() -> None:
