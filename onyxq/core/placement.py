@@ -64,6 +64,8 @@ def settled(replica: Replica, number: int) -> Replica:
 
 LOST = "~"
 """Separator of node and store in the name of a lost copy."""
+FORCED = f"{LOST}forced"
+"""Between node and number in the name of a copy that an operator gave up."""
 
 
 def voided(replica: Replica, node: str, store: str) -> Replica:
@@ -89,7 +91,7 @@ def unanimous(nodes: Sequence[str], *, lost: Sequence[str]) -> tuple[str, ...]:
     Copies that were lost with nodes of ``lost``, at least one, count towards its size.
     """
     names = [node.partition(LOST)[0] for node in lost]
-    added = (f"{names[at % len(names)]}{LOST}forced{at}" for at in range(len(nodes) - 2))
+    added = (f"{names[at % len(names)]}{FORCED}{at}" for at in range(len(nodes) - 2))
     return tuple(sorted((*nodes, *added)))
 
 

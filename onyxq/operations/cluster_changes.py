@@ -14,7 +14,7 @@ import trio
 from log_entries import drain_node, force_partition, leave_cluster
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Conflict, NotFound, OnyxqError, TimedOut, Unavailable
-from onyxq.core.placement import LOST, eligible_nodes
+from onyxq.core.placement import FORCED, LOST, eligible_nodes
 from onyxq.core.replica import Replica
 from onyxq.node.node import Node
 from onyxq.operations import cluster_views
@@ -154,7 +154,7 @@ class Operating:
             )
         after = self._node.replica.partitions[number]
         members = [node for node in after.members if LOST not in node]
-        lost = [node for node in before.members if node not in after.members]
+        lost = [node for node in before.members if node not in after.members and FORCED not in node]
         return Forced(partition=number, position=position, members=members, given_up=lost)
 
     async def partitions(self, args: GetPartitions) -> Partitions:

@@ -22,7 +22,7 @@ from log_entries import (
 )
 from onyxq.core.entry import APPLIED
 from onyxq.core.replica import Partition, Replica
-from onyxq.core.step import Outcome, Step
+from onyxq.core.step import NOT_IN_RING, Outcome, Step
 from simulation.checkers import GRANTS, LogChecker
 
 CLAIM_ENTRIES = (*GRANTS, renew_claims.Args, release_claims.Args, expire_claims.Args, reopen_tasks.Args)
@@ -87,9 +87,12 @@ class LeadersOnly(LogChecker):
             ready.add(found.epoch)
 
     def _forced(self, before: Replica, step: Step) -> None:
-        """Raise unless a partition is forced if, and only if, most of its members are gone and a holder is left."""
+        """Raise unless a partition is forced if, and only if, most of its members are gone and a holder is left.
+
+        A peer that has left the ring forces nothing.
+        """
         outcome = step.outcomes[0] if step.outcomes else None
-        if outcome is None or not isinstance(outcome.args, force_partition.Args):
+        if outcome is None or not isinstance(outcome.args, force_partition.Args) or outcome.verdict == NOT_IN_RING:
             return
         found = before.partitions.get(outcome.args.partition)
         if found is not None:
