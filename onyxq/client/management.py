@@ -375,5 +375,5 @@ class Managing:
         return await self._do(LEAVE, Leave(peer=peer, permanent=permanent), timeout_ms=timeout_ms)
 
     async def force_partition(self, partition: int, *, by: str = "") -> dict[str, Any]:
-        """Continue without a partition's lost majority of nodes: data only they hold is lost. Raise `Conflict`."""
+        """Continue without the lost majority of a partition; what no live member has is given up. Raise `Conflict`."""
         return await self._do(FORCE_PARTITION, ForcePartition(partition=partition, by=by))

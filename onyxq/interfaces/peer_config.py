@@ -181,12 +181,13 @@ def make_directories(config: PeerConfig) -> None:
 
 def _check_node(data: str) -> None:
     """Raise `BadRequest` for the directory of a cluster: a peer there would be another, empty node beside its nodes."""
-    if nodes_in(data):
+    nodes = nodes_in(data)
+    if nodes and not is_node(data):
+        alone = f" Or move {data}/log into the directory of the node, and name that." if nodes == 1 else ""
         raise BadRequest(
             f"{data} is not the directory of one peer: it has directories of nodes (node-0 ...)",
             field="data",
-            hint="Name the directory of one node; if the log is embedded, move it there first. "
-            f"Or start the cluster in one process: onyxq dev --data {data}",
+            hint=f"Start the cluster in one process: onyxq dev --data {data}.{alone}",
         )
 
 

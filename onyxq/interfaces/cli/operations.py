@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from onyxq.core.errors import BadRequest, NotFound
+from onyxq.core.errors import BadRequest, NotFound, OnyxqError
 from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
 from onyxq.history import words
@@ -85,6 +85,8 @@ def _note_unknown_queue(context: Context, client: Any, queue: str) -> None:
         client.call("queue.get", {"queue": queue, "known": True})
     except NotFound as error:
         context.out.note(error.message)
+    except OnyxqError:
+        pass  # the list itself was read well
 
 
 def _conditions(context: Context, operation: Operation[Any, Any], verb: Verb) -> str:

@@ -288,9 +288,9 @@ class Leave(Args):
 
 
 class ForcePartition(Args):
-    """Continue without the lost majority of a partition's nodes.
+    """Continue without the lost majority of a partition's members.
 
-    Data that only the lost nodes have is lost.
+    Data that no live member has is given up.
     """
 
     partition: Number
@@ -430,7 +430,7 @@ FORCE_PARTITION = Operation(
     verbs=(
         Verb(
             name="partition force",
-            about="continue without the lost majority of a partition's nodes; data that only they have is lost",
+            about="continue without the lost majority of a partition's members; data that no live one has is given up",
             example="7 --yes",
             fields=("partition",),
             run=f"{_CHANGES}:partition_force",
