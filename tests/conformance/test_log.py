@@ -40,6 +40,7 @@ async def append_many(session: LogSession, count: int) -> None:
 # --- append and read ----------------------------------------------------------------
 
 
+@pytest.mark.long
 @bounded
 async def test_append_gives_consecutive_positions_from_zero(opened: Opener) -> None:
     """A fresh log starts at 0 and leaves no gaps."""
@@ -125,6 +126,7 @@ async def test_concurrent_appenders_are_put_in_one_order(opened: Opener) -> None
         assert mine == [b"%d-%d" % (name, number) for number in range(50)]
 
 
+@pytest.mark.long
 @bounded
 async def test_a_reader_that_is_behind_reads_five_thousand_records_in_order(opened: Opener) -> None:
     """Order is kept over many refills of the window, and up to the tail."""
@@ -364,6 +366,7 @@ async def test_trimming_does_not_outdate_the_origin(opened: Opener) -> None:
     assert await session.store_origin(9, b"p", expected_version=found.version)
 
 
+@pytest.mark.long
 @bounded
 async def test_a_reader_at_the_tail_is_not_led_astray_by_trimming(opened: Opener) -> None:
     """Deletions do not end the read; the next record does."""

@@ -100,6 +100,7 @@ async def refused_to(hosts: str, paths: list[str]) -> None:
     await trio.to_thread.run_sync(check)
 
 
+@pytest.mark.long
 @bounded
 async def test_nobody_else_reads_or_writes_any_znode(zookeeper: ZookeeperServer) -> None:
     """This holds for every kind of znode below the root; the records are all readable afterwards."""
@@ -251,6 +252,7 @@ async def test_a_cluster_lives_on_tls(secured: tuple[str, str, Path], auth: str)
             await refused_to(plain, await tree(session, f"/onyxq/{cluster}"))
 
 
+@pytest.mark.long
 @bounded
 async def test_a_server_that_is_not_known_is_not_talked_to(secured: tuple[str, str, Path], tmp_path: Path) -> None:
     """Its certificate has another authority: the client sends it nothing."""

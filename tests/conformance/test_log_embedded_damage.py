@@ -88,6 +88,7 @@ def check(path: Path, allowed: Sequence[list[Record]]) -> None:
         assert read(log) == found
 
 
+@pytest.mark.long
 @given(GROUPS, st.integers(0, 10), st.integers(0, 1 << 32))
 def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
     groups: list[list[bytes]], trimmed: int, seed: int

@@ -100,6 +100,7 @@ def backend_at(hosts: str, cluster: str) -> ZookeeperBackend:
     return ZookeeperBackend(hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [BEFORE, DURING, AFTER, ANSWERED])
 @bounded
 async def test_a_record_is_applied_once_wherever_its_append_breaks(
@@ -124,6 +125,7 @@ async def test_a_record_is_applied_once_wherever_its_append_breaks(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.long
 @bounded
 async def test_records_are_applied_once_and_in_order_through_many_breaks(
     zookeeper: ZookeeperServer, cluster: str

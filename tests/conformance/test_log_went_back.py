@@ -183,6 +183,7 @@ async def test_a_log_that_was_set_back_is_refused(restorable: Restorable) -> Non
     assert isinstance(await restorable.log.look(1), Record)
 
 
+@pytest.mark.long
 @bounded
 async def test_a_log_that_was_wiped_is_refused(restorable: Restorable) -> None:
     """And nothing is written to it."""
@@ -207,6 +208,7 @@ async def test_a_log_on_which_others_have_written_is_refused(restorable: Restora
         await begin(restorable.log, mark)
 
 
+@pytest.mark.long
 @bounded
 async def test_a_log_that_was_collected_beyond_the_position_is_compared_by_its_snapshot(restorable: Restorable) -> None:
     """A snapshot of the same log lets the node start, one of another log does not."""

@@ -146,6 +146,7 @@ async def test_a_zookeeper_that_is_not_there_is_a_clear_error() -> None:
         await backend.session()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_and_the_session_goes_on_after_it(
@@ -167,6 +168,7 @@ async def test_a_frozen_server_is_noticed_and_the_session_goes_on_after_it(
     assert (numbers[0], numbers[-1]) == (0, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_by_an_idle_session(zookeeper: ZookeeperServer, opened: Opener) -> None:
@@ -177,6 +179,7 @@ async def test_a_frozen_server_is_noticed_by_an_idle_session(zookeeper: Zookeepe
     await until(lambda: session.connected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: ZookeeperServer, opened: Opener) -> None:
@@ -196,6 +199,7 @@ def compute_for(seconds: float) -> None:
         sum(range(1_000))
 
 
+@pytest.mark.long
 @bounded
 @pytest.mark.parametrize("session_timeout_ms", [BUSY_TIMEOUT_MS])
 async def test_a_busy_process_does_not_take_its_server_for_silent(opened: Opener) -> None:
@@ -210,6 +214,7 @@ async def test_a_busy_process_does_not_take_its_server_for_silent(opened: Opener
     assert session.connections == 1
 
 
+@pytest.mark.long
 @bounded
 async def test_a_session_outlives_connections_that_are_taken_and_ignored(
     zookeeper: ZookeeperServer, cluster: str
@@ -228,6 +233,7 @@ async def test_a_session_outlives_connections_that_are_taken_and_ignored(
         assert proxy.ignoring == 0
 
 
+@pytest.mark.long
 @bounded
 async def test_servers_that_refuse_are_not_hammered(zookeeper: ZookeeperServer, cluster: str) -> None:
     """The pause between tries grows by at least a fifth each time, whatever the jitter."""
@@ -318,6 +324,7 @@ async def test_a_server_killed_amid_appends_comes_back_to_the_same_session(
     assert await session.pulses() == {"a": b""}
 
 
+@pytest.mark.long
 @bounded
 async def test_a_reader_that_waits_while_the_server_restarts_is_woken(
     zookeeper: ZookeeperServer, opened: Opener
@@ -417,6 +424,7 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
     assert set(landed) >= set(range(len(known.positions)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("segment_records", [SEGMENT_RECORDS, 40])
 @bounded
 async def test_readers_never_stall_or_differ_while_connections_break_and_the_log_is_trimmed(

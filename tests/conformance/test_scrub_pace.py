@@ -72,6 +72,7 @@ async def round_s(host: Host) -> float:
     return trio.current_time() - began
 
 
+@pytest.mark.long
 def test_a_round_begins_at_once_and_rests_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large store must not keep a core busy for ever."""
 

@@ -254,6 +254,7 @@ def test_memory_is_a_function_of_the_set_of_facts(history: tuple[list[Row], list
     trio.run(check_against_model, World("memory", Path()), *history)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories())
 def test_lmdb_is_a_function_of_the_set_of_facts(history: tuple[list[Row], list[list[Row]]]) -> None:

@@ -205,6 +205,7 @@ async def test_pieces_that_a_purge_uncovers_are_told_unless_they_are_purged(stor
     assert store.key_head(3, key_digest("mail", "k")) == later
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(histories(), st.booleans(), st.integers(1, 4), st.sampled_from(["memory", "lmdb"]))
 def test_purging_leaves_what_the_other_rows_alone_would_have_made(

@@ -126,6 +126,7 @@ def damages() -> st.SearchStrategy[Damages]:
     return st.lists(one, min_size=1, max_size=4, unique_by=lambda found: found[0])
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories(), damages=damages())
 def test_a_flipped_byte_of_any_entry_is_found_and_the_index_rebuilt(
@@ -135,6 +136,7 @@ def test_a_flipped_byte_of_any_entry_is_found_and_the_index_rebuilt(
     trio.run(damage_and_rebuild, World("memory", Path()), history[0], damages)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories(), damages=damages())
 def test_a_flipped_byte_of_any_entry_on_disk_is_found_and_the_index_rebuilt(
@@ -204,6 +206,7 @@ def check_payloads(store: AnyStore, rows: list[Row]) -> None:
             assert not sealed(key, store.get(key) or b"")
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=histories(),
@@ -243,6 +246,7 @@ def world_rows(store: AnyStore) -> list[list[Row]]:
     return [[Row(bytes(key), bytes(value)) for key, value in store._tables.rows.ascend(b"")]]
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories(), cut=st.integers(0, 20), slice_rows=st.integers(1, 6))
 def test_rows_that_come_during_a_rebuild_are_indexed_once(

@@ -439,6 +439,7 @@ def test_memory_keeps_keys_as_a_function_of_the_facts(history: tuple[list[Row], 
     trio.run(check_against_model, World("memory", Path()), *history)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories())
 @example(overtaken(resolved(STANDS)))

@@ -250,6 +250,7 @@ async def test_the_archives_of_two_nodes_are_read_as_one(store: AnyStore, tmp_pa
         assert len(both.updates) == 1
 
 
+@pytest.mark.long
 @in_trio
 async def test_more_queues_than_are_written_at_a_time(store: AnyStore, tmp_path: Path) -> None:
     """The bucket is read again, and nothing is written twice."""

@@ -23,6 +23,7 @@ def drained(window: Window, store: AnyStore) -> list[TaskId]:
     return out
 
 
+@pytest.mark.long
 @in_trio
 async def test_crowded_windows_hold_little_and_give_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """With any number of queues the memory is about the same; the other pieces are read in turn."""

@@ -54,6 +54,7 @@ def test_pages_are_fit_for_everybody(turn: int, running: Any, world: Filled) -> 
     assert not found
 
 
+@pytest.mark.long
 def test_hostile_texts_do_nothing(running: Any, world: Filled) -> None:
     """No dialog opens, whatever text names and payloads contain."""
     with Tab(running) as tab:
@@ -81,6 +82,7 @@ def test_the_theme_is_chosen_and_kept(running: Any, world: Filled) -> None:
         assert page.inner_text("#theme") == "Theme: system" and page.evaluate(ground) == light
 
 
+@pytest.mark.long
 def test_a_long_name_leaves_room_for_the_other_columns(running: Any, world: Filled) -> None:
     """A long name is broken into lines in each list, so the state is visible without scrolling."""
     with Tab(running, **LOOKS["light"]) as tab:
@@ -162,6 +164,7 @@ def test_the_day_of_an_operator(running: Any, world: Filled) -> None:
         assert client.count("shop")["shop"]["failed"] == 5 and not tab.complaints
 
 
+@pytest.mark.long
 def test_ticked_tasks_are_discarded(running: Any, world: Filled) -> None:
     """The page before counts the ticked ones; a refresh does not untick them."""
     with Client(world.address) as client, Tab(running) as tab:
@@ -181,6 +184,7 @@ def test_ticked_tasks_are_discarded(running: Any, world: Filled) -> None:
         assert (counts["failed"], counts["cancelled"]) == (1, 2)
 
 
+@pytest.mark.long
 def test_a_task_runs_again_with_other_data(running: Any, world: Filled) -> None:
     """The link unfolds the form; the new task has the edited data, and the old one stays."""
     with Client(world.address) as client, Tab(running) as tab:
@@ -197,6 +201,7 @@ def test_a_task_runs_again_with_other_data(running: Any, world: Filled) -> None:
         assert client.count("edits")["edits"]["ready"] == 1 and not tab.complaints
 
 
+@pytest.mark.long
 def test_requests_are_tried_on_the_page_of_the_interface(running: Any, world: Filled) -> None:
     """A form sends its request and shows the answer as text; what may change something asks first."""
     with Tab(running) as tab:
@@ -233,6 +238,7 @@ def test_the_slider_moves_through_the_log(running: Any, world: Filled) -> None:
         assert page.evaluate("window.stays") is True and not tab.complaints
 
 
+@pytest.mark.long
 def test_the_curves_show_what_happens(running: Any, world: Filled) -> None:
     """Tasks that are enqueued while the page is open change its figures."""
     with Tab(running) as tab, Client(world.address) as client:
@@ -243,6 +249,7 @@ def test_the_curves_show_what_happens(running: Any, world: Filled) -> None:
         assert page.locator("#charts canvas").count() == 2 and not tab.complaints
 
 
+@pytest.mark.long
 def test_a_page_refreshes_itself(running: Any, world: Filled) -> None:
     """Changes appear without a reload."""
     with Tab(running) as tab, Client(world.address) as client:

@@ -97,6 +97,7 @@ def first_title(page: Any) -> str:
     return str(page.locator("tbody .title").first.inner_text())
 
 
+@pytest.mark.long
 def test_a_timer_is_found_edited_and_delivered(world: World, tab: Tab) -> None:
     """What is due next comes first; an edited timer is delivered, and its row says so."""
     uri = world.receiver.uri
@@ -121,6 +122,7 @@ def test_a_timer_is_found_edited_and_delivered(world: World, tab: Tab) -> None:
     assert page.locator("tbody .state-fired").inner_text() == "fired"
 
 
+@pytest.mark.long
 def test_timers_are_cancelled_with_a_count(world: World, tab: Tab) -> None:
     """The page between counts them by their target; failed ones can be retried."""
     client, uri = world.client, world.receiver.uri
@@ -141,6 +143,7 @@ def test_timers_are_cancelled_with_a_count(world: World, tab: Tab) -> None:
     assert "failed" in page.inner_text("tbody td:last-child")
 
 
+@pytest.mark.long
 def test_a_periodic_task_is_run_paused_and_removed(world: World, tab: Tab) -> None:
     """Its schedule is in words, its last run has an outcome, and an extra run is a task with its data."""
     client = world.client
@@ -168,6 +171,7 @@ def _submit(client: Client, name: str, **more: Any) -> None:
     client.call("job.submit", {"body": encode_map(to_map(from_map({**JOB, "id": name, **more})))})
 
 
+@pytest.mark.long
 def test_a_job_is_watched_and_killed(world: World, tab: Tab) -> None:
     """The list has the figures of its driver; its page has curves, which stay after the end, and buttons that apply."""
     world.client.enqueue_many("a", [b"1"] * 5)
@@ -195,6 +199,7 @@ def test_a_job_is_watched_and_killed(world: World, tab: Tab) -> None:
     assert "needs 65 slots" in page.inner_text("tbody tr")
 
 
+@pytest.mark.long
 def test_the_error_of_a_job_comes_first(world: World, tab: Tab) -> None:
     """Its first line stands out, and Spark's plan is folded."""
     _submit(world.client, "bad")
@@ -207,6 +212,7 @@ def test_the_error_of_a_job_comes_first(world: World, tab: Tab) -> None:
     assert "'Project ['totl, id#12]" in page.inner_text("#plan")
 
 
+@pytest.mark.long
 def test_the_slider_reaches_into_the_archive(world: World, tab: Tab) -> None:
     """After a collection it still begins at 0, and its first record is in words."""
     page = tab.open(f"{world.base}/ui/settings")
@@ -219,6 +225,7 @@ def test_the_slider_reaches_into_the_archive(world: World, tab: Tab) -> None:
     assert "cluster main is created" in page.inner_text(".timeline")
 
 
+@pytest.mark.long
 def test_settings_have_sources_and_no_secrets(world: World, tab: Tab) -> None:
     """Chosen settings come first; of a URI only the password is hidden."""
     page = tab.open(f"{world.base}/ui/settings")

@@ -288,6 +288,7 @@ def test_the_log_is_the_same_whichever_way_one_comes(http: httpx.Client) -> None
     assert [digest(at) for at in reversed(range(8))] == up[::-1]
 
 
+@pytest.mark.long
 def test_records_without_entries_are_told_of_as_one(http: httpx.Client) -> None:
     """Consecutive ones are one line with first and last position; no position is left out."""
 

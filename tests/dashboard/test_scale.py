@@ -49,6 +49,7 @@ def chromium() -> Iterator[Any]:
         yield found
 
 
+@pytest.mark.long
 def test_lists_come_by_the_page(chromium: Any, base: str) -> None:
     """No page has more rows than its limit, and all pages together have each queue once."""
     with Tab(chromium) as tab:

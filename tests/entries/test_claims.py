@@ -325,6 +325,7 @@ def expected(model: Model, args: Any, position: int, now: int) -> Model:
     return {task: claim for task, claim in model.items() if task not in held}
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.lists(entries, max_size=30))
 def test_any_history_agrees_with_a_plain_model(script: list[Any]) -> None:

@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from log_entries.registry import ENTRIES
 from onyxq.core.snapshot import pack, unpack
 from onyxq.core.step import step
@@ -32,6 +34,7 @@ def test_two_interpreters_compute_the_same_bytes() -> None:
     assert one == other
 
 
+@pytest.mark.long
 def test_the_generated_log_exercises_every_entry() -> None:
     """Each kind of entry is applied at least once; otherwise the comparison would show little."""
     applied: Counter[str] = Counter()

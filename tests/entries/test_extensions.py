@@ -347,6 +347,7 @@ def count_one(replica: Replica, args: Plain, stamp: Stamp) -> tuple[Replica, str
     return count(replica, Args(args.name), stamp)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lowered", "complaint"),
     [
@@ -363,6 +364,7 @@ def test_the_check_lowers_arguments_to_the_version_before(lowered: Any, complain
     assert len(found) == bool(complaint) and all(complaint in text for text in found)
 
 
+@pytest.mark.long
 def test_the_check_applies_entries_of_one_extension_together() -> None:
     """Here the one fails only where the other was applied before."""
 

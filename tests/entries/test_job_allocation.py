@@ -93,6 +93,7 @@ def fewest_moves(
     return min(costs, default=None)
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(crowds())
 def test_no_fewer_moves_would_do(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
@@ -119,6 +120,7 @@ def test_a_job_is_placed_where_one_beside_it_fits_too() -> None:
     assert pass_over(jobs, offered, {"j0": "", "j1": ""}) == {"j0": "p1", "j1": "p1"}
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
 def test_whoever_runs_fits_and_finds_room(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:
@@ -128,6 +130,7 @@ def test_whoever_runs_fits_and_finds_room(crowd: tuple[list[Job], list[Offer], d
     assert valid({one.id: one for one in jobs}, {offer.peer: offer for offer in offered}, found)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
 def test_who_waits_has_no_room_as_things_are(crowd: tuple[list[Job], list[Offer], dict[str, str]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import pytest
 from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -293,6 +294,7 @@ def test_a_late_reading_costs_only_what_is_beyond_the_slack() -> None:
     assert passed_ms - 400 - 2 * 5 <= world.log_ms - RING.now.log_time_ms <= passed_ms - 400
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(
     before=st.lists(ACTIONS, max_size=30),

@@ -15,6 +15,7 @@ def test_what_is_written_is_read(number: int) -> None:
     assert whole(str(number)) == whole(str(number).zfill(DIGITS_MAX)) == number
 
 
+@pytest.mark.long
 @given(st.text())
 def test_any_other_text_is_no_number(text: str) -> None:
     """It is never an error."""

@@ -60,6 +60,7 @@ def test_copies_and_leaders_are_even(nodes: int, partitions: int) -> None:
     assert spread(leaders(replica)) <= 1
 
 
+@pytest.mark.long
 def test_copies_stay_even_as_nodes_come_one_by_one() -> None:
     """From 1 to 30 nodes, every new node gets its fair share, and about that much moves."""
     first, *others = names(30)

@@ -51,6 +51,7 @@ def balanced(replica: Replica, zones: int) -> bool:
     return all(off(group) <= OFF_MAX for group in groups) and off(leaders(replica)) <= OFF_MAX
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zones", [1, 3])
 def test_growing_from_3_to_30_nodes_keeps_the_balance_with_few_moves(zones: int) -> None:
     """A new node gets its share: about 1/n of the copies move, only to it, and about as many leaders."""
@@ -66,6 +67,7 @@ def test_growing_from_3_to_30_nodes_keeps_the_balance_with_few_moves(zones: int)
         replica = grown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zones", [3])
 def test_shrinking_from_30_to_4_nodes_moves_what_the_leaving_nodes_held(zones: int) -> None:
     """This holds in any order; else only a few copies move, which zones of different sizes require."""

@@ -109,6 +109,7 @@ class Later(list[Record]):
         return self._first + super().__len__()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_any_replica_can_be_recovered(seed: int) -> None:
     """For a generated log with every kind of entry, invariants hold, and equal replicas give equal bytes."""

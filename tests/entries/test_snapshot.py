@@ -72,6 +72,7 @@ def test_what_an_extension_may_not_hold_is_refused_where_it_is_packed() -> None:
         pack(evolve(EMPTY, extensions=pmap({"ext": v(object())})))
 
 
+@pytest.mark.long
 def test_a_large_state_of_an_extension_is_packed_and_built_in_slices() -> None:
     """Long tuples and maps are divided, and are equal after decoding."""
     pairs = tuple(tuple((block, number) for number in range(200)) for block in range(300))

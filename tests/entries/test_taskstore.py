@@ -116,6 +116,7 @@ class Program:
             assert list(store.members(group)) == [number for _, number in listed]
 
 
+@pytest.mark.long
 def test_any_program_gives_what_the_model_gives() -> None:
     """Answers, ids that rise, and the tasks that are left; all kinds of outcome occur."""
     counts: Counter[str] = Counter()
@@ -215,6 +216,7 @@ def test_ids_go_on_where_a_record_has_more_than_its_number_can_count() -> None:
     assert [number - ((START.position + 9) << 16) for number, _ in answer[0]] == [1, 2]
 
 
+@pytest.mark.long
 def test_the_entries_keep_their_promises() -> None:
     """They are pure, never raise, and change nothing but the task store."""
     entries = {"taskstore.claim": claim, "taskstore.set_limits": set_limits, "taskstore.update": update}

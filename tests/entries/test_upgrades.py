@@ -238,6 +238,7 @@ def test_what_is_enabled_and_not_known_stops_the_reader() -> None:
             replica = step(replica, record, OLD).replica
 
 
+@pytest.mark.long
 def test_whatever_comes_and_goes_replicas_are_equal_and_members_know_what_is_enabled() -> None:
     """Peers of both versions start, stop, write and raise in any order; all is enabled once all have it."""
     raised = refused = 0

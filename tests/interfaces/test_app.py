@@ -214,6 +214,7 @@ def test_the_only_app_of_a_module_needs_no_name(tmp_path: Path, monkeypatch: pyt
     assert caught.value.advice == "Write one of only_app:shop."
 
 
+@pytest.mark.long
 def test_sigterm_lets_a_worker_process_finish_its_task(tmp_path: Path) -> None:
     """The running task completes; then the process ends."""
     tmp_path.joinpath("shop.py").write_text(

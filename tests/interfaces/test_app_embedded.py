@@ -81,6 +81,7 @@ def test_a_program_needs_no_server(here: Path, capsys: pytest.CaptureFixture[str
     app.close()
 
 
+@pytest.mark.long
 def test_tasks_wait_in_the_directory_for_a_worker(here: Path) -> None:
     """One program enqueues and ends; ``onyxq worker start`` then runs the cluster, and a third program uses it."""
     first = python('print(thumbnail.enqueue("dog.jpg").id)')

@@ -83,6 +83,7 @@ def free_address() -> str:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("silent", [False, True])
 def test_it_fails_soon_when_no_peer_answers_and_says_what_to_do(here: Path, silent: bool) -> None:
     """This is so if the connection is refused, and if it is accepted without an answer."""

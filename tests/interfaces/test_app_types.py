@@ -9,6 +9,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SOURCE = """
@@ -137,6 +139,7 @@ app.worker(lease_ms="20s", drain_ms=timedelta(seconds=5)).run()
 """A program with right calls, and with wrong ones, which are marked."""
 
 
+@pytest.mark.long
 def test_arguments_and_options_are_checked(tmp_path: Path) -> None:
     """Each wrong call is reported, and no other."""
     path = tmp_path / "shop.py"

@@ -182,6 +182,7 @@ def error_of_first_attempt(live: Live, uri: str) -> str:
     raise AssertionError("no attempt was made in time")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_leads_to_no_address_that_is_not_allowed(selective: Live, status: int) -> None:
     """Redirects are not followed: the attempt fails, and the private service gets no request."""

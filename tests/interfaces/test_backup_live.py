@@ -106,6 +106,7 @@ def verdicts(client: Client, since: int) -> list[tuple[str, str]]:
     return [(entry["entry"], entry["verdict"]) for record in records for entry in record["entries"]]
 
 
+@pytest.mark.long
 def test_transactions_go_on_after_a_backup_that_died(client: Client, queue: str, tmp_path: Path) -> None:
     """They wait until its hold expires; the backup leaves no file."""
     position = client.call("cluster", {})["position"]
@@ -268,6 +269,7 @@ def test_a_directory_that_is_in_use_is_refused(
     assert [path.name for path in data.iterdir()] == ["mine"]
 
 
+@pytest.mark.long
 def test_a_cluster_in_one_process_comes_back(cluster: LocalCluster, client: Client, queue: str, tmp_path: Path) -> None:
     """It has the embedded log, as ``onyxq dev --data`` runs it."""
     file, data = tmp_path / "backup", tmp_path / "restored"

@@ -294,6 +294,7 @@ CLIENT_METHODS = (
 class TestGeneratedCalls:
     """Generated arguments."""
 
+    @pytest.mark.long
     @seed(20_261)
     @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(
@@ -313,6 +314,7 @@ class TestGeneratedCalls:
 class TestMadeUpNames:
     """Names of queues that never had a task."""
 
+    @pytest.mark.long
     def test_claims_from_queues_that_do_not_exist_leave_nothing_behind(
         self, live: Live, monkeypatch: pytest.MonkeyPatch
     ) -> None:

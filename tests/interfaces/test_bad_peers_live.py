@@ -124,6 +124,7 @@ class TestPeersThatSayNonsense:
         assert refusals and all(map(complete_error, refusals)), result
         assert peer.call("health", {})["ready"]
 
+    @pytest.mark.long
     @seed(20_262)
     @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(

@@ -108,6 +108,7 @@ def test_a_driver_that_was_replaced_commits_nothing(cluster: JobsCluster, client
         client.commit_batch(name=f"{queue}/in 3", batch=1, **new)
 
 
+@pytest.mark.long
 def test_what_drivers_left_behind_goes_long_before_its_deadline(
     cluster: JobsCluster, client: Client, queue: str
 ) -> None:

@@ -305,6 +305,7 @@ class TestEnds:
 class TestLeases:
     """Claims whose lease ends."""
 
+    @pytest.mark.long
     @in_cluster
     async def test_a_lapsed_claim_is_given_again_and_its_token_stands_until_then(self, world: World) -> None:
         """A renewed one stays: three tasks claimed together for a short time."""

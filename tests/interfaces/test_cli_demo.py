@@ -105,6 +105,7 @@ def test_a_slow_machine_runs_each_task_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert ran == {worker.REDUCE: worker.CLAIM_TASKS}
 
 
+@pytest.mark.long
 def test_the_demo_is_exact_and_loses_a_peer(tmp_path: Path) -> None:
     """A run on known files exits with 0, reports that it was exact, and stops one peer meanwhile."""
     _some_text(tmp_path)
@@ -120,6 +121,7 @@ def test_the_demo_is_exact_and_loses_a_peer(tmp_path: Path) -> None:
     assert "map:" in ended.stderr
 
 
+@pytest.mark.long
 def test_the_demo_keeps_its_data_when_asked(tmp_path: Path) -> None:
     """``--keep`` leaves the peers' directories and prints them; one peer is enough to count."""
     import shutil

@@ -41,6 +41,7 @@ def free_ports(count: int) -> int:
             continue
 
 
+@pytest.mark.long
 def test_all_peers_keep_their_ports(tmp_path: Path) -> None:
     """Each peer has the ports after those of the one before, at every start; HTTP can be off."""
     first = free_ports(2)
@@ -100,6 +101,7 @@ def test_a_banner_says_where_things_are_and_what_is_next(tmp_path: Path) -> None
     assert archive.is_dir()
 
 
+@pytest.mark.long
 def test_a_worker_runs_beside_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

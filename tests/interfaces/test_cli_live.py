@@ -244,6 +244,7 @@ def test_a_missing_application_exits_with_2(line: Line, tmp_path: Path, monkeypa
     assert "error: app: no_functions:app has no tasks\n" in line.said.err and "--import MODULE" in line.said.err
 
 
+@pytest.mark.long
 def test_a_peer_says_ready_and_leaves_when_told(tmp_path: Path) -> None:
     """``peer start`` prints one ready line; SIGTERM ends it with 0, and the next run has its data."""
     nodes = set()
@@ -276,6 +277,7 @@ def test_a_peer_without_zookeeper_keeps_one_copy(tmp_path: Path) -> None:
         stop(process)
 
 
+@pytest.mark.long
 def test_a_directory_of_dev_becomes_that_of_a_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its log is moved beside the data of its only node, which then has the tasks.
 

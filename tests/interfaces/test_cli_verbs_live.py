@@ -185,6 +185,7 @@ def test_a_purge_cancels_what_is_not_finished(line: Line, queue: str) -> None:
     assert states == ["cancelled", "cancelled", "claimed", "ready"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_clients_purge_a_queue(kind: type, cluster: str, queue: str) -> None:
     """All requests that it takes; the claimed task stays."""

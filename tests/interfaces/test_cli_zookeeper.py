@@ -52,6 +52,7 @@ async def settings_of(zookeeper: str, name: str) -> Settings:
         await session.aclose()
 
 
+@pytest.mark.long
 def test_a_cluster_is_created_once(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The command prints the cluster's id; a second creation is a conflict."""
     assert run(["cluster", "create", "once", "--zookeeper", zookeeper, "--partitions", "8", "--json"]) == 0

@@ -77,6 +77,7 @@ def check_serves(node: dict[str, Any]) -> None:
         assert client.get(f"http://{node['http']}/v1/queues").status_code == 200
 
 
+@pytest.mark.long
 def test_memory_is_bounded_whoever_sends_what(node: tuple[int, dict[str, Any]]) -> None:
     """Many send messages and bodies of almost the largest size at a time, none to the end."""
     pid, where = node

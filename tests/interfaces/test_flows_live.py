@@ -122,6 +122,7 @@ def test_a_failed_step_fails_the_flow_after_all_others_have_ended(client: Client
     assert len(client.claim(queue, max=9, wait_ms=50)) == 0
 
 
+@pytest.mark.long
 def test_a_requeued_flow_runs_again_and_completes(client: Client, queue: str) -> None:
     """Its record is a dead letter like its failed task; both are requeued together."""
     flow = client.make_flow(client.group(Step(queue, b"bad", retries=0)))

@@ -196,6 +196,7 @@ def test_a_backup_that_is_wrong_anywhere_is_restored_or_leaves_nothing(
     assert code == 0 or (code in REFUSED and not data.exists())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", BOMBS)
 @pytest.mark.parametrize("block", [SNAPSHOT, RECORDS, ROWS])
 def test_a_bomb_is_refused(
@@ -257,6 +258,7 @@ def refusals(path: Path, kind: Kind, changed: Iterator[bytes]) -> Iterator[Onyxq
         yield caught.value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WRITE, ids=lambda kind: kind.name)
 def test_every_flipped_byte_is_refused(small: dict[Kind, bytes], kind: Kind, tmp_path: Path) -> None:
     """The error names the file, and the block unless the magic number is wrong."""
@@ -266,6 +268,7 @@ def test_every_flipped_byte_is_refused(small: dict[Kind, bytes], kind: Kind, tmp
         assert isinstance(error, BadRequest) if at < 8 else isinstance(error, Corrupt) and "block " in error.message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WRITE, ids=lambda kind: kind.name)
 def test_every_cut_and_every_addition_is_refused(small: dict[Kind, bytes], kind: Kind, tmp_path: Path) -> None:
     """This includes a cut between two blocks, as on a full disk, and bytes after the end."""

@@ -29,6 +29,7 @@ def files(page: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PROJECTS)
 def test_the_project_of_a_page_passes_its_tests(page: str, tmp_path: Path) -> None:
     """Every test that the page shows passes, in a process of its own."""

@@ -387,6 +387,7 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded() -> No
         assert app._decoded.used == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ['"' + '\\"' * 8_000_000, "\\" * 16_000_000, '"' * 16_000_000, '"a,' * 5_000_000])
 def test_strings_that_never_end_are_looked_at_once(text: str) -> None:
     """The time is linear: quadratic in 16 MB would be days."""

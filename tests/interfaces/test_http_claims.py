@@ -305,6 +305,7 @@ def test_a_client_that_goes_away_no_longer_waits_for_an_end(scope: dict[str, Any
     anyio.run(main, backend="trio")
 
 
+@pytest.mark.long
 @on_trio
 async def test_requests_that_wait_for_ends_leave_all_others_their_places() -> None:
     """Any credential that may read could else keep all requests of a peer from being served."""

@@ -286,6 +286,7 @@ async def test_the_document_names_every_promised_path() -> None:
         assert {line.strip() for line in promised.split(";")} <= found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [None, TOKENS])
 def test_the_document_is_valid_openapi(tokens: dict[str, str] | None) -> None:
     """Checked by a validator where one is installed."""

@@ -79,6 +79,7 @@ def test_claims_of_many_large_tasks_end(peers: int, claimers: int) -> None:
     with_client(body, peers=peers)
 
 
+@pytest.mark.long
 def test_what_several_nodes_granted_beyond_one_answer_is_granted_again_at_once() -> None:
     """Each node gives one task that is larger than its share; none of them waits until its lease is over."""
 
@@ -93,6 +94,7 @@ def test_what_several_nodes_granted_beyond_one_answer_is_granted_again_at_once()
     with_client(body)
 
 
+@pytest.mark.long
 def test_failed_large_tasks_are_listed() -> None:
     """By pages that end early."""
 

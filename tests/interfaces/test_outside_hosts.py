@@ -141,6 +141,7 @@ def test_a_process_of_a_user_serves_a_job_to_its_end(client: Client, job: str, h
     assert all(not link.plan.work.endswith(job) for link in hosts.links)
 
 
+@pytest.mark.long
 def test_a_process_that_is_silent_has_lost_the_job_to_the_next(client: Client, job: str) -> None:
     """The next one continues from the log under a higher version; what the first still commits is refused."""
     first, second = Process(client, job), Process(client, job)
@@ -159,6 +160,7 @@ def test_a_process_that_is_silent_has_lost_the_job_to_the_next(client: Client, j
     client.commit_batch(name=f"{job}/2", **{**commit, "batch": 1, "version": start["version"]})
 
 
+@pytest.mark.long
 def test_a_process_that_is_stopped_is_followed_by_one_under_another_version(client: Client, job: str) -> None:
     """The next one may be the same program again: its queries of before may still run."""
     process = Process(client, job)
@@ -170,6 +172,7 @@ def test_a_process_that_is_stopped_is_followed_by_one_under_another_version(clie
     assert again.order("start")["version"] > old
 
 
+@pytest.mark.long
 def test_a_peer_serves_the_job_if_no_process_comes_in_time(client: Client, hosts: FakeHosts) -> None:
     """And a process that comes later waits until that host has ended."""
     name = client.submit_job(job_of(submit_wait_ms=100), importable=False)
@@ -209,6 +212,7 @@ def test_a_job_without_such_a_process_takes_none(client: Client) -> None:
         client.host_job("nobody", "p")
 
 
+@pytest.mark.long
 def test_events_are_checked(client: Client, job: str) -> None:
     """An event without a name would end the duty of its peer."""
     process = Process(client, job)

@@ -125,6 +125,7 @@ with TestClient(api) as client:
 """
 
 
+@pytest.mark.long
 def test_the_test_of_the_first_hour_passes(first_hour: Path) -> None:
     """pytest finds the fixture without any configuration."""
     assert "1 passed" in ran(first_hour, "-m", "pytest", "-q")

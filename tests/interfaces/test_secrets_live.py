@@ -25,6 +25,7 @@ AUTH = "digest:onyxq:the password of ZooKeeper"
 PATIENCE_S = 60.0
 
 
+@pytest.mark.long
 def test_no_secret_is_told(tmp_path: Path) -> None:
     """A node that logs everything shows none, nor do its answers and the commands."""
     authority = trustme.CA()

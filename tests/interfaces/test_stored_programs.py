@@ -81,6 +81,7 @@ class Programs:
             thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", range(max(1, PROGRAMS // TOGETHER)))
 def test_answers_are_the_models_although_the_store_is_closed_under_them(place: int, tmp_path: Path) -> None:
     """Each equals the model's at the request's place in the log; unanswered ones may have an effect or not."""

@@ -85,6 +85,7 @@ def post(live: Live, receiver: Receiver, name: str, **task: Any) -> str:
     return str(answer.json()["ids"][0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("result", "shown"),
     [

@@ -388,6 +388,7 @@ def test_a_worker_may_die_at_a_chosen_line(monkeypatch: pytest.MonkeyPatch) -> N
         assert [task.result for task in cluster.tasks()] == ["paid"]
 
 
+@pytest.mark.long
 def test_a_blocking_handler_that_lost_its_lease_is_not_heard() -> None:
     """Its thread continues, as in production; its result is dropped, and the task runs again."""
     app = App()
@@ -510,6 +511,7 @@ def test_a_drain_ends_tasks_without_end() -> None:
             cluster.drain(runs_max=50)
 
 
+@pytest.mark.long
 def test_a_drain_mentions_faults_that_stand_in_its_way() -> None:
     """The message names a dead peer or a parted network."""
     app = App()

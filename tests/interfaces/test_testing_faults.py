@@ -31,6 +31,7 @@ def unacknowledged(cluster: Cluster, method: str) -> list[str]:
     return [task.state for task in cluster.tasks("q")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["enqueue", "claim", "update", "renew", "release", "fail", "complete"])
 def test_a_lost_answer_is_asked_for_again(method: str) -> None:
     """Each request of the client has its effect once, as if the answer had come."""
@@ -217,6 +218,7 @@ def test_a_frozen_log_stops_claims_and_nothing_else() -> None:
             cluster.freeze_log(1) or cluster.freeze_log(1)
 
 
+@pytest.mark.long
 def test_leases_do_not_run_out_while_the_log_is_frozen() -> None:
     """No worker could have renewed; after the freeze the claim is still valid."""
     with open_cluster(seed=5) as cluster:
@@ -244,6 +246,7 @@ def test_a_peer_that_loses_its_session_begins_anew() -> None:
         assert client.claim("q", wait_ms=10_000)
 
 
+@pytest.mark.long
 def test_faults_may_come_together() -> None:
     """With a dead peer, a frozen log and a dying worker at once, all tasks are completed."""
     app = App()

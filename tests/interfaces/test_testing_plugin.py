@@ -205,6 +205,7 @@ def test_a_wrong_marker_is_an_error(project: pytest.Pytester, marker: str, said:
     assert said in found.stdout.str()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_async_tests_and_settings_of_the_project(project: pytest.Pytester, backend: str) -> None:
     """``async def`` tests run in the chosen event loop; applications can be named once for all tests."""

@@ -18,6 +18,7 @@ from onyxq.node import record_archive
 from tests.interfaces.timetravel_world import PATIENCE_S, Line, World, eventually, started
 
 
+@pytest.mark.long
 def test_history_outlives_collections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Explanations, past replicas, single records and dumps reach back to the first record."""
     archive = tmp_path / "archive"
@@ -132,6 +133,7 @@ def test_an_archive_that_starts_late_starts_at_the_origin(tmp_path: Path) -> Non
         assert [done.replica.position for done in replay(dump)] == list(range(before + 1, last + 1))
 
 
+@pytest.mark.long
 def test_a_file_does_not_start_at_an_origin_that_lies_before_its_first_record(tmp_path: Path) -> None:
     """A collector that died after it archived left the records between the two in another file."""
     with (

@@ -40,6 +40,7 @@ def test_a_replica_does_not_differ_from_itself(world: World) -> None:
     assert diff(world.now, unpack(pack(world.now))) == ()
 
 
+@pytest.mark.long
 def test_changes_applied_to_the_old_tree_give_the_new_one(world: World) -> None:
     """This is checked from each replica to the next."""
     for old, new in zip(world.replicas, world.replicas[1:], strict=False):

@@ -104,6 +104,7 @@ async def answered(address: str) -> bytes:
         await trio.aclose_forcefully(stream)
 
 
+@pytest.mark.long
 @PORTS
 def test_a_handshake_that_never_ends_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds for no bytes, a part of a handshake, and single bytes at intervals."""

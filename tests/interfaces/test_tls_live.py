@@ -69,6 +69,7 @@ def knows(certificates: Certificates) -> Certificates:
     return Certificates(ca=certificates.ca)
 
 
+@pytest.mark.long
 def test_a_task_lives_its_life_on_three_peers(cluster: LocalCluster, peers: Certificates) -> None:
     """This requires that peers reach each other; clients need no certificate."""
     with Client(cluster.addresses, token=TOKEN, tls=knows(peers)) as client:

@@ -136,6 +136,7 @@ def test_the_path_is_short_and_begins_as_the_readme_does() -> None:
     assert f"``{commands[0]}``" in (ROOT / "README.rst").read_text("utf-8")
 
 
+@pytest.mark.long
 def test_a_new_user_arrives(shell: Shell, first_terminal: tuple[str, str]) -> None:
     """With task, worker, HTTP, the worker's death and the retry, each command prints the lines of the page."""
     printed = {command: shell.type_until(command, said) for command, said in steps("second terminal")}

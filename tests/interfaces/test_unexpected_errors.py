@@ -467,6 +467,7 @@ def test_the_calls_cover_every_method() -> None:
     trio.run(main)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("steps")
 def test_an_unexpected_error_at_any_step_is_no_bad_request() -> None:
     """Of a write it is `unknown`, or an error that says what could not be done; of a read never a wrong answer."""

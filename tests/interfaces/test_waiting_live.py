@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 
 from onyxq.client import Client
 from tests.interfaces.live_world import ANSWER_S_MAX, running
@@ -14,6 +15,7 @@ from tests.interfaces.live_world import ANSWER_S_MAX, running
 WAIT_S = 20
 
 
+@pytest.mark.long
 def test_an_end_is_answered_at_every_peer_when_it_comes() -> None:
     """The request waits at the server, so nothing polls; a wait without an end is answered with the task as it is."""
     with running(peers=3, http=True) as cluster, Client(cluster.addresses[0]) as client:

@@ -30,6 +30,7 @@ def decoded(decoder: Decoder, data: bytes) -> list[Any]:
     return [message for message, _ in decoder.messages()]
 
 
+@pytest.mark.long
 @given(messages=MESSAGES, cuts=st.lists(st.integers(0, 2000), max_size=20))
 def test_any_cut_of_the_stream_gives_the_same_messages(messages: list[list[Any]], cuts: list[int]) -> None:
     """TCP may deliver bytes in any pieces."""

@@ -383,6 +383,7 @@ def test_a_message_of_too_many_values_is_refused_before_it_is_decoded() -> None:
     served(Bounds(), body, dispatch=taken.append)
 
 
+@pytest.mark.long
 def test_a_list_of_millions_of_numbers_is_refused_before_it_is_decoded() -> None:
     """A number of one byte is the smallest value; its operation would decode the list only to name the field."""
 

@@ -87,6 +87,7 @@ async def test_a_worker_grows_with_its_backlog_and_shrinks_after_it(
     await with_worker(cluster, network, worker, inside)
 
 
+@pytest.mark.long
 def test_processes_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of removed slots end."""
     monkeypatch.setattr(loop, "LOOK_EVERY_S", 0.05)

@@ -406,6 +406,7 @@ def claimed(world: World) -> dict[str, int]:
     return found
 
 
+@pytest.mark.long
 def test_the_claims_of_a_running_job_are_renewed() -> None:
     """They last far beyond their lease; claims of others expire as usual."""
 
@@ -493,6 +494,7 @@ def test_what_a_host_had_claimed_is_given_back_before_it_starts_anew() -> None:
     on_stage(play)
 
 
+@pytest.mark.long
 def test_a_claim_that_no_batch_knows_of_is_given_back_while_the_host_has_nothing_to_do() -> None:
     """The answer of the claim may be lost; the host is asked while no batch is running."""
 

@@ -103,6 +103,7 @@ async def test_what_hosts_keep_while_they_run_is_gone_with_them(tmp_path: Path) 
     assert sorted(path.name for path in work.iterdir()) == ["checkpoints", "host.log"]
 
 
+@pytest.mark.long
 @on_trio
 async def test_a_host_that_does_not_end_is_killed(tmp_path: Path) -> None:
     """It is killed when its time is over."""
@@ -130,6 +131,7 @@ async def test_the_death_of_a_host_is_noticed_while_its_children_hold_its_stdout
     assert "out of luck" in (tmp_path / "spark/host.log").read_text()
 
 
+@pytest.mark.long
 @on_trio
 async def test_a_host_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
     """Its process exists without any output: the job learns of it and starts on another host."""

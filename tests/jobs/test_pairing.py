@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import msgpack
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ def model(join: Join, given_batches: list[list[Segment]]) -> tuple[Counter[Any],
     return found, number - len(accepted)
 
 
+@pytest.mark.long
 @settings(max_examples=500, deadline=None)
 @given(joins, batches)
 def test_a_join_finds_the_pairs_that_the_model_finds(join: Join, given_batches: list[list[Segment]]) -> None:

@@ -51,6 +51,7 @@ def values_of(name: str) -> list[str]:
     return [f'{name}{{{metric.labels[-1]}="{value}"}}' for value in listed[1].split(", ")]
 
 
+@pytest.mark.long
 def test_the_workload_moves_every_metric(recorded: Recorded) -> None:
     """This includes each value that the description of a label lists. Only the program's version stands still."""
     wanted = [one for name in DECLARED for one in (name, *values_of(name))]

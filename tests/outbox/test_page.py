@@ -16,6 +16,7 @@ from onyxq.interfaces.cli.main import run
 PAGE = (Path(__file__).resolve().parents[2] / "docs/outbox.rst").read_text("utf-8")
 
 
+@pytest.mark.long
 def test_the_programs_run(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those with psycopg and SQLAlchemy each write one task; the query at the end counts them."""
     place = urlsplit(database)

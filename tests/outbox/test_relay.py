@@ -180,6 +180,7 @@ def test_a_relay_that_is_killed_at_any_step_loses_and_repeats_nothing(
     assert sorted(claimed(client, "killed", 5)) == sorted(zip(ids, range(5), strict=True))
 
 
+@pytest.mark.long
 def test_tasks_of_one_key_keep_the_order_of_their_rows(live: Live, client: Client, table: str) -> None:
     """Over several batches, beside other keys and tasks without a key; a dependency of the same batch is found."""
     writer = with_psycopg.Outbox()

@@ -137,6 +137,7 @@ def digests_of(file: Path, wanted: set[int]) -> dict[int, str]:
     return found
 
 
+@pytest.mark.long
 @bounded(120)
 async def test_peers_are_found_by_their_pulses(cluster: Cluster, zookeeper: ZookeeperServer) -> None:
     """A subscription needs only ZooKeeper; a cluster without a living peer is an error."""

@@ -51,6 +51,7 @@ async def power_cut(peer: PeerProcess, disk: PowerCut) -> None:
     await peer.ready()
 
 
+@pytest.mark.long
 @bounded(120)
 async def test_what_was_acknowledged_outlives_a_power_cut(peer: PeerProcess, disk: PowerCut) -> None:
     """Tasks that were enqueued, updated, claimed and completed are as they were."""
@@ -91,6 +92,7 @@ async def test_the_log_is_trimmed_only_after_its_archive_is_durable(peer: PeerPr
     assert [record.position for record in read(path).records] == list(range(last + 1))
 
 
+@pytest.mark.long
 @bounded(120)
 async def test_tasks_are_purged_only_after_their_archive_is_durable(peer: PeerProcess, disk: PowerCut) -> None:
     """After a power cut the archive still has every purged task."""

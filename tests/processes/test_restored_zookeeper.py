@@ -146,6 +146,7 @@ async def test_running_peers_say_that_the_log_went_back_and_grant_nothing(cluste
         assert [claim.data for claim in claims] == [b"meanwhile"]
 
 
+@pytest.mark.long
 @bounded(240)
 async def test_a_peer_that_had_read_no_more_than_the_older_copy_hears_of_it(cluster: Cluster, own: Restorable) -> None:
     """It was frozen before the copy was made, so the log lacks nothing that it knows: the others tell it."""

@@ -63,6 +63,7 @@ def assert_none_left(data_dir: Path) -> None:
     assert servers_in(data_dir) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_servers_and_exits_cleanly(
     running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals

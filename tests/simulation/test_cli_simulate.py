@@ -14,6 +14,7 @@ from simulation.workloads import FAULTS, WORKLOADS
 from simulation.world.faults import EPISODES
 
 
+@pytest.mark.long
 def test_a_run_prints_its_seed_first_and_the_rates_last(capsys: pytest.CaptureFixture[str]) -> None:
     """The seed is printed before anything can fail."""
     assert run(["simulate", "--seed", "3", "--runs", "2", "--workload", "explorer", "--jobs", "1"]) == 0

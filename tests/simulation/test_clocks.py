@@ -34,6 +34,7 @@ async def idle_expiry(world: World, *, lease_ms: int, jumps_ms: tuple[int, ...],
         return trio.current_time() - granted_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by_ms", JUMPS_MS)
 def test_a_jump_of_the_logs_clock_neither_ends_nor_freezes_a_lease(by_ms: int) -> None:
     """For jumps in either direction, by hours or a second, a forgotten claim expires soon after its lease."""
@@ -109,6 +110,7 @@ def test_leases_last_under_load_while_the_logs_clock_jumps(seed: int) -> None:
 # --- clocks of nodes --------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by_ms", [-600_000, -7_000, 7_000, 600_000])
 def test_a_peer_whose_clock_is_off_the_rings_leaves_and_says_why(by_ms: int) -> None:
     """It leaves within half a minute and for good, and no other peer does; claims and tasks are not affected."""
@@ -247,6 +249,7 @@ def test_a_due_time_is_the_leaders_wall_clock_time(ahead_ms: int) -> None:
     simulate(workload, seed=1, options=Options(client_clock_ms=(ahead_ms,), clock_offset_ms=0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_a_cluster_works_for_clients_whose_clocks_are_wrong(seed: int) -> None:
     """There is load from clients whose clocks differ by up to ten minutes in either direction."""

@@ -40,6 +40,7 @@ async def collections(world: World, count: int, *, within_s: float = 240.0) -> N
     await world.until(lambda: collected(world) >= aim, f"{count} collections", within_s=within_s)
 
 
+@pytest.mark.long
 def test_a_working_cluster_collects_by_itself() -> None:
     """The log has little more than the records since the last collection."""
 
@@ -87,6 +88,7 @@ def test_whoever_comes_next_finishes_what_a_dead_collector_began() -> None:
     assert len(world.backend.records) < 6 * OFTEN.gc_records
 
 
+@pytest.mark.long
 def test_two_collectors_at_once_leave_one_origin() -> None:
     """One pauses before the pointer until it counts as dead and another one has collected twice."""
     stalled = trio.Event()
@@ -141,6 +143,7 @@ def test_a_node_that_slept_through_many_collections_comes_back_right() -> None:
     simulate(workload, seed=8, options=OFTEN)
 
 
+@pytest.mark.long
 def test_a_slow_reader_in_the_ring_is_never_overtaken_by_a_trim() -> None:
     """Its store has what it has read, and later records are kept: its history is complete."""
 

@@ -126,6 +126,7 @@ async def granted_anew(
             yield served, old, new, early, late
 
 
+@pytest.mark.long
 def test_an_older_token_completes_nothing_although_its_completion_turns_up() -> None:
     """Only the first leader had it when the second granted the task again; the third finds it and must refuse it."""
 
@@ -267,6 +268,7 @@ def test_two_results_under_one_token_are_not_both_acknowledged() -> None:
         simulate(workload, seed=seed, options=ONE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wait_s", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0])
 def test_two_workers_are_not_both_told_that_they_completed_a_task(wait_s: float) -> None:
     """The older completion is found while the newer one is being written, and is repeated just then."""

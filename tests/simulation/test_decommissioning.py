@@ -20,6 +20,7 @@ async def everywhere(client: RecordingClient) -> None:
         await client.enqueue("q", [b"%d" % number] * 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_node_leaves_for_good_without_a_moment_below_full_copies(seed: int) -> None:
     """This is under load; when the node and its disk are gone, the others have three copies of everything."""

@@ -133,6 +133,7 @@ def test_a_failed_dependency_ends_what_depends_on_it_as_its_policy_says(
     simulate(workload, seed=1, options=STEADY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @simulated(options=STEADY)
 async def test_waiting_tasks_are_found_again_by_the_next_leaders(world: World, tasks: Tasks, seed: int) -> None:

@@ -18,6 +18,7 @@ from simulation.scenes.base import ONE, back, deposed, leader_of, misled_clients
 from simulation.world.world import Options, World, simulate
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("isolated", [True, False])
 def test_it_is_asked_to_complete_while_its_successor_grants(seed: int, isolated: bool) -> None:

@@ -23,6 +23,7 @@ COMMON = (
 )
 
 
+@pytest.mark.long
 def test_leaders_keep_their_promises() -> None:
     """``onyxq simulate --workload facts --seed N`` plays one of the runs again."""
     probes = Probes(PAIRS)

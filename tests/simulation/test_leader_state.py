@@ -350,6 +350,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
 """Planted faults of the state, each with its seam."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str) -> None:
     """The steps reach each fault, and the model differs."""

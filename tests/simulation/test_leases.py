@@ -10,6 +10,7 @@ from simulation.scenes.timers import TIMER_SCENES
 from simulation.world.world import Options, World, simulate
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LEASE_SCENES)
 def test_a_waiting_claimer_gets_the_task_of_a_lapsed_claim_at_once(name: str) -> None:
     """The claimer may wait at any node, and the cluster may be idle."""

@@ -27,6 +27,7 @@ async def fill(client: RecordingClient) -> None:
         await raw.enqueue_many(queue, [b"x"] * 5, ordering_key="one")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("looks", [1, 40, task_lists.LOOKS_MAX])
 def test_lists_by_state_are_the_parts_of_the_list_of_all(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """Each page ends soon, and the next continues after it."""

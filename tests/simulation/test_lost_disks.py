@@ -13,6 +13,7 @@ from simulation.scenes.lost_disks import LOST_DISK_SCENES, lose_disks
 from simulation.world.world import World, simulate
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 3))
 @pytest.mark.parametrize("name", LOST_DISK_SCENES)
 def test_nothing_acknowledged_is_lost_with_a_disk(name: str, seed: int) -> None:

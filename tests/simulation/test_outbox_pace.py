@@ -38,6 +38,7 @@ def test_a_peer_pauses_only_above_the_free_rate_and_never_for_long() -> None:
     assert pauses[-1] == PAUSE_MAX_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("peers", "at_most"), [(6, 1_250), (12, 1_200), (30, 1_250)])
 def test_the_records_of_busy_peers_grow_instead_of_multiplying(peers: int, at_most: int) -> None:
     """Without a pause each of them would write up to 300 per second; all entries are written nevertheless."""
@@ -54,6 +55,7 @@ def test_a_busy_peer_that_is_alone_does_not_pause() -> None:
     assert crowd.records_per_s > 0.9 / APPEND_S
 
 
+@pytest.mark.long
 def test_a_lone_entry_is_sent_at_once_beside_busy_peers() -> None:
     """A pause begins with the peer's own last record, so a peer that writes seldom waits for none."""
 
@@ -70,6 +72,7 @@ def test_a_lone_entry_is_sent_at_once_beside_busy_peers() -> None:
     assert trio.run(scenario, clock=mock_clock()) <= APPEND_S
 
 
+@pytest.mark.long
 def test_entries_that_wait_for_the_end_of_a_pause_join_the_next_record() -> None:
     """So grants are chosen when their record is written, also while other entries wait all the time."""
 

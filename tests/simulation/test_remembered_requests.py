@@ -26,6 +26,7 @@ def asked(key: int, number: int) -> dict[str, Any]:
     return {"key": bytes([key]) * 16, "request": {"body": bytes([number]) * 16, "at_ms": number, "partitions": [0]}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_all_who_use_a_key_get_the_same_first_request(seed: int) -> None:
     """Clients race for keys at several nodes and repeat their requests, while leaders die."""

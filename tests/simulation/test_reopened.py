@@ -150,6 +150,7 @@ async def test_a_task_that_was_opened_again_can_be_finished_without_a_claim(
     assert (await client.client.get(task_id)).state == "cancelled"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_a_dead_letter_is_requeued_or_discarded_and_not_both(seed: int) -> None:
     """The second request is refused; the checkers verify the promise of the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from attrs import evolve
 
 from simulation.workloads import Draw
@@ -9,6 +10,7 @@ from simulation.world.restored_log import LOST, OVERTAKEN, RestoredLog, plan_of
 from simulation.world.world import Options, World, simulate
 
 
+@pytest.mark.long
 def test_a_snapshot_of_an_overtaken_log_does_not_hide_what_the_others_have_read() -> None:
     """A new node collects the older copy, so it has neither the node's last record nor theirs any more."""
 

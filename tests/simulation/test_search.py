@@ -41,6 +41,7 @@ def test_no_interleaving_breaks_a_property() -> None:
     assert sum(run.course.applied for run in runs) > 10_000, "the search hardly did anything"
 
 
+@pytest.mark.long
 def test_the_rare_branches_of_the_ring_are_reached() -> None:
     """A few dozen short runs reach the probes of joins; the long search requires all of them."""
     probes = Probes(OF_SEARCHES)

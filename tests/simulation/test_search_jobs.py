@@ -22,6 +22,7 @@ def test_twenty_jobs_keep_their_promises_under_churn(kind: int) -> None:
         assert run.course.applied > 100, "the search hardly did anything"
 
 
+@pytest.mark.long
 def test_the_rare_branches_are_reached() -> None:
     """Nearly all are reached within a few runs; a hundred runs must reach all."""
     probes = Probes(OF_SEARCHES)

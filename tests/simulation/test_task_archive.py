@@ -95,6 +95,7 @@ def test_what_is_purged_is_found_in_the_archive_as_it_was(seed: int, tmp_path: P
     simulate(workload, seed=seed, options=evolve(SHORT, task_archive=str(tmp_path)))
 
 
+@pytest.mark.long
 def test_tasks_stay_while_the_archive_cannot_be_written(tmp_path: Path) -> None:
     """The reason is shown; they are purged, and found in the archive, once it can be written."""
     directory = tmp_path / "archive"

@@ -121,6 +121,7 @@ def test_a_task_whose_id_is_reserved_for_callbacks_gets_no_callback() -> None:
     simulate(workload, seed=1, options=CALLED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_each_end_is_reported_by_one_callback(seed: int) -> None:
     """Tasks end in every way while leaders are killed and the receiver refuses callbacks."""

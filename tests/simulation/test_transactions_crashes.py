@@ -126,6 +126,7 @@ def test_scenes_break_nothing(name: str) -> None:
         WORKLOADS[name].play(seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", (3, 5, 9))
 def test_what_came_back_beside_a_transaction_is_had_again(seed: int) -> None:
     """Seed 33043 of the standard workload also had a claim that expired and a task that was not granted again."""

@@ -291,6 +291,7 @@ def test_a_strict_queue_loses_nothing_when_all_machines_stop(seed: int) -> None:
     assert len(acknowledged) > 50 and acknowledged.keys() <= there
 
 
+@pytest.mark.long
 def test_an_opportunistic_queue_loses_at_most_its_window_when_all_machines_stop() -> None:
     """Lost tasks were acknowledged within the window, although the disks paused for longer."""
     lost: list[int] = []

@@ -59,6 +59,7 @@ def test_columns_are_those_of_all_rows_of_a_batch(spark: Any, tmp_path: Path) ->
     assert {tuple(row) for row in found} == {("a", "b")}
 
 
+@pytest.mark.long
 def test_columns_stay_from_batch_to_batch(spark: Any, tmp_path: Path) -> None:
     """A later batch without one has None there; a batch with a new one fails the job by name."""
     job = job_of(tmp_path, parquet_of(tmp_path))
@@ -136,6 +137,7 @@ BROKEN = {"json": '{"n": 1}\n{"n": \n', "xml": "<o><n>1</n></o>\n<o><n>x</n></o>
 """Format -> text with a row and a broken row."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_row_of_an_input_fails_the_job_unless_a_column_takes_it(spark: Any, tmp_path: Path, kind: str) -> None:
     """Spark would return a row of Nones."""

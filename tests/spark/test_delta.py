@@ -112,6 +112,7 @@ publish([output(Path(sys.argv[1]))], job="j", batch=0, mark="m")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_killed_driver_leaves_a_batch_that_counts_once(tmp_path: Path, when: str) -> None:
     """SIGKILL before the table's commit, and between it and the note that the batch is done."""

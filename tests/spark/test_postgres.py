@@ -114,6 +114,7 @@ show(output(sys.argv[1], Path(sys.argv[2])), 0)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_killed_driver_leaves_a_batch_that_counts_once(words: str, tmp_path: Path, when: str) -> None:
     """SIGKILL before the database's commit, and between it and the note that the batch is done."""

@@ -35,6 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "pages"
 
 
+@pytest.mark.long
 def test_every_page_is_made_and_none_has_a_warning(site: Path) -> None:
     """Pages without a link to them, dead links and malformed text are warnings."""
     pages = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
@@ -42,6 +43,7 @@ def test_every_page_is_made_and_none_has_a_warning(site: Path) -> None:
     assert sources <= pages
 
 
+@pytest.mark.long
 def test_the_reference_has_all_that_the_code_has(site: Path) -> None:
     """The reference has names of Python, commands, settings, HTTP operations, metrics and errors."""
     metrics = [one.name for one in vars(Metrics()).values() if hasattr(one, "render")]

@@ -365,6 +365,7 @@ def test_https_asks_for_a_certificate_that_is_trusted(http: httpx.Client, monkey
 # --- replacing and cancelling
 
 
+@pytest.mark.long
 def test_put_replaces_the_time_the_data_and_the_callback(http: httpx.Client, receiver: Receiver) -> None:
     """Earlier or later than before; the old one is never delivered."""
     with http_receiver() as other:
@@ -401,6 +402,7 @@ def test_put_while_an_attempt_is_under_way_ends_the_old_one(http: httpx.Client, 
     assert len(hanging.requests) == 1
 
 
+@pytest.mark.long
 def test_what_was_cancelled_is_not_delivered(http: httpx.Client, receiver: Receiver) -> None:
     """The timer no longer exists and its id is free."""
     timer, last = fresh(), fresh()
@@ -471,6 +473,7 @@ def test_pages_are_in_the_order_of_due_times() -> None:
 # --- many, and targets
 
 
+@pytest.mark.long
 def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> None:
     """Few of its timers wait for an answer at a time, and other timers are delivered meanwhile."""
     many = QUICK.lane + AHEAD_MAX + 20  # more than a node claims at a time
@@ -487,6 +490,7 @@ def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> No
                 assert len(hanging.requests) <= QUICK.lane
 
 
+@pytest.mark.long
 def test_what_is_left_of_its_time_survives_a_restart(tmp_path: Path, receiver: Receiver) -> None:
     """It fires neither early nor after a full new delay; a timer that became due meanwhile fires at once."""
 
@@ -518,6 +522,7 @@ def test_targets_are_judged_when_set(receiver: Receiver) -> None:
                 check_reason(http.post("/timer", json=body), 400, "callback.uri")
 
 
+@pytest.mark.long
 def test_targets_are_judged_again_when_connected(tmp_path: Path, receiver: Receiver) -> None:
     """A target that was allowed when the timer was set fails if it is not allowed any more."""
 

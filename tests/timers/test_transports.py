@@ -95,6 +95,7 @@ def test_an_address_is_shown_without_its_secrets(uri: str, shown: str) -> None:
     assert shown_error(f"{uri} does not answer", uri) == f"{shown} does not answer"
 
 
+@pytest.mark.long
 def test_an_error_is_shown_without_the_secrets_of_the_address() -> None:
     """A transport may name the password or the query alone."""
     error = "hunter2 was refused for ann:hunter2, key=abc"
