@@ -16,16 +16,20 @@ import pyarrow
 from pyarrow import parquet
 
 from onyxq.core.errors import BadRequest
-from onyxq.jobs.options import CORRUPT
+from onyxq.jobs.options import CORRUPT, TABLES
 from onyxq.jobs.values import Unfit, called, encode_json, pack, parts, to_json, unpack, unpack_all
 from onyxq.spark.files.columns import Columns, check_names, row_fitter, segments, table, united, within
 from onyxq.spark.files.messages import encoder
 from onyxq.spark.files.texts import csv_form, csv_name, json_form
 
 ROWS_MAX = 10_000
-"""Rows of a Parquet row group; they are kept in memory."""
+"""Segments of a Parquet row group; they are kept in memory."""
+GROUP_BYTES_MAX = 16 * 1024 * 1024
+"""Size of the Arrow batches that become one Parquet row group; they are kept in memory."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
 """Maximum size of packed segments in memory until the columns of a file are known; more are kept on disk."""
+_READ_ONCE: Mapping[str, Any] = {"compression": "lz4", "use_dictionary": False, "write_statistics": False}
+"""Settings of hidden Parquet files whose rows the driver passes to a table: fast to write and to read once."""
 _BLANK = "".join(map(chr, range(0x21)))
 """Characters of lines that Spark's reader of CSV skips."""
 _OF_SPARK = ("csv", "delta", "json", "parquet")
@@ -212,8 +216,10 @@ class Parquet:
         self._columns = Columns() if grows else None
         self._hint = "" if output.schema else _FOUND if found else _NO_SCHEMA
         self._rows: list[list[Any]] = []
+        self._batches: list[Any] = []
+        """Arrow batches that are not in the file yet."""
         self._unwritten = 0
-        """Bytes of the rows that are not in the file yet, as msgpack."""
+        """Bytes of the rows and batches that are not in the file yet; rows count as msgpack."""
         self._writer: Any = None
         self._known = decoded(known) if known else pyarrow.schema([])
         if self._columns is None:
@@ -221,7 +227,7 @@ class Parquet:
             self._begin(self._known)
         else:
             self._known = self._columns.start(self._known)
-            self._fit = self._fitting(lambda: row_fitter(self._known))
+            self._fit = self._fitting(row_fitter, self._known)
             self._kept = tempfile.SpooledTemporaryFile(KEPT_BYTES_MAX)  # noqa: SIM115  # closed with the writer
 
     @property
@@ -233,15 +239,17 @@ class Parquet:
         self._schema = schema
         drop = self._output.options.get("other_fields") == "drop"
         self._fit = self._fitting(lambda: row_fitter(schema, drop_others=drop))
-        compression = self._output.options.get("compression", "snappy")
+        settings: Mapping[str, Any] = {"compression": self._output.options.get("compression", "snappy")}
+        if self._output.format in TABLES:
+            settings = _READ_ONCE
         try:
-            self._writer = parquet.ParquetWriter(self._stream, schema, compression=compression)
+            self._writer = parquet.ParquetWriter(self._stream, schema, **settings)
         except pyarrow.ArrowException as error:  # It has no type for a column.
             raise refused(self._output, Unfit("", str(error)), self._hint) from error
 
-    def _fitting(self, do: Callable[[], Any]) -> Any:
+    def _fitting(self, do: Callable[..., Any], *given: Any) -> Any:
         try:
-            return do()
+            return do(*given)
         except Unfit as error:
             raise refused(self._output, error, self._hint) from None
 
@@ -251,15 +259,16 @@ class Parquet:
         if self._columns is None:
             self._write(segment, len(payload))
         else:
-            self._fitting(lambda: self._look_at(segment))
+            self._fitting(self._look_at, segment)
             self._kept.write(payload)
             self._unwritten += len(payload)
 
     def add_batch(self, batch: Any) -> None:
         """Write the rows of an Arrow batch that has the columns of the output's schema."""
-        if self._rows:
+        self._batches.append(batch.select(self._schema.names).cast(self._schema))
+        self._unwritten += batch.nbytes
+        if self._unwritten >= GROUP_BYTES_MAX:
             self._flush()
-        self._writer.write_batch(batch.select(self._schema.names).cast(self._schema))
 
     def _look_at(self, segment: Any) -> None:
         """Add the columns of a segment whose known fields fit."""
@@ -273,30 +282,37 @@ class Parquet:
         self._columns.add({name: value for name, value in row.items() if name not in names})
 
     def _write(self, segment: Any, size: int) -> None:
-        self._rows.append(self._fitting(lambda: self._fit(segment)))
+        self._rows.append(self._fitting(self._fit, segment))
         self._unwritten += size
         if len(self._rows) >= ROWS_MAX:
             self._flush()
 
     def _flush(self) -> None:
+        """Write what is in memory: the batches as one row group, and the rows as another one."""
+        if self._batches:
+            self._writer.write_table(pyarrow.Table.from_batches(self._batches))
+            self._batches = []
+        if self._rows:
+            self._flush_rows()
+        self._unwritten = 0
+
+    def _flush_rows(self) -> None:
         try:
             self._writer.write_table(table(self._schema, self._rows))
         except (pyarrow.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise refused(self._output, Unfit("", str(error)), self._hint) from error
         self._rows = []
-        self._unwritten = 0
 
     def close(self) -> str:
         """Write the rest and the footer, and return the schema if columns were found."""
         grows = self._columns is not None
         if self._columns is not None:
             columns = self._columns
-            self._begin(self._fitting(lambda: columns.schema(self._known)))
+            self._begin(self._fitting(columns.schema, self._known))
             self._kept.seek(0)
             for segment in unpack_all(self._kept):
                 self._write(segment, 0)
-        if self._rows:
-            self._flush()
+        self._flush()
         self._writer.close()
         self._stream.close()
         self._kept.close()
@@ -391,7 +407,7 @@ class WithoutNulls(Parquet):
     def add(self, payload: bytes) -> None:
         """Write one packed segment."""
         if b"\0" in payload:
-            self._fitting(lambda: _refuse_nulls(unpack(payload), ""))
+            self._fitting(_refuse_nulls, unpack(payload), "")
         super().add(payload)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from typing import Any
@@ -40,12 +40,23 @@ COLUMNS = "columns_"
 def _of_frames(batch: Any) -> Iterator[tuple[str, Any]]:
     """Yield output and table of the rows of a batch that are columns (`onyxq.spark.plan.frame_outputs`)."""
     for name in batch.schema.names:
-        if not name.startswith(COLUMNS):
+        nulls = batch.column(name).null_count
+        if not name.startswith(COLUMNS) or nulls == batch.num_rows:
             continue
-        mine = batch.filter(compute.is_valid(batch.column(name)))
-        for out in compute.unique(mine.column("out")).to_pylist():
-            one = mine.filter(compute.equal(mine.column("out"), out))
+        mine = batch.filter(compute.is_valid(batch.column(name))) if nulls else batch
+        outs = compute.unique(mine.column("out")).to_pylist()
+        for out in outs:
+            one = mine.filter(compute.equal(mine.column("out"), out)) if len(outs) > 1 else mine
             yield out, pyarrow.RecordBatch.from_struct_array(one.column(name))
+
+
+def _segments(staging: Staging, batches: Iterable[Any]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield output, lineage and payload of the rows that are segments, and write the rows that are columns."""
+    for batch in batches:
+        for out, found in _of_frames(batch):
+            staging.add_batch(out, found)
+        if batch.column("payload").null_count < batch.num_rows:  # Columns do not become Python objects.
+            yield from (row for row in rows.sent([batch]) if row[2] is not None and row[0] != rows.END)
 
 
 @frozen
@@ -169,13 +180,8 @@ class Routed(DataSourceStreamArrowWriter):
             # An error here may be about an earlier row: it fails the job.
             sending.add_task(queue, data, lineage=lineage, name=out, key=key)
 
-        for batch_rows in iterator:
-            for out, found in _of_frames(batch_rows):
-                staging.add_batch(out, found)
-            columns = [batch_rows.column(name).to_pylist() for name in rows.ARROW.names]
-            for lineage, out, payload in zip(*columns, strict=True):
-                if payload is not None and out != rows.END:
-                    put(out, payload, lineage)
+        for out, lineage, payload in _segments(staging, iterator):
+            put(out, payload, lineage)
         return () if sending is None else tuple(sending.finish().parts)
 
     def _letter(self, payload: bytes, batch: int) -> bytes:
