@@ -164,7 +164,13 @@ def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
         if not drop_others and not segment.keys() <= names:
             other = next(name for name in segment if name not in names)
             raise Unfit(str(other), f"is not one of the columns: {', '.join(sorted(names))}")
-        return [within(name, convert, segment.get(name)) for name, convert in fitters]
+        row: list[Any] = []
+        try:
+            for name, convert in fitters:
+                row.append(convert(segment.get(name)))
+        except Unfit as error:
+            raise _placed(fitters[len(row)][0], error) from None
+        return row
 
     return fit
 
@@ -174,9 +180,14 @@ def within(place: str, convert: Convert, value: Any) -> Any:
     try:
         return convert(value)
     except Unfit as error:
-        path = error.field if error.field != "segment" else ""
-        dot = "." if path and not path.startswith("[") else ""
-        raise Unfit(f"{place}{dot}{path}", error.why) from None
+        raise _placed(place, error) from None
+
+
+def _placed(place: str, error: Unfit) -> Unfit:
+    """Return the error of a part with the whole path."""
+    path = error.field if error.field != "segment" else ""
+    dot = "." if path and not path.startswith("[") else ""
+    return Unfit(f"{place}{dot}{path}", error.why)
 
 
 def _refuse(value: Any, why: str) -> Any:

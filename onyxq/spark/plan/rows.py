@@ -90,8 +90,9 @@ def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Se
     counts: Counter[int] = Counter()
     makers: dict[int, int] = {}
     for batch in batches:
-        for row in _rows(batch, entry):
-            planned, part = row.pop(PLANNED), row.pop(PART)
+        times, parts = batch.column(PLANNED).to_pylist(), batch.column(PART).to_pylist()
+        own = batch.select([name for name in batch.schema.names if name not in (PLANNED, PART)])
+        for row, planned, part in zip(_rows(own, entry), times, parts, strict=True):
             block, index = divmod(counts[part], COUNTER_MAX + 1)
             counts[part] += 1
             if index == 0:
