@@ -115,7 +115,7 @@ class Settings:
         return shown_periodic(self._periodic(args.name))
 
     async def get_periodic(self, args: GetPeriodic) -> PeriodicView:
-        """Return one periodic task; raises `NotFound`, `Unavailable`."""
+        """Return one periodic task; raises `NotFound`, and `Unavailable` before this peer has read the whole log."""
         return shown_periodic(self._periodic(args.name))
 
     async def list_periodic(self, args: ListPeriodic) -> Periodics:
@@ -139,9 +139,9 @@ class Settings:
 
     def _periodic(self, name: str) -> Periodic:
         replica = self._node.replica
+        if self._node.peer_id not in replica.ring.members:
+            raise Unavailable("this peer has not read the whole log yet, which may have changes of the periodic task")
         found = replica.periodic.get(name)
-        if found is None and self._node.peer_id not in replica.ring.members:
-            raise Unavailable("this peer has not read the whole log yet, which may have the periodic task")
         if found is None:
             hint = "onyxq periodic list shows those that exist."
             raise NotFound(f"there is no periodic task {name!r}", field="name", hint=hint)

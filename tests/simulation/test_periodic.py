@@ -109,26 +109,35 @@ def test_a_run_that_is_made_up_for_expires_after_its_own_due_time() -> None:
     assert task_header(firing.body(10_000))[0]["expires_ms"] == TIME_MS_MAX
 
 
-def test_a_peer_that_still_reads_the_log_does_not_deny_a_periodic_task() -> None:
-    """A worker that asks it would believe that the cluster has lost the periodic task."""
+async def first_answer(world: World) -> dict[str, Any]:
+    """Restart a peer and return its first answer about the periodic task, after at least one refusal to answer."""
+    await world.crash_node(world.nodes[0])
+    world.start_node(world.nodes[0])
+    refused = 0
+    while True:
+        running = world.nodes[0].running
+        assert running is not None
+        try:
+            if running.service is not None:
+                found: dict[str, Any] = await running.service.call("periodic.get", {"name": "tick"})
+                assert refused
+                return found
+        except Unavailable:
+            refused += 1
+        await trio.sleep(0.001)
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_peer_that_still_reads_the_log_does_not_answer_about_a_periodic_task(snapshot: bool) -> None:
+    """A worker would believe that the cluster has lost it, or would set it up without the pause."""
 
     async def workload(world: World) -> None:
         async with world.client() as client:
             await set_up(client.client.call)
-        await world.crash_node(world.nodes[0])
-        world.start_node(world.nodes[0])
-        denied = 0
-        while True:
-            running = world.nodes[0].running
-            assert running is not None
-            try:
-                if running.service is not None:
-                    await running.service.call("periodic.get", {"name": "tick"})
-                    break
-            except Unavailable:
-                denied += 1
-            await trio.sleep(0.001)
-        assert denied
+            if snapshot:
+                await client.client.gc()
+            await client.client.pause_periodic("tick")
+        assert (await first_answer(world))["paused"]
 
     simulate(workload, seed=3, options=STEADY)
 
