@@ -68,7 +68,7 @@ async def keep(
 ) -> None:
     """Register the periodic calls of an application, and again those that the cluster has lost.
 
-    ``done`` is called after each look. ``give_up`` is called with an error that no retry can fix.
+    ``done`` is called after each look that succeeded. ``give_up`` is called with an error that no retry can fix.
 
     A cluster loses periodic tasks only while all its peers are down: another cluster took its place, or it was
     restored. So a worker looks again after it lost its connection and found a peer. A periodic task that exists then
@@ -78,8 +78,7 @@ async def keep(
     while True:
         try:
             reconnected = await client.reconnection()
-            for periodic in periodics:
-                await _set_up(client, periodic, again=again)
+            await _set_up_all(client, periodics, again=again)
             for said in orphans(await _all_periodics(client), periodics, tasks=tasks, queues=queues):
                 log.warning("%s", said)
         except TEMPORARY as error:
@@ -105,6 +104,18 @@ async def _all_periodics(client: AsyncClient) -> Sequence[dict[str, Any]]:
         return await client.periodics()
     except Forbidden:  # the token is for some queues; only one for all queues may list them
         return []
+
+
+async def _set_up_all(client: AsyncClient, periodics: Sequence[Periodic], *, again: bool) -> None:
+    """Register each periodic task, then raise `NotEnabled` if there was one with options that peers do not know."""
+    refusal: NotEnabled | None = None
+    for periodic in periodics:
+        try:
+            await _set_up(client, periodic, again=again)
+        except NotEnabled as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
 
 
 async def _set_up(client: AsyncClient, periodic: Periodic, *, again: bool) -> None:

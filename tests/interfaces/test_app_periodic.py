@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Event
 from types import MappingProxyType
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from onyxq import App, Client
 from onyxq.core.queue_settings import DEFAULTS
-from onyxq.errors import BadRequest
+from onyxq.errors import BadRequest, NotEnabled
+from onyxq.node.node import Node
 from onyxq.testing import open_cluster
 
 
@@ -142,6 +144,29 @@ def test_a_worker_sets_up_again_what_the_cluster_has_lost(caplog: pytest.LogCapt
         cluster.start_peer(cluster.kill_peer())
         cluster.advance(60)
         assert set_up_entries(client) == before
+
+
+def test_a_periodic_task_that_is_not_enabled_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During an upgrade, peers do not know its options yet. The worker sets it up once they do."""
+    encode, upgraded = Node.encode, Event()
+
+    def encode_during_upgrade(node: Node, args: Any) -> bytes:
+        if getattr(args, "options", None) and not upgraded.is_set():
+            raise NotEnabled("set_periodic cannot be used yet")
+        return encode(node, args)
+
+    monkeypatch.setattr(Node, "encode", encode_during_upgrade)
+    app = an_app([], "0 3 * * *", name="retried", options={"retries": 3})
+    app.periodic("0 4 * * *", name="plain")(app.task(name="sweep", queue="house")(lambda: None))
+    with open_cluster(peers=1, seed=1) as cluster:
+        client = cluster.client()
+        cluster.start_worker(app)
+        cluster.until(lambda: client.periodics(), within_s=60)
+        cluster.advance(60)
+        assert [one["name"] for one in client.periodics()] == ["plain"]
+        upgraded.set()
+        cluster.until(lambda: len(client.periodics()) == 2, within_s=60)
+        assert client.periodic("retried")["retries"] == 3
 
 
 def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pytest.LogCaptureFixture) -> None:
