@@ -185,8 +185,9 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         return self._now_ms() if known is None else known[1]
 
     async def reconnection(self) -> anyio.Event:
-        """Return an event that is set when the client next finds a peer because it lost the one that it uses now.
+        """Return an event that is set when the client next finds a peer after its connection to one was closed.
 
+        A peer that only refuses a request, or does not answer it in time, does not count.
         Raises `Unavailable` if no peer answers in time.
         """
         await self._pool.coordinator(self._until(None))

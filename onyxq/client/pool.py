@@ -126,6 +126,8 @@ class Pool:
         self._known = list(addresses)
         """Addresses to try, the most promising first."""
         self._coordinator: Connection | None = None
+        self._last_found: Connection | None = None
+        """Coordinator that the last search found. It may be given up while it is open."""
         self._open: dict[str, Connection] = {}
         self._clocks: dict[str, tuple[int, float]] = {}
         """Wall clock of each peer that reported it, and the monotonic second at which the report arrived."""
@@ -136,7 +138,7 @@ class Pool:
         self._failed_search: OnyxqError | None = None
         """Error of the last search for a peer, if it found none."""
         self.reconnection = anyio.Event()
-        """Set when another connection becomes the one for requests."""
+        """Set when a peer is found after the connection for requests was closed."""
         self.crowding = Crowding(generator)
         self._wanted = anyio.Event()
 
@@ -226,11 +228,14 @@ class Pool:
 
     async def _find_peer(self, search: _Search) -> None:
         try:
-            search.found = self._coordinator = await self._any_peer()
+            found = await self._any_peer()
+            lost = self._last_found is not None and self._last_found.closed.is_set()
+            search.found = self._coordinator = self._last_found = found
             self._failed_search = None
-            self.reconnection.set()
-            self.reconnection = anyio.Event()
-            self.spawner.start_soon(self._refresh_behind, search.found)
+            if lost:
+                self.reconnection.set()
+                self.reconnection = anyio.Event()
+            self.spawner.start_soon(self._refresh_behind, found)
             self.refresh_soon()
         except OnyxqError as error:
             search.error = self._failed_search = error

@@ -70,16 +70,17 @@ async def keep(
 
     ``done`` is called after each look that succeeded. ``give_up`` is called with an error that no retry can fix.
 
-    A cluster loses periodic tasks only while all its peers are down: another cluster took its place, or it was
-    restored. So a worker looks again after it lost its connection and found a peer. A periodic task that exists then
-    stays as it is, because a worker with a later version of the program may have changed it.
+    A restored cluster may lack periodic tasks. So a worker looks again after it lost its connection and found a peer.
+    It then sets up what is missing, also what an operator removed. A periodic task that exists stays as it is, because
+    a worker with a later version of the program may have changed it. Orphans are logged at the first look only.
     """
     pause_s, again = PAUSE_FIRST_S, False
     while True:
         try:
             reconnected = await client.reconnection()
             await _set_up_all(client, periodics, again=again)
-            for said in orphans(await _all_periodics(client), periodics, tasks=tasks, queues=queues):
+            found = [] if again else await _all_periodics(client)
+            for said in orphans(found, periodics, tasks=tasks, queues=queues):
                 log.warning("%s", said)
         except TEMPORARY as error:
             log.warning("periodic tasks are not checked yet, trying again: %s", error.message)

@@ -130,8 +130,7 @@ def test_a_worker_sets_up_again_what_the_cluster_has_lost(caplog: pytest.LogCapt
         cluster.until(lambda: len(client.periodics()) == 2)
         client.remove_periodic("lost")
         client.set_periodic("changed", "house", "0 5 * * *")
-        for _ in range(60):  # a leap over a whole claim would end its connection
-            cluster.advance(1)
+        cluster.advance(60)
         assert [one["name"] for one in client.periodics()] == ["changed"]
         caplog.clear()
         cluster.start_peer(cluster.kill_peer())
@@ -170,7 +169,10 @@ def test_a_periodic_task_that_is_not_enabled_holds_up_no_other(monkeypatch: pyte
 
 
 def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pytest.LogCaptureFixture) -> None:
-    """The report has the command that ends them; calls of other applications or users are ignored."""
+    """The report has the command that ends them; calls of other applications or users are ignored.
+
+    It comes once: a worker that connects again does not repeat it.
+    """
     with open_cluster(peers=1, seed=1) as cluster:
         client = cluster.client()
         old = an_app([], "0 3 * * *")
@@ -190,6 +192,11 @@ def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pyte
         assert "'late' calls 'tidy', and this application does not call it any more" in told[1]
         assert told[1].endswith("onyxq periodic remove late")
         assert len(client.periodics()) == 5
+        client.remove_periodic("tidy")
+        cluster.start_peer(cluster.kill_peer())
+        cluster.until(lambda: len(client.periodics()) == 5)
+        cluster.advance(5)
+        assert [record.message for record in caplog.records if "calls" in record.message] == told
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from onyxq.errors import (
     NotLeader,
     OnyxqError,
     StaleToken,
+    TimedOut,
     TooLarge,
     Unavailable,
     Unknown,
@@ -277,6 +278,29 @@ async def test_a_client_reports_that_it_found_another_peer(cluster: FakeCluster,
         await client.enqueue("mail", b"2")
         await reconnected.wait()
         assert not (await client.reconnection()).is_set()
+
+
+@pytest.mark.parametrize("error", [Unavailable("the log is away"), TimedOut("late")])
+@played
+async def test_a_peer_that_refuses_a_call_is_not_a_lost_connection(
+    cluster: FakeCluster, network: SimulatedNetwork, error: OnyxqError
+) -> None:
+    """The client asks another peer, or the same one again; a peer that is lost later is reported."""
+    first = await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        reconnected = await client.reconnection()
+        refuse_once(first, "enqueue", error, times=3)
+        await client.enqueue("mail", b"1")
+        second = await cluster.start(network.host("b"), "b:1")
+        await anyio.sleep(2 * ROUTES_EVERY_S)
+        refuse_once(first, "enqueue", error)
+        await client.enqueue("mail", b"2")
+        assert second.methods("enqueue") == ["enqueue"]
+        assert not reconnected.is_set()
+        second.stop()
+        network.cut("b")
+        await client.enqueue("mail", b"3")
+        await reconnected.wait()
 
 
 @played
