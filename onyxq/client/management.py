@@ -74,7 +74,7 @@ class PeriodicOptions(ScheduleOptions, total=False):
 
     - ``zone``: the time zone of the cron fields.
     - ``missed``: what to do about times at which no task could be enqueued: ``"skip"``, ``"once"`` or ``"all"``.
-    - ``retries``, ``backoff_ms``: of each of its tasks, as in `AsyncClient.enqueue`.
+    - ``retries``, ``backoff_ms``: retries and first pause of each of its tasks, as in `AsyncClient.enqueue`.
     - ``expires_after_ms``: a task fails if it has not started within this time after it is due, in milliseconds.
     """
 

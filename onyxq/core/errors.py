@@ -291,7 +291,7 @@ class OlderThanCluster(OnyxqError):
 class NotEnabled(Conflict):
     """The entry cannot be used yet: not every peer in the ring knows it."""
 
-    code, hint = "not_enabled", "It is enabled by itself once every peer of the ring has it installed."
+    code, hint = "not_enabled", "It is enabled automatically once every peer of the ring has it installed."
 
 
 class BadExtension(OnyxqError):

@@ -64,7 +64,7 @@ class FlowTask(Args):
     expires_ms: Annotated[ExpiresMs | None, Meta(description="The task fails if it has not started by then.")] = None
     retries: Annotated[
         RetryCount | UnsetType | None,
-        Meta(description="Failed attempts allowed beyond the first; null: no limit. Default: as the queue says."),
+        Meta(description="Failed attempts allowed beyond the first; null: no limit. Default: the queue's setting."),
     ] = UNSET
     backoff_ms: Annotated[BackoffMs | None, Meta(description="Pause before the first retry; it doubles.")] = None
     ordering_key: Name | None = None

@@ -25,12 +25,12 @@ Task: TypeAlias = Annotated[Name, Meta(description="Name of the periodic task.")
 Retries: TypeAlias = Annotated[
     RetryCount | UnsetType | None,
     Meta(
-        description="Failed attempts allowed beyond the first; null: no limit. Default: as the queue says.",
+        description="Failed attempts allowed beyond the first; null: no limit. Default: the queue's setting.",
         extra={"null": "no limit"},
     ),
 ]
 Backoff: TypeAlias = Annotated[
-    BackoffMs | UnsetType, Meta(description="Pause before the first retry; it doubles. Default: as the queue says.")
+    BackoffMs | UnsetType, Meta(description="Pause before the first retry; it doubles. Default: the queue's setting.")
 ]
 ExpiresAfter: TypeAlias = Annotated[
     ExpiresAfterMs | UnsetType,

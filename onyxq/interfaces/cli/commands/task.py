@@ -93,11 +93,11 @@ TASK_COMMANDS: tuple[Command, ...] = (
             help="what to do if a task of --after fails: fail (default), cancel or run",
         ),
         option("--callback", metavar="URL", help="send the outcome of the task to URL by POST when it ends"),
-        option("--retries", metavar="N", help="number of retries, or none for no limit (default: as the queue says)"),
+        option("--retries", metavar="N", help="number of retries, or none for no limit (default: the queue's setting)"),
         option(
             "--backoff",
             metavar="TIME",
-            help="pause before the first retry; doubles with each retry (default: as the queue says)",
+            help="pause before the first retry; doubles with each retry (default: the queue's setting)",
         ),
         option(
             "--copies",
@@ -123,7 +123,7 @@ TASK_COMMANDS: tuple[Command, ...] = (
         "mail --max 10 --lease 30s --wait 5s --json",
         option("queue", metavar="QUEUE", nargs="+"),
         option("--max", type=int, default=1, metavar="N", help="claim at most N tasks (default 1)"),
-        option("--lease", metavar="TIME", help="how long the claim is valid (default: as the queue says)"),
+        option("--lease", metavar="TIME", help="how long the claim is valid (default: the queue's setting)"),
         option("--wait", metavar="TIME", default="0s", help="how long to wait for a ready task (default: no wait)"),
         option("--worker", metavar="NAME", help="name of the worker (default: host and process id)"),
     ),

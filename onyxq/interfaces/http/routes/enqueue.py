@@ -87,10 +87,10 @@ class NewTask(Args):
     expires_ms: Annotated[ExpiresMs | None, Meta(description="A task that has not started by then fails.")] = None
     retries: Annotated[
         RetryCount | UnsetType | None,
-        Meta(description="Failed attempts allowed beyond the first; null: no limit. Default: as the queue says."),
+        Meta(description="Failed attempts allowed beyond the first; null: no limit. Default: the queue's setting."),
     ] = UNSET
     backoff_ms: Annotated[
-        BackoffMs | None, Meta(description="Pause before the first retry; it doubles. Default: as the queue says.")
+        BackoffMs | None, Meta(description="Pause before the first retry; it doubles. Default: the queue's setting.")
     ] = None
     ordering_key: Annotated[
         Name | None, Meta(description="Tasks of a queue with the same key run one after the other, in order.")
