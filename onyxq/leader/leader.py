@@ -124,7 +124,7 @@ class PartitionLeader:
         self.current: set[str] = {host.node_id}
         """Holders that had all rows of this node when they were last compared."""
         self._storing = 0
-        """Number of writes under way of rows that the takeover found on too few nodes."""
+        """Number of running writes of rows that the takeover found on too few nodes."""
         self._host = host
         self._merged: set[str] = {host.node_id}
         """Holders that promised the epoch and whose rows were merged after that."""
@@ -478,7 +478,8 @@ class PartitionLeader:
     async def keep(self, node: str, rows: Sequence[Row]) -> None:
         """Store rows that another node of the cohort has."""
         found: AbstractContextManager[None] = nullcontext()
-        if not majority(self.placed.members, {self._host.node_id, node}):
+        placed, pair = self.placed, {self._host.node_id, node}
+        if not (majority(placed.members, pair) and majority(placed.target, pair)):
             found = self._storing_found(node, rows)
         with found:
             written = await self._host.store.write(Batch(rows=rows))
@@ -486,7 +487,7 @@ class PartitionLeader:
 
     @contextmanager
     def _storing_found(self, node: str, rows: Sequence[Row]) -> Iterator[None]:
-        """Surround the storing of a node's rows that may be on too few nodes.
+        """Surround the storing of a node's rows that a majority of the members or of the target may lack.
 
         After rows that the takeover found, all other holders are compared with this copy again.
         """

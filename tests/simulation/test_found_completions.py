@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 import trio
+from attrs import evolve
 
 from onyxq.core.errors import OnyxqError, StoreFailed
 from onyxq.core.facts import COMPLETED, Completion, Row, completion_row, first_of, pack_task, task_row
@@ -46,6 +48,25 @@ def completion(facts: Facts, task_id: TaskId) -> Row:
     """Return the completion of a task by an earlier leader."""
     token = facts.course.replica.position
     return completion_row(task_id, Completion(token, 1, COMPLETED, facts.start_ms, []))
+
+
+def begin_move(facts: Facts, *, members: Sequence[FactsNode], target: Sequence[FactsNode]) -> None:
+    """Have the partition move from members to a target, under the epoch in which nodes lead it."""
+    (placed,) = facts.found.partitions.values()
+    moving = evolve(
+        placed,
+        members=tuple(sorted(node.node_id for node in members)),
+        target=tuple(sorted(node.node_id for node in target)),
+    )
+    facts.course.replica = facts.found = evolve(facts.found, partitions=facts.found.partitions.set(0, moving))
+    for node in facts.living():
+        node.replica = facts.found
+
+
+def may_settle(leader: FactsNode) -> bool:
+    """Return whether the leader may make the target the members."""
+    leading = leader.leaders[0]
+    return leading.ready and leading._may_settle(leading.placed)
 
 
 def is_finished(node: FactsNode, task_id: TaskId) -> bool:
@@ -234,5 +255,52 @@ def test_the_next_task_of_the_key_waits_until_a_majority_has_the_found_completio
         facts.wait(SETTLE_EVERY_S)
         work(facts)
         assert grants(leader, facts) == [second]
+
+    trio.run(scene, clock=clock)
+
+
+def test_a_move_ends_once_new_copies_have_what_the_takeover_found_on_a_member() -> None:
+    """The new copies were compared before the leader merged the completion, which a majority of the members has."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        (leader,) = (node for node in facts.living() if 0 in node.leaders)
+        ahead, member, *new = (node for node in facts.living() if node is not leader)
+        begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+        task_id = task_everywhere(facts)
+        for node in (ahead, member):
+            store(facts, node, completion(facts, task_id))
+        for node in (*new, ahead):
+            follow(facts, leader, node)
+        assert leader.leaders[0].ready and outcome(facts, leader, task_id) == "completed"
+        assert not any(is_finished(node, task_id) for node in new) and not may_settle(leader)
+        for node in new:
+            assert not may_settle(leader)
+            follow(facts, leader, node)
+        assert all(is_finished(node, task_id) for node in new) and may_settle(leader)
+
+    trio.run(scene, clock=clock)
+
+
+def test_a_completion_that_a_serving_leader_finds_during_a_move_counts_once_new_copies_have_it() -> None:
+    """They become the members when the partition settles, and a next leader may be one of them."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        (leader,) = (node for node in facts.living() if 0 in node.leaders)
+        ahead, member, *new = (node for node in facts.living() if node is not leader)
+        begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+        task_id = task_everywhere(facts)
+        assert lead(facts) is leader
+        leader.procedures.start(leader.leaders[0].keep(ahead.node_id, [completion(facts, task_id)]))
+        commit(facts, leader)
+        assert may_settle(leader) and is_finished(leader, task_id)
+        assert outcome(facts, leader, task_id) == "unfinished"
+        facts.wait(SETTLE_EVERY_S)
+        work(facts)
+        assert outcome(facts, leader, task_id) == "completed"
+        assert all(is_finished(node, task_id) for node in new)
 
     trio.run(scene, clock=clock)
