@@ -365,7 +365,9 @@ class Service:
 
     async def _lead_offer(self, args: dict[str, Any]) -> None:
         asked = converted(peers.Offer, args)
-        await self.node.operations.tokens.leader(asked.partition).write(checked_rows(asked.rows, asked.partition))
+        leader, rows = self.node.operations.tokens.leader(asked.partition), checked_rows(asked.rows, asked.partition)
+        with self.node.storing_found(leader, rows):
+            await leader.write(rows)
 
     # --- the cluster
 

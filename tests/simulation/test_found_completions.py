@@ -9,11 +9,13 @@ import pytest
 import trio
 from attrs import evolve
 
-from onyxq.core.errors import OnyxqError, StoreFailed
+from onyxq.core.errors import OnyxqError, StoreFailed, Unknown
 from onyxq.core.facts import COMPLETED, Completion, Row, completion_row, first_of, pack_task, task_row
 from onyxq.core.ids import TaskId, make_id, stretch_of
+from onyxq.leader.cohort.replication import WRITE_TIMEOUT_S
 from onyxq.leader.completions import SETTLE_EVERY_S
 from onyxq.leader.grants.claims_here import claim_here
+from onyxq.operations.service import Service
 from onyxq.store.interface import Batch
 from simulation.search.facts_calm import settle, work
 from simulation.search.facts_clients import MAKER
@@ -76,14 +78,27 @@ def is_finished(node: FactsNode, task_id: TaskId) -> bool:
 
 def outcome(facts: Facts, leader: FactsNode, task_id: TaskId) -> str | None:
     """Return the outcome of a task, as its leader reports it to nodes with tasks that wait for it."""
-    said: list[str | None] = []
-
-    async def ask() -> None:
-        said.extend(await leader.operations.dependencies.outcomes([task_id], leader.node_id))
-
-    leader.procedures.start(ask())
+    said = ask(leader, task_id)
     work(facts)
     return said[0]
+
+
+def outcome_now(facts: Facts, leader: FactsNode, task_id: TaskId) -> str | None:
+    """Return the outcome that a leader reports before it hears of any other node."""
+    said = ask(leader, task_id)
+    commit(facts, leader)
+    return said[0]
+
+
+def ask(leader: FactsNode, task_id: TaskId) -> list[str | None]:
+    """Ask a leader for the outcome of a task, which is added to the returned list."""
+    said: list[str | None] = []
+
+    async def outcomes() -> None:
+        said.extend(await leader.operations.dependencies.outcomes([task_id], leader.node_id))
+
+    leader.procedures.start(outcomes())
+    return said
 
 
 def grants(leader: FactsNode, facts: Facts) -> list[TaskId]:
@@ -302,5 +317,38 @@ def test_a_completion_that_a_serving_leader_finds_during_a_move_counts_once_new_
         work(facts)
         assert outcome(facts, leader, task_id) == "completed"
         assert all(is_finished(node, task_id) for node in new)
+
+    trio.run(scene, clock=clock)
+
+
+def test_a_completion_that_a_lost_node_offers_counts_once_a_majority_has_it() -> None:
+    """After its partition was forced, it may have what no other node has. The other nodes do not answer at first."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=3, partitions=1)
+        task_id = task_everywhere(facts)
+        leader = lead(facts)
+        others = [node for node in facts.living() if node is not leader]
+        service = Service(leader, random_64=lambda: 1)
+        refused: list[Unknown] = []
+
+        async def offer() -> None:
+            with pytest.raises(Unknown) as caught:
+                await service.peer_methods["lead.offer"]({"partition": 0, "rows": [[*completion(facts, task_id)]]})
+            refused.append(caught.value)
+
+        leader.procedures.start(offer())
+        commit(facts, leader)
+        assert is_finished(leader, task_id) and outcome_now(facts, leader, task_id) == "unfinished"
+        facts.wait(2 * WRITE_TIMEOUT_S)
+        settle(facts, leader)
+        assert refused and outcome_now(facts, leader, task_id) == "unfinished"
+        for _ in range(3):
+            work(facts)
+            facts.wait(SETTLE_EVERY_S)
+        work(facts)
+        assert outcome(facts, leader, task_id) == "completed"
+        assert all(is_finished(node, task_id) for node in others)
 
     trio.run(scene, clock=clock)
