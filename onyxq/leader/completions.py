@@ -7,7 +7,7 @@ written, the task is not granted. Its claim is released some time after the comp
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -63,8 +63,8 @@ class Completions:
         self._finished = Signal()
         """Wakes the requests that wait in `until_decided`."""
         self._unsettled = Signal()
-        self._storing = 0
-        """Number of writes under way of rows that other nodes have."""
+        self._storing = Counter[int]()
+        """Partition -> number of running writes of completions that other nodes have."""
         self.claim_release = ClaimRelease(host)
 
     @procedure
@@ -176,22 +176,24 @@ class Completions:
         Until then they do not count for other tasks. What a leader finds before it serves counts once it is `backed`.
         """
         store = self._host.store
+        completions = [row for row in rows if row.key[2:3] == facts.COMPLETION]
         found = [
             Run(facts.first_of(row.key), facts.completion_head(facts.unseal(*row))[1])
-            for row in rows
-            if leader.ready and row.key[2:3] == facts.COMPLETION and store.get(row.key) != row.value
+            for row in completions
+            if leader.ready and store.get(row.key) != row.value
         ]
         for task_id in (one for run in found for one in ids_of(*run)):
             with suppress(Corrupt):  # the task's key is known once its row is repaired
                 if (task := store.task_row(task_id)) is not None:
                     self._state.keys.note(task_id, task[1])
         self._state.begin(State.UNSETTLED, found)
-        self._storing += 1
+        self._storing[leader.partition] += bool(completions)
         try:
             yield
         finally:
-            self._storing -= 1
-            self._unsettled.fire()
+            self._storing[leader.partition] -= bool(completions)
+            if found:
+                self._unsettled.fire()
 
     async def run(self) -> None:
         """Replicate completions that may be stored on too few nodes to a majority, until cancelled.
@@ -218,7 +220,7 @@ class Completions:
             bits &= ~self._state.bits(State.GRANTING, stretch) & ~self._state.bits(State.UNDECIDED, stretch)
             finished = plan.still_finished(self._host, stretch) & bits
             # If a completion is being stored, a later round finds it.
-            unfinished = runs_of(stretch, 0 if self._storing else bits & ~finished)
+            unfinished = runs_of(stretch, 0 if self._storing[leader.partition] else bits & ~finished)
             self._state.settle(State.UNSETTLED, unfinished)
             self._host.granter.offer(unfinished)
             await self._repeat(leader, runs_of(stretch, finished))

@@ -11,10 +11,11 @@ from attrs import evolve
 
 from onyxq.core.errors import OnyxqError, StoreFailed, Unknown
 from onyxq.core.facts import COMPLETED, Completion, Row, completion_row, first_of, pack_task, task_row
-from onyxq.core.ids import TaskId, make_id, stretch_of
+from onyxq.core.ids import Run, TaskId, make_id, partition_of, stretch_of
 from onyxq.leader.cohort.replication import WRITE_TIMEOUT_S
 from onyxq.leader.completions import SETTLE_EVERY_S
 from onyxq.leader.grants.claims_here import claim_here
+from onyxq.leader.state.states import State
 from onyxq.operations.service import Service
 from onyxq.store.interface import Batch
 from simulation.search.facts_calm import settle, work
@@ -32,10 +33,10 @@ def store(facts: Facts, node: FactsNode, row: Row) -> None:
     commit(facts, node)
 
 
-def task(facts: Facts, *, number: int = 0, key: str = "") -> Row:
+def task(facts: Facts, *, number: int = 0, key: str = "", partition: int = 0) -> Row:
     """Return the row of a task."""
     header = {"queue": QUEUE, **({"ordering_key": key} if key else {})}
-    return task_row(make_id(facts.start_ms, 0, MAKER, number), pack_task(header, [b""]))
+    return task_row(make_id(facts.start_ms, partition, MAKER, number), pack_task(header, [b""]))
 
 
 def task_everywhere(facts: Facts, *, number: int = 0, key: str = "") -> TaskId:
@@ -117,13 +118,30 @@ def grants(leader: FactsNode, facts: Facts) -> list[TaskId]:
 
 def begin_slow_write(facts: Facts, leader: FactsNode, other: FactsNode, row: Row) -> Sync:
     """Have a leader store a row of another node; return the write, which the disk has begun."""
-    leader.procedures.start(leader.leaders[0].keep(other.node_id, [row]))
+    leader.procedures.start(leader.leaders[partition_of(first_of(row.key))].keep(other.node_id, [row]))
     settle(facts, leader)
     leader.commit()
     settle(facts, leader)
     write, leader.disk.pending = leader.disk.pending, None
     assert write is not None
     return write
+
+
+def find_nowhere(facts: Facts, leader: FactsNode, other: FactsNode, row: Row) -> None:
+    """Have the leader find a completion that its disk refuses; its check of that waits for the other nodes' answers."""
+
+    async def refused() -> None:
+        with pytest.raises(StoreFailed):
+            await leader.leaders[0].keep(other.node_id, [row])
+
+    leader.procedures.start(refused())
+    settle(facts, leader)
+    leader.commit()
+    settle(facts, leader)
+    leader.disk.end(refused=True, lands=False)
+    settle(facts, leader)
+    facts.wait(SETTLE_EVERY_S)
+    commit(facts, leader)
 
 
 def test_a_completion_that_a_serving_leader_finds_counts_once_a_majority_has_it() -> None:
@@ -158,19 +176,7 @@ def test_a_completion_that_is_stored_slowly_is_not_taken_for_one_that_is_stored_
         leader = lead(facts)
         row = completion(facts, task_id)
         ahead = next(node for node in facts.living() if node is not leader)
-
-        async def refused() -> None:
-            with pytest.raises(StoreFailed):
-                await leader.leaders[0].keep(ahead.node_id, [row])
-
-        leader.procedures.start(refused())
-        settle(facts, leader)
-        leader.commit()
-        settle(facts, leader)
-        leader.disk.end(refused=True, lands=False)
-        settle(facts, leader)
-        facts.wait(SETTLE_EVERY_S)
-        commit(facts, leader)
+        find_nowhere(facts, leader, ahead, row)
         write = begin_slow_write(facts, leader, ahead, row)
         work(facts)
         write.over.end()
@@ -317,6 +323,31 @@ def test_a_completion_that_a_serving_leader_finds_during_a_move_counts_once_new_
         work(facts)
         assert outcome(facts, leader, task_id) == "completed"
         assert all(is_finished(node, task_id) for node in new)
+
+    trio.run(scene, clock=clock)
+
+
+@pytest.mark.parametrize("another", ["task", "completion of another partition"])
+def test_the_check_of_a_completion_that_is_stored_nowhere_waits_for_no_other_writes(another: str) -> None:
+    """A big copy of another partition, or of tasks, would otherwise hold it up."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=10)
+        task_id = task_everywhere(facts)
+        leader = lead(facts)
+        ahead = next(node for node in facts.living() if node is not leader)
+        second = max(leader.leaders)
+        row = task(facts, number=1)
+        if another != "task":
+            assert second
+            row = completion(facts, first_of(task(facts, number=1, partition=second).key))
+        find_nowhere(facts, leader, ahead, completion(facts, task_id))
+        write = begin_slow_write(facts, leader, ahead, row)
+        work(facts)
+        assert not leader.leader_state.any_in(State.UNSETTLED, [Run(task_id, 1)])
+        write.over.end()
+        work(facts)
 
     trio.run(scene, clock=clock)
 
