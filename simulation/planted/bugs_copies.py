@@ -128,7 +128,7 @@ COPY_BUGS: tuple[Planted, ...] = (
         returning(None),
         "a write of an earlier epoch is acknowledged and missing on the copy that was made meanwhile",
         "under_way",
-        quick=1,
+        quick=8,
     ),
     Planted(
         "a copy is dropped although a later epoch was promised",

@@ -235,11 +235,13 @@ async def under_way(world: World) -> None:
     gone, away = world.random.sample([n for n in world.nodes if n is not leads and n.node_id in placed.target], 2)
     async with world.client(nodes=[leads]) as client, trio.open_nursery() as nursery:
         world.isolate(away)  # the leader and who goes are the majority
-        leads.disk.delay_ms = lambda: world.random.randint(50, 400)
+        leads.disk.delay_ms = lambda: world.random.randint(300, 900)
         for lane in range(8):
             nursery.start_soon(_enqueue_in_turn, client, lane)
         await trio.sleep(world.random.uniform(0.5, 1.5))
         await retire(world, gone)
+        world.network.heal()
+        world.isolate(gone)  # the takeover reads the other member, which lacks these writes
         await world.until(lambda: gone.node_id not in world.audit.replica.partitions[0].members, "its copy has moved")
         await trio.sleep(0.5)
         nursery.cancel_scope.cancel()
