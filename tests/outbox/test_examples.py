@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -61,10 +62,11 @@ class Shop:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
+                start_new_session=True,
                 preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
             )
         self._stack.callback(process.wait)
-        self._stack.callback(process.kill)
+        self._stack.callback(os.killpg, process.pid, signal.SIGKILL)  # hypercorn serves in a process of its own
 
     def ordered(self, path: str) -> str:
         """Order, as soon as the web server serves; return the id of the task."""
