@@ -352,10 +352,12 @@ class PartitionLeader:
         """Return whether the target is up to date and no complete copy of a live node would be dropped too early.
 
         Each complete copy of a live member needs a complete copy in the target. If the other members are gone,
-        a majority is enough, because they should be replaced soon.
+        a majority is enough, because they should be replaced soon. While rows that the takeover found are being
+        stored here, no copy in the target has all rows.
         """
         wanted = min(len(self._whole_copies(placed)), len(placed.target))
-        return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted
+        whole = majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted
+        return whole and not self._storing
 
     def _whole_copies(self, placed: Partition) -> list[str]:
         """Return the live members whose copies may be complete, those included that have not been compared yet."""

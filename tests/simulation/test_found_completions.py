@@ -304,6 +304,31 @@ def test_a_move_ends_once_new_copies_have_what_the_takeover_found_on_a_member() 
     trio.run(scene, clock=clock)
 
 
+def test_a_move_does_not_end_while_a_completion_that_the_takeover_found_is_stored() -> None:
+    """It would count once a majority of the old members has it. The partition might settle then without it."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        (leader,) = (node for node in facts.living() if 0 in node.leaders)
+        ahead, member, *new = (node for node in facts.living() if node is not leader)
+        begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+        task_id = task_everywhere(facts)
+        work(facts)
+        write = begin_slow_write(facts, leader, ahead, completion(facts, task_id))
+        for node in (*new, member):
+            follow(facts, leader, node)
+        assert leader.leaders[0].ready and not may_settle(leader)
+        write.over.end()
+        work(facts)
+        for node in new:
+            assert not may_settle(leader)
+            follow(facts, leader, node)
+        assert all(is_finished(node, task_id) for node in new) and may_settle(leader)
+
+    trio.run(scene, clock=clock)
+
+
 def test_a_completion_that_a_serving_leader_finds_during_a_move_counts_once_new_copies_have_it() -> None:
     """They become the members when the partition settles, and a next leader may be one of them."""
     clock = SearchClock()
