@@ -75,7 +75,7 @@ class Postgres:
         return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
 
     def spawn(self) -> None:
-        """Start the server, without waiting until it serves."""
+        """Start the server, without waiting until it serves. It ends with the thread that calls this."""
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": self._root, "shared_buffers": "16MB"}
         options = [f"-c{name}={value}" for name, value in settings.items()]
         with open(self._root / "postgres.log", "ab") as log:
@@ -101,6 +101,10 @@ class Postgres:
     def start(self) -> None:
         """Start the server and wait until it serves."""
         self.spawn()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the server serves."""
         until = time.monotonic() + START_S_MAX
         while not self.serves():
             assert time.monotonic() < until, self.said()

@@ -125,7 +125,8 @@ class Shop:
         self.kills[victim] += 1
         if victim == "database":
             await trio.to_thread.run_sync(self.postgres.kill)
-            await trio.to_thread.run_sync(self.postgres.start)
+            self.postgres.spawn()
+            await trio.to_thread.run_sync(self.postgres.wait)
         elif victim == "peer":
             peer = self.cluster[self.rng.choice(NAMES)]
             await trio.to_thread.run_sync(peer.kill)
