@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from onyxq.client import AsyncClient, Claim
 from onyxq.errors import LogWentBack, OnyxqError
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import POLL_S, SESSION_TIMEOUT_MS, Cluster, PeerProcess, bounded
@@ -82,12 +83,20 @@ async def cluster(own: Restorable, tmp_path: Path) -> AsyncIterator[Cluster]:
         yield found
 
 
+async def claimed(cluster: Cluster, client: AsyncClient) -> list[Claim]:
+    """Claim a task, as a worker does: ask again while the log cannot be reached.
+
+    Servers that have just started may elect a leader more than once, so a peer that reached them may lose them again.
+    """
+    return await cluster.until("claimed", lambda: client.claim(["q"], wait_ms=10_000, worker="w"))
+
+
 async def churn(cluster: Cluster, times: int, *peers: str) -> None:
     """Enqueue a task and complete another, so that tokens rise; ``peers`` are those that serve."""
     async with cluster.client(*peers) as client:
         for number in range(times):
             await client.enqueue("q", b"%d" % number)
-            for claim in await client.claim(["q"], wait_ms=10_000, worker="w"):
+            for claim in await claimed(cluster, client):
                 await client.complete(claim)
 
 
@@ -142,7 +151,7 @@ async def test_running_peers_say_that_the_log_went_back_and_grant_nothing(cluste
         own.restore("newest")
         own.up()
         await cluster.whole(*PEERS)
-        claims = await client.claim(["q"], wait_ms=10_000, worker="w")
+        claims = await claimed(cluster, client)
         assert [claim.data for claim in claims] == [b"meanwhile"]
 
 
