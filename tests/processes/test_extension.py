@@ -17,6 +17,8 @@ from tests.processes.cluster import Cluster, bounded
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "lock"
 LINES_MAX = 150
+LEASE_MS = 10_000
+"""Lease of a lock that must still be held after several requests, also on a busy machine."""
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +114,7 @@ def hold_and_die(address: str) -> list[int]:
     from onyxq_lock import Lock  # type: ignore[import-not-found]
 
     with Client(address) as client:
-        one, other = Lock(client, "report", "one"), Lock(client, "report", "other", lease_ms=3_000)
+        one, other = Lock(client, "report", "one"), Lock(client, "report", "other", lease_ms=LEASE_MS)
         first = one.acquire()
         assert first is not None and other.acquire() is None and one.release(first)
         second = other.acquire()

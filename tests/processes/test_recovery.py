@@ -168,7 +168,7 @@ async def test_a_wiped_zookeeper_is_recovered_from_without_a_node_that_comes_lat
 
     await own.start("a", "b")
     async with own.client("a", "b") as client:
-        claims = await claim_all(client, 5)
+        claims = await claim_all(client, 5, lease_ms=600_000)
         assert claims.keys() == set(ids[1:])
         await client.complete(list(claims.values())[:4])
     await own.start("c")

@@ -108,6 +108,7 @@ async def test_each_end_makes_one_callback_although_a_peer_is_killed(cluster: Cl
     receiver, ended = Receiver(), set[bytes]()
     for name in NAMES:
         await cluster.start(name)
+    await cluster.whole(*NAMES)
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, receiver.serve, 0, host="127.0.0.1"))
         uri = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/ended"

@@ -25,6 +25,8 @@ SET_PER_S = 500
 WORKERS_PER_PEER = 4
 LATE_MS_MAX = 2_000
 """Longest delay, far above that of an idle machine, because this is not a test of speed."""
+TAKEOVER_MS_MAX = 10_000
+"""Longest time from the end of a killed leader's session to its last timer, on a busy machine."""
 SEED = 11
 
 
@@ -67,11 +69,11 @@ async def test_timers_fire_in_time(cluster: Cluster) -> None:
 
 @bounded(120 + TIMERS / SET_PER_S + SECONDS)
 async def test_a_killed_leader_loses_no_timer(cluster: Cluster) -> None:
-    """Its successors fire its timers, late by at most the session timeout and two seconds."""
+    """Its successors fire its timers soon after its session has expired."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     timers = await set_timers(cluster)
     await fired(cluster, timers, victim=cluster["a"])
     found = timers.summary()
     print(found)
-    assert found["max_ms"] < SESSION_TIMEOUT_MS + 2_000 + LATE_MS_MAX
+    assert found["max_ms"] < SESSION_TIMEOUT_MS + TAKEOVER_MS_MAX
