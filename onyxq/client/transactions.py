@@ -299,10 +299,11 @@ def gather(
                 into.complete(one)
     for claim, data in update:
         into.update(claim, data)
-    for task in enqueue:
+    for place, task in enumerate(enqueue):
         said = dict(task)
-        if "queue" not in said or "data" not in said:
-            raise BadRequest("a task to enqueue is a map with queue and data", field="enqueue")
+        missing = [name for name in ("queue", "data") if name not in said]
+        if missing:
+            raise BadRequest(f"enqueue[{place}] has no {' and no '.join(missing)}; both are needed", field="enqueue")
         into.enqueue(said.pop("queue"), said.pop("data"), **said)
     into.require(require)
 

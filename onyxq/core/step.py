@@ -165,7 +165,10 @@ def _problem(replica: Replica, content: RecordContent, entries: Entries) -> str:
 
 
 def _creates(content: RecordContent, entries: Entries) -> bool:
-    """Return whether the record starts with ``create_cluster`` of the cluster whose id it carries."""
+    """Return whether the first entry is ``create_cluster`` with the record's cluster id.
+
+    Raises `OlderThanCluster` for a version of the entry that this program does not know.
+    """
     if not content.entries or content.entries[0].name != CREATE:
         return False
     first = content.entries[0]

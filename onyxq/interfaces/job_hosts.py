@@ -172,7 +172,11 @@ class JobHosts:
         """Wait until a process serves its job, for at most its ``wait_ms``."""
         until, waiting = trio.current_time() + args.wait_ms / 1000, self._waiting(args.id)
         if args.host not in waiting and len(waiting) >= OFFERS_MAX:
-            raise Conflict(f"{OFFERS_MAX} processes wait to serve the job already", field="host")
+            raise Conflict(
+                f"{OFFERS_MAX} processes already wait to serve job {args.id}",
+                field="host",
+                hint="One is enough: stop the others, then start this one again.",
+            )
         self._offered.setdefault(args.id, {})[args.host] = trio.current_time()
         self._changed.fire()
         while not self._serves(args) and (left_s := until - trio.current_time()) > 0:

@@ -1,7 +1,7 @@
-"""Enqueues: a leader stores task runs on majorities of their holders.
+"""Enqueues: a leader stores runs of tasks on a majority of the holders of their partition.
 
-Plain runs are stored at once. Runs with keys or dependencies are checked first. They too are stored
-in the order of the requests.
+Plain runs are stored at once. If a request has a run with a key, dependencies, a callback, an expiry time or
+a named due time, its runs are checked one after the other. They are written in the order of the request.
 """
 
 from __future__ import annotations

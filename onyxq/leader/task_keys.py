@@ -151,10 +151,11 @@ class TaskKeys:
     # --- unique keys
 
     async def unique(self, leader: PartitionLeader, one: RunRequest) -> Started | None:
-        """Return the write for a unique key that another task holds; None if the new task may be stored.
+        """Return the write that answers an enqueue if another task holds its unique key; None: store the new task.
 
-        Enqueues of one key are serialised. The next one waits for `Started.over` of this write, or of the write
-        that is returned for the new task.
+        Enqueues of one key are serialised: the key is locked until `Started.over` of the returned write is called.
+        After None the caller stores the task and calls `as_new`, or calls `failed` if it cannot.
+        Raises `Unavailable` while it is not known whether the other task has ended.
         """
         digest = facts.unique_digest(one.header, one.first)
         await self._lock(digest)

@@ -102,10 +102,16 @@ class EmbeddedBackend:
         """Open, or create, the log in the directory ``path``."""
         return cls(path, clock=clock, segment_records=segment_records)
 
+    def _check_open(self) -> None:
+        """Raise `LogUnavailable` once the log is closed."""
+        if self._closed:
+            raise LogUnavailable(
+                f"the log in {self._path} is closed", hint="The process that had it open is stopping. Start it again."
+            )
+
     async def session(self) -> EmbeddedSession:
         """Return a new session of this process."""
-        if self._closed:
-            raise LogUnavailable(f"the log in {self._path} is closed")
+        self._check_open()
         session = EmbeddedSession(self)
         self._sessions.add(session)
         await trio.lowlevel.checkpoint()
@@ -113,8 +119,7 @@ class EmbeddedBackend:
 
     async def look(self, position: int) -> Record | Trimmed | None:
         await trio.lowlevel.checkpoint()
-        if self._closed:
-            raise LogUnavailable(f"the log in {self._path} is closed")
+        self._check_open()
         found = self.fetch(position)[:1] if position < self._next else []
         if found and found[0].position == position:
             return found[0]
@@ -160,8 +165,7 @@ class EmbeddedBackend:
 
     async def submit(self, *, record: bytes | None = None, work: Callable[[], Any] | None = None) -> Any:
         """Have the writer append ``record`` or do ``work``; return the result once it is durable."""
-        if self._closed:
-            raise LogUnavailable(f"the log in {self._path} is closed")
+        self._check_open()
         job = _Job(trio.lowlevel.current_trio_token(), record, work, trio.Event())
         self._jobs.put(job)
         await job.done.wait()

@@ -259,7 +259,7 @@ def _epochs(value: Any) -> dict[int, int]:
     """Return partitions and their epochs from another node's arguments."""
     whole = isinstance(value, dict) and all(type(one) is int for pair in value.items() for one in pair)
     if not whole or not all(0 <= number < PARTITIONS_MAX and 0 <= epoch < EPOCHS for number, epoch in value.items()):
-        raise BadRequest("partitions must be a map of partitions and their epochs", field="partitions")
+        raise BadRequest(f"partitions must map partition numbers to epochs, not be {value!r:.80}", field="partitions")
     return dict(value)
 
 

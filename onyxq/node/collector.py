@@ -77,7 +77,10 @@ class Collector:
         return await session.trim(upto) if upto > START else 0
 
     async def _store_positions(self, position: int) -> list[int]:
-        """Return how far each node with a peer has durably taken in the log; `START` if it does not answer."""
+        """Return the position up to which each live node's store has the log on disk; `START` if it does not answer.
+
+        Waits up to `ASK_TIMEOUT_S` for each node; for this one until its store has reached ``position``.
+        """
         node = self._node
         live = {peer.node for peer in node.replica.peers.values()}
         found: list[int] = []

@@ -61,7 +61,10 @@ class RunContext:
         """
         found = self._node.entries.of(args)
         if found is None or found.extension != self._extension:
-            raise BadRequest(f"{type(args).__module__} is not an entry of the extension {self._extension}")
+            raise BadRequest(
+                f"{type(args).__module__}.{type(args).__qualname__} is not an entry of the extension {self._extension}",
+                hint="Submit the Args of one of the extension's own entries.",
+            )
         while not self._node.can_submit():
             await trio.sleep(LOG_RETRY_S)
         _, verdicts = await self._node.verdicts([args])

@@ -447,9 +447,10 @@ class Node:
         )
 
     def welcome(self, theirs: Hello) -> Hello:
-        """Return this node's answer to the hello ``theirs``; raises the reason to refuse.
+        """Return this node's answer to the hello ``theirs``.
 
-        A peer may call the cohort's methods, so it must know the cluster's id, not just its name.
+        Raises `BadRequest` for an unknown role, and `Forbidden` for a peer that does not send its node and the
+        cluster's id. A peer may call the cohort's methods, so it must know the cluster's id, not just its name.
         """
         if theirs.role not in ("client", "peer"):
             raise BadRequest(f"there is no role {theirs.role[:100]!r}", field="role")

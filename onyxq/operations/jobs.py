@@ -265,7 +265,11 @@ class Jobs:
                 hint="Submit the job without resume, or resume the job that this one resumed.",
             )
         if not end[2]:
-            raise BadRequest("resume names a job whose offsets are not kept any more", field="resume")
+            raise BadRequest(
+                f"resume names job {name}, whose offsets are not kept any more",
+                field="resume",
+                hint="Submit the job without resume, or begin from a savepoint: --from-savepoint NAME.",
+            )
 
     async def kill(self, args: KillJob) -> JobView:
         """End a job now; raises `NotFound`, `Conflict` if it has ended otherwise, `Unavailable`."""

@@ -19,13 +19,13 @@ as they are; it does not rebuild them.
 * ``due``: unfinished pieces that were not due when they were indexed, ordered by due time.
 * ``waiting``: unfinished tasks of rows with dependencies that no resolution covers.  They
   are neither ready nor due.
-* ``keys``: tasks with an ordering key that are unfinished or stopped it, in the key's
-  order.  Only the first task of a key, its head, can be ready or due (or wait for its
-  dependencies).  A stopped head is neither, and blocks the key.
+* ``keyed``: tasks with an ordering key, in the key's order: unfinished tasks, and failed
+  tasks that block their key.  Only the first task of a key, its head, can be ready or due
+  (or wait for its dependencies).  A head that failed is neither, and blocks the key.
 * ``unique``: rows with a unique key.  The row of the highest mark holds the key until it releases it; the others
   are *superseded*: in no other index and in no count.
 * ``expiring``: unfinished tasks that were never granted, by expiry time.
-* ``dead``: failed tasks by queue.
+* ``dead``: dead letters by queue.
 * counts per partition and queue; digests per partition, hour and leaf.
 
 Purged tasks (see `onyxq.core.purged`) are in no answer, even before their rows are deleted.

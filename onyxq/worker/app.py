@@ -186,7 +186,11 @@ class App:
                 )
             known_as = name or task.name
             if any(one.name == known_as for one in self.periodics):
-                raise BadRequest(f"there are two periodic tasks named {known_as!r}", field="name")
+                raise BadRequest(
+                    f"there are two periodic tasks named {known_as!r}",
+                    field="name",
+                    hint="Give one of them another name: @app.periodic(..., name=...).",
+                )
             self.periodics.append(Periodic(task, known_as, schedule, zone, missed))
             return task
 

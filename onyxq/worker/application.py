@@ -175,7 +175,10 @@ class AppWorker(Worker):
             current_attempt.get().ends_at = scope.deadline
             result: bytes | None = await run()
         if scope.cancelled_caught:
-            raise TimedOut(f"{call.task.name} did not end within {call.timeout_s:g} s")
+            raise TimedOut(
+                f"{call.task.name} did not end within {call.timeout_s:g} s",
+                hint="Raise timeout_s of @app.task(...) or of the call, or let the function do less per task.",
+            )
         return result
 
     async def _in_loop(self, call: _Call) -> bytes | None:

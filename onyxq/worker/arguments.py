@@ -166,6 +166,6 @@ def _refuse(value: Any) -> None:
 def _as_given(
     bound: inspect.BoundArguments, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the values, by position or by name as the caller gave them."""
+    """Return the values of ``bound`` as ``(args, kwargs)``: by position or by name as the caller gave them."""
     named = {**bound.arguments, **bound.kwargs}
     return list(bound.args[: len(args)]), {name: named[name] for name in kwargs}

@@ -136,7 +136,10 @@ async def leader_isolated(world: World, asking: Asking) -> None:
 
 
 async def leader_deposed(world: World, asking: Asking) -> None:
-    """A leader has lost the log and does not know of its successor; it is asked for some of the pages."""
+    """Cut a leader off from the log until it is deposed, and ask it for most pages of the backup.
+
+    In 7 of 10 cases it is also isolated from the other nodes, so that it does not learn of its successor.
+    """
     draw, node = world.random, _some_leader(world)
     async with world.client(nodes=[node]) as misled:
         world.disconnect_log(node)

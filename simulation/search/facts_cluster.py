@@ -1,4 +1,7 @@
-"""Nodes, their log and their messages, for the search of facts: what can happen next, one small step at a time."""
+"""The cluster that `simulation.search.facts` searches: nodes, a log and messages, moved in small steps.
+
+Each method is one thing that can happen next, such as a crash, a read of a record, or the loss of a message.
+"""
 
 from __future__ import annotations
 

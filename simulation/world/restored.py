@@ -161,7 +161,7 @@ def continue_audit(
 
 
 async def use(world: World) -> None:
-    """Enqueue, claim, complete and move for a while; then everything is worked off, what was there before as well."""
+    """Enqueue, claim, complete and move tasks for `USED_S`. Then finish all tasks, including those from before."""
     load = Load(world, Mix(workers=1), first=FIRST)
     moves = Moves(world, MovesMix(mappers=1), first=FIRST)
     async with trio.open_nursery() as nursery:

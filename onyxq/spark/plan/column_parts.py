@@ -184,7 +184,7 @@ def _extents(window: Window, times: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _pieces(codes: Numbers, starts: Numbers) -> tuple[list[int], list[int], Numbers]:
-    """Return the key and the start of each piece of a key's time, and for each row the place of its piece."""
+    """Return the key's code and the start of each extent, and for each row the place of its extent."""
     times, at = numpy.unique(starts, return_inverse=True)
     named, places = numpy.unique(codes * max(1, len(times)) + at, return_inverse=True)
     return (named // max(1, len(times))).tolist(), times[named % max(1, len(times))].tolist(), places

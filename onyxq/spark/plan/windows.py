@@ -1,7 +1,7 @@
-"""Windows on Spark: segments of a reduce task are folded where they are, then gathered by key, and fire.
+"""Windows on Spark: each part of a batch is folded into partial states, which go to the groups of their keys.
 
-All windows of a task are one cut (`onyxq.spark.plan.groups`). `onyxq.jobs.windows` and `onyxq.jobs.window_groups`
-define windows, and when they fire.
+The groups merge them into the windows, and the windows fire. All windows of a reduce task share one cut
+(`onyxq.spark.plan.groups`). `onyxq.jobs.windows` and `onyxq.jobs.window_groups` define windows, and when they fire.
 """
 
 from __future__ import annotations

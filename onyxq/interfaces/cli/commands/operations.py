@@ -17,7 +17,7 @@ RUN = "onyxq.interfaces.cli.operations:run"
 
 
 def command_of(operation: Operation[Any, Any], verb: Verb) -> Command:
-    """Return the command that an operation is on the command line."""
+    """Return the command for one verb of an operation."""
     example = f"onyxq {verb.name} {verb.example}".rstrip()
     options = partial(_all_options, operation, verb)
     return Command(verb.name, verb.run or RUN, verb.about, example, options, talks=True, row=(operation, verb))
