@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from onyxq import App
+from onyxq import App, Client
 from onyxq.interfaces.dashboard.periodic import last_times
 from onyxq.interfaces.dashboard.schedules import in_words
 from onyxq.operations.table.periodic import PeriodicView
@@ -78,6 +78,21 @@ def test_the_last_times_of_a_schedule_are_known() -> None:
     assert times("30 3 * * mon-fri") == ["2026-07-16 01:30", "2026-07-17 01:30", "2026-07-20 01:30"]
     assert times("0 0 29 2 *") == ["2020-02-28 23:00", "2024-02-28 23:00"]
     assert times("of a newer version") == []
+
+
+def test_a_row_shows_the_options_and_data_of_its_tasks() -> None:
+    """Defaults are left out."""
+    options = {"priority": 5, "missed": "skip", "retries": 1, "backoff_ms": 2_000, "expires_after_ms": 600_000}
+    with running(http=True) as cluster, Client(cluster.addresses) as client:
+        client.set_periodic("plain", "q", "every 1d")
+        client.set_periodic("full", "q", "every 1d", payload=b"all of it", **options)
+        shown = httpx.get(f"http://{cluster.http_addresses[0]}/ui/periodic", timeout=60, trust_env=False).text
+    full, plain = (
+        html.unescape(re.sub("<[^>]*>", "", row)) for row in re.findall(r'<th scope="row">.*?</th>', shown, re.S)
+    )
+    said = "priority 5, missed times are skipped, 1 retry, first retry after 2 s, fails if not started within 10 min"
+    assert full.split(maxsplit=3) == ["full", "to", "q", f"all of it {said}"]
+    assert plain.split() == ["plain", "to", "q"]
 
 
 def test_an_empty_page_shows_code_that_works() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import anyio
 import attrs
 from attrs import frozen
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from starlette.responses import Response
 
 from onyxq.core import cron
@@ -16,13 +16,15 @@ from onyxq.core.errors import BadRequest, NotFound, OnyxqError
 from onyxq.core.periodic import task_id
 from onyxq.core.replica import Periodic
 from onyxq.interfaces.dashboard.page import ROWS, Filter, PageArgs, shows
-from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.dashboard.rendering import counted, page
 from onyxq.interfaces.dashboard.schedules import in_words
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.periodic import LIST_PERIODIC, ListPeriodic, PeriodicView
+from onyxq.system.durations import span
 
 TIMES_TRIED = 3
 """Number of latest times of a schedule at which the last run is looked for; the newest may not have a run yet."""
+MISSED = {"once": "", "skip": "missed times are skipped", "all": "missed times are caught up"}
 LOOK_BACK_MS = 9 * 366 * 86_400_000
 """Greatest age of a last run that is looked for; every schedule has a time in this period."""
 
@@ -43,6 +45,21 @@ class Row:
     """In words."""
     last: Mapping[str, Any] | None = None
     """The task of the last run; None: none is stored."""
+
+    @property
+    def options(self) -> str:
+        """What its tasks have in place of defaults, in words."""
+        task = self.task
+        said = [f"priority {task.priority}" if task.priority else "", MISSED[task.missed]]
+        if task.retries is None:
+            said.append("retries without limit")
+        elif task.retries is not UNSET:
+            said.append(counted(task.retries, "retry", "retries"))
+        if task.backoff_ms is not UNSET:
+            said.append(f"first retry after {span(task.backoff_ms)}")
+        if task.expires_after_ms is not UNSET:
+            said.append(f"fails if not started within {span(task.expires_after_ms)}")
+        return ", ".join(filter(None, said))
 
 
 async def get_periodic(call: Call) -> Response:
