@@ -16,7 +16,8 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
-from onyxq import api, errors
+from onyxq import api
+from onyxq.core.errors import OnyxqError, by_code
 from onyxq.core.limits import Member, members
 from onyxq.core.queue_settings import DEFAULTS
 from onyxq.core.queue_settings import SETTINGS as QUEUE_SETTINGS
@@ -283,7 +284,8 @@ def errors_page() -> list[str]:
                 str(kind.exit_code),
                 (kind.__doc__ or "").strip() + (f"\n\n*{plain(kind.hint)}*" if kind.hint else ""),
             )
-            for code, kind in errors.BY_CODE.items()
+            for code, kind in sorted(by_code().items())
+            if kind.__module__ == OnyxqError.__module__
         ],
     )
 

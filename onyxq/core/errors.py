@@ -73,7 +73,7 @@ class TooLarge(BadRequest):
 
 
 class NotFound(OnyxqError):
-    """No such task, queue, peer or partition."""
+    """No such task, queue, flow, job, savepoint, timer, peer or partition."""
 
     code, status, exit_code, hint = "not_found", 404, 3, "Check the id."
 
@@ -91,7 +91,7 @@ class Purged(OnyxqError):
         "purged",
         410,
         4,
-        "A task that is new needs a fresh id; one that was sent before may have been done, and purged since.",
+        "Give a new task a fresh id. If you enqueued this task before, it may be completed and purged.",
     )
 
 
@@ -113,15 +113,15 @@ class KeyTaken(Conflict):
 
 
 class StaleToken(Conflict):
-    """The claim is not valid: a newer one was granted, or it belongs to another token."""
+    """The fencing token is not valid: a newer claim was granted, or the task was requeued or cancelled."""
 
-    code, hint = "stale_token", "Stop working on the task: it belongs to a newer claim."
+    code, hint = "stale_token", "Stop working on the task: your claim has ended."
 
 
 class Superseded(Conflict):
     """A newer driver of the job has taken over, or the job has ended; nothing was done."""
 
-    code, hint = "superseded", "Stop: whatever this driver was at is the newer one's."
+    code, hint = "superseded", "Stop this driver: a newer one does its work, or the job has ended."
 
 
 class SequenceGap(Conflict):
@@ -172,7 +172,7 @@ class Unavailable(OnyxqError):
 
 
 class LogUnavailable(Unavailable):
-    """The coordination log cannot be reached: claims wait, enqueues and completions continue."""
+    """The replicated log cannot be reached: claims wait, enqueues and completions continue."""
 
     code, hint = "log_unavailable", "Check that the node reaches ZooKeeper. Claims resume once it does."
 
@@ -192,13 +192,13 @@ class StaleEpoch(Unavailable):
 class Behind(Unavailable):
     """The node must catch up before it accepts writes of this epoch."""
 
-    code, hint = "behind", "The leader brings it up to date and repeats."
+    code, hint = "behind", "Wait: the leader sends the missing rows and repeats the write."
 
 
 class Unknown(Unavailable):
     """The outcome is not known, or fewer nodes than requested have the data; repeating the request is safe.
 
-    For an enqueue or update, ``details`` has ``[first id, count, copies]`` for each run of tasks.
+    For an enqueue or update, ``details`` has ``[first id, count, copies]`` for each run of consecutive ids.
     """
 
     code, hint = "unknown", "Repeat the same request: it has effect at most once."
@@ -211,7 +211,10 @@ class Unknown(Unavailable):
 
 
 class Overloaded(OnyxqError):
-    """A bounded queue is full; nothing was done. ``retry_after_ms``: pause before the next attempt."""
+    """A limit on requests, connections, memory or rate is reached; nothing was done.
+
+    ``retry_after_ms``: pause before the next attempt.
+    """
 
     code, status, exit_code, hint = "overloaded", 429, 5, "Slow down and try again."
 
@@ -260,8 +263,8 @@ class NodeCopied(OnyxqError):
     code, hint = (
         "node_copied",
         (
-            "Run one of the two directories only. To run this one beside the other, move it away and start with an"
-            " empty directory: the cluster refills it under a new node id."
+            "Use only one of the two directories. To run a second node, move this directory away and start with an"
+            " empty one: the cluster fills it under a new node id."
         ),
     )
 
@@ -272,12 +275,12 @@ class Misdirected(OnyxqError):
     code, status, hint = (
         "misdirected",
         421,
-        "Ask by the peer's address or as localhost, name the host in its setting http_hosts, or configure tokens.",
+        "Use the peer's IP address or localhost, add the host name to its setting http_hosts, or configure tokens.",
     )
 
 
 class ClockWrong(OnyxqError):
-    """This machine's clock differs by more than 5 s from the ring's median."""
+    """This machine's clock differs by more than 5 s from the median of the peers' clocks."""
 
     code, hint = "clock_wrong", "Set the machine's clock (NTP) and start the peer again."
 
@@ -301,7 +304,7 @@ class BadExtension(OnyxqError):
 
 
 class ExtensionFailed(OnyxqError):
-    """An extension broke the rules of its pure part: no peer can pass the entry until the extension is corrected."""
+    """An extension broke its rules: no peer can read the log past its entry until the extension is corrected."""
 
     code, hint = "extension_failed", "Install a corrected version of the extension on every peer; nothing is lost."
 
@@ -309,7 +312,7 @@ class ExtensionFailed(OnyxqError):
 class Corrupt(Unavailable):
     """Stored or received bytes do not match their checksum; rows are repaired, so a retry may succeed."""
 
-    code, hint = "corrupt", "The row is repaired from its cohort; try again, and check the disk."
+    code, hint = "corrupt", "The row is repaired from another node's copy; try again, and check the disk."
 
 
 class StoreFailed(Unavailable):
@@ -333,8 +336,8 @@ class LogDamaged(Corrupt):
 
     code = "log_damaged"
     hint = (
-        "Check the disk. Then move the data directory away, start with an empty one, and restore the newest backup "
-        "into it. Only --data names this log; a cluster on ZooKeeper has no such file."
+        "Check the disk. Then move the data directory away, and restore the newest backup into an empty one: "
+        "onyxq cluster restore FILE --data DIR. A cluster on ZooKeeper has no such file."
     )
 
 
@@ -354,7 +357,13 @@ def _all(cls: type[OnyxqError]) -> list[type[OnyxqError]]:
     return [cls, *(found for child in cls.__subclasses__() for found in _all(child))]
 
 
-BY_CODE: dict[str, type[OnyxqError]] = {cls.code: cls for cls in _all(OnyxqError)}
+def by_code() -> dict[str, type[OnyxqError]]:
+    """Return all errors by code, also those that other modules define; of one code the most general class."""
+    return {cls.code: cls for cls in reversed(_all(OnyxqError))}
+
+
+BY_CODE = by_code()
+"""The errors that `from_map` can make."""
 
 
 def from_map(error: dict[str, Any]) -> OnyxqError:

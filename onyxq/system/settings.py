@@ -49,7 +49,7 @@ class Known:
 SETTINGS: Mapping[str, Known] = {
     "connect": Known("127.0.0.1:7400", "HOST:PORT of any peer"),
     "token": Known(None, "credential sent to the peer"),
-    "request_timeout_ms": Known(30_000, "time until a request that is not answered fails, in ms"),
+    "request_timeout_ms": Known(30_000, "longest wait for the answer to a request, in ms"),
     "connect_timeout_ms": Known(
         None, "time until a request fails if no peer can be reached, in ms (default: 1000 in an App, else none)", int
     ),

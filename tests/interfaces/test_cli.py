@@ -87,6 +87,13 @@ def test_the_example_parses(command: Command) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_command_that_waits_is_not_repeated(command: Command) -> None:
+    """Its exit code would be lost."""
+    flags = {flag for each in command.options() for flag in each[0]}
+    assert not {"--timeout", "--watch"} <= flags
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_the_body_exists(command: Command) -> None:
     """The function that a command names can be imported."""
     import importlib

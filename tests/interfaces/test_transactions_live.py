@@ -189,6 +189,8 @@ def test_a_client_refuses_what_makes_no_sense(cluster: LocalCluster, queue: str)
         with pytest.raises(BadRequest) as empty:
             tx.commit()
         assert empty.value.field == "complete"
+        with pytest.raises(BadRequest, match=r"enqueue\[1\] has no data"):
+            client.transact(enqueue=[{"queue": queue, "data": b"x"}, {"queue": queue}])
         with pytest.raises(BadRequest) as name:
             client.transaction("")
         assert name.value.field == "name"

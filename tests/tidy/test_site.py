@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import onyxq
-from onyxq.errors import BY_CODE
+from onyxq.core.errors import BY_CODE, OnyxqError, by_code
 from onyxq.interfaces.cli.commands.all import COMMANDS
 from onyxq.interfaces.http.app import ENDPOINTS
 from onyxq.system.metrics import Metrics
@@ -47,11 +47,13 @@ def test_every_page_is_made_and_none_has_a_warning(site: Path) -> None:
 def test_the_reference_has_all_that_the_code_has(site: Path) -> None:
     """The reference has names of Python, commands, settings, HTTP operations, metrics and errors."""
     metrics = [one.name for one in vars(Metrics()).values() if hasattr(one, "render")]
+    errors = [code for code, kind in by_code().items() if kind.__module__ == OnyxqError.__module__]
+    assert set(BY_CODE) < set(errors)
     titles = {
         "commands": [f"onyxq {command.name}" for command in COMMANDS],
         "http": [f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS if not endpoint.page],
     }
-    cells = {"settings": list(SETTINGS), "metrics": metrics, "errors": list(BY_CODE)}
+    cells = {"settings": list(SETTINGS), "metrics": metrics, "errors": errors}
     shown = {
         **{page: [f">{title}<a" for title in of_page] for page, of_page in titles.items()},
         **{page: [f'<span class="pre">{cell}</span>' for cell in of_page] for page, of_page in cells.items()},

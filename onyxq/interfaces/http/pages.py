@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from onyxq.core.errors import BY_CODE, OnyxqError
+from onyxq.core.errors import by_code
 from onyxq.interfaces.http.problems import title_of
 
 _FILES = "/ui/static"
@@ -206,18 +206,10 @@ def _problems() -> str:
     rows = "".join(
         f'<tr id="problem-{escape(code)}"><td><code>{escape(code)}</code></td><td>{cls.status}</td>'
         f'<td class="long">{escape((cls.__doc__ or "").strip())}</td><td class="long">{escape(cls.hint)}</td></tr>'
-        for code, cls in sorted({**BY_CODE, **_later(OnyxqError)}.items())
+        for code, cls in sorted(by_code().items())
     )
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("code", "status", "meaning", "hint"))
     return (
         '<h2 id="problems">Problems</h2><div class="scrolls" tabindex="0" role="region" aria-label="Problems">'
         f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
-
-
-def _later(cls: type[OnyxqError]) -> dict[str, type[OnyxqError]]:
-    """Return all errors by code, with those that other modules define."""
-    found = {cls.code: cls}
-    for child in cls.__subclasses__():
-        found = {**_later(child), **found}
-    return found

@@ -277,11 +277,16 @@ WAIT_FLOW = Operation(
     verbs=(
         Verb(
             name="flow wait",
-            about="wait until a flow has ended; the exit code is 0 if it is completed",
+            about="wait until a flow has ended and print it; exit code 1 unless it completed",
             example=f"{_SOME['id'].hex()} --timeout 10m",
             fields=("id",),
             run=f"{_RUN}:flow_wait",
-            more=((("--timeout",), {"metavar": "TIME", "default": "24h", "help": "longest wait; default: 24h"}),),
+            more=(
+                (
+                    ("--timeout",),
+                    {"metavar": "TIME", "default": "24h", "help": "longest wait; then exit with code 6 (default 24h)"},
+                ),
+            ),
         ),
     ),
     example={**_SOME, "wait_ms": 10_000},

@@ -394,11 +394,11 @@ COMMANDS: tuple[Command, ...] = (
     local_command(
         "log replay",
         "past.history:log_replay",
-        "replay a dump, check invariants, and print the digest of the replica",
+        "replay a dump or an archive of the log, and check invariants; exit code 1 if one is broken",
         "main.onyxqlog --until 4711",
-        option("file", metavar="FILE", help="a dump, or the directory of a whole archive"),
-        option("--until", type=int, metavar="N", help="last position to replay"),
-        option("--spark", metavar="MASTER", help="replay the files of an archive in parallel on Spark"),
+        option("file", metavar="FILE", help="a file that log dump wrote, or the directory of an archive"),
+        option("--until", type=int, metavar="N", help="last position to replay (default: the end); only for a dump"),
+        option("--spark", metavar="MASTER", help="replay in parallel on this Spark master; only for an archive"),
         option(
             "--check-every",
             type=int,

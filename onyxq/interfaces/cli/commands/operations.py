@@ -30,7 +30,8 @@ def _all_options(operation: Operation[Any, Any], verb: Verb) -> list[Option]:
         options.insert(1, option("settings", metavar="KEY=VALUE", nargs="+", help=about))
     options += PAGING if verb.pages else ()
     options += [OLDEST_FIRST] if verb.pages and "newest_first" in operation.members else []
-    options += WATCH if operation.reads else ()
+    waits = any("--timeout" in flags for flags, _ in verb.more)
+    options += WATCH if operation.reads and not waits else ()
     options += [option(*flags, **details) for flags, details in verb.more]
     return options
 

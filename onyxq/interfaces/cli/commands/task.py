@@ -15,7 +15,12 @@ ID_HELP = "id of the task: 40 hex digits, or its first digits if no other id beg
 ID = option("id", metavar="ID", help=ID_HELP)
 IDS = option("id", metavar="ID", nargs="+", help=ID_HELP)
 TOKEN_OF_CLAIM = option(
-    "--token", dest="claim_token", metavar="T", type=int, required=True, help="fencing token of the claim"
+    "--token",
+    dest="claim_token",
+    metavar="T",
+    type=int,
+    required=True,
+    help="fencing token of the claim, as task claim prints it; the credential is --auth-token here",
 )
 LEASE_DEFAULT = f"{DEFAULTS.lease_ms // 1000}s"
 LEASE = option(
@@ -38,8 +43,8 @@ PRIORITY = option(
     "--priority", type=int, default=0, metavar="N", help="tasks with a higher priority run first (default 0)"
 )
 OLDEST_FIRST = option("--oldest-first", action="store_true", help="in the order of the ids: the oldest first")
-EVERY = option("--every", default="2s", metavar="TIME", help="pause between two looks (default 2s)")
-WATCH = (option("--watch", action="store_true", help="show it again and again until Ctrl-C"), EVERY)
+EVERY = option("--every", default="2s", metavar="TIME", help="with --watch: pause before the next output (default 2s)")
+WATCH = (option("--watch", action="store_true", help="repeat the command until Ctrl-C"), EVERY)
 TIMEOUT = option("--timeout", metavar="TIME", help="longest wait; then exit with code 6 (default: no limit)")
 PAGING = (
     option("--after", metavar="ID", help="start after this id, in the order of the list"),
@@ -119,9 +124,9 @@ TASK_COMMANDS: tuple[Command, ...] = (
     peer_command(
         "task claim",
         "tasks:task_claim",
-        "claim ready tasks of queues under a lease",
+        "claim ready tasks of queues under a lease, and print them with their fencing tokens",
         "mail --max 10 --lease 30s --wait 5s --json",
-        option("queue", metavar="QUEUE", nargs="+"),
+        option("queue", metavar="QUEUE", nargs="+", help="queue to claim from"),
         option("--max", type=int, default=1, metavar="N", help="claim at most N tasks (default 1)"),
         option("--lease", metavar="TIME", help="how long the claim is valid (default: the queue's setting)"),
         option("--wait", metavar="TIME", default="0s", help="how long to wait for a ready task (default: no wait)"),
@@ -134,7 +139,7 @@ TASK_COMMANDS: tuple[Command, ...] = (
         f"{SOME_ID} --token 4711",
         ID,
         TOKEN_OF_CLAIM,
-        option("--result", metavar="JSON", help="result of the task, as JSON"),
+        option("--result", metavar="JSON", help="result of the task, as JSON (default: no result)"),
     ),
     peer_command(
         "task fail",
