@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -282,7 +283,7 @@ def errors_page() -> list[str]:
                 literal(kind.__name__),
                 str(kind.status),
                 str(kind.exit_code),
-                (kind.__doc__ or "").strip() + (f"\n\n*{plain(kind.hint)}*" if kind.hint else ""),
+                inspect.cleandoc(kind.__doc__ or "") + (f"\n\n*{plain(kind.hint)}*" if kind.hint else ""),
             )
             for code, kind in sorted(by_code().items())
             if kind.__module__ == OnyxqError.__module__

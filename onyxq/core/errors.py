@@ -113,7 +113,11 @@ class KeyTaken(Conflict):
 
 
 class StaleToken(Conflict):
-    """The fencing token is not valid: a newer claim was granted, or the task was requeued or cancelled."""
+    """The fencing token is not valid: its claim has ended.
+
+    For example, the lease expired, the claim was released, a newer claim was granted, or the task was requeued or
+    cancelled.
+    """
 
     code, hint = "stale_token", "Stop working on the task: your claim has ended."
 

@@ -67,6 +67,11 @@ def span(ms: int) -> str:
     return next((f"{ms // size} {unit}" for size, unit in _SHOWN_UNITS if ms >= size), f"{ms} ms")
 
 
+def exact_span(ms: int) -> str:
+    """Return a span of time in the largest unit that gives a whole number: ``90 s``, ``1500 ms``, ``2 d``."""
+    return next((f"{ms // size} {unit}" for size, unit in _SHOWN_UNITS if ms >= size and not ms % size), f"{ms} ms")
+
+
 def ago(ms: int, now_ms: int) -> str:
     """Return how long ago a time was, or how soon it is, in its largest whole unit."""
     past_ms = now_ms - ms

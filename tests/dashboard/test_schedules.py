@@ -82,7 +82,7 @@ def test_the_last_times_of_a_schedule_are_known() -> None:
 
 def test_a_row_shows_the_options_and_data_of_its_tasks() -> None:
     """Defaults are left out."""
-    options = {"priority": 5, "missed": "skip", "retries": 1, "backoff_ms": 2_000, "expires_after_ms": 600_000}
+    options = {"priority": 5, "missed": "skip", "retries": 1, "backoff_ms": 2_000, "expires_after_ms": 90_000}
     with running(http=True) as cluster, Client(cluster.addresses) as client:
         client.set_periodic("plain", "q", "every 1d")
         client.set_periodic("full", "q", "every 1d", payload=b"all of it", **options)
@@ -90,7 +90,7 @@ def test_a_row_shows_the_options_and_data_of_its_tasks() -> None:
     full, plain = (
         html.unescape(re.sub("<[^>]*>", "", row)) for row in re.findall(r'<th scope="row">.*?</th>', shown, re.S)
     )
-    said = "priority 5, missed times are skipped, 1 retry, first retry after 2 s, fails if not started within 10 min"
+    said = "priority 5, missed times are skipped, 1 retry, first retry after 2 s, fails if not started within 90 s"
     assert full.split(maxsplit=3) == ["full", "to", "q", f"all of it {said}"]
     assert plain.split() == ["plain", "to", "q"]
 

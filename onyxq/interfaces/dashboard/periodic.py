@@ -20,7 +20,7 @@ from onyxq.interfaces.dashboard.rendering import counted, page
 from onyxq.interfaces.dashboard.schedules import in_words
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.periodic import LIST_PERIODIC, ListPeriodic, PeriodicView
-from onyxq.system.durations import span
+from onyxq.system.durations import exact_span
 
 TIMES_TRIED = 3
 """Number of latest times of a schedule at which the last run is looked for; the newest may not have a run yet."""
@@ -56,9 +56,9 @@ class Row:
         elif task.retries is not UNSET:
             said.append(counted(task.retries, "retry", "retries"))
         if task.backoff_ms is not UNSET:
-            said.append(f"first retry after {span(task.backoff_ms)}")
+            said.append(f"first retry after {exact_span(task.backoff_ms)}")
         if task.expires_after_ms is not UNSET:
-            said.append(f"fails if not started within {span(task.expires_after_ms)}")
+            said.append(f"fails if not started within {exact_span(task.expires_after_ms)}")
         return ", ".join(filter(None, said))
 
 
