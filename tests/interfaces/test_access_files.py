@@ -107,6 +107,16 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, field: str)
     assert raised.value.field == field and GOOD not in raised.value.message
 
 
+def test_a_line_and_a_file_give_their_tokens_together(tmp_path: Path) -> None:
+    """Each token has its own roles; a token in both is given twice."""
+    file = written(tmp_path, TOKEN)
+    access = load_access(file, tokens="another-token-here=consume:a.")
+    assert access.of_token(GOOD).prefixes == {"read": ("",)}
+    assert access.of_token("another-token-here").prefixes == {"consume": ("a.",)}
+    with pytest.raises(BadRequest, match="given twice"):
+        load_access(file, tokens=f"sha256:{HASHED}=consume")
+
+
 @pytest.mark.parametrize("tokens", ["short=read", GOOD, f"{GOOD.replace(' ', '-')}=", "sha256:12=read", "=read"])
 def test_what_is_wrong_in_a_line_is_named(tokens: str) -> None:
     """The error has its place and does not repeat it."""

@@ -122,6 +122,16 @@ def test_a_failed_step_fails_the_flow_after_all_others_have_ended(client: Client
     assert len(client.claim(queue, max=9, wait_ms=50)) == 0
 
 
+def test_a_flow_with_a_failed_and_a_cancelled_task_has_failed(client: Client, queue: str) -> None:
+    """The failed task waits for a decision, so a failure counts more than a cancel."""
+    flow = client.make_flow(client.group(Step(queue, b"bad", retries=0), (queue, b"unwanted")))
+    client.cancel(flow.ids[1])
+    (claim,) = client.claim(queue, wait_ms=WAIT_MS)
+    client.fail(claim, "no")
+    found = flow.wait(WAIT_MS)
+    assert (found["state"], found["counts"]) == ("failed", {"cancelled": 1, "failed": 1})
+
+
 @pytest.mark.long
 def test_a_requeued_flow_runs_again_and_completes(client: Client, queue: str) -> None:
     """Its record is a dead letter like its failed task; both are requeued together."""

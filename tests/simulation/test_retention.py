@@ -187,6 +187,29 @@ def test_a_failed_task_stays_as_long_as_something_waits_for_it() -> None:
     simulate(workload, seed=1, options=SHORT)
 
 
+def test_a_failed_task_is_not_purged_just_after_its_failure_was_reported() -> None:
+    """The node that got the report may not have acted on it yet, and a purged dependency counts as completed."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            failing = await tasks.put(b"fails", retries=0)
+            claim = await tasks.take()
+            assert claim is not None
+            await client.fail(claim, "broken")
+            for number in range(2 * SHORT.purge_margin_ms // 1_000):
+                # The leader reports the failure to the leader of this task, which fails too and does not wait.
+                await tasks.put(b"after %d" % number, queue="after", depends=[failing])
+                await trio.sleep(1)
+                assert await tasks.state(failing) == "failed"
+            await trio.sleep(PASSED_S)
+            with pytest.raises(NotFound, match="purged"):
+                await tasks.get(failing)
+
+    simulate(workload, seed=1, options=SHORT)
+
+
 async def _nothing(*_: object) -> None:
     """Do nothing."""
 

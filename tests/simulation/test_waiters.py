@@ -29,10 +29,12 @@ class Heard:
         self.verdicts: dict[int, tuple[int, Sequence[str] | None]] = {}
         self._outbox = outbox
 
-    def submit(self, count: int) -> None:
+    def submit(self, count: int, *, lazy: bool = False) -> None:
         """Submit an entry that names a count."""
         self._outbox.submit(
-            [set_slots.Args(PEER, count)], lambda position, said: self.verdicts.__setitem__(count, (position, said))
+            [set_slots.Args(PEER, count)],
+            lambda position, said: self.verdicts.__setitem__(count, (position, said)),
+            lazy=lazy,
         )
 
 
@@ -101,6 +103,27 @@ def test_verdicts_of_records_that_landed_behind_an_origin_that_forgot_their_writ
             outbox.skipped(0, 0)
             nursery.cancel_scope.cancel()
         assert heard.verdicts == {1: (-1, None)}
+
+    trio.run(scenario, clock=mock_clock())
+
+
+def test_every_submitter_learns_that_the_outcome_is_unknown_when_the_session_ends() -> None:
+    """This includes entries that were never sent: otherwise their submitters would wait for ever."""
+
+    async def scenario() -> None:
+        backend = MemoryBackend(SimulatedClock())
+        outbox = outbox_on(await backend.session())
+        heard = Heard(outbox)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outbox.run)
+            heard.submit(1)
+            await sent(backend, 1)
+            nursery.cancel_scope.cancel()
+        heard.submit(2)
+        heard.submit(3, lazy=True)
+        outbox.close()
+        assert heard.verdicts == dict.fromkeys((1, 2, 3), (-1, None))
+        assert numbers(backend) == [1]
 
     trio.run(scenario, clock=mock_clock())
 
