@@ -163,6 +163,21 @@ async def test_stretches_are_listed_up_to_a_time_and_tell_how_they_ended(store: 
 
 
 @in_trio
+async def test_a_stretch_with_a_damaged_task_row_has_no_end(world: World, store: AnyStore) -> None:
+    """Its tasks may be unfinished. A purge would delete them before the row is repaired."""
+    damaged = old(4)
+    await put(store, tasks(old(), 2), done(old(), 2), tasks(damaged, 1))
+    key = b"\0\3T" + damaged
+    if world.kind == "memory":
+        world.disk.tables.rows.put(key, b"\xff" * 40)
+    else:
+        with store._env.begin(write=True) as txn:
+            txn.put(key, b"\xff" * 40, db=store._dbs["rows"])
+        store._renew()
+    assert store.ended(old()) is None
+
+
+@in_trio
 async def test_what_is_purged_and_not_deleted_yet_is_not_listed(store: AnyStore) -> None:
     """Kept stretches below the watermark are listed, in any hour and page by page."""
     kept = [old(1024 * at, hours=at) for at in (0, 1, 3)]

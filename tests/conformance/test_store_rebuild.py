@@ -413,6 +413,20 @@ async def test_the_neighbours_of_a_row_that_rotted_to_hold_them_are_ready_meanwh
         assert ready[first_id(4)] == 0b110000
 
 
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@in_trio
+async def test_a_rebuild_of_a_row_that_covers_two_others_is_complete(tmp_path: Path, kind: str) -> None:
+    """Otherwise the partition would stay marked and be rebuilt without end."""
+    async with World(kind, tmp_path).store() as store:
+        for start, count in (0, 6), (2, 3), (4, 2):
+            await put(store, tasks(first_id(start), count))
+        before = tables(store)
+        await store.write(Batch(mark=(3,)))
+        written = await store.write(Batch(rebuild=Rebuild(3)))
+        assert written.rebuilt and store.unindexed() == []
+        assert tables(store) == before
+
+
 OVERLAPPING = [tasks(first_id(0), 3), tasks(first_id(2), 3, expires_ms=NOW_MS + 1), tasks(first_id(4), 2)]
 
 

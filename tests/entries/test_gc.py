@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from pyrsistent import pmap
 
-from log_entries import finish_gc, gc, leave_cluster
+from log_entries import accept_join_cluster, finish_gc, gc, leave_cluster, notify_join_cluster
 from log_entries.registry import ENTRIES
 from onyxq.core import remembered
 from onyxq.core.duties import Snapshot, duties
@@ -178,6 +178,18 @@ def test_numbers_of_peers_that_left_long_ago_are_forgotten_by_a_further_gc() -> 
     world.submit("a", gc.Args())
     assert sorted(world.now.outbox) == ["a"]
     assert len(world.now.remembered) == 0
+
+
+def test_a_peer_that_waits_to_join_keeps_its_number_however_long_it_waits() -> None:
+    """Otherwise its next record would be a gap, and it would never join."""
+    world = created("a")
+    world.submit("s", joining("s"))
+    for _ in range(2):
+        passed(world, HOURS_MS)
+        world.submit("a", gc.Args())
+    world.submit("a", notify_join_cluster.Args("s"))
+    world.submit("s", accept_join_cluster.Args("s"), number=2)
+    assert sorted(world.now.ring.members) == ["a", "s"]
 
 
 def test_what_is_remembered_goes_with_the_first_gc_behind_its_time() -> None:

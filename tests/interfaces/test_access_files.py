@@ -77,6 +77,15 @@ def test_a_token_has_a_pace() -> None:
 TOKEN = f'[[tokens]]\ntoken = "{GOOD}"\nroles = ["read"]\n'
 
 
+def test_the_secret_of_the_settings_counts_before_that_of_the_file(tmp_path: Path) -> None:
+    """Otherwise a peer would use another secret than its settings name."""
+    file = written(tmp_path, f'peer_secret = "the secret of the file"\n{TOKEN}')
+    access = load_access(file, peer_secret="the secret of the settings")
+    access.check_peer("the secret of the settings")
+    with pytest.raises(Unauthorized):
+        access.check_peer("the secret of the file")
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [

@@ -127,6 +127,17 @@ def test_only_who_has_a_certificate_is_a_peer(
     assert greeting(cluster, foreign, role="client", credential=TOKEN) is None
 
 
+def test_a_client_that_names_an_authority_trusts_none_of_the_machine(
+    cluster: LocalCluster, peers: Certificates, strangers: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that names none trusts those of the machine; here this is the peers' authority."""
+    monkeypatch.setenv("SSL_CERT_FILE", peers.ca)
+    hello = {"role": "client", "credential": TOKEN}
+    assert greeting(cluster, Certificates(cert=peers.cert, key=peers.key), **hello)[0] == "onyxq"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        greeting(cluster, knows(strangers), **hello)
+
+
 def cluster_id(cluster: LocalCluster, peers: Certificates) -> str:
     """Return the cluster's id, as clients get it."""
     with Client(cluster.addresses[0], token=TOKEN, tls=knows(peers)) as client:

@@ -90,6 +90,22 @@ async def test_a_requeued_dead_letter_has_all_its_retries_again(client: Recordin
 
 
 @simulated(seed=1, options=STEADY)
+async def test_the_pauses_of_a_requeued_dead_letter_begin_with_the_first(client: RecordingClient, tasks: Tasks) -> None:
+    """They are doubled for each attempt since the requeue. Earlier attempts do not count."""
+    task_id = await tasks.put(b"x", retries=3, backoff_ms=2_000)
+    for _ in range(4):
+        claim = await tasks.take()
+        assert claim is not None
+        await client.fail(claim, "broken", 0)
+    assert await tasks.state(task_id) == "failed"
+    await client.requeue(task_id)
+    await kill(tasks, "again")
+    claim = await tasks.take(wait_ms=4_000)
+    assert claim is not None and claim.attempts == 5
+    await tasks.done(claim)
+
+
+@simulated(seed=1, options=STEADY)
 async def test_a_dead_letter_is_not_requeued_while_its_time_is_about_to_be_purged(world: World, tasks: Tasks) -> None:
     """The purge may be on its way to the log already, and would delete the requeued task."""
     await tasks.put(b"x", retries=0)

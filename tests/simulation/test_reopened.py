@@ -114,6 +114,22 @@ async def _renew_late(world: World, client: RecordingClient, claim: Claim) -> No
 
 
 @simulated(seed=1, options=ONE)
+async def test_the_last_attempt_does_not_fail_while_its_renewal_is_under_way(
+    world: World, client: RecordingClient
+) -> None:
+    """It fails after a renewal that was not granted."""
+    (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+    await taken(client, lease_ms=1_000)
+    node, run = leader_of(world).inner, Run(task_id, 1)
+    assert node is not None
+    node.leader_state.begin(State.RENEWING, [run])
+    await trio.sleep(3.0)
+    assert _dead(world, 0) == []
+    node.leader_state.end(State.RENEWING, [run])
+    await world.until(lambda: _dead(world, 0) == [task_id], "it is a dead letter", within_s=20)
+
+
+@simulated(seed=1, options=ONE)
 async def test_a_unique_task_keeps_the_data_of_its_first_grant(world: World, client: RecordingClient) -> None:
     """A replacement that only a deposed leader has is found later, and loses."""
     (task_id,) = await client.enqueue("q", [b"acknowledged"], unique_key="u")

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from onyxq.client.claims import Claim
 from onyxq.core.facts import COMPLETED, pack_task
 from onyxq.core.ids import Run, make_id
 from onyxq.errors import BadRequest, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge
+from onyxq.leader import transaction_apply
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import Finish
 from onyxq.store.interface import Batch
@@ -216,6 +218,27 @@ async def test_new_tasks_are_not_seen_before_the_commit(world: World) -> None:
             world.log_up()
             up_s = trio.current_time()
         assert got[0] - up_s < 2.0
+
+
+@simulated(seed=1, options=evolve(ONE, nodes=1))
+async def test_transactions_that_are_more_than_one_step_makes_visible_follow_in_the_next(
+    world: World, client: RecordingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most are committed in one record, so the leader learns of them at the same moment."""
+    monkeypatch.setattr(transaction_apply, "AT_ONCE_MAX", 1)
+    world.backend.append_delay_s = lambda: 0.5
+    settled: list[bool] = []
+
+    async def commit(number: int) -> None:
+        done = await client.transact(enqueue=[("out", b"%d" % number)])
+        settled.append(done.committed is not None and done.committed.settled)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(commit, number)
+    assert settled == [True] * 5
+    assert (await client.client.count("out"))["out"]["ready"] == 5
+    world.backend.append_delay_s = lambda: 0.002
 
 
 @simulated(seed=1, options=FOUR)

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import trio
 from attrs import evolve
+from trio.testing import MockClock
 
 from log_entries import drain_node
-from onyxq.core.facts import pack_task, partition_of_keys
+from onyxq.core.facts import pack_task, partition_of_keys, task_row
 from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import BadRequest, Unknown
-from onyxq.leader.cohort.unflushed_writes import WINDOW_S
+from onyxq.leader.cohort.unflushed_writes import WINDOW_S, UnflushedWrites
+from onyxq.store.memory import MemoryStore
 from simulation.scenes.copies import stop_all
 from simulation.world.clients import RecordingClient
+from simulation.world.disk import SimulatedDisk
 from simulation.world.world import Options, SimulatedNode, World, simulate
 from tests.simulation.simulated import simulated
 
@@ -305,6 +308,24 @@ def test_an_opportunistic_queue_loses_at_most_its_window_when_all_machines_stop(
     for seed in range(3):
         simulate(workload, seed=seed, options=OPTIONS)
     assert any(lost), "nothing was answered before it was written"
+
+
+def test_a_disk_that_pauses_ends_early_answers_however_often_rows_come() -> None:
+    """The window begins with the oldest row that is not written yet, not with the newest."""
+    taken: list[bool] = []
+
+    async def main() -> None:
+        store = MemoryStore(SimulatedDisk(delay_ms=lambda: 60_000), now_ms=lambda: 5_000)
+        async with trio.open_nursery() as nursery:
+            writes = UnflushedWrites(store, stored=lambda _: None, start_soon=nursery.start_soon)
+            for number in range(5):
+                row = task_row(make_id(5_000, 0, 7, number * 1024), pack_task({"queue": "q"}, [b"x"]))
+                taken.append(writes.take([row]))
+                await trio.sleep(0.4 * WINDOW_S)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert taken == [True, True, True, False, False]
 
 
 @simulated(seed=6, options=OPTIONS)
