@@ -135,6 +135,8 @@ class PartitionLeader:
         self._marks = 0
         self._promised = trio.Event()
         """Set once this node's own promise and all earlier writes are stored, and the partition's index is complete."""
+        self._pending_shared: set[str] = set()
+        """Names of pending rows that were here before the first comparison, or whose holders are compared again."""
         self._progress = trio.Event()
         self._trouble_since: float | None = None
         self._alone_since: float | None = None
@@ -300,6 +302,7 @@ class PartitionLeader:
         await self._until_written(Batch(epochs=((self.partition, self.epoch),)))
         while self.partition in self._host.store.unindexed():
             await trio.sleep(RETRY_PAUSE_S)
+        self._pending_shared.update(self._host.store.pending_transactions(self.partition))
         self._promised.set()
         while not self._has_read_majority():
             await self._progressed()
@@ -450,7 +453,7 @@ class PartitionLeader:
             # The takeover must wait neither for the pace nor for copies that are made at it.
             async with self._host.sync_limit(node, takeover=not self.ready):
                 differing = await exchange.run(pull=True, push=False, paced=self.ready)
-                await self._share_pending(exchange.call)
+                await self._share_pending(node, exchange.call)
             self._merged.add(node)
             if not differing:
                 self._compared(node)
@@ -471,11 +474,11 @@ class PartitionLeader:
         if few:
             async with self._host.sync_limit(node, takeover=True):
                 await exchange.run(pull=True, push=True, paced=False)
-                await self._share_pending(exchange.call)
+                await self._share_pending(node, exchange.call)
         if not (few and exchange.few):
             async with self._host.sync_limit(node):
                 await exchange.run(pull=True, push=True)
-                await self._share_pending(exchange.call)
+                await self._share_pending(node, exchange.call)
 
     async def keep(self, node: str, rows: Sequence[Row]) -> None:
         """Store rows that another node of the cohort has."""
@@ -500,9 +503,14 @@ class PartitionLeader:
                 yield
         finally:
             self._storing -= taking_over
-            for other in self.holders() if taking_over else ():
-                if other not in (self._host.node_id, node):
-                    self._lacks_rows(other)
+            if taking_over:
+                self._others_lack_rows(node)
+
+    def _others_lack_rows(self, node: str) -> None:
+        """Compare all other holders with this copy again, because it has taken rows of a node that they may lack."""
+        for other in self.holders():
+            if other not in (self._host.node_id, node):
+                self._lacks_rows(other)
 
     def _exchange(self, node: str) -> Exchange:
         async def call(method: str, args: dict[str, Any]) -> Any:
@@ -519,10 +527,17 @@ class PartitionLeader:
             transfer=transfer,
         )
 
-    async def _share_pending(self, call: pending_facts.Call) -> None:
-        """Exchange pending rows of transactions too, which are in no digest."""
+    async def _share_pending(self, node: str, call: pending_facts.Call) -> None:
+        """Exchange pending rows of transactions with a node too: they are in no digest.
+
+        After rows that the takeover found, all other holders are compared with this copy again. Rows that are found
+        later are on too few nodes, so no transaction can be committed with them.
+        """
         store = self._host.store
         theirs = await pending_facts.pull(store, call, self.partition)
+        if not self.ready and not theirs <= self._pending_shared:
+            self._pending_shared |= theirs
+            self._others_lack_rows(node)
         await pending_facts.push(store, call, self.partition, self.epoch, theirs=theirs)
 
     def transfers(self) -> list[dict[str, Any]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
-from log_entries import commit_transaction
+from log_entries import commit_transaction, drain_node
 from onyxq.client.claims import Claim
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
@@ -296,6 +298,49 @@ async def handed_over(world: World) -> None:
             await world.bring_back(node)
 
 
+async def drained_meanwhile(world: World) -> None:
+    """Between prepare and commit the nodes that have the part drain. The heir fetches it after it made new copies."""
+    async with world.client() as client:
+        await client.enqueue("q", [b"first"])
+        leader = leader_of(world)
+        placed = world.audit.replica.partitions[0]
+        members = [node for node in world.nodes if node.node_id in placed.members]
+        heir = world.random.choice([node for node in members if node is not leader])
+        going = [node for node in members if node is not heir]
+        heir_id, going_ids = heir.node_id, [node.node_id for node in going]
+        world.isolate(heir)
+        await trio.sleep(PROMPT_S)
+        commit = await _prepare_here(world, leader)
+        world.network.heal()
+        world.network.part([heir.name], [node.name for node in going])
+        assert leader.inner is not None
+        await leader.inner.verdicts([drain_node.Args(node_id, permanent=False) for node_id in going_ids])
+        await world.until(lambda: _copies(heir) == len(members), "the heir has made new copies")
+        world.network.heal()
+        await world.until(lambda: _are_gone(world, going_ids), "the partition has moved", within_s=60)
+        await world.crash_node(heir)
+        await world.until(lambda: _are_gone(world, [heir_id]), "the others continue without it", within_s=60)
+        survivor = leader_of(world).inner
+        assert survivor is not None
+        await survivor.verdicts([commit])
+        await world.until(lambda: not world.audit.replica.transactions, "it is visible", within_s=60)
+        for node in going:
+            await world.stop_node(node)
+        for node in (heir, *going):
+            await world.bring_back(node)
+
+
+def _copies(node: SimulatedNode) -> int:
+    """How many copies of partition 0 are complete, as far as a node knows that leads it."""
+    leader = node.inner.leaders.get(0) if node.inner is not None else None
+    return len(leader.current) if leader is not None else 0
+
+
+def _are_gone(world: World, node_ids: Sequence[str]) -> bool:
+    """Whether none of some nodes is a member of partition 0."""
+    return not {*node_ids} & {*world.audit.replica.partitions[0].members}
+
+
 async def _prepare_here(world: World, node: SimulatedNode) -> commit_transaction.Args:
     """Have a leader keep a part, as a coordinator asks for it that then dies; the commit that would be next."""
     inner = node.inner
@@ -349,4 +394,5 @@ TRANSACTION_SCENES = by_name(
     Scene("slow_to_see", "what is committed cannot be seen before the leases end", slow_to_see),
     Scene("given_back_meanwhile", "what a transaction completes is given back", given_back_meanwhile, slow_steps),
     Scene("handed_over", "a partition's nodes go between prepare and commit", handed_over, _FIVE),
+    Scene("drained_meanwhile", "nodes drain between prepare and commit", drained_meanwhile, _FIVE),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from attrs import evolve
 from onyxq.core.errors import OnyxqError, StoreFailed, Unknown
 from onyxq.core.facts import COMPLETED, Completion, Row, completion_row, first_of, pack_task, task_row
 from onyxq.core.ids import Run, TaskId, make_id, partition_of, stretch_of
+from onyxq.leader.cohort import pending_facts
 from onyxq.leader.cohort.replication import WRITE_TIMEOUT_S
 from onyxq.leader.completions import SETTLE_EVERY_S
 from onyxq.leader.grants.claims_here import claim_here
@@ -325,6 +327,39 @@ def test_a_move_does_not_end_while_a_completion_that_the_takeover_found_is_store
             assert not may_settle(leader)
             follow(facts, leader, node)
         assert all(is_finished(node, task_id) for node in new) and may_settle(leader)
+
+    trio.run(scene, clock=clock)
+
+
+def test_a_move_ends_once_new_copies_have_the_pending_rows_that_the_takeover_found() -> None:
+    """Pending rows of transactions are in no digest, so the new copies seemed complete without them."""
+    clock = SearchClock()
+
+    async def scene() -> None:
+        facts = Facts(clock, Random(1), nodes=5, partitions=1)
+        (leader,) = (node for node in facts.living() if 0 in node.leaders)
+        ahead, member, *new = (node for node in facts.living() if node is not leader)
+        begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+        part = pending_facts.Part(facts.course.replica.log_time_ms + 600_000, b"digest", "t")
+        rows = pending_facts.pending_rows(0, part, [b"body"])
+        ahead.procedures.start(ahead.store.write(Batch(pending=rows)))
+        commit(facts, ahead)
+        for node in new:
+            follow(facts, leader, node)
+
+        async def call(method: str, args: dict[str, Any]) -> dict[str, Any]:
+            assert method == "cohort.pending"
+            return ahead.cohort.pending(**args)
+
+        leader.procedures.start(leader.leaders[0]._share_pending(ahead.node_id, call))
+        commit(facts, leader)
+        assert leader.store.pending(0, rows[0].transaction) == rows
+        follow(facts, leader, ahead)
+        assert leader.leaders[0].ready
+        for node in new:
+            assert not may_settle(leader)
+            follow(facts, leader, node)
+        assert may_settle(leader)
 
     trio.run(scene, clock=clock)
 
