@@ -319,7 +319,8 @@ class Node:
         after = step.replica
         back = returned_runs(before, after, step.outcomes)
         rows = history_rows(after, step.outcomes, back, self._holds)
-        led = set(self.granter.led()) if back else set()
+        # Clients may end claims once a leader is ready, which is before it grants.
+        led = {number for number, leader in self.leaders.items() if leader.ready} if back else set()
         returned = [(run, said) for partition, run, said in back if partition in led]
         if not returned:
             self.history.add(after, rows, record=record, claims=True)

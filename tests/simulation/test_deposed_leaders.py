@@ -110,6 +110,25 @@ def test_a_renewal_that_its_successor_makes_void_is_made_anew() -> None:
     simulate(workload, seed=1, options=ONE)
 
 
+def test_what_fails_before_its_successor_grants_is_tried_again_at_its_time() -> None:
+    """The successor serves, and its slow disk has yet to store the records before. The failure is stored after that."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"x"])
+            (claim,) = await client.claim("q", wait_ms=5_000, lease_ms=60_000)
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 500
+            await give_way(world)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.fail, claim, "not yet", 60_000)
+                assert not await client.claim("q", wait_ms=3_000)
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 1
+
+    simulate(workload, seed=1, options=ONE)
+
+
 async def give_way(world: World) -> None:
     """Let the leader yield; return once the next one serves."""
     placed = world.audit.replica.partitions[0]
