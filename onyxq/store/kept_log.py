@@ -9,10 +9,14 @@ Keys of the table:
 * ``S``, position (8) and part number (4): a piece of a snapshot.
 * ``R`` and the position (8) of the first of some records: those records (`onyxq.core.log.stored`).
 * ``E``: the position of the snapshot and the end of the copy.
+
+If ``E`` is damaged, the copy begins again.  A node that starts reads the log from its snapshot, and so completes the
+copy.  Otherwise the beginning is missing until the next snapshot, and the copy cannot be read.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,6 +33,8 @@ SNAPSHOT, RECORDS, ENDS = b"S", b"R", b"E"
 DROP_ROWS_MAX = 256
 """Rows of records before the snapshot that one batch deletes. Bounds how long the event loop is busy."""
 
+_log = logging.getLogger(__name__)
+
 
 class Ends(NamedTuple):
     """Start and end of the copy."""
@@ -36,11 +42,15 @@ class Ends(NamedTuple):
     snapshot: int = START
     """Position of the snapshot. If -1, the copy begins with the log's first record."""
     parts: int = 0
-    """Number of pieces of the snapshot."""
+    """Number of pieces of the snapshot. If -1, the beginning of the copy is missing."""
     position: int = START
     """Position of the last record, or of the snapshot if no record follows it."""
     dropped: int = START
     """Position of the last snapshot whose earlier records were all deleted."""
+
+
+NO_BEGINNING = Ends(parts=-1)
+"""Ends of a copy that was deleted because its ends were damaged."""
 
 
 def check_kept(records: Sequence[Record], part: SnapshotPart | None) -> None:
@@ -54,10 +64,12 @@ def check_kept(records: Sequence[Record], part: SnapshotPart | None) -> None:
 
 def add_records(table: Table, records: Sequence[Record]) -> None:
     """Add the records after the copy's end; skip those that it has already."""
-    ends = ends_of(table)
+    ends = _usable_ends(table)
     new = [one for one in records if one.position > ends.position]
     if not new:
         return
+    if ends == NO_BEGINNING and new[0].position == START + 1:
+        ends = Ends()
     key = RECORDS + _number(new[0].position)
     table.put(key, seal(key, pack_records(new)))
     _put_ends(table, _drop_some(table, ends._replace(position=new[-1].position)))
@@ -65,12 +77,12 @@ def add_records(table: Table, records: Sequence[Record]) -> None:
 
 def add_part(table: Table, part: SnapshotPart) -> None:
     """Add a piece of a snapshot. With the last piece, the snapshot replaces an older one."""
-    ends = ends_of(table)
+    ends = _usable_ends(table)
     if part.position <= ends.snapshot:
         return
     key = SNAPSHOT + _number(part.position) + part.number.to_bytes(4, "big")
     table.put(key, seal(key, part.data))
-    if not part.last:
+    if not part.last or (ends.parts < 0 and not _may_begin_with(table, part)):
         return
     for key, _ in list(_range(table, SNAPSHOT, upto=part.position - 1)):
         table.delete(key)
@@ -81,6 +93,8 @@ def add_part(table: Table, part: SnapshotPart) -> None:
 def kept_log(table: Table) -> KeptLog:
     """Return the whole copy; raises `Corrupt`."""
     ends = ends_of(table)
+    if ends.parts < 0:
+        raise Corrupt("the store's copy of the log has no beginning before the next snapshot")
     parts = [unseal(key, bytes(value)) for key, value in _range(table, SNAPSHOT, start=ends.snapshot)]
     records: list[Record] = []
     for key, value in _range(table, RECORDS):
@@ -98,6 +112,25 @@ def ends_of(table: Table) -> Ends:
         return Ends() if stored is None else Ends(*msgpack.unpackb(unseal(ENDS, bytes(stored))))
     except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise Corrupt(f"the store's copy of the log is malformed: {error}") from None
+
+
+def _usable_ends(table: Table) -> Ends:
+    """Return where the copy begins and ends, after deleting it if that is damaged."""
+    try:
+        return ends_of(table)
+    except Corrupt:
+        _log.error("the ends of the store's copy of the log are damaged: the copy begins again")
+    for kind in (SNAPSHOT, RECORDS):
+        table.clear(kind)
+    _put_ends(table, NO_BEGINNING)
+    return NO_BEGINNING
+
+
+def _may_begin_with(table: Table, last: SnapshotPart) -> bool:
+    """Return whether all pieces of a snapshot are in the copy, and no record is missing after it."""
+    pieces = sum(1 for _ in _range(table, SNAPSHOT, start=last.position, upto=last.position))
+    first = next((int.from_bytes(key[1:9], "big") for key, _ in _range(table, RECORDS)), START)
+    return pieces > last.number and first <= last.position + 1
 
 
 def _put_ends(table: Table, ends: Ends) -> None:

@@ -24,6 +24,7 @@ from onyxq.core.facts import (
     unseal,
 )
 from onyxq.core.ids import TaskId, counter_of, ms_of, offset_of, stretch_of
+from onyxq.core.log.interface import START
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.store.condition import Condition
 from onyxq.store.index.applier import PreparedBatch, prepare_batch
@@ -183,8 +184,11 @@ class Store(FindingReads):
         return kept_log(self._tables.log)
 
     def kept_ends(self) -> tuple[int, int]:
-        """Return the positions of the copy's snapshot and of its end, each -1 at first."""
-        ends = ends_of(self._tables.log)
+        """Return the positions of the copy's snapshot and of its end, each -1 at first, or if they are damaged."""
+        try:
+            ends = ends_of(self._tables.log)
+        except Corrupt:
+            return START, START  # The copy begins again with the next write.
         return ends.snapshot, ends.position
 
     def meta(self, name: str) -> bytes | None:

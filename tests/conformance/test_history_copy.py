@@ -84,6 +84,20 @@ async def test_a_node_that_starts_again_keeps_on_where_its_copy_ends(world: Worl
 
 
 @in_trio
+async def test_a_node_starts_although_the_ends_of_its_copy_are_damaged(tmp_path: Path) -> None:
+    """Its copy is complete again once it has read the log again."""
+    world = World("memory", tmp_path)
+    async with world.store() as store:
+        read(HistoryWriter(store, lambda written: None), 0, 5)
+        await store.write(Batch())
+    assert world.disk.rot(b"E", name="log")
+    async with world.store() as store:
+        again = read(HistoryWriter(store, lambda written: None), 0, 7)
+        await store.write(Batch())
+        assert store.kept_log() == KeptLog(-1, b"", again)
+
+
+@in_trio
 async def test_what_a_full_disk_refused_is_stored_later(tmp_path: Path) -> None:
     """No record is lost or stored out of order."""
     world = World("memory", tmp_path)

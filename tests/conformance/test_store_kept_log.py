@@ -111,6 +111,42 @@ async def test_a_damaged_copy_is_not_read(tmp_path: Path) -> None:
 
 
 @in_trio
+async def test_a_copy_whose_ends_are_damaged_begins_again(tmp_path: Path) -> None:
+    """Otherwise nothing could be written any more. Nothing of the old copy is left in the new one."""
+    world = World("memory", tmp_path)
+    (snapshot,) = parts(3, b"state")
+    async with world.store() as store:
+        await store.write(Batch(snapshot=snapshot, records=records(4, 9)))
+        await store.write(Batch(records=records(10, 12)))
+    assert world.disk.rot(b"E", name="log")
+    async with world.store() as store:
+        assert store.kept_ends() == (-1, -1)
+        with pytest.raises(Corrupt):
+            store.kept_log()
+        await store.write(Batch(snapshot=snapshot, records=records(4, 6)))
+        assert store.kept_log() == KeptLog(3, b"state", records(4, 6))
+        await store.write(Batch(records=records(7, 7)))
+        assert store.kept_log() == KeptLog(3, b"state", records(4, 7))
+
+
+@in_trio
+async def test_a_copy_that_begins_again_cannot_be_read_before_a_snapshot_of_what_it_lacks(tmp_path: Path) -> None:
+    """It would otherwise seem to begin with the first record of the log."""
+    world = World("memory", tmp_path)
+    async with world.store() as store:
+        await store.write(Batch(records=records(0, 3)))
+        assert world.disk.rot(b"E", name="log")
+        await store.write(Batch(records=records(4, 5)))
+        assert store.kept_ends() == (-1, 5)
+        for unusable in (None, parts(2, b"older")[0], parts(5, b"lost", b"last piece")[1]):
+            await store.write(Batch(snapshot=unusable))
+            with pytest.raises(Corrupt):
+                store.kept_log()
+        await store.write(Batch(snapshot=parts(6, b"state")[0], records=records(6, 7)))
+        assert store.kept_log() == KeptLog(6, b"state", records(7, 7))
+
+
+@in_trio
 async def test_records_out_of_order_are_refused(store: AnyStore) -> None:
     """No record of the batch is stored."""
     for bad in ((record(3), record(2)), (record(-1),), (record(2), record(2))):
