@@ -7,7 +7,8 @@ made.  So a file that was cut off is noticed, a full disk tears no group, and a 
 
 After a write or flush that failed, it is unknown what the disk has.  The next write first overwrites that place with
 zeros and flushes them.  The kernel may count a page as written that is not.  So an opened log writes its last group
-again.
+again.  The process that made the last file may have died before the file's name was durable.  So an opened log also
+flushes its directory.
 
 One thread writes, the event loop's thread reads records.  A damaged file is never replaced: no other copy of the log
 exists.
@@ -31,7 +32,7 @@ from onyxq.core.facts import seal, unseal
 from onyxq.core.log.interface import START, Origin, Record, segment_of, segment_start
 from onyxq.core.log.stored import pack_records, unpack_records
 from onyxq.log.embedded_groups import RECORDS, SECTOR_BYTES, STATE, begins_group, pack_group, unpack_group
-from onyxq.system.directories import write_durably
+from onyxq.system.directories import sync_directory, write_durably
 
 FORMAT = 1
 FILE_BYTES = 2 << 20
@@ -133,6 +134,7 @@ class LogFile:
             if before.next != after.first:
                 self._damaged(f"records from {before.next} to {after.first - 1} are missing")
         self._use((*files, last))
+        sync_directory(self._path)
         start = max([0, *(group.offset for group in last.groups[-1:])])
         written = max(last.size, len(image.rstrip(b"\0")))
         self._put(image[start : last.size] + bytes(written - last.size), start)

@@ -34,6 +34,23 @@ def anyio_backend() -> str:
     return "trio"
 
 
+async def test_an_opened_log_makes_the_names_of_its_files_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that made the last file may have died before it did so, and the file gets more records."""
+    await EmbeddedBackend.open(tmp_path).aclose()
+    flushed: list[int] = []
+    fsync = os.fsync
+
+    def noting(handle: int) -> None:
+        flushed.append(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    await EmbeddedBackend.open(tmp_path).aclose()
+    assert tmp_path.stat().st_ino in flushed
+
+
 async def test_records_origin_and_positions_survive_a_restart(tmp_path: Path) -> None:
     """Pulses do not survive, because their sessions ended."""
     backend = EmbeddedBackend.open(tmp_path)
