@@ -31,6 +31,7 @@ from onyxq.leader.cohort.anti_entropy import Exchange, Transfer
 from onyxq.leader.cohort.copy_pace import Pacer
 from onyxq.leader.cohort.member import Host
 from onyxq.leader.cohort.replication import Sender, Vote
+from onyxq.leader.cohort.row_repair import RepairWait
 from onyxq.store.interface import Batch
 from onyxq.system import failures
 from onyxq.system.procedures import now
@@ -141,6 +142,7 @@ class PartitionLeader:
         self._trouble_since: float | None = None
         self._alone_since: float | None = None
         """Since when no majority of the members answers this node, although they may be in the ring."""
+        self._repair = RepairWait(host.store, partition)
         self._compare_now: dict[str, trio.Event] = {}
         self._transfers: dict[str, Transfer] = {}
         """The exchange with each holder that is running or was the last."""
@@ -345,11 +347,14 @@ class PartitionLeader:
         while True:
             placed = self.placed
             if placed.members == placed.target:
+                self._repair = RepairWait(self._host.store, self.partition)
                 await self._host.changed(self._host.replica)
-            elif self._may_settle(placed):
-                await self._propose(settle_partition.Args(self.partition, self.epoch))
-            else:
+            elif not self._may_settle(placed):
                 await self._progressed()
+            elif self._repair.lasts():
+                await trio.sleep(RETRY_PAUSE_S)
+            else:
+                await self._propose(settle_partition.Args(self.partition, self.epoch))
 
     def _may_settle(self, placed: Partition) -> bool:
         """Return whether the target is up to date and no complete copy of a live node would be dropped too early.

@@ -23,6 +23,7 @@ from onyxq.operations.table.claim import Fail, Failure, GivenUp, GiveUp
 from onyxq.store.interface import Piece
 from onyxq.store.memory import MemoryStore
 from onyxq.system.metrics import Metrics
+from simulation.scenes.copies import retire
 from simulation.world.clients import RecordingClient
 from simulation.world.disk import SimulatedDisk
 from simulation.world.world import Options, SimulatedNode, World, simulate
@@ -292,6 +293,30 @@ def test_large_damaged_rows_are_repaired_together() -> None:
             assert all(leader.disk.sound(key) for key in keys)
 
     simulate(workload, seed=1, options=ONE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_row_is_repaired_before_the_only_sound_copy_moves_away(seed: int) -> None:
+    """The leader cannot copy the row to the new node, and finds the damage only then."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await until_scrubbed(world)
+            await client.enqueue("q", [b"payload"])
+            leader = leader_of(world)
+            placed = world.audit.replica.partitions[0]
+            (going,) = [node for node in world.nodes if node.node_id in placed.members and node is not leader]
+            await world.until(lambda: all(node.disk.row_keys() for node in (going, leader)), "both have it")
+            rot(leader, TASK, bit=-5)
+            await retire(world, going)
+            with trio.fail_after(120):
+                await going.ended.wait()
+            world.nodes.remove(going)
+            await world.settle()
+            with trio.fail_after(60):
+                assert (await claim_one(client, "q")).data == b"payload"
+
+    simulate(workload, seed=seed, options=evolve(ONE, replicas=2, absent_after_ms=600_000))
 
 
 def test_what_nobody_reads_is_found_by_scrubbing() -> None:

@@ -46,10 +46,36 @@ RETRY_EVERY_S = 10.0
 REBUILD_AFTER_S = 5.0
 """Delay from the end of a leadership to the rebuild, in seconds, in which requests to the leader end."""
 WAITING = "Its tasks wait for a sound copy. If no other node has one, restore this node's directory from a backup."
+WAIT_MAX_S = 20.0
+"""Longest wait of a move for the repair of the leader's copy, in seconds: two attempts."""
 REPAIR_ROWS = 256
 REPAIR_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
+
+
+class RepairWait:
+    """The wait of a move for the repair of the copy of the partition's leader.
+
+    The new copies lack damaged rows, and the nodes that the partition leaves may have the only sound copies of them.
+    After the repair the index is rebuilt. For that the leader gives the partition up, and the next leadership compares
+    all copies again. If no node that answers has sound copies, the move ends without them after `WAIT_MAX_S`.
+    """
+
+    def __init__(self, store: Store, partition: int) -> None:
+        self._store = store
+        self._partition = partition
+        self._since_s: float | None = None
+
+    def lasts(self) -> bool:
+        """Return whether the move must wait now."""
+        damaged = any(partition_of_key(key) == self._partition for key in self._store.damaged)
+        if not damaged and self._partition not in self._store.unindexed():
+            self._since_s = None
+            return False
+        if self._since_s is None:
+            self._since_s = trio.current_time()
+        return trio.current_time() - self._since_s < WAIT_MAX_S
 
 
 class RepairHost(Protocol):
