@@ -124,7 +124,8 @@ class Dependencies:
             if said is None:
                 raise BadRequest(f"there is no task {one.hex()} to depend on", field=DEPENDS)
             if isinstance(said, OnyxqError) or said == UNSERVED:
-                why = said.message if isinstance(said, OnyxqError) else "its partition has no leader now"
+                unserved = "its partition has no leader now, or has yet to store it"
+                why = said.message if isinstance(said, OnyxqError) else unserved
                 raise NotLeader(f"it is unknown whether task {one.hex()} exists: {why}")
         if self._verdict(header, found) == "run":
             return [self._resolution(leader, first, count)]

@@ -13,6 +13,7 @@ from onyxq.core import facts
 from onyxq.core.errors import Corrupt, NotLeader, OnyxqError
 from onyxq.core.ids import Run, TaskId, ids_of, mask_of, partition_of, runs_of, stretch_of
 from onyxq.core.replica import claim_of
+from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import completions_of, is_overtaken
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
@@ -39,6 +40,8 @@ class Outcomes:
         self._hint = hint
         self._watchers: dict[bytes, dict[str, int]] = {}
         """Stretch -> node that waits for tasks of it -> mask of these tasks."""
+        self.unstored: set[TaskId] = set()
+        """First ids of runs of committed transactions that this leader does not store, so these tasks never come."""
 
     async def outcomes(self, ids: Sequence[TaskId], watcher: str) -> list[str | None]:
         """Return the outcome of each task that is led from here.
@@ -49,6 +52,8 @@ class Outcomes:
         overtaken = {task_id for task_id in ids if self._is_overtaken(task_id)}
         await self._host.settled()
         found = [UNFINISHED if task_id in overtaken else self._outcome(task_id) for task_id in ids]
+        # Without a wait in between: a transaction that is visible a moment later counts neither here nor there.
+        found = self._unless_coming(ids, found)
         for task_id, said in zip(ids, found, strict=True):
             if said == UNFINISHED:
                 self.watch(task_id, watcher)
@@ -58,6 +63,29 @@ class Outcomes:
                 raise NotLeader(f"partition {partition} is no longer led from here")
             await leader.write([])  # a deposed leader may not know the newest tasks
         return found
+
+    def _unless_coming(self, ids: Sequence[TaskId], found: Sequence[str | None]) -> list[str | None]:
+        """Return the outcomes, `UNSERVED` for absent tasks that a committed transaction enqueues soon.
+
+        Such a task exists, however long its partition takes to make the transaction visible.
+        """
+        absent = {partition_of(one) for one, said in zip(ids, found, strict=True) if said is None}
+        coming = {partition: self._coming(partition) for partition in sorted(absent)}
+
+        def may_come(task_id: TaskId) -> bool:
+            bits = coming[partition_of(task_id)]
+            return bits is None or bool(bits.get(stretch_of(task_id), 0) & mask_of(task_id, 1))
+
+        return [UNSERVED if said is None and may_come(one) else said for one, said in zip(ids, found, strict=True)]
+
+    def _coming(self, partition: int) -> dict[bytes, int] | None:
+        """Return the tasks that committed transactions enqueue in a partition, by stretch; None: that is not known."""
+        try:
+            store, replica = self._host.store, self._host.replica
+            return pending_facts.coming_bits(store, replica, partition, without=self.unstored)
+        except Corrupt as error:
+            log.info("partition %d: it is not known which tasks are coming: %s", partition, error.message)
+            return None
 
     def _outcome(self, task_id: TaskId) -> str | None:
         leader = self._host.leaders.get(partition_of(task_id))

@@ -26,6 +26,7 @@ from onyxq.leader.enqueues import Enqueues
 from onyxq.leader.entry_chunks import fitting, size_of
 from onyxq.leader.host import OperationsHost
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.outcomes import Outcomes
 from onyxq.leader.task_updates import updates_of
 from onyxq.operations.table.enqueue import Enqueue, NewRun
 from onyxq.system.procedures import Wait, beside, gather, now, pause
@@ -33,7 +34,10 @@ from onyxq.system.procedures import Wait, beside, gather, now, pause
 AT_ONCE_MAX = 512
 """Most transactions that one partition makes visible together."""
 DEPENDS_PATIENCE_S = 120.0
-"""Longest wait of a task for other tasks of its transaction on which it depends, in seconds."""
+"""How long a task may be refused because a task on which it depends does not exist, in seconds.
+
+Leaders do not deny the tasks of committed transactions. So the other task was lost, or its leader reads the log late.
+"""
 RETRY_PAUSE_S = 0.25
 FETCH_TIMEOUT_S = 5.0
 
@@ -43,10 +47,13 @@ log = logging.getLogger(__name__)
 class TransactionApplier:
     """Makes transactions visible in the partitions that a node leads; one per node."""
 
-    def __init__(self, host: OperationsHost, *, completions: Completions, enqueues: Enqueues) -> None:
+    def __init__(
+        self, host: OperationsHost, *, completions: Completions, enqueues: Enqueues, outcomes: Outcomes
+    ) -> None:
         self._host = host
         self._completions = completions
         self._enqueues = enqueues
+        self._outcomes = outcomes
         self._todo: dict[int, dict[str, None]] = {}
         """Transactions to make visible, per partition led from here."""
         self._busy: set[int] = set()
@@ -211,20 +218,26 @@ class TransactionApplier:
 
     async def _enqueue_all(self, runs: list[Any]) -> None:
         """Write task runs; those that depend on others of their transaction follow once these are stored."""
-        wall_ms = self._host.wall_ms()
-        left = [NewRun(first, body, at_ms if at_ms and at_ms > wall_ms else None) for first, body, at_ms in runs]
+        wall_ms, unstored = self._host.wall_ms(), self._outcomes.unstored
+        left = [
+            NewRun(first, body, at_ms if at_ms and at_ms > wall_ms else None)
+            for first, body, at_ms in runs
+            if first not in unstored
+        ]
         while left:
             acks = await self._enqueues.enqueue(Enqueue(runs=left))
             refused = [(run, from_map(ack)) for run, ack in zip(left, acks, strict=True) if isinstance(ack, dict)]
-            for _, error in refused:
-                if isinstance(error, Unavailable):
-                    raise error
-            again = [run for run, error in refused if self._may_come(run.id, error)]
+            keyed = [(run, ack) for run, ack in zip(left, acks, strict=True) if isinstance(ack, list)]
+            unstored.update(run.id for run, ack in keyed if ack[1] != run.id)  # another task holds the unique key
+            # Runs that are refused for good are dropped even if others must wait, which may wait for these.
+            passing = [error for _, error in refused if isinstance(error, Unavailable)]
+            again = [run for run, error in refused if isinstance(error, Unavailable) or self._may_come(run.id, error)]
             for run in left if self._refused and not refused else ():
                 self._refused.pop(run.id, None)
             if again and len(refused) == len(left):
-                raise Unavailable("a task depends on tasks that are not stored yet")
+                raise passing[0] if passing else Unavailable("a task depends on tasks that are not stored yet")
             left = again
+        unstored.difference_update(first for first, *_ in runs)
 
     def _may_come(self, first: TaskId, error: OnyxqError) -> bool:
         """Return whether a refused run may be accepted later, because its dependency may be in another partition."""
@@ -233,6 +246,7 @@ class TransactionApplier:
         if error.field == "depends" and at_s - since < DEPENDS_PATIENCE_S:
             return True
         del self._refused[first]
+        self._outcomes.unstored.add(first)
         log.error("task %s of a committed transaction was refused: %s", first.hex(), error.message)
         return False
 

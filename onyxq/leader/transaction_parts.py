@@ -23,7 +23,7 @@ from log_entries.commit_batch import committed_by
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Conflict, OnyxqError, SequenceGap, StaleToken, StoreFailed, Unavailable
 from onyxq.core.facts import Row
-from onyxq.core.ids import Run, TaskId, ids_of, mask_of, runs_of, stretch_of
+from onyxq.core.ids import Run, TaskId, ids_of, mask_of, partition_of, runs_of, stretch_of
 from onyxq.core.replica import Replica, Transaction, held_bits
 from onyxq.core.step import Step
 from onyxq.core.transactions import known_as
@@ -83,7 +83,7 @@ class TransactionParts:
         self._outcomes = outcomes
         self._tokens = tokens
         self._completions = completions
-        self.applier = TransactionApplier(host, completions=completions, enqueues=enqueues)
+        self.applier = TransactionApplier(host, completions=completions, enqueues=enqueues, outcomes=outcomes)
         self._over: dict[tuple[int, str], None] = {}
         """Settled parts whose pending rows can be deleted."""
         self._over_wake = Wait()
@@ -135,6 +135,8 @@ class TransactionParts:
 
     def lead(self, leader: PartitionLeader) -> None:
         """Make committed transactions visible in a partition that serves from here now."""
+        unstored = self._outcomes.unstored
+        unstored -= {one for one in unstored if partition_of(one) == leader.partition}  # these are tried again
         for name, found in sorted(self._host.replica.transactions.items()):
             if leader.partition in found.parts:
                 self.applier.owe(leader.partition, name)

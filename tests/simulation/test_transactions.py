@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import trio
 from attrs import evolve
 
+from log_entries import commit_transaction
 from onyxq.client.claims import Claim
+from onyxq.core.entry import APPLIED
 from onyxq.core.facts import COMPLETED, pack_task
-from onyxq.core.ids import Run, make_id
+from onyxq.core.ids import Run, TaskId, make_id, partition_of
+from onyxq.core.transactions import Part
 from onyxq.errors import BadRequest, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge
 from onyxq.leader import transaction_apply
 from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import Finish
+from onyxq.leader.transaction_apply import DEPENDS_PATIENCE_S
+from onyxq.leader.transaction_parts import PartRequest
+from onyxq.node.node import Node
 from onyxq.store.interface import Batch
 from onyxq.store.memory import MemoryStore
 from onyxq.system.procedures import pause
@@ -38,6 +45,29 @@ async def inputs(client: RecordingClient, count: int, *, lease_ms: int = 30_000)
     while len(claims) < count:
         claims += await client.claim("in", maximum=count, lease_ms=lease_ms, wait_ms=5_000)
     return claims
+
+
+def node_of(world: World, partition: int) -> Node:
+    """Return the node that leads a partition."""
+    node = leader_of(world, partition).inner
+    assert node is not None
+    return node
+
+
+async def commit_chain(world: World, tasks: Sequence[TaskId]) -> None:
+    """Commit a transaction of tasks that each depend on the one before it; the first is not in the transaction."""
+    items: dict[int, list[Any]] = {}
+    for number, (other, task_id) in enumerate(pairwise(tasks), 1):
+        body = pack_task({"depends": [other], "queue": "graph"}, [b"node %d" % number])
+        items.setdefault(partition_of(task_id), []).append(["T", task_id, body, None])
+    node = node_of(world, partition_of(tasks[1]))
+    deadline_ms, parts = node.replica.log_time_ms + 60_000, list[Part]()
+    for partition, found in sorted(items.items()):
+        asked = PartRequest("chain", deadline_ms, partition, found, [])
+        (answer,) = await node_of(world, partition).operations.transaction_parts.prepare([asked])
+        parts.append(Part(partition, *answer))
+    _, (verdict,) = await node.verdicts([commit_transaction.Args("chain", deadline_ms, (), (), tuple(parts))])
+    assert verdict == APPLIED
 
 
 def pending(world: World) -> int:
@@ -299,6 +329,49 @@ async def test_a_task_may_depend_on_another_of_its_transaction_that_comes_before
     with pytest.raises(BadRequest) as refused:
         await bad.commit()
     assert refused.value.field == "enqueue[0].depends"
+
+
+@simulated(seed=1, options=FOUR)
+async def test_a_task_waits_for_others_of_its_transaction_however_long_they_take(
+    world: World, client: RecordingClient
+) -> None:
+    """The first task depends on one whose leader does not answer; the second, in a third partition, depends on it."""
+    ids = [make_id(world.nodes[0].clock.wall_ms(), number, 77, 1024 * number) for number in range(3)]
+    await client.client.enqueue("graph", b"node 0", id=ids[0])
+    leader = node_of(world, 0).leaders[0]
+    leader.ready = False
+    await commit_chain(world, ids)
+    await trio.sleep(DEPENDS_PATIENCE_S + 10)
+    leader.ready = True
+    await world.until(lambda: not world.audit.replica.transactions, "all of it is visible")
+    for number in range(3):
+        (claim,) = await client.claim("graph", maximum=3, wait_ms=15_000)
+        assert claim.data == b"node %d" % number
+        await client.complete(claim)
+
+
+@simulated(seed=1, options=FOUR)
+async def test_no_task_waits_for_ever_for_one_of_its_transaction_that_cannot_be_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first depends on a lost task. The last, in the same partition, waits for one that waits for the first."""
+    monkeypatch.setattr("onyxq.leader.transaction_apply.DEPENDS_PATIENCE_S", 5.0)
+    now_ms = world.nodes[0].clock.wall_ms()
+    chain = [make_id(now_ms, partition, 77, 1024 * number) for number, partition in enumerate((0, 1, 2, 1))]
+    await commit_chain(world, chain)
+    await world.until(lambda: not world.audit.replica.transactions, "it is settled", within_s=60)
+    unstored = [node_of(world, number).operations.transaction_parts.applier._outcomes.unstored for number in (1, 2)]
+    assert unstored == [set(), set()]
+
+
+@simulated(seed=1, options=ONE)
+async def test_a_long_chain_of_tasks_of_one_partition_is_visible_soon(client: RecordingClient) -> None:
+    """Each task follows the one before it at once: there is no pause in between."""
+    ids = await client.client.make_ids(40)
+    tx = client.client.transaction()
+    for number, task_id in enumerate(ids):
+        tx.enqueue("graph", b"node %d" % number, id=task_id, depends=ids[max(0, number - 1) : number])
+    assert (await tx.commit()).settled
 
 
 @simulated(seed=1, options=FOUR)

@@ -14,14 +14,14 @@ Items are lists:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgpack
 
 from onyxq.core.errors import BadRequest, Corrupt
-from onyxq.core.facts import Row, seal, sealed, unseal
+from onyxq.core.facts import Row, seal, sealed, task_header, unseal
 from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.jobs.batch_names import is_void
 from onyxq.core.replica import Replica, Transaction
@@ -81,13 +81,38 @@ def completed_runs(items: Iterable[Any]) -> list[Run]:
 
 def is_completed(store: Store, replica: Replica, task_id: TaskId) -> bool:
     """Return whether a task is completed by a committed transaction or one that may be; raises `Corrupt`."""
-    partition, stretch, mask = partition_of(task_id), stretch_of(task_id), mask_of(task_id, 1)
+    bits = completed_bits(store, replica, partition_of(task_id))
+    return bool(bits.get(stretch_of(task_id), 0) & mask_of(task_id, 1))
+
+
+def completed_bits(store: Store, replica: Replica, partition: int) -> dict[bytes, int]:
+    """Return the tasks that transactions complete which are or may be committed, by stretch; raises `Corrupt`."""
+    bits: dict[bytes, int] = {}
     for key in store.pending_transactions(partition):
         if not is_over(replica, partition, key):
-            items = unpack_items(row.body for row in store.pending(partition, key))
-            if any(stretch_of(run.first) == stretch and mask_of(*run) & mask for run in completed_runs(items)):
-                return True
-    return False
+            for run in completed_runs(unpack_items(row.body for row in store.pending(partition, key))):
+                stretch = stretch_of(run.first)
+                bits[stretch] = bits.get(stretch, 0) | mask_of(*run)
+    return bits
+
+
+def coming_bits(store: Store, replica: Replica, partition: int, *, without: Container[TaskId]) -> dict[bytes, int]:
+    """Return the tasks that committed transactions enqueue in a partition and that may not be stored yet, by stretch.
+
+    ``without``: first ids of runs to leave out. Raises `Corrupt` if the tasks are not known here, because pending
+    rows are damaged or must be fetched first.
+    """
+    bits: dict[bytes, int] = {}
+    for name, found in sorted(replica.transactions.items()):
+        count, _ = found.parts.get(partition, (0, b""))
+        bodies = [row.body for row in store.pending(partition, key_in(found, name, partition))] if count else []
+        if len(bodies) != count:
+            raise Corrupt(f"pending rows of transaction {name} are not here")
+        for _, first, body, _ in (item for item in unpack_items(bodies) if item[0] == "T"):
+            if first not in without:
+                stretch = stretch_of(first)
+                bits[stretch] = bits.get(stretch, 0) | mask_of(first, task_header(body)[1])
+    return bits
 
 
 def pack_items(items: Sequence[Any]) -> list[bytes]:
