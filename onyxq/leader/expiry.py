@@ -2,9 +2,10 @@
 
 The earliest deadline wakes the leader. The record that expires a claim also moves log time to the deadline.
 
-A task without attempts left becomes a dead letter. Claims on finished tasks are released. A
-completion that is older than the claim does not count: its worker may have learned that it was
-refused.
+A task without attempts left becomes a dead letter. If a transaction that may still be committed
+completes it, it waits until the commit has been read or none can follow. Claims on finished tasks are
+released. A completion that is older than the claim does not count: its worker may have learned that
+it was refused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from onyxq.core.errors import Corrupt, OnyxqError
 from onyxq.core.ids import Run, id_at, mask_of, runs_of, stretch_of
 from onyxq.core.step import Outcome
 from onyxq.core.task_headers import UNSTORED, policy_of
+from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import Finish, overtaken_bits
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
@@ -156,6 +158,7 @@ class Expiry:
         state = self._host.leader_state
         lapsed: list[expire_claims.Expiry] = []
         over: list[Finish] = []
+        dead: list[Finish] = []
         late = (
             (stretch, found)
             for stretch, pieces in claims.items()
@@ -179,7 +182,9 @@ class Expiry:
                     rows = stored_rows(self._host.store, part, leader.mark())
                     over.append(Finish(part, token, facts.COMPLETED, [], rows))
                 for part in runs_of(stretch, bits & ~done):
-                    self._plan_expiry(part, token, lapsed, over)
+                    self._plan_expiry(part, token, lapsed, dead)
+        if dead:
+            over += self._without_commits(leader.partition, dead)
         if over:
             due.over[leader.partition] = [(0, finish) for finish in over]
         for group in fitting(lapsed, lambda one: size_of(one.runs)):
@@ -210,6 +215,23 @@ class Expiry:
                     dead.append(Finish(part, token, policy.failure, [note] * part.count))
                 else:
                     lapsed.append(expire_claims.Expiry(token, attempts, (part,)))
+
+    def _without_commits(self, partition: int, dead: list[Finish]) -> list[Finish]:
+        """Return dead letters of a partition without tasks that a transaction may still complete.
+
+        The log does not decide between a dead letter and a commit, which needs only a claim that has not ended.
+        """
+        try:
+            completed = pending_facts.completed_bits(self._host.store, self._host.replica, partition)
+        except Corrupt as error:
+            log.info("partition %d: last attempts do not fail yet: %s", partition, error.message)
+            return []
+        left: list[Finish] = []
+        for finish in dead:
+            stretch = stretch_of(finish.run.first)
+            for part in runs_of(stretch, mask_of(*finish.run) & ~completed.get(stretch, 0)):
+                left.append(finish._replace(run=part, results=finish.results[: part.count]))
+        return left
 
 
 def _leases(args: Any) -> Sequence[grant_claims.Grant | renew_claims.Renewal]:

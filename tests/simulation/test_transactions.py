@@ -15,6 +15,7 @@ from onyxq.client.claims import Claim
 from onyxq.core.entry import APPLIED
 from onyxq.core.facts import COMPLETED, pack_task
 from onyxq.core.ids import Run, TaskId, make_id, partition_of
+from onyxq.core.transactions import Claim as HeldClaim
 from onyxq.core.transactions import Part
 from onyxq.errors import BadRequest, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge
 from onyxq.leader import transaction_apply
@@ -178,6 +179,31 @@ async def test_what_expires_while_its_completion_is_prepared_can_be_had_again(wo
         with pytest.raises(StaleToken):
             await client.transact(complete=[(claim, b"done")])
         slow_ms = 0
+
+
+@simulated(seed=1, options=ONE)
+async def test_a_last_attempt_is_no_dead_letter_while_a_commit_may_complete_its_task(
+    world: World, client: RecordingClient
+) -> None:
+    """Both leases are over, and neither claim has ended. One transaction is committed, the other never."""
+    await client.enqueue("in", [b"committed", b"abandoned"], retries=0)
+    claims = list(await client.claim("in", maximum=2, lease_ms=1_000, wait_ms=5_000))
+    claims.sort(key=lambda claim: claim.data, reverse=True)
+    node, prepared = node_of(world, 0), list[commit_transaction.Args]()
+    deadline_ms = node.replica.log_time_ms + 60_000
+    for claim in claims:
+        asked = PartRequest(claim.data.decode(), deadline_ms, 0, [["C", claim.id, 1, claim.token, [b"done"]]], [])
+        (answer,) = await node.operations.transaction_parts.prepare([asked])
+        held = HeldClaim(0, claim.token, (Run(claim.id, 1),))
+        prepared.append(commit_transaction.Args(asked.name, deadline_ms, (held,), (), (Part(0, *answer),)))
+    await trio.sleep(5)
+    assert [(await client.client.get(claim.id)).state for claim in claims] == ["claimed", "claimed"]
+    _, (verdict,) = await node.verdicts([prepared[0]])
+    assert verdict == APPLIED
+    found = await client.client.wait(claims[0].id, 30_000)
+    assert (found.state, found.result) == ("completed", b"done")
+    assert (await client.client.wait(claims[1].id, 120_000)).state == "failed"
+    assert node.replica.log_time_ms > deadline_ms
 
 
 @simulated(seed=1, options=FOUR)
