@@ -21,7 +21,7 @@ from onyxq.core.ids import ms_of
 from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.system import tracing
 from onyxq.worker import periodic
-from onyxq.worker.attempts import current_attempt, current_client
+from onyxq.worker.attempts import TaskCancelled, current_attempt, current_client, ended_by_check
 from onyxq.worker.child import Work
 from onyxq.worker.console import Policy
 from onyxq.worker.contexts import current_bridge
@@ -171,10 +171,18 @@ class AppWorker(Worker):
         return _Call(task, args, kwargs, timeout_s)
 
     async def _in_time(self, call: _Call, run: Callable[[], Any]) -> bytes | None:
+        attempt, overdue = current_attempt.get(), False
         with anyio.move_on_after(call.timeout_s) as scope:
-            current_attempt.get().ends_at = scope.deadline
-            result: bytes | None = await run()
-        if scope.cancelled_caught:
+            attempt.ends_at = scope.deadline
+            try:
+                result: bytes | None = await run()
+            except (TaskCancelled, BaseExceptionGroup) as error:
+                # An async function asked its context after its time and before its event loop cancelled it.
+                is_over = anyio.current_time() >= scope.deadline and not attempt.cancelled.is_set()
+                overdue = is_over and ended_by_check(error)
+                if not overdue:
+                    raise
+        if scope.cancelled_caught or overdue:
             raise TimedOut(
                 f"{call.task.name} did not end within {call.timeout_s:g} s",
                 hint="Raise timeout_s of @app.task(...) or of the call, or let the function do less per task.",

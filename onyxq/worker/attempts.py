@@ -35,6 +35,14 @@ class TaskCancelled(BaseException):
     """The attempt must end and its outcome no longer counts; raised by ``check()``."""
 
 
+def ended_by_check(error: BaseException) -> bool:
+    """Return whether an error is a `TaskCancelled`, or the group of one in which task groups wrap it."""
+    if isinstance(error, BaseExceptionGroup):
+        found, others = error.split(TaskCancelled)
+        return found is not None and (others is None or isinstance(others, Exception))
+    return isinstance(error, TaskCancelled)
+
+
 class LogEntry(NamedTuple):
     """A checkpoint that an attempt logged."""
 

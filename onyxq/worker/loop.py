@@ -22,7 +22,16 @@ from onyxq.core.ids import ms_of
 from onyxq.system.durations import as_milliseconds
 from onyxq.system.tracing import attempting
 from onyxq.worker import console, retries
-from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe, traceback_of
+from onyxq.worker.attempts import (
+    Attempt,
+    TaskCancelled,
+    current_attempt,
+    current_claim,
+    current_client,
+    describe,
+    ended_by_check,
+    traceback_of,
+)
 from onyxq.worker.heartbeats import RENEWALS_PER_LEASE, Renewals
 from onyxq.worker.options import WORKER_DEFAULTS, WorkerOptions
 from onyxq.worker.pace import PATIENCE_S, Pace
@@ -52,6 +61,8 @@ class _Job:
         self.took_s = 0.0
         """How long it ran, in seconds, once it has ended."""
         self.stale = False
+        self.stopped = False
+        """Whether its function ended itself because the attempt had to end."""
         self.result: bytes | None = None
         self.problem: BaseException | None = None
 
@@ -406,6 +417,12 @@ class Worker:
                 job.result = await self._body(job.claim)
         except (Exception, SystemExit) as error:
             job.problem = error
+        except (TaskCancelled, BaseExceptionGroup) as error:
+            # An async function asked its context before its event loop cancelled it.
+            if not ended_by_check(error):
+                raise
+            job.stopped = job.attempt.cancelled.is_set()
+            job.problem = error
         except anyio.get_cancelled_exc_class() as error:
             if anyio.current_effective_deadline() == float("-inf"):
                 raise
@@ -425,7 +442,7 @@ class Worker:
             log.warning("the claim on task %s is not valid any more; %s was stopped", claim.id.hex(), name)
             return
         try:
-            if job.scope.cancelled_caught:
+            if job.scope.cancelled_caught or job.stopped:
                 await _give_back(client, claim)
                 console.ended(name, "given back", job.took_s)
             elif problem is None:

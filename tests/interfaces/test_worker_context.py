@@ -210,3 +210,55 @@ def test_check_ends_an_attempt_that_is_to_end() -> None:
         work.enqueue()
         cluster.drain()
         assert results(cluster, "q") == ["went on"]
+
+
+@BACKENDS
+def test_a_check_after_the_time_of_an_async_function_fails_the_attempt(backend: str) -> None:
+    """It says so as if the event loop had cancelled the function; the worker and its other tasks continue."""
+    app = App()
+
+    @app.task(queue="q", timeout_s=5, retries=0)
+    async def work(shielded: bool) -> str:
+        with anyio.CancelScope(shield=shielded):
+            await anyio.sleep(20 if shielded else 1)
+        context().check()
+        return "in time"
+
+    with open_cluster(peers=1, seed=1, backend=backend) as cluster:
+        cluster.use(app)
+        late = work.enqueue(True)
+        work.enqueue(False)
+        cluster.drain()
+        (failed,) = cluster.tasks("q", "failed")
+        assert failed.id == late
+        assert "work did not end within 5 s" in str(failed.error)
+        assert results(cluster, "q") == ["in time"]
+
+
+@BACKENDS
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_check_that_ends_a_cancelled_async_function_gives_the_task_back(backend: str, grouped: bool) -> None:
+    """The attempt does not count, and the worker continues. The check may be in a task group of the function."""
+    app, attempts = App(), list[int]()
+
+    async def check() -> None:
+        context().check()
+
+    @app.task(queue="q", retries=0)
+    async def work() -> str:
+        ctx = context()
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            ctx._attempt.cancelled.set()
+            if not grouped:
+                ctx.check()
+            async with anyio.create_task_group() as group:
+                group.start_soon(check)
+        return "done"
+
+    with open_cluster(peers=1, seed=1, backend=backend) as cluster:
+        cluster.use(app)
+        work.enqueue()
+        cluster.drain()
+        assert attempts == [1, 1]
+        assert results(cluster, "q") == ["done"]
