@@ -7,7 +7,8 @@ connection with which the round began.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -30,6 +31,14 @@ _PENDING = """
     SELECT seq, task_id, queue, data, options, sent_at IS NOT NULL AS sent
     FROM {table} WHERE error IS NULL ORDER BY seq LIMIT %s
 """
+_RENAME = """
+    UPDATE {table} SET options = jsonb_set(options, ARRAY['depends'], (
+        SELECT jsonb_agg(coalesce(%(ids)s::jsonb -> (one #>> '{{}}'), one) ORDER BY place)
+        FROM jsonb_array_elements(options->'depends') WITH ORDINALITY AS found(one, place)
+    ))
+    WHERE jsonb_typeof(options->'depends') = 'array' AND options->'depends' ?| %(old)s::text[]
+"""
+"""Gives rows the new ids of tasks on which they depend: the cluster would take the old ones for done and purged."""
 _REFUSED = "SELECT seq, task_id, queue, created_at, error FROM {table} WHERE error IS NOT NULL ORDER BY seq LIMIT %s"
 
 
@@ -103,9 +112,15 @@ class OutboxDatabase:
         """Set a row aside, with the reason."""
         self._run("UPDATE {table} SET error = %s WHERE seq = %s", [error.replace("\0", ""), seq])
 
-    def renumber(self, seq: int, task_id: TaskId) -> None:
-        """Give a row a new id and send it as a new one."""
-        self._run("UPDATE {table} SET task_id = %s, sent_at = NULL, error = NULL WHERE seq = %s", [task_id, seq])
+    def renumber(self, fresh: Mapping[int, TaskId]) -> None:
+        """Give rows new ids, by row number, and send them as new ones. Rows that depend on them name the new ids."""
+        with self._connection.transaction():
+            found = self._run("SELECT seq, task_id FROM {table} WHERE seq = ANY(%s)", [list(fresh)])
+            ids = {bytes(task_id).hex(): fresh[seq].hex() for seq, task_id in found}
+            self._run(_RENAME, {"ids": json.dumps(ids), "old": list(ids)})
+            for seq, task_id in fresh.items():
+                update = "UPDATE {table} SET task_id = %s, sent_at = NULL, error = NULL WHERE seq = %s"
+                self._run(update, [task_id, seq])
 
     # --- for operators
 
@@ -123,7 +138,7 @@ class OutboxDatabase:
                 "UPDATE {table} SET error = NULL WHERE seq = %s AND error IS NOT NULL RETURNING task_id", seq
             )
         fresh = fresh_id(self._one("SELECT task_id FROM {table} WHERE seq = %s AND error IS NOT NULL", seq), fresh_ms)
-        self.renumber(seq, fresh)
+        self.renumber({seq: fresh})
         return fresh
 
     def discard(self, seq: int) -> TaskId:
@@ -136,6 +151,6 @@ class OutboxDatabase:
             raise NotFound(f"the outbox has no refused row {seq}", hint="`onyxq outbox list` shows them.")
         return TaskId(bytes(found[0][0]))
 
-    def _run(self, statement: str, values: list[Any]) -> list[tuple[Any, ...]]:
+    def _run(self, statement: str, values: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
         cursor = self._connection.execute(statement.format(table=self._table).encode(), values)
         return cast(list[tuple[Any, ...]], cursor.fetchall()) if cursor.description else []

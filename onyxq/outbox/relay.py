@@ -4,8 +4,8 @@ A round marks new rows as sent, enqueues them under their ids, and deletes those
 relay dies in between, the next round repeats the enqueues. The cluster knows the ids and makes no second task.
 
 The cluster forgets an id only together with the time in it, when finished tasks of that time are purged. It refuses
-such an id. If the row was never marked, the cluster never had the task: the row gets a new id. Otherwise the task may
-have run, so the row is refused and waits for a decision.
+such an id. If the row was never marked, the cluster never had the task: the row gets a new id, and the rows that depend
+on it name that id from then on. Otherwise the task may have run, so the row is refused and waits for a decision.
 """
 
 from __future__ import annotations
@@ -106,21 +106,28 @@ class Relay:
     async def relay_once(self, database: OutboxDatabase, client: AsyncClient) -> int:
         """Make one round; return the number of rows that it found. Raise the first error that a repeat may mend."""
         rows = await _in_thread(partial(database.pending, BATCH))
-        if new := [row.seq for row in rows if not row.sent]:
-            await _in_thread(partial(database.mark_sent, new))
         for part in parts(rows):
+            if new := [row.seq for row in part if not row.sent]:
+                await _in_thread(partial(database.mark_sent, new))
             outcomes = await self._send(client, part)
             stored = [row.seq for row, outcome in zip(part, outcomes, strict=True) if outcome is None]
             await _in_thread(partial(database.delete, stored))
             self.relayed += len(stored)
             transient: OnyxqError | None = None
+            purged: list[PendingRow] = []
             for row, outcome in zip(part, outcomes, strict=True):
-                if isinstance(outcome, FINAL):
-                    await self._refused(database, client, row, outcome)
+                if isinstance(outcome, Purged) and not row.sent:
+                    purged.append(row)
+                elif isinstance(outcome, FINAL):
+                    await self._refused(database, row, outcome)
                 elif outcome is not None:
                     transient = transient or outcome
+            if purged:
+                await self._renumber(database, client, purged)
             if transient is not None:
                 raise transient
+            if purged:
+                break  # later rows may depend on these, and must be read again
         return len(rows)
 
     async def _send(self, client: AsyncClient, rows: Sequence[PendingRow]) -> list[OnyxqError | None]:
@@ -146,14 +153,16 @@ class Relay:
                 group.start_soon(send, place, row)
         return outcomes
 
-    async def _refused(self, database: OutboxDatabase, client: AsyncClient, row: PendingRow, error: OnyxqError) -> None:
-        if isinstance(error, Purged) and not row.sent:
-            fresh = fresh_id(row.task_id, await client.now_ms())
-            log.warning(
-                "the time of task %s is purged, and it was never sent: its id is now %s", row.task_id.hex(), fresh.hex()
-            )
-            await _in_thread(partial(database.renumber, row.seq, fresh))
-            return
+    async def _renumber(self, database: OutboxDatabase, client: AsyncClient, rows: Sequence[PendingRow]) -> None:
+        """Give new ids to rows that were never sent, and whose time is purged."""
+        now_ms = await client.now_ms()
+        fresh = {row.seq: fresh_id(row.task_id, now_ms) for row in rows}
+        for row in rows:
+            old, new = row.task_id.hex(), fresh[row.seq].hex()
+            log.warning("the time of task %s is purged, and it was never sent: its id is now %s", old, new)
+        await _in_thread(partial(database.renumber, fresh))
+
+    async def _refused(self, database: OutboxDatabase, row: PendingRow, error: OnyxqError) -> None:
         self.refused += 1
         log.error("row %d, task %s for queue %r, is refused: %s", row.seq, row.task_id.hex(), row.queue, error.named())
         await _in_thread(partial(database.refuse, row.seq, f"{error.code}: {error.named()}"))

@@ -223,7 +223,7 @@ def test_a_refused_row_waits_for_a_decision_and_holds_up_no_other(
     assert run(["outbox", "discard", str(third["row"]), "--database", table]) == 0
     assert run(["outbox", "discard", str(third["row"]), "--database", table]) == 3
     with OutboxDatabase(table) as database:
-        database.renumber(first["row"], make_id(1_700_000_000_000, 1, 2, 0))
+        database.renumber({first["row"]: make_id(1_700_000_000_000, 1, 2, 0)})
         database.refuse(first["row"], "as an operator would correct it")
     assert run(["outbox", "retry", str(first["row"]), "--new-id", "--database", table]) == 0
     relayed(live, table, until=empty)
@@ -281,3 +281,24 @@ def test_a_missing_database_or_table_is_explained(
     assert "onyxq outbox create" in capsys.readouterr().err
     assert run(["outbox", "create", "--database", database + "_not"]) == 5
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_rows_depend_on_the_new_ids_of_rows(table: str) -> None:
+    """The cluster would take the old ids for tasks that are done and purged. Other rows stay as they are."""
+    writer = with_psycopg.Outbox()
+    with psycopg.connect(table) as connection:
+        first, other = writer.add_many(connection, [Step("new", b"1"), Step("new", b"2")])
+        writer.add_many(connection, [Step("new", b"3", depends=[other, first]), Step("new", b"4", depends=[other])])
+        for depends in (5, first.hex(), {first.hex(): 1}, [5, None, [first.hex()], {first.hex(): 1}]):
+            values = [bytes(20), Jsonb({"depends": depends})]
+            connection.execute(
+                "INSERT INTO onyxq_outbox (task_id, queue, data, options) VALUES (%s, 'new', '', %s)", values
+            )
+    fresh, also = (make_id(1_700_000_000_000, 1, 2, number) for number in range(2))
+    with OutboxDatabase(table) as database:
+        before = database.pending(10)
+        database.renumber({before[0].seq: fresh, before[2].seq: also})
+        after = database.pending(10)
+    assert [row.task_id for row in after] == [fresh, other, also, *(row.task_id for row in before[3:])]
+    assert after[2].depends == [other.hex(), fresh.hex()]
+    assert [row.options for row in after[3:]] == [row.options for row in before[3:]]
