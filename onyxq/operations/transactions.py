@@ -36,6 +36,7 @@ from onyxq.core.errors import (
 from onyxq.core.facts import task_header
 from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.queues import settings_of
+from onyxq.core.task_headers import UNIQUE_KEY
 from onyxq.core.transactions import Claim, Part, Prepared, known_as, stale
 from onyxq.leader.outcomes import UNSERVED
 from onyxq.leader.transaction_parts import REPEAT, HeldClaim, PartRequest, stale_token
@@ -219,14 +220,19 @@ class Transactions:
         await self._check_callbacks(wanted.enqueue, "enqueue")
         others: dict[TaskId, int] = {}
         mine: dict[TaskId, int] = {}
+        unique: set[TaskId] = set()
         for place, (first, body, at_ms) in enumerate(wanted.enqueue):
             header, count = task_header(body)
             if at_ms is not None:
                 self._check_time(header["queue"], at_ms, place)
             for one in header.get("depends", ()):
+                if one in unique:
+                    raise _may_give_way(one, place)
                 if not mine.get(stretch_of(one), 0) & mask_of(one, 1):
                     others.setdefault(TaskId(one), place)
             mine[stretch_of(first)] = mine.get(stretch_of(first), 0) | mask_of(first, count)
+            if UNIQUE_KEY in header:
+                unique.add(TaskId(first))
         if not others:
             return
         found = await self._node.operations.dependencies.outcomes_for(others)
@@ -310,6 +316,15 @@ class Transactions:
         if sender is None:
             sender = self._leaders[leader] = ToLeader(self._node, leader)
         return await sender.ask(asked)
+
+
+def _may_give_way(task_id: TaskId, place: int) -> BadRequest:
+    """Return the error for a dependency on a task of the transaction that may never be stored."""
+    return BadRequest(
+        f"task {task_id.hex()}, on which enqueue[{place}] depends, has a unique key: another task may take its place",
+        field=f"enqueue[{place}].depends",
+        hint="Give that task no unique_key, or enqueue it first and depend on the id in the answer.",
+    )
 
 
 def _raise_errors(errors: Sequence[OnyxqError]) -> None:

@@ -13,8 +13,8 @@ from attrs import evolve
 from log_entries import commit_transaction
 from onyxq.client.claims import Claim
 from onyxq.core.entry import APPLIED
-from onyxq.core.facts import COMPLETED, pack_task
-from onyxq.core.ids import Run, TaskId, make_id, partition_of
+from onyxq.core.facts import COMPLETED, pack_task, partition_of_keys
+from onyxq.core.ids import Run, TaskId, make_id, ms_of, partition_of
 from onyxq.core.transactions import Claim as HeldClaim
 from onyxq.core.transactions import Part
 from onyxq.errors import BadRequest, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge
@@ -355,6 +355,21 @@ async def test_a_task_may_depend_on_another_of_its_transaction_that_comes_before
     with pytest.raises(BadRequest) as refused:
         await bad.commit()
     assert refused.value.field == "enqueue[0].depends"
+
+
+@simulated(seed=1, options=FOUR)
+async def test_no_task_may_depend_on_one_of_its_transaction_with_a_unique_key(client: RecordingClient) -> None:
+    """Another task may hold the key: then that one is not stored, and its dependent would have to be dropped."""
+    partition = partition_of_keys("graph", "k", FOUR.partitions)
+    (last,) = await client.client.make_ids(1)
+    first = make_id(ms_of(last), partition, 77, 0)
+    tx = client.client.transaction()
+    tx.enqueue("graph", b"first", id=first, unique_key="k")
+    tx.enqueue("graph", b"last", id=last, depends=[first])
+    with pytest.raises(BadRequest, match="has a unique key") as refused:
+        await tx.commit()
+    assert refused.value.field == "enqueue[1].depends"
+    assert not await client.client.count()
 
 
 @simulated(seed=1, options=FOUR)
