@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,6 +109,20 @@ def test_an_idempotency_key_gets_the_first_answer_from_any_peer(cluster: LocalCl
     assert answers[0] == answers[1] == answers[2] and len(answers[0]["ids"]) == 3
     with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=20) as web:
         assert total(web, queue) == 3
+
+
+def test_a_repeat_gets_the_first_answer_although_its_due_time_is_too_late_by_now(web: httpx.Client, queue: str) -> None:
+    """A new request that names the same time is refused."""
+    assert web.put(f"/v1/queues/{queue}", json={"grace_ms": 3_600_000}).status_code == 200
+    body = {"enqueue": [{"queue": queue, "data": 1, "at_ms": time.time_ns() // 1_000_000 - 60_000}]}
+    first = web.post("/v1/transactions", json=body, headers={"Idempotency-Key": f"first {queue}"})
+    assert first.status_code == 200, first.text
+    assert web.put(f"/v1/queues/{queue}", json={"grace_ms": 0}).status_code == 200
+    again = web.post("/v1/transactions", json=body, headers={"Idempotency-Key": f"first {queue}"})
+    assert (again.status_code, again.json()) == (200, first.json())
+    other = web.post("/v1/transactions", json=body, headers={"Idempotency-Key": f"other {queue}"})
+    assert (other.status_code, other.json()["field"]) == (400, "enqueue[0].at_ms")
+    assert total(web, queue) == 1
 
 
 def test_without_a_key_each_request_is_another_transaction(web: httpx.Client, queue: str) -> None:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.core.ids import Run, make_id, partition_of
-from onyxq.core.limits import NAME_CHARACTERS_MAX, Name, TaskIdBytes
+from onyxq.core.limits import NAME_CHARACTERS_MAX, TIME_MS_MAX, Name, TaskIdBytes
 from onyxq.core.texts import whole
 from onyxq.interfaces.http.endpoint import Call, Endpoint
 from onyxq.interfaces.http.problems import problem
@@ -69,7 +69,7 @@ async def post_transaction(call: Call) -> Response:
     asked: NewTransaction = call.args
     name = _name(call)
     made_ms = call.kit.now_ms()
-    groups = await _groups(call, made_ms)
+    groups, refusal = await _first_grouped(call, made_ms)
     digest = blake2b(call.owner.encode() + b"\n" + call.raw, digest_size=16).digest()
     transaction = Transact(
         name=name,
@@ -83,12 +83,15 @@ async def post_transaction(call: Call) -> Response:
     try:
         committed = await call.do(TRANSACT, transaction)
     except OnyxqError as error:
+        if refusal is not None and isinstance(error, BadRequest):
+            raise refusal from None
         error.field = _renamed(error.field, groups)
         if not error.details:
             raise
         return problem(error, {"claims": [_stale(*one) for one in error.details]})
     if committed.made_ms != made_ms:
-        groups = await _groups(call, committed.made_ms)  # a repeat: its ids are those of the first request
+        # A repeat: its ids are those of the first request, whose due times were valid.
+        groups = await _groups(call, committed.made_ms, valid=True)
     ids = ids_of_runs(_runs(call, name, groups, committed.made_ms))
     return answer_text(json_text(Transacted(ids=ids, token=committed.token, settled=committed.settled)))
 
@@ -107,9 +110,30 @@ def _name(call: Call) -> str:
     return name
 
 
-async def _groups(call: Call, now_ms: int) -> list[Group]:
+async def _first_grouped(call: Call, made_ms: int) -> tuple[list[Group], BadRequest | None]:
+    """Return the groups of a request; also why it is refused unless it repeats a committed one.
+
+    A repeat may name a due time that was valid when the first request came.
+    """
+    try:
+        return await _groups(call, made_ms), None
+    except BadRequest as error:
+        if KEY.lower() not in call.headers:
+            raise
+        refusal = error
+    groups = await _groups(call, made_ms, valid=True)
+    for group in groups:
+        tasks = call.args.enqueue[group.start : group.start + len(group.payloads)]
+        # The coordinator checks the time unless the name is known.
+        group.at_ms = min((task.at_ms for task in tasks if task.at_ms is not None), default=None)
+    return groups, refusal
+
+
+async def _groups(call: Call, now_ms: int, *, valid: bool = False) -> list[Group]:
+    """Return the groups of a request that comes at ``now_ms``; ``valid``: its due times are not checked."""
     tasks: Sequence[NewTask] = call.args.enqueue
-    graces = {queue: await grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
+    past = sorted(past_queues(tasks, now_ms))
+    graces = {queue: TIME_MS_MAX if valid else await grace_ms(call, queue) for queue in past}
     partitions = await call.partitions()
     return await group_tasks(tasks, partitions=partitions, now_ms=now_ms, graces=graces, member="enqueue")
 
