@@ -37,6 +37,8 @@ from onyxq.operations.transactions import UNKNOWN_TIMEOUT_S, Transactions, held
 
 COMPLETE_AHEAD_MS = 60_000
 """Log time for which the completions of a batch may wait for its commit, which follows at once."""
+BEGIN_AGAIN = "Start the query again from the job's offsets."
+"""Hint for a driver that began with an old state of its job."""
 
 
 class JobBatches:
@@ -90,7 +92,13 @@ class JobBatches:
         job = replica.jobs[asked.fence.job]
         if asked.batch > job.batch:
             return None
-        if asked.batch == job.batch and asked.offsets != job.offsets:
+        if asked.batch < job.batch:  # Its offsets are not known any more.
+            raise Conflict(
+                f"batch {asked.batch} of job {asked.fence.job} is before its last one, batch {job.batch}",
+                field="batch",
+                hint=BEGIN_AGAIN,
+            )
+        if asked.offsets != job.offsets:
             raise _conflict(asked)
         return replica.position
 
@@ -114,6 +122,8 @@ class JobBatches:
             raise held(verdict)
         if verdict not in (APPLIED, commit_batch.REPEAT):
             raise self._refused(asked, args, verdict)
+        if verdict == commit_batch.REPEAT and asked.fence.job:
+            return await self._again(asked)
         return await self._answer(args.transactions, position, repeat=verdict != APPLIED)
 
     def _entry(self, asked: Asked, done: tuple[Prepared, ...]) -> commit_batch.Args:
@@ -182,5 +192,5 @@ def _conflict(asked: Asked) -> Conflict:
     return Conflict(
         f"another attempt at batch {asked.batch} of job {asked.fence.job} was committed, with other offsets",
         field="offsets",
-        hint="Start the query again from the job's offsets.",
+        hint=BEGIN_AGAIN,
     )

@@ -89,6 +89,17 @@ def test_the_same_batch_again_is_a_repeat(cluster: JobsCluster, client: Client, 
     assert caught.value.field == "batch"
 
 
+def test_a_batch_before_the_last_one_is_refused(cluster: JobsCluster, client: Client) -> None:
+    """Only the offsets of the last batch are known. So it may be another attempt, whose driver knew an old state."""
+    job = cluster.start_job()
+    mine = {"job": job.id, "version": job.version}
+    for batch in range(2):
+        client.commit_batch(name=f"{job.id}/{batch}", batch=batch, **mine)
+    with pytest.raises(Conflict, match="is before its last one, batch 1") as caught:
+        client.commit_batch(name=f"{job.id}/again", batch=0, **mine)
+    assert caught.value.field == "batch"
+
+
 def test_a_driver_that_was_replaced_commits_nothing(cluster: JobsCluster, client: Client, queue: str) -> None:
     """Neither what it had prepared before nor anything else; its successor does."""
     job = cluster.start_job()
