@@ -16,6 +16,7 @@ pytest.importorskip("pyarrow")
 import pyarrow
 from pyarrow import parquet
 
+from onyxq.client.batches import BatchCommitted
 from onyxq.errors import BadRequest
 from onyxq.jobs.values import pack
 from onyxq.spark.files import file_sink, formats, staging
@@ -23,7 +24,7 @@ from onyxq.spark.files.file_sink import publish, stage, staged
 from onyxq.spark.files.formats import WRITERS, described
 from onyxq.spark.files.staging import Folder, Staging, Written
 from onyxq.spark.places import listed, located
-from onyxq.spark.plan import rows
+from onyxq.spark.plan import outputs, rows
 from onyxq.spark.plan.outputs import Routed
 from tests.spark.job_world import written
 
@@ -163,6 +164,47 @@ def test_what_the_log_has_taken_is_shown_and_nothing_else(
     publish(outs, job=JOB, batch=0, mark=taken)
     publish(outs, job=JOB, batch=0, mark=taken)
     assert shown(tmp_path) == wanted("taken")
+
+
+def sink_of(base: Path, outs: list[Folder], *, batch: int) -> Routed:
+    """Return the sink of a driver with a peer, whose checkpoint has the batch."""
+    (base / "offsets").mkdir(exist_ok=True)
+    (base / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{batch}")
+    options = {"job": JOB, "version": "1", "connect": "127.0.0.1:1", "checkpoint": str(base)}
+    return Routed({out.name: out for out in outs}, options)
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_files_are_shown_although_the_answer_to_their_commit_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeat: bool
+) -> None:
+    """The client sends the request again. The answer is then that the log has the batch already."""
+    outs = folders(tmp_path)
+    for batch, value in enumerate("xy"):
+        sink = sink_of(tmp_path, outs, batch=batch)
+        monkeypatch.setattr(sink, "_commit", lambda *_: BatchCommitted(position=1, repeat=repeat, settled=True))
+        sink.commit([outputs.Written(tuple(write(outs, batch, value)))], batch)
+    assert shown(tmp_path) == wanted("x", "y")
+
+
+def test_another_attempt_with_the_same_offsets_shows_the_files_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query was stopped after the log's commit, while files became visible. Spark repeats the batch."""
+    outs = folders(tmp_path)
+
+    def stopped(*_: Any) -> None:
+        raise Broken
+
+    sink = sink_of(tmp_path, outs, batch=0)
+    monkeypatch.setattr(sink, "_commit", stopped)
+    with pytest.raises(Broken):
+        sink.commit([outputs.Written(tuple(write(outs, 0, "first")))], 0)
+    file = next((tmp_path / "a" / "_onyxq" / JOB).glob("part-*"))
+    file.rename(tmp_path / "a" / file.name)
+    monkeypatch.setattr(sink, "_commit", lambda *_: BatchCommitted(position=1, repeat=True, settled=True))
+    sink.commit([outputs.Written(tuple(write(outs, 0, "second")))], 0)
+    assert shown(tmp_path) == wanted("first")
 
 
 def test_what_a_failed_attempt_wrote_is_removed(tmp_path: Path) -> None:

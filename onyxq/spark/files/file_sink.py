@@ -95,6 +95,16 @@ def staged(folders: Sequence[Folder], *, job: str, batch: int) -> str | None:
     return None
 
 
+def is_staged(folders: Sequence[Folder], *, job: str, batch: int, mark: str) -> bool:
+    """Return whether an attempt at the batch is noted under the mark.
+
+    If its driver was stopped, the log may have committed it, and some of its files may be visible already. So another
+    attempt with the same offsets must not replace the note.
+    """
+    system, aside = folders[0].hidden(job)
+    return exists(system, f"{aside}/{batch}.{mark}.json")
+
+
 def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str, version: int = 0) -> None:
     """Make the committed attempt visible: move its files, or give them to their tables; then remove hidden files.
 

@@ -209,12 +209,11 @@ class Routed(DataSourceStreamArrowWriter):
             mark = mark or file_sink.stage(folders, written, job=self._job, batch=batchId)
         else:
             mark = self._mark(batchId) if folders else ""
-            if mark:
+            if mark and not file_sink.is_staged(folders, job=self._job, batch=batchId, mark=mark):
                 file_sink.stage(folders, written, job=self._job, batch=batchId, mark=mark)
             parts = [part for message in messages if isinstance(message, Written) for part in message.parts]
             with self._prepared(folders, batchId, mark) as tables:
-                if self._commit(parts, batchId, mark).repeat:
-                    return  # Its files became visible when this driver began, or earlier.
+                self._commit(parts, batchId, mark)  # A repeat: the answer to an earlier request was lost.
                 for table in tables:
                     table.commit()
         if mark:
