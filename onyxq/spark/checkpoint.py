@@ -3,7 +3,8 @@
 A job's checkpoint has one folder for each version of its allocation, so a replaced driver disturbs no other. A new
 driver copies the folder of the previous one, if it can reach it, and drops what Spark planned after the last
 committed batch. That batch is planned again; its claims were released. If no folder can be reached and the job has
-no state, a fresh folder is made from what the log recorded with the batch (`recorded`). Batch numbers continue.
+no state, a fresh folder is made from what the log recorded with the batch (`recorded`). Batch numbers continue. A
+folder counts only if it has the last committed batch with the offsets that the log recorded.
 """
 
 from __future__ import annotations
@@ -88,8 +89,17 @@ class Checkpoints:
             _drop(system, mine, 0)
             return f"{base.rstrip('/')}/{job.id}/{version}"
         last = max(batch, 0) if recorded else batch  # A job that begins elsewhere has a batch 0 that read nothing.
+        committed = recorded if batch >= 0 else b""
+        if exists(system, mine) and not _has(system, mine, last, committed):
+            if stateful(job):
+                raise Incomplete(
+                    f"job {job.id} cannot continue on this peer: under {base} it has the state of another attempt at "
+                    f"batch {last} than the log",
+                    hint="Submit the job again, to begin from a savepoint or at the start of its inputs.",
+                )
+            system.delete_dir(mine)
         if not exists(system, mine):
-            before = _before(system, root, version, last)
+            before = _before(system, root, version, last, committed)
             if before is not None:
                 _copy(system, f"{root}/{before}", mine, last)
             elif recorded:
@@ -408,12 +418,21 @@ def _number(name: str) -> int:
     return int(name.partition(".")[0])
 
 
-def _before(system: fs.FileSystem, root: str, version: int, batch: int) -> int | None:
+def _before(system: fs.FileSystem, root: str, version: int, batch: int, record: bytes) -> int | None:
     """Return the newest earlier version whose folder has the batch, or None."""
     for older in _versions(system, root, below=version):
-        if batch < 0 or exists(system, f"{root}/{older}/offsets/{batch}"):
-            return older if exists(system, f"{root}/{older}/metadata") else None
+        path = f"{root}/{older}"
+        if batch < 0 or (exists(system, f"{path}/offsets/{batch}") and _has(system, path, batch, record)):
+            return older if exists(system, f"{path}/metadata") else None
     return None
+
+
+def _has(system: fs.FileSystem, path: str, batch: int, record: bytes) -> bool:
+    """Return whether the batch of a folder is the one that the log recorded; True without a record.
+
+    A driver may have planned a batch of that number with other offsets, and not have committed it.
+    """
+    return not record or _planned(system, path, batch) == msgpack.unpackb(record)["offsets"]
 
 
 def _versions(system: fs.FileSystem, root: str, *, below: float = math.inf) -> list[int]:

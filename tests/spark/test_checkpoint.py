@@ -70,7 +70,8 @@ def test_a_job_without_batches_begins_in_an_empty_folder(tmp_path: Path) -> None
 def test_what_was_planned_beyond_the_log_is_dropped(tmp_path: Path) -> None:
     """Its checksums are deleted too; state beyond it stays, because nothing refers to it."""
     planned(tmp_path / "j" / "4", 3, committed=2)
-    Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=0, recorded=b"x")
+    record = recorded(str(tmp_path / "j" / "4"), 0)
+    Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=0, recorded=record)
     assert names(tmp_path / "j" / "4", "offsets") == [".0.crc", "0"]
     assert names(tmp_path / "j" / "4", "commits") == ["0"]
     assert names(tmp_path / "j" / "4", "state/0/0") == ["0.delta", "1.delta", "2.delta"]
@@ -79,18 +80,18 @@ def test_what_was_planned_beyond_the_log_is_dropped(tmp_path: Path) -> None:
 def test_folders_of_earlier_versions_stay_while_state_may_name_them(tmp_path: Path) -> None:
     """Spark stores the whole path of a schema, and copies name the earlier folder."""
     planned(tmp_path / "j" / "4", 2, committed=2)
+    record = recorded(str(tmp_path / "j" / "4"), 1)
     for version in (5, 6):
-        Checkpoints(str(tmp_path)).fit(STATEFUL, version=version, batch=1, recorded=b"x")
+        Checkpoints(str(tmp_path)).fit(STATEFUL, version=version, batch=1, recorded=record)
     assert names(tmp_path, "j") == ["4", "5", "6"]
 
 
-@pytest.mark.parametrize(("batch", "record"), [(-1, b""), (0, b"x")])
+@pytest.mark.parametrize("batch", [-1, 0])
 @pytest.mark.parametrize("version", [4, 5])
-def test_state_of_a_first_batch_that_spark_has_not_done_is_dropped(
-    tmp_path: Path, batch: int, record: bytes, version: int
-) -> None:
+def test_state_of_a_first_batch_that_spark_has_not_done_is_dropped(tmp_path: Path, batch: int, version: int) -> None:
     """Spark refuses a first batch if there is state, from this driver or the one before, logged or not."""
     planned(tmp_path / "j" / "4", 1, committed=0)
+    record = b"" if batch < 0 else recorded(str(tmp_path / "j" / "4"), batch)
     Checkpoints(str(tmp_path)).fit(STATEFUL, version=version, batch=batch, recorded=record)
     mine = tmp_path / "j" / str(version)
     assert (mine / "offsets" / "0").exists() == (batch == 0)
@@ -100,7 +101,8 @@ def test_state_of_a_first_batch_that_spark_has_not_done_is_dropped(
 def test_a_batch_that_the_log_has_and_spark_does_not_is_kept_for_spark_to_repeat(tmp_path: Path) -> None:
     """The driver died between the log's commit and Spark's record of it."""
     planned(tmp_path / "j" / "4", 3, committed=2)
-    Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=2, recorded=b"x")
+    record = recorded(str(tmp_path / "j" / "4"), 2)
+    Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=2, recorded=record)
     assert names(tmp_path / "j" / "4", "offsets")[-1] == "2"
     assert names(tmp_path / "j" / "4", "commits") == ["0", "1"]
 
@@ -109,11 +111,30 @@ def test_the_next_version_copies_the_one_before_that_has_the_batch(tmp_path: Pat
     """It does not copy one that lacks the batch; the copy is its own, and the newest of the others is kept."""
     planned(tmp_path / "j" / "4", 3, committed=3)
     planned(tmp_path / "j" / "7", 1, committed=0)
-    at = Checkpoints(str(tmp_path)).fit(JOB, version=9, batch=1, recorded=b"x")
+    record = recorded(str(tmp_path / "j" / "4"), 1)
+    at = Checkpoints(str(tmp_path)).fit(JOB, version=9, batch=1, recorded=record)
     assert at == f"{tmp_path}/j/9"
     assert names(tmp_path / "j" / "9", "offsets") == [".0.crc", ".1.crc", "0", "1"]
     assert names(tmp_path / "j" / "9", "state/0/0") == ["0.delta", "1.delta", "2.delta"]
     assert sorted(folder.name for folder in (tmp_path / "j").iterdir()) == ["7", "9"]
+
+
+@pytest.mark.parametrize("version", [4, 9])
+def test_a_checkpoint_with_another_attempt_at_the_last_batch_is_not_continued(tmp_path: Path, version: int) -> None:
+    """Another peer committed the batch, or a host that was killed. The driver here planned it with other offsets.
+
+    Inputs continue where the log has them. State of the other attempt is refused.
+    """
+    planned(tmp_path / "other peer", 2, committed=2)
+    record = recorded(str(tmp_path / "other peer"), 1)
+    planned(tmp_path / "j" / "4", 2, committed=1)
+    (tmp_path / "j" / "4" / "offsets" / "1").write_text('v1\n{"batchTimestampMs":9}\n{}')
+    with pytest.raises(Incomplete, match="cannot continue on this peer"):
+        Checkpoints(str(tmp_path)).fit(STATEFUL, version=version, batch=1, recorded=record)
+    assert names(tmp_path / "j" / "4", "state/0/0") == ["0.delta", "1.delta"]
+    at = Checkpoints(str(tmp_path)).fit(JOB, version=version, batch=1, recorded=record)
+    assert offsets_of(at, 1) == msgpack.unpackb(record)["offsets"]
+    assert names(Path(at), "commits") == ["1"]
 
 
 def test_a_job_without_state_begins_behind_what_the_log_recorded(tmp_path: Path) -> None:
@@ -188,7 +209,8 @@ def test_a_job_may_have_a_place_of_its_own(tmp_path: Path) -> None:
     checkpoints = Checkpoints(str(tmp_path / "elsewhere"))
     job = evolve(JOB, checkpoint=f"file://{tmp_path}/own/")
     planned(tmp_path / "own" / "j" / "1", 1, committed=1)
-    assert checkpoints.fit(job, version=2, batch=0, recorded=b"x") == f"file://{tmp_path}/own/j/2"
+    record = recorded(str(tmp_path / "own" / "j" / "1"), 0)
+    assert checkpoints.fit(job, version=2, batch=0, recorded=record) == f"file://{tmp_path}/own/j/2"
     assert names(tmp_path / "own" / "j" / "2", "offsets") == [".0.crc", "0"]
     checkpoints.forget(job)
     assert not (tmp_path / "own" / "j").exists()
@@ -257,7 +279,7 @@ def test_a_job_under_the_id_of_an_ended_one_loses_nothing_when_the_time_of_that_
     checkpoints = Checkpoints(str(tmp_path))
     planned(tmp_path / "j" / "4", 2, committed=2)
     checkpoints.forget(STATEFUL, version=4, until_ms=1 << 50)
-    checkpoints.fit(STATEFUL, version=4, batch=1, recorded=b"x")
+    checkpoints.fit(STATEFUL, version=4, batch=1, recorded=recorded(str(tmp_path / "j" / "4"), 1))
     assert names(tmp_path / "j" / "4", "commits") == ["0", "1"]
     (tmp_path / "j" / "ended").write_text("1 4\n")  # Its time passes.
     checkpoints.fit(STATEFUL, version=9, batch=-1, recorded=b"")
