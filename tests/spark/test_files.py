@@ -267,6 +267,15 @@ def test_a_folder_that_another_process_makes_meanwhile_is_listed(tmp_path: Path)
     assert [one.base_name for one in listed(Appearing(), str(tmp_path))] == ["note"]
 
 
+def test_outputs_may_share_a_path(tmp_path: Path) -> None:
+    """Each has files of its own there, also those with rows that wait for their commit to a table or topic."""
+    outs = [Folder(name, "json", str(tmp_path), {}) for name in "ab"]
+    by_checkpoint(outs, 0, "x")
+    assert sorted(row["part"] for row in written(tmp_path)) == [0, 0, 1, 1]
+    waiting = [evolve(out, format="foreach_batch") for out in outs]
+    assert len({one.name for one in write(waiting, 1, "y")}) == 4
+
+
 def test_folders_may_be_uris(tmp_path: Path) -> None:
     """Any file system of Arrow works."""
     outs = [evolve(out, path=f"file://{out.path}/") for out in folders(tmp_path)]

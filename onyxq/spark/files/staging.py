@@ -99,7 +99,7 @@ class Staging:
     ) -> None:
         self._folders = folders
         self._job = job
-        self._stem = f"part-{batch:08d}-{part:05d}-{secrets.token_hex(4)}"
+        self._stem = f"part-{batch:08d}-{part:05d}"
         self._found = found
         self._files: dict[str, _Files] = {}
 
@@ -115,7 +115,8 @@ class Staging:
         if out not in self._files:
             folder = self._folders[out]
             found = self._found(folder) if folder.finds_columns else ""
-            self._files[out] = _Files(folder, self._job, self._stem, found)
+            stem = f"{self._stem}-{secrets.token_hex(4)}"  # Outputs may share a path.
+            self._files[out] = _Files(folder, self._job, stem, found)
         return self._files[out]
 
     def finish(self) -> list[Written]:
