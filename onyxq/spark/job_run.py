@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -281,18 +282,23 @@ class Running:
 
     def _until_over(self, query: Any, job: Job, setting: Setting) -> Step:
         """Wait until no more input can come, and queues are finished."""
-        return self._until_drained if self._over(job) else self._until_over
+        if not self._over(job):
+            return self._until_over
+        over_ms, drained = time.time_ns() // 1_000_000, threading.Event()
+        threading.Thread(target=_wait_for_all, args=(query, drained), name=f"drain {job.id}", daemon=True).start()
+        return functools.partial(self._until_drained, over_ms, drained)
 
-    def _until_drained(self, query: Any, job: Job, setting: Setting) -> Step:
-        """Wait until Spark has read everything.
+    def _until_drained(self, over_ms: int, drained: threading.Event, query: Any, job: Job, setting: Setting) -> Step:
+        """Wait until Spark has read everything that there was when the job was over, at ``over_ms``.
 
-        That is so if no data is available, or (where timers cause batches) a batch was empty and moved no place.
+        Spark looks for data only once in ``trigger_ms``. So a look that began after ``over_ms`` must have found no
+        data. Timers cause batches for ever; there, a batch that began later must be empty and have moved no place.
         """
         endless = any(task.format in ENDLESS for task in inputs_of(job))
-        status, recent = query.status, _recent(query)
-        quiet = not status["isTriggerActive"] and not status["isDataAvailable"]
-        if not (endless or quiet or (recent and progress.is_empty(recent[-1]))):
-            return self._until_drained
+        recent = _recent(query)[-1:]
+        empty = any(progress.began_ms(said) > over_ms and progress.is_empty(said) for said in recent)
+        if not (endless or drained.is_set() or empty):
+            return functools.partial(self._until_drained, over_ms, drained)
         if not stateful(job) or timed(job):
             query.stop()
             return self._stopping
@@ -325,6 +331,18 @@ class Running:
 def _recent(query: Any) -> list[Any]:
     """Return Spark's reports of the latest batches, oldest first."""
     return [json.loads(one) for one in java.reports(query, most=LOOKED_AT)]
+
+
+def _wait_for_all(query: Any, drained: threading.Event) -> None:
+    """Set an event once a query has found no data in a look that began after this call, and none is being processed.
+
+    It is not set if the query fails or is stopped. With timers Spark makes batches for ever, so the call waits until
+    the query is stopped.
+    """
+    with contextlib.suppress(PySparkException, Py4JError):
+        query.processAllAvailable()
+        if query.isActive:
+            drained.set()
 
 
 def _queue_is_done(connect: str | None, queue: str) -> bool:

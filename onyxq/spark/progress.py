@@ -122,6 +122,11 @@ def is_empty(progress: dict[str, Any]) -> bool:
     return not progress["numInputRows"] and not moved
 
 
+def began_ms(progress: dict[str, Any]) -> int:
+    """Return when Spark began to plan a batch, in ms since the epoch."""
+    return _ms(progress["timestamp"]) or 0
+
+
 def has_ended(progress: dict[str, Any]) -> bool:
     """Return whether this batch or an earlier one had the end of all inputs (`onyxq.spark.plan.end_of_input`)."""
     return any(source.get("endOffset") == {"ended": 1} for source in progress.get("sources") or [])
