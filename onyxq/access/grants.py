@@ -203,13 +203,16 @@ class Access:
 
 
 def _session_key(peer_secret: str | None) -> bytes:
-    """Return the key of sessions, equal at peers with the same secret.
+    """Return the key of sessions, equal at peers with the same secret."""
+    return secrets.token_bytes(32) if peer_secret is None else derived_key(peer_secret, b"onyxq sessions")
 
-    The derivation is slow, so that signatures do not help to guess the secret.
+
+def derived_key(peer_secret: str, purpose: bytes) -> bytes:
+    """Return a key of 64 bytes for a purpose, equal at peers with the same secret.
+
+    The derivation is slow, so that what is made with the key does not help to guess the secret.
     """
-    if peer_secret is None:
-        return secrets.token_bytes(32)
-    return hashlib.scrypt(peer_secret.encode("utf-8", "surrogatepass"), salt=b"onyxq sessions", n=1 << 14, r=8, p=1)
+    return hashlib.scrypt(peer_secret.encode("utf-8", "surrogatepass"), salt=purpose, n=1 << 14, r=8, p=1)
 
 
 OPEN = Access()

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from onyxq.core import cron
-from onyxq.core.ids import TaskId, make_id
+from onyxq.core.ids import TaskId, make_id, ms_of, partition_of
 from onyxq.core.queue_settings import NO_LIMIT
 from onyxq.core.replica import RUNS_MAX, Periodic, Replica
 
@@ -66,3 +66,12 @@ def task_id(periodic: Periodic, fired_ms: int, partitions: int) -> TaskId:
     digest = blake2b(periodic.name.encode(errors="replace"), digest_size=16).digest()
     partition = int.from_bytes(digest[:8], "big") % partitions
     return make_id(fired_ms, partition, int.from_bytes(digest[8:], "big"), 0)
+
+
+def other_id(first: TaskId, secret: bytes) -> TaskId:
+    """Return the id of a run whose own id ``first`` a task of another queue has.
+
+    It has the same time and partition. It is the same for every peer with the secret, of at most 64 bytes.
+    """
+    maker = blake2b(first, digest_size=8, key=secret, person=b"other run").digest()
+    return make_id(ms_of(first), partition_of(first), int.from_bytes(maker, "big"), 0)

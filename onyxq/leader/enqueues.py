@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from onyxq.core import facts
-from onyxq.core.errors import BadRequest, KeyTaken, OnyxqError, Unknown
+from onyxq.core.errors import BadRequest, Conflict, KeyTaken, OnyxqError, Unknown
 from onyxq.core.facts import Completion, Row
 from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.core.queues import settings_of
@@ -129,7 +129,10 @@ class Enqueues:
         return settings_of(replica, one.header["queue"]).durability == "opportunistic"
 
     def _rows(self, leader: PartitionLeader, one: RunRequest, body: bytes) -> list[Row]:
-        """Return the rows to write for a run; for tasks that exist already, their existing rows."""
+        """Return the rows to write for a run; for tasks that exist already, their existing rows.
+
+        Raises `Conflict` if a task of another queue has one of the ids: then the request is not a repeat.
+        """
         first, stretch = one.first, stretch_of(one.first)
         known = self._host.store.known_bits(stretch) & mask_of(first, one.count)
         new = mask_of(first, one.count) & ~known
@@ -142,18 +145,25 @@ class Enqueues:
         ]
         if known:
             # A repeated request: the existing rows are sent to the holders again before they are acknowledged.
-            rows += self._known_rows(first, known)
+            rows += self._known_rows(first, known, one.header["queue"])
         self._host.count_event(one.header["queue"], "enqueued", new.bit_count())
         return rows
 
-    def _known_rows(self, first: TaskId, known: int) -> list[Row]:
+    def _known_rows(self, first: TaskId, known: int, queue: str) -> list[Row]:
         rows: dict[bytes, Row] = {}
         for run in runs_of(stretch_of(first), known):
             place = run.first
             left = run.count
             while left > 0 and (found := self._host.store.task_row(place)) is not None:
                 rows[found[0]] = facts.task_row(*found)
-                _, count = facts.task_header(found[1])
+                header, count = facts.task_header(found[1])
+                if header["queue"] != queue:
+                    # The error does not name the queue: the caller may not know it.
+                    raise Conflict(
+                        f"the id {place.hex()} is the id of a task of another queue",
+                        field="id",
+                        hint="Use a fresh id, or repeat the request unchanged.",
+                    )
                 step = offset_of(found[0]) + count - offset_of(place)
                 left -= step
                 if left > 0:

@@ -105,7 +105,8 @@ class Node:
         """The entries that this program knows, extensions included."""
         self.job_functions = settings.job_functions
         """Whether jobs may bring functions as bytes, which Spark's processes load."""
-        self._credential = settings.credential
+        self.credential = settings.credential
+        """The secret that the node shows to other nodes; None in a cluster without credentials."""
         self.store = store = world.store
         self.clock, self.random = world.clock, world.random
         self.offload = world.offload
@@ -431,7 +432,7 @@ class Node:
                 node=node,
                 network=self._network,
                 nursery=self._nursery,
-                hello=lambda: evolve(self.hello(), credential=self._credential),
+                hello=lambda: evolve(self.hello(), credential=self.credential),
                 address=lambda: self.addresses.get(node, ""),
             )
         return await link.call(method, args, timeout_s=timeout_s)

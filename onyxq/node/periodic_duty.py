@@ -3,6 +3,9 @@
 It has two steps. First the due runs are enqueued as by a client; their ids depend only on name and time. Once a
 majority has them, ``fire_periodic`` advances the periodic task to its next time. If a peer ends between the
 steps, the next one repeats the first, which changes nothing, and the second, which applies once.
+
+A client that knows the name can compute these ids, and enqueue tasks of another queue under them. Such a run gets
+its `other_id`, which all peers compute alike and no client can. So it is made, and once.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import trio
 from attrs import frozen
 
 from log_entries import fire_periodic
+from onyxq.access.grants import derived_key
 from onyxq.core import facts
-from onyxq.core.errors import BadRequest, OnyxqError, Unavailable, from_map
+from onyxq.core.errors import BadRequest, Conflict, OnyxqError, Unavailable, from_map
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import TIME_MS_MAX
-from onyxq.core.periodic import Plan, due, plan, run_options, task_id
+from onyxq.core.periodic import Plan, due, other_id, plan, run_options, task_id
 from onyxq.core.replica import Periodic
 from onyxq.node.node import Node
 from onyxq.operations.table.enqueue import Enqueue, NewRun
@@ -118,7 +122,7 @@ async def _fire(node: Node, firings: Sequence[Firing]) -> None:
         some = _some(firings, work[done : done + ENQUEUE_RUNS], partitions)
         done += len(some)
         for (place, task, _), problem in zip(some, await _enqueue(node, some), strict=True):
-            if isinstance(problem, BadRequest):
+            if isinstance(problem, (BadRequest, Conflict)):
                 name = firings[place].periodic.name
                 log.error("the run %s of periodic task %s is lost: %s", task.hex(), name, problem.message)
             elif problem is not None:
@@ -147,8 +151,33 @@ def _some(
 
 
 async def _enqueue(node: Node, work: Sequence[tuple[int, TaskId, bytes]]) -> list[OnyxqError | None]:
-    """Enqueue runs, and return each one's error, or None."""
+    """Enqueue runs, and return each one's error, or None.
+
+    If a task of another queue has the id of a run, the run gets its `other_id`.
+    """
+    problems = await _stored(node, [NewRun(first, body) for _, first, body in work])
+    taken = [place for place, problem in enumerate(problems) if isinstance(problem, Conflict)]
+    if taken:
+        again = []
+        secret = await _secret(node)
+        for _, first, body in (work[place] for place in taken):
+            log.error("a task of another queue has the id %s of a periodic run, which gets another id", first.hex())
+            again.append(NewRun(other_id(first, secret), body))
+        for place, problem in zip(taken, await _stored(node, again), strict=True):
+            problems[place] = problem
+    return problems
+
+
+async def _secret(node: Node) -> bytes:
+    """Return the key of `other_id`. It is empty in a cluster without credentials, where clients may do anything."""
+    if node.credential is None:
+        return b""
+    key: bytes = await node.offload(derived_key, node.credential, b"onyxq periodic runs")
+    return key
+
+
+async def _stored(node: Node, runs: list[NewRun]) -> list[OnyxqError | None]:
     if node.enqueue is None:
         raise Unavailable("this node does not accept tasks yet")
-    answer = await node.enqueue(Enqueue(runs=[NewRun(first, body) for _, first, body in work]))
+    answer = await node.enqueue(Enqueue(runs=runs))
     return [from_map(ack) if isinstance(ack, dict) else None for ack in answer.acks]

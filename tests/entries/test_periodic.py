@@ -19,7 +19,7 @@ from onyxq.core.cron import NEVER_MS
 from onyxq.core.duties import Fire, duties
 from onyxq.core.ids import ms_of, partition_of
 from onyxq.core.limits import PERIODIC_DATA_BYTES_MAX, RETRIES_MAX
-from onyxq.core.periodic import ON_TIME_MS, due, next_due_ms, plan, run_options, task_id
+from onyxq.core.periodic import ON_TIME_MS, due, next_due_ms, other_id, plan, run_options, task_id
 from onyxq.core.queue_settings import NO_LIMIT
 from onyxq.core.replica import Periodic, first_peer
 from onyxq.errors import BadRequest
@@ -212,6 +212,15 @@ def test_a_run_is_named_by_its_task_and_time() -> None:
     assert task_id(one, 10_000, 64) == task_id(evolve(one, fired=7, payload=b"z"), 10_000, 64)
     assert len({task_id(one, 10_000, 64), task_id(one, 20_000, 64), task_id(other, 10_000, 64)}) == 3
     assert ms_of(task_id(one, 10_000, 64)) == 10_000 and partition_of(task_id(one, 10_000, 3)) < 3
+
+
+def test_a_run_whose_id_is_taken_has_another_that_only_peers_know() -> None:
+    """It is the same for every peer with the secret, and has the time and the partition of the run."""
+    first = task_id(periodic(), 10_000, 64)
+    other = other_id(first, b"secret")
+    assert other == other_id(first, b"secret") != first
+    assert (ms_of(other), partition_of(other)) == (ms_of(first), partition_of(first))
+    assert len({other, other_id(first, b"other"), other_id(task_id(periodic(), 20_000, 64), b"secret")}) == 3
 
 
 @pytest.mark.parametrize(

@@ -334,13 +334,14 @@ def test_the_name_of_another_s_transaction_cannot_be_used_up_unseen(guarded: Liv
 
 
 def test_a_task_under_an_id_that_is_taken_replaces_nothing(guarded: Live) -> None:
-    """This holds for a single task and for a run that begins or ends with it."""
+    """It is refused, not acknowledged as a repeat: a single task, and a run that begins or ends with the id."""
     hello = {"role": "client", "credential": ADMIN}
     first = fresh_id()
     second = (int.from_bytes(first, "big") + 1).to_bytes(len(first), "big")
     with Wire(guarded.address, hello=hello) as wire:
         wire.call("enqueue", {"runs": [[second, pack_task({"queue": "theirs"}, [b"theirs"])]]})
         for at, tasks in ((second, [b"mine"]), (second, [b"mine", b"more"]), (first, [b"mine", b"more"])):
-            wire.answer("enqueue", {"runs": [[at, pack_task({"queue": "mine"}, tasks)]]})
+            (ack,) = wire.call("enqueue", {"runs": [[at, pack_task({"queue": "mine"}, tasks)]]})["acks"]
+            assert ack["code"] == "conflict" and "theirs" not in ack["message"]
             found = wire.call("get", {"id": second})
             assert (found["queue"], found["data"]) == ("theirs", b"theirs")

@@ -10,14 +10,15 @@ import trio
 from attrs import evolve
 from pyrsistent import pmap
 
-from onyxq.core.facts import task_header
+from onyxq.core.facts import pack_task, task_header
 from onyxq.core.ids import ms_of
 from onyxq.core.limits import TIME_MS_MAX
-from onyxq.core.periodic import plan
+from onyxq.core.periodic import plan, task_id
 from onyxq.core.replica import Periodic, first_peer
 from onyxq.errors import BadRequest, NotFound, Unavailable
 from onyxq.node.node import Node
 from onyxq.node.periodic_duty import Firing
+from onyxq.operations.table.enqueue import Enqueue, Enqueued
 from simulation.world.world import Options, SimulatedNode, World, simulate
 
 EVERY_MS = 5_000
@@ -74,6 +75,31 @@ def test_a_periodic_task_runs_at_its_times() -> None:
                 await client.client.complete(claim)
             times = await fired_times(call)
             assert gapless(times) and len(times) == 6 == tick(world).fired
+
+    simulate(workload, seed=3, options=STEADY)
+
+
+async def take_ids(world: World, call: Call, count: int) -> list[int]:
+    """Enqueue tasks of another queue under the ids of the runs after the next one; return the times of these runs."""
+    times = [tick(world).next_ms + place * EVERY_MS for place in range(1, count + 1)]
+    body = pack_task({"queue": "others"}, [b"y"])
+    runs = [[task_id(tick(world), at_ms, world.options.partitions), body] for at_ms in times]
+    acks = (await call("enqueue", {"runs": runs}))["acks"]
+    assert not any(isinstance(ack, dict) for ack in acks)
+    return times
+
+
+def test_a_task_of_another_queue_under_the_id_of_a_run_suppresses_no_run() -> None:
+    """The ids follow from name and time, so a client can compute them. Each time still runs, once."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            call = client.client.call
+            await set_up(call)
+            taken = await take_ids(world, call, 3)
+            await world.until(lambda: tick(world).next_ms > taken[-1], "fired the runs whose ids are taken")
+            times = await fired_times(call)
+            assert {*taken} < {*times} and gapless(times) and len(times) == tick(world).fired
 
     simulate(workload, seed=3, options=STEADY)
 
@@ -167,7 +193,7 @@ class Killer:
         genuine, reached = node.enqueue, trio.Event()
         assert genuine is not None
 
-        async def enqueue(args: dict[str, Any]) -> dict[str, Any]:
+        async def enqueue(args: Enqueue) -> Enqueued:
             if self.point == "before the enqueueing":
                 reached.set()
                 await trio.sleep_forever()
@@ -175,6 +201,8 @@ class Killer:
                 machine_scope.start_soon(self._soon, reached)
             answer = await genuine(args)
             if self.point == "behind the enqueueing":
+                if any(isinstance(ack, dict) for ack in answer.acks):
+                    return answer  # the refused runs are enqueued next, under other ids
                 reached.set()
                 await trio.sleep_forever()
             machine_scope.start_soon(self._soon, reached)
@@ -211,6 +239,25 @@ def test_a_crash_of_who_fires_doubles_and_loses_nothing(point: str, seed: int) -
             assert gapless(times) and len(times) == tick(world).fired >= 6
 
     simulate(workload, seed=seed, options=STEADY)
+
+
+def test_a_crash_doubles_no_run_whose_id_is_taken() -> None:
+    """The successor gives the run the same other id."""
+
+    async def workload(world: World) -> None:
+        await world.settle()
+        async with world.client() as client:
+            call = client.client.call
+            await set_up(call)
+            taken = await take_ids(world, call, 40)
+            await Killer(world, "behind the enqueueing").run(2)
+            await trio.sleep(2 * EVERY_MS / 1000)
+            await world.settle()
+            times = await fired_times(call)
+            assert gapless(times) and len(times) == tick(world).fired
+            assert len({*taken} & {*times}) >= 3
+
+    simulate(workload, seed=0, options=STEADY)
 
 
 @pytest.mark.parametrize(("missed", "runs"), [("skip", 1), ("once", 1), ("all", 24)])
