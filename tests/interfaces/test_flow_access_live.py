@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 
 from onyxq.access.grants import Access, Token
 from onyxq.client import Client
-from onyxq.core.limits import FLOWS_QUEUE
+from onyxq.core.limits import FLOW_JOINS_QUEUE, FLOWS_QUEUE
 from onyxq.errors import BadRequest, Forbidden
 from tests.interfaces.live_world import Live, running
 
 ADMIN, OURS, THEIRS, READER = "a token for everything", "a token for ours", "a token for theirs", "a token to read ours"
+OPERATOR = "a token to operate ours"
 PAGE = 7
 ACCESS = Access(
     (
@@ -21,6 +23,7 @@ ACCESS = Access(
         Token.of(OURS, "ours", ["produce:ours.", f"produce:{FLOWS_QUEUE}"]),
         Token.of(THEIRS, "theirs", ["produce:theirs.", f"produce:{FLOWS_QUEUE}"]),
         Token.of(READER, "reader", ["read:ours.", f"read:{FLOWS_QUEUE}"]),
+        Token.of(OPERATOR, "operator", ["operate:ours.", f"operate:{FLOWS_QUEUE}"]),
     ),
     "what the peers share",
 )
@@ -93,6 +96,31 @@ def test_a_flow_with_a_queue_of_others_is_neither_shown_nor_cancelled(live: Live
                 live.http.delete(path, headers={"authorization": f"Bearer {OURS}"}),
             ):
                 assert answer.status_code == 403, answer.text
+
+
+def test_the_record_of_a_flow_counts_as_a_task_of_all_its_queues(live: Live, made: dict[str, list[bytes]]) -> None:
+    """A caller that may use flows cancels, reads and purges no record of another's."""
+    ids = {kind: made[kind][1] for kind in KINDS}
+    headers = {"authorization": f"Bearer {OURS}"}
+    with Client(live.address, token=OURS) as client, Client(live.address, token=ADMIN) as admin:
+        for kind in ("theirs", "both"):
+            with pytest.raises(Forbidden) as refused:
+                client.cancel(ids[kind])
+            assert "theirs" not in refused.value.message
+            assert live.http.delete(f"/v1/tasks/{ids[kind].hex()}", headers=headers).status_code == 403
+            assert admin.flow(ids[kind])["state"] == "waiting"
+    with Client(live.address, token=READER) as reader:
+        assert reader.get(ids["ours"]).queue == FLOWS_QUEUE
+        for kind in ("theirs", "both"):
+            with pytest.raises(Forbidden):
+                reader.get(ids[kind])
+        for operation, queue in product(("list", "list.next", "dead"), (FLOWS_QUEUE, FLOW_JOINS_QUEUE)):
+            with pytest.raises(Forbidden, match="every queue"):
+                reader.call(operation, {"queue": queue})
+    with Client(live.address, token=OPERATOR) as operator:
+        for change in (operator.purge_queue, operator.discard_dead):
+            with pytest.raises(Forbidden, match="every queue"):
+                change(queue=FLOWS_QUEUE)
 
 
 def test_prefixes_only_narrow_what_a_caller_may_look_at(live: Live, made: dict[str, list[bytes]]) -> None:

@@ -14,7 +14,10 @@ from attrs import frozen
 
 from onyxq.access.grants import Grants
 from onyxq.core.errors import Forbidden, NotFound, TooLarge
-from onyxq.core.facts import task_header
+from onyxq.core.facts import task_header, unpack_task
+from onyxq.core.ids import TaskId
+from onyxq.core.limits import FLOWS_QUEUE
+from onyxq.operations.flow.plan import record_of
 from onyxq.operations.table.access import Access, Need, Run, everywhere
 from onyxq.operations.table.everything import BY_NAME, decoded
 from onyxq.operations.table.operation import A, Operation, R
@@ -186,7 +189,15 @@ async def _check_tasks(grants: Grants, operation: str, roles: Sequence[str], run
     while left:
         part, left = left[:RUNS_AT_ONCE], left[RUNS_AT_ONCE:]
         found = await ask("tasks.bodies", {"runs": part})
-        _check_found(grants, operation, roles, [task_header(body)[0]["queue"] for _, body in found["bodies"]])
+        queues = {queue for first, body in found["bodies"] for queue in _queues_of(first, body)}
+        _check_found(grants, operation, roles, sorted(queues))
         if found["missing"]:
             raise NotFound(f"there is no task {bytes(found['missing'][0][0]).hex()}", field="id")
         left = [*found["rest"], *left]
+
+
+def _queues_of(first: TaskId, body: bytes) -> list[str]:
+    """Return the queue of stored tasks; for the record of a flow also those of the flow's tasks."""
+    queue: str = task_header(body)[0]["queue"]
+    record = record_of(first, unpack_task(body).payload(0)) if queue == FLOWS_QUEUE else None
+    return [queue] if record is None else [queue, *record.queues]

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
+from onyxq.core.limits import FLOW_JOINS_QUEUE, FLOWS_QUEUE
+
 Run: TypeAlias = tuple[bytes, int]
 """First id and count of consecutive tasks."""
 
@@ -65,6 +67,20 @@ def on_queue(*roles: str) -> Access:
 
     def find(args: Any) -> Sequence[Need]:
         return (Need(roles, every=True) if args.queue is None else Need(roles, queues=(args.queue,)),)
+
+    return Access(roles, find)
+
+
+def on_all_of_queue(*roles: str) -> Access:
+    """Return the access to all tasks of the queue that the argument ``queue`` names; to all queues if it is None.
+
+    The queues of flows have the records and joins of all callers, so for them the role is needed on every queue.
+    """
+
+    def find(args: Any) -> Sequence[Need]:
+        if args.queue in (None, FLOWS_QUEUE, FLOW_JOINS_QUEUE):
+            return (Need(roles, every=True),)
+        return (Need(roles, queues=(args.queue,)),)
 
     return Access(roles, find)
 

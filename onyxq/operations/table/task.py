@@ -21,7 +21,7 @@ from onyxq.core.limits import (
     UniqueUntil,
 )
 from onyxq.core.texts import attempt_of
-from onyxq.operations.table.access import Access, Need, on_queue
+from onyxq.operations.table.access import Access, Need, on_all_of_queue, on_queue
 from onyxq.operations.table.claim import Count
 from onyxq.operations.table.enqueue import CallbackView
 from onyxq.operations.table.operation import Args, Http, Items, Operation, Place, Result, Verb
@@ -384,7 +384,7 @@ def _on_ids(*roles: str) -> Access:
 
 def _on_dead(*roles: str) -> Access:
     """Return the access to dead letters that are named by ids, or by queue."""
-    by_ids, by_queue = _on_ids(*roles), on_queue(*roles)
+    by_ids, by_queue = _on_ids(*roles), on_all_of_queue(*roles)
 
     def find(args: DeadLetters) -> Sequence[Need]:
         return (by_queue if args.ids is None else by_ids).find(args)
@@ -433,7 +433,7 @@ LIST_TASKS = Operation(
     name="list",
     args=ListTasks,
     result=TaskPage,
-    access=on_queue("read"),
+    access=on_all_of_queue("read"),
     place=Place.ALL_LEADERS,
     reads=True,
     http=Http(verb="GET", path="/v1/tasks", id="list_tasks", tag="tasks", pages="tasks"),
@@ -455,7 +455,7 @@ LIST_NEXT = Operation(
     name="list.next",
     args=ListNext,
     result=NextPage,
-    access=on_queue("read"),
+    access=on_all_of_queue("read"),
     place=Place.ALL_LEADERS,
     reads=True,
     example={"queue": "mail"},
@@ -515,7 +515,7 @@ PURGE_QUEUE = Operation(
     name="queue.purge",
     args=PurgeQueue,
     result=PurgedQueue,
-    access=on_queue("operate"),
+    access=on_all_of_queue("operate"),
     place=Place.ALL_LEADERS,
     bounded=True,
     http=Http(verb="POST", path="/v1/queues/{queue}/purge", id="purge_queue", tag="queues"),
@@ -537,7 +537,7 @@ LIST_DEAD = Operation(
     name="dead",
     args=ListDead,
     result=TaskPage,
-    access=on_queue("read"),
+    access=on_all_of_queue("read"),
     place=Place.ALL_LEADERS,
     reads=True,
     http=Http(verb="GET", path="/v1/dead", id="list_dead", tag="dead letters", pages="tasks"),
