@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -12,7 +14,8 @@ from onyxq.access.grants import Access, Token, digest_of
 from onyxq.interfaces.dashboard import ENDPOINTS
 from onyxq.interfaces.dashboard.session import COOKIE, SECURE_COOKIE, SESSION_MS, refused
 from onyxq.interfaces.http.app import ENDPOINTS as ALL
-from onyxq.interfaces.http.app import create_app
+from onyxq.interfaces.http.app import App, create_app
+from onyxq.interfaces.http.bodies import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, SMALL_BODY_BYTES_MAX
 from tests.interfaces.http_world import FakeService, app_of, on_trio
 
 TOKENS = {"r-token": "read", "a-token": "admin"}
@@ -69,6 +72,44 @@ async def test_a_wrong_token_is_told() -> None:
         assert (
             back.status_code == 303 and "does not know the token" in (await client.get(back.headers["location"])).text
         )
+
+
+async def begin_form(app: App, length: int) -> None:
+    """Send the beginning of a sign-in form with that length, and never the rest."""
+    parts = [b"token="]
+
+    async def receive() -> dict[str, Any]:
+        if not parts:
+            await anyio.sleep_forever()
+        return {"type": "http.request", "body": parts.pop(), "more_body": True}
+
+    async def send(message: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    headers = [(b"host", b"peer"), (b"origin", b"http://peer"), (b"content-length", str(length).encode())]
+    scope = {"type": "http", "method": "POST", "path": "/ui/login", "query_string": b"", "headers": headers}
+    await app(scope, receive, send)
+
+
+@on_trio
+async def test_forms_that_never_end_take_no_room_from_callers_with_a_token() -> None:
+    """Their memory and their number are bounded. Tasks are still accepted, and so is one more sign-in."""
+    app = app_of(FakeService(), TOKENS)
+    transport = httpx.ASGITransport(app)
+    lengths = [SIGN_IN_BYTES_MAX, SMALL_BODY_BYTES_MAX] * (4 * SIGN_INS_MAX)
+    async with httpx.AsyncClient(transport=transport, base_url="http://peer") as client:
+        async with anyio.create_task_group() as group:
+            for length in lengths:
+                group.start_soon(begin_form, app, length)
+            await anyio.wait_all_tasks_blocked()
+            assert 0 < app._gate.inside <= SIGN_INS_MAX
+            assert 0 < app._budget.used <= SIGN_INS_MAX * SIGN_IN_BYTES_MAX
+            headers = {"authorization": "Bearer a-token"}
+            tasks = {"tasks": [{"queue": "a", "data": "x"}]}
+            assert (await client.post("/v1/tasks", json=tasks, headers=headers)).status_code == 201
+            assert (await enter(client, "r-token")).headers["location"] == "/ui/tasks"
+            group.cancel_scope.cancel()
+    assert app._budget.used == 0
 
 
 @on_trio

@@ -30,6 +30,9 @@ from onyxq.interfaces.http.bodies import (
     BODIES_BYTES_MAX,
     BODIES_DECODED_BYTES_MAX,
     BODY_BYTES_MAX,
+    SIGN_IN_BYTES_MAX,
+    SIGN_IN_S,
+    SIGN_INS_MAX,
     SMALL_BODY_BYTES_MAX,
     Body,
     Budget,
@@ -43,7 +46,7 @@ from onyxq.interfaces.http.bodies import (
 from onyxq.interfaces.http.endpoint import Api, Call, Endpoint, Failure, Kit
 from onyxq.interfaces.http.openapi import openapi
 from onyxq.interfaces.http.operations import OF_OPERATIONS, is_streamed, read_arguments
-from onyxq.interfaces.http.problems import MethodNotAllowed, problem
+from onyxq.interfaces.http.problems import BodyTooSlow, MethodNotAllowed, problem
 from onyxq.interfaces.http.routes import (
     claims,
     cluster,
@@ -57,7 +60,7 @@ from onyxq.interfaces.http.values import decode_json
 from onyxq.operations.checks.access import Guarded
 from onyxq.operations.table.problems import shown
 from onyxq.system.failures import serving
-from onyxq.wire.bounds import OWNER
+from onyxq.wire.bounds import OWNER, Newcomers
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *tasks.ENDPOINTS,
@@ -210,6 +213,7 @@ class App:
         self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), self.document, access)
         self._budget, self._decoded = Budget(BODIES_BYTES_MAX), Budget(BODIES_DECODED_BYTES_MAX)
         self._gate, self._waiting = Gate(REQUESTS_MAX), Gate(WAITING_MAX)
+        self._sign_ins = Newcomers(SIGN_INS_MAX)
 
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
@@ -336,10 +340,20 @@ class App:
         with admitted, serving(what, reads=reads, passes=(Disconnected,)):
             return await endpoint.handle(call)
 
+    async def _sign_in(self, body: Body) -> bytes:
+        """Return the form of a caller without a credential; raises `BodyTooSlow`, also if many others send one."""
+        try:
+            with self._sign_ins.entered(SIGN_IN_S):
+                return await body.read(SIGN_IN_BYTES_MAX)
+        finally:
+            body.release()  # dropping the rest of a refused form takes time, but no memory
+        raise BodyTooSlow(f"the form did not arrive in time (within {SIGN_IN_S:g} s, less if many sign in)")
+
     async def _body(self, endpoint: Endpoint, arrival: Arrival, form: bytes) -> tuple[bytes, dict[str, Any]]:
         """Return the bytes and the members of the body; ``form``: the body if it came in the query."""
         if endpoint.page and endpoint.method == "POST":
-            return b"", form_fields(arrival.headers, await arrival.body.read(SMALL_BODY_BYTES_MAX))
+            reading = arrival.body.read(SMALL_BODY_BYTES_MAX) if endpoint.roles else self._sign_in(arrival.body)
+            return b"", form_fields(arrival.headers, await reading)
         if not endpoint.has_body:
             if arrival.body.complete:
                 await arrival.body.read()  # the message without content; only the disconnect follows it

@@ -19,6 +19,12 @@ from onyxq.wire.weight import CONTAINER_BYTES, VALUE_BYTES
 BODY_BYTES_MAX = 16 * 1024 * 1024
 SMALL_BODY_BYTES_MAX = 256 * 1024
 """Most bytes of a body without a list of tasks and without data."""
+SIGN_INS_MAX = 64
+"""Forms of callers without a credential that are received at a time. Beyond it the oldest is refused."""
+SIGN_IN_BYTES_MAX = 8 * 1024
+"""Most bytes of such a form. Together they take little of `BODIES_BYTES_MAX`, so they keep out no other body."""
+SIGN_IN_S = 30.0
+"""Longest time to receive such a form, in seconds."""
 BODIES_BYTES_MAX = 64 * 1024 * 1024
 """Most bytes of all bodies in progress."""
 DECODED_BYTES_MAX = 128 * 1024 * 1024
@@ -76,8 +82,13 @@ class Body:
         try:
             yield
         finally:
-            self._budget.used -= self._taken
+            self.release()
             self._decoded.used -= self._values
+
+    def release(self) -> None:
+        """Return the memory that is reserved for the bytes of the body."""
+        self._budget.used -= self._taken
+        self._taken = 0
 
     async def read(self, limit: int = BODY_BYTES_MAX) -> bytes:
         """Return the body, at most ``limit`` bytes; raises `TooLarge`, `BodyTooSlow`, `Overloaded`, `Disconnected`."""
