@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 from urllib.parse import quote
@@ -12,8 +13,10 @@ import pytest
 from onyxq.access.grants import Token
 from onyxq.core.ids import make_id
 from onyxq.errors import BadRequest, LogUnavailable
+from onyxq.interfaces.http import pages
 from onyxq.interfaces.http.app import ENDPOINTS, create_app
 from onyxq.interfaces.http.endpoint import Endpoint
+from onyxq.interfaces.http.routes import cluster
 from tests.interfaces.http_world import JOB, NOW_MS, FakeService, access_of, check_problem, client_of, on_trio, world
 
 SAME_SITE = {"origin": "http://peer"}
@@ -219,6 +222,26 @@ async def test_probes_and_documents_need_no_token() -> None:
         for path in ("/livez", "/readyz", "/openapi.json", "/docs"):
             assert (await client.get(path)).status_code == 200, path
         assert (await client.get("/metrics")).status_code == 401
+
+
+def test_documents_that_need_no_token_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller without a credential cannot keep a peer busy with requests for them."""
+    made: list[str] = []
+
+    def page(document: Mapping[str, Any]) -> str:
+        made.append("page")
+        return pages.docs_page(document)
+
+    monkeypatch.setattr(cluster, "docs_page", page)
+
+    @on_trio
+    async def asked() -> None:
+        async with client_of(FakeService(), tokens=TOKENS) as client:
+            for path in ("/docs", "/openapi.json"):
+                assert len({(await client.get(path)).content for _ in range(3)}) == 1
+
+    asked()
+    assert made == ["page"]
 
 
 def test_an_unknown_role_is_refused_at_start() -> None:

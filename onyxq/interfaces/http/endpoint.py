@@ -62,6 +62,8 @@ class Kit:
     """The replica at earlier positions, for views of the log."""
     settings: tuple[Setting, ...] = ()
     """The settings of this process with their sources and without secrets."""
+    kept: dict[str, bytes] = field(factory=dict)
+    """Path -> answer that never changes, once it was asked for."""
     turn: int = 0
     """Rises with each run of new tasks, and spreads them over partitions."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -57,16 +58,21 @@ async def get_metrics(call: Call) -> Response:
 
 async def get_openapi(call: Call) -> Response:
     """Answer with the OpenAPI document."""
-    return JSONResponse(call.kit.document())
+    data = _kept(call, "/openapi.json", lambda: bytes(JSONResponse(call.kit.document()).body))
+    return Response(data, media_type="application/json")
 
 
 async def get_docs(call: Call) -> Response:
     """Answer with the OpenAPI document as a page."""
-    return _page(docs_page(call.kit.document()))
+    data = _kept(call, "/docs", lambda: docs_page(call.kit.document()).encode(errors="replace"))
+    return Response(data, media_type=HTML, headers=_PAGE_HEADERS)
 
 
-def _page(text: str) -> Response:
-    return Response(text.encode(errors="replace"), media_type=HTML, headers=_PAGE_HEADERS)
+def _kept(call: Call, path: str, make: Callable[[], bytes]) -> bytes:
+    """Return an answer that never changes. It is made once, because callers without a credential may ask for it."""
+    if path not in call.kit.kept:
+        call.kit.kept[path] = make()
+    return call.kit.kept[path]
 
 
 ENDPOINTS = (
