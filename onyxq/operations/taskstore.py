@@ -68,10 +68,22 @@ class TaskStore:
         )
 
     async def tasks(self, args: table.GetStored) -> Found:
-        """Return tasks by their ids; None for an id that does not exist."""
+        """Return tasks by their ids; None for an id that does not exist.
+
+        Raises `BadRequest` if repeated ids would make the answer larger than the store may be.
+        """
         store = state.read(self._node.replica)
-        found = ((number, store.get(number)) for number in args.ids)
-        return Found(tasks=[None if task is None else StoredTask(number, *task) for number, task in found])
+        most = left = max(store.size, store.limits[1])
+        found: list[StoredTask | None] = []
+        for number in args.ids:
+            task = store.get(number)
+            if task is not None:
+                left -= state.size_of(task)
+            if left < 0:
+                problem = f"the tasks of ids have more than {most} bytes together"
+                raise BadRequest(problem, field="ids", hint="Name each task once.")
+            found.append(None if task is None else StoredTask(number, *task))
+        return Found(tasks=found)
 
     async def group(self, args: table.ListGroup) -> GroupTasks:
         """Return tasks of a group by the times at which they are available."""

@@ -94,6 +94,18 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
             store.set_limits(task_bytes_max=3, bytes_max=2)
 
 
+def test_repeated_ids_make_no_answer_larger_than_the_store(tmp_path: Path) -> None:
+    """Thousands of repetitions of a large task would be an answer of gigabytes."""
+    with onyxq.open(tmp_path) as opened:
+        store = opened.task_store()
+        store.set_limits(task_bytes_max=3, bytes_max=300)
+        (one,) = store.update(adds=[("g", "xyz")])
+        assert store.tasks([one.id, 7, one.id]) == [one, None, one]
+        with pytest.raises(BadRequest, match="more than 300 bytes together") as refused:
+            store.tasks([one.id] * 3)
+        assert refused.value.field == "ids"
+
+
 def test_nothing_of_http_is_loaded_for_it(tmp_path: Path) -> None:
     """A node without HTTP, in any process, starts without the HTTP modules."""
     code = "import sys, onyxq; onyxq.open(sys.argv[1]).close(); print([m for m in sys.modules if m in sys.argv[2:]])"

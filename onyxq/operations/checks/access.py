@@ -158,8 +158,9 @@ async def look_up(grants: Grants, operation: str, needs: Sequence[Need], ask: As
         if need.flow is not None:
             await _check_flow(grants, operation, need.roles, need.flow, ask)
         if need.stored:
-            found = await ask("taskstore.tasks", {"ids": list(need.stored)})
-            for number, task in zip(need.stored, found["tasks"], strict=True):
+            numbers = list(dict.fromkeys(need.stored))
+            found = await ask("taskstore.tasks", {"ids": numbers})
+            for number, task in zip(numbers, found["tasks"], strict=True):
                 if task is None:  # or not known here yet: its group is unknown then
                     raise NotFound(f"there is no task {number} in the task store", field="id")
                 _check_found(grants, operation, need.roles, [task[1]])
