@@ -64,8 +64,13 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     problem = refusal(replica, args)
     if problem:
         return replica, problem
+    return allocated(with_job(replica, job_of(replica, args, stamp)), stamp.position), APPLIED
+
+
+def job_of(replica: Replica, args: Args, stamp: Stamp) -> Job:
+    """Return the job of arguments that are not refused, before it is allocated a driver."""
     batch, offsets = _resumed(replica, args.resume)
-    job = Job(
+    return Job(
         id=args.id,
         body=args.body,
         digest=args.digest,
@@ -85,7 +90,6 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         batch=batch,
         offsets=offsets,
     )
-    return allocated(with_job(replica, job), stamp.position), APPLIED
 
 
 def refusal(replica: Replica, args: Args) -> str:

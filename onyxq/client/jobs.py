@@ -152,9 +152,10 @@ class Jobs:
 
         Functions that other machines cannot import by name are pickled and sent along. ``importable``: import
         functions given by name here, to check that they exist. ``keep_ms``: how long the outcome is kept after the
-        job has ended. ``replace``: end the job in ``resume`` by the same step. A job whose ``resume`` is
-        ``savepoint:NAME`` begins from a savepoint. Raises `BadRequest` naming the key at fault, `TooLarge`, or
-        `JobConflict` if another job was submitted under the id.
+        job has ended. ``replace``: end the job in ``resume`` by the same step; if the new job is refused, that job
+        continues. A job whose ``resume`` is ``savepoint:NAME`` begins from a savepoint. Raises `BadRequest` naming the
+        key at fault, `TooLarge`, `JobConflict` if another job was submitted under the id, or `Conflict` if the job to
+        be replaced has ended.
         """
         check(job, importable=importable)
         keep_ms = KEEP_MS if keep_ms is None else as_milliseconds(keep_ms, "keep_ms")

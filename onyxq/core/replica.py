@@ -241,7 +241,7 @@ class Job:
     state: str = "waiting"
     """``waiting``, ``running``, ``completed``, ``killed`` or ``failed``."""
     why: str = ""
-    """The reason why it waits, or the error with which it failed."""
+    """The reason why it waits, the error with which it failed, or which job replaced it."""
     driver: str = ""
     """The peer that drives it; empty unless it is running."""
     slots: int = 0

@@ -380,6 +380,7 @@ _SENTENCES: Mapping[str, str | Callable[[Args], str]] = MappingProxyType(
         "fire_periodic": _fire_periodic,
         "submit_job": _submit_job,
         "replay_job": lambda args: f"{_submit_job(args)}, from the places of an earlier batch",
+        "replace_job": lambda args: f"{_submit_job(args)}, in place of job {args['replaces']}, which is ended",
         "driver_ready": "job {job} runs under version {version}",
         "supersede_driver": "version {version} of job {job} is superseded: another process runs it at the same peer",
         "seal_input": "input {input} of job {job} is sealed: no more data comes",

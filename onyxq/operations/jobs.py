@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import trio
+from attrs import asdict
 
-from log_entries import kill_job, replay_job, restore_job, seal_input, submit_job, supersede_driver
+from log_entries import kill_job, replace_job, replay_job, restore_job, seal_input, submit_job, supersede_driver
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import (
     BadRequest,
@@ -79,6 +80,7 @@ TOLD_MAX = 100
 """Most jobs of a list whose drivers are asked, one question each."""
 FORWARD_S = 5.0
 """How much longer the answer of another node to the call of a host may take than the call wants to wait, in seconds."""
+NOT_KNOWN = "resume names no job that is known"
 
 ServeHost: TypeAlias = Callable[[HostJob], Awaitable[HostOrders]]
 """Answers a call of a process that serves a job, or offers to, at the peer that drives the job."""
@@ -117,7 +119,7 @@ class Jobs:
 
         ``body``: as `onyxq.jobs.encoding.encode` makes it.  Raises `BadRequest` naming the key
         at fault, `Forbidden` for a function that is not taken here, `TooLarge`, `JobConflict`
-        for another job under the id, `Unavailable`.
+        for another job under the id, `Conflict` if the job to be replaced has ended, `Unavailable`.
         """
         return await self._submitted(encoding.decode(args.body), keep_ms=args.keep_ms, replace=args.replace)
 
@@ -196,6 +198,8 @@ class Jobs:
     ) -> SubmittedJob:
         """Check a job and append its entry; see `submit`. ``sealed``: inputs that get no data after that."""
         self._check(job)
+        if replace and (job.resume is None or job.savepoint is not None):
+            raise BadRequest("replace is for a job that resumes another", field="replace", hint="Set resume.")
         if replace:
             await self._catch_up()
         known = lifetime.digest_of(self._node.replica, job.id)
@@ -203,36 +207,36 @@ class Jobs:
         entry = entry_of(job, keep_ms=keep_ms, begin=begin, position=position)
         if known not in (None, entry.digest):
             raise _taken(job.id)
-        replaced = job.resume if replace and job.resume else ""
-        if replaced and known is None:
-            self._check_successor(entry, replaced)
-        ended = [kill_job.Args(replaced)] if replaced else []
+        if replace and job.resume is not None:
+            entry = replacing(self._node.replica, entry, job.resume)
         seals = [seal_input.Args(job.id, name) for name in sealed]
-        position, verdicts = await self._node.verdicts([*ended, entry, *seals])
-        verdict = verdicts[len(ended)]
-        if verdict == submit_job.CONFLICT:
-            raise _taken(job.id)
+        position, (verdict, *_) = await self._node.verdicts([entry, *seals])
         if verdict not in (APPLIED, submit_job.REPEAT):
-            raise _refused(verdict)
+            raise self._not_submitted(job, verdict)
         repeat = verdict == submit_job.REPEAT
         return SubmittedJob(id=job.id, digest=entry.digest, position=position, repeat=repeat)
 
-    def _check_successor(self, entry: submit_job.Args, name: str) -> None:
-        """Raise `BadRequest` if the log would refuse a job after it has ended the job that this one replaces."""
-        replica = self._node.replica
-        if not lifetime.absence(replica, name):
-            replica = lifetime.ended(replica, name, lifetime.KILLED)
-        refused = submit_job.refusal(replica, entry)
-        if refused:
-            raise _refused(refused)
+    def _not_submitted(self, job: Job, verdict: str) -> OnyxqError:
+        """Return the error for a job that the log refused."""
+        if verdict == submit_job.CONFLICT:
+            return _taken(job.id)
+        if verdict == lifetime.OVER:
+            return _over(str(job.resume), job_of(self._node.replica, str(job.resume)))
+        if verdict == lifetime.UNKNOWN:
+            return BadRequest(NOT_KNOWN, field="resume")
+        if verdict == replace_job.BESIDE:
+            hint = f"If only the new job is to run, kill the other one: onyxq job kill {job.resume}."
+            return Conflict(verdict, field="resume", hint=hint)
+        if verdict == replace_job.CHANGED:
+            return Conflict(verdict, field="resume", hint="Submit the job again. It is then compared with that job.")
+        return _refused(verdict)
 
     async def _check_resumed(self, job: Job, replace: bool) -> int:
         """Raise `BadRequest` unless the job that a new one resumes, if any, has ended and its state fits.
 
-        The same for a savepoint, whose position is returned; otherwise -1.
+        The same for a savepoint, whose position is returned; otherwise -1. Raise `Conflict` if a job to be replaced
+        has ended.
         """
-        if replace and (job.resume is None or job.savepoint is not None):
-            raise BadRequest("replace is for a job that resumes another", field="replace", hint="Set resume.")
         if job.savepoint is not None:
             found = await self._savepoints.find(job.savepoint)
             return check_begin(self._node.replica, job.savepoint, found, job)
@@ -244,7 +248,9 @@ class Jobs:
         try:
             found = await self.known(name)
         except NotFound:
-            raise BadRequest("resume names no job that is known", field="resume") from None
+            raise BadRequest(NOT_KNOWN, field="resume") from None
+        if replace and found["state"] in lifetime.ENDED:
+            raise _over(name, found)
         known = self._node.replica.jobs.get(name)
         if known is not None:
             completed = found["state"] == lifetime.COMPLETED
@@ -475,6 +481,13 @@ def entry_of(job: Job, *, keep_ms: int, begin: bytes = b"", position: int = -1) 
     )
 
 
+def replacing(replica: Replica, entry: submit_job.Args, earlier: str) -> replace_job.Args:
+    """Return the entry that submits the same job and ends an earlier one, which it was compared with in a replica."""
+    known = replica.jobs.get(earlier)
+    submitted = known.submitted if known is not None else -1
+    return replace_job.Args(**asdict(entry, recurse=False), replaces=earlier, submitted=submitted)
+
+
 def _limits(task: Function | Reduce | Join) -> TaskLimits:
     return task.name, task.min_slots, task.max_slots or 0, task.percentage
 
@@ -520,12 +533,12 @@ def shown(job: Known) -> dict[str, Any]:
 
 def shown_outcome(name: str, kept: Mapping[str, Any]) -> dict[str, Any]:
     """Return the clients' view of an ended job whose outcome is all that is kept."""
-    batch = kept["batch"]
+    batch, failed = kept["batch"], kept["state"] == lifetime.FAILED
     return {
         "id": name,
         "state": kept["state"],
-        "why": "",
-        "error": kept["error"],
+        "why": "" if failed else kept["error"],
+        "error": kept["error"] if failed else "",
         "batch": batch if batch >= 0 else None,
         "digest": kept["digest"],
         "submitted_ms": kept["submitted_ms"],
@@ -554,6 +567,16 @@ def _without_pickles(value: Any) -> Any:
 
 def _taken(name: str) -> JobConflict:
     return JobConflict(f"there is another job {name}", field="id")
+
+
+def _over(name: str, found: Mapping[str, Any] | None) -> Conflict:
+    """Return the error for a job that cannot be replaced because it has ended; ``found``: the job, if it is known."""
+    how = "" if found is None else ", ".join(filter(None, (found["state"], found["why"])))
+    return Conflict(
+        f"resume names job {name}, which has ended already{f' ({how})' if how else ''}: nothing is left to replace",
+        field="resume",
+        hint="If no other job has replaced it, submit the job without replace: it then resumes the ended job.",
+    )
 
 
 def _refused(verdict: str) -> BadRequest:

@@ -30,8 +30,8 @@ LEADER_ENTRIES = (ready_partition.Args, settle_partition.Args, yield_partition.A
 WITHOUT_LEADERS = frozenset(
     "grant_claims grant_limited_claims renew_claims release_claims expire_claims reopen_tasks purge commit_transaction "
     "commit_batch settle_transactions set_queue set_periodic pause_periodic remove_periodic fire_periodic "
-    "submit_job replay_job driver_ready supersede_driver seal_input kill_job complete_job fail_job report_job "
-    "begin_savepoint keep_savepoint drop_savepoint restore_job".split()
+    "submit_job replay_job replace_job driver_ready supersede_driver seal_input kill_job complete_job fail_job "
+    "report_job begin_savepoint keep_savepoint drop_savepoint restore_job".split()
 )
 """Entries that do not change which peer leads a partition."""
 

@@ -39,6 +39,7 @@ from log_entries import (
     remove_periodic,
     renew_claims,
     reopen_tasks,
+    replace_job,
     replace_node,
     replay_job,
     report_job,
@@ -57,6 +58,7 @@ from log_entries.begin_savepoint import savepoint_of
 from log_entries.registry import VERSIONS
 from onyxq.core.facts import RELEASED, RETRIED
 from onyxq.core.ids import Run, TaskId, make_id, runs_of
+from onyxq.core.jobs.lifetime import active
 from onyxq.core.replica import Job, Replica
 from onyxq.core.snapshot import pack
 from onyxq.core.transactions import Claim, Part, Prepared
@@ -219,6 +221,9 @@ def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
     found = replica.jobs.get(name)
     if found is None or random.random() < 0.2:
         submission = _submission(replica, name, random)
+        under_way = active(replica)
+        if under_way and random.random() < 0.3:
+            return _replacing(random.choice(under_way), submission, random)
         return random.choice((submit_job.Args(*submission), replay_job.Args(*submission, begin=b"there")))
     version = found.version - (random.random() < 0.1)
     running = (supersede_driver if found.version % 2 else driver_ready).Args(name, version)
@@ -226,6 +231,13 @@ def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
     said.append(report_job.Args(name, version, b"%d rows" % random.randrange(9)))
     said += [commit_batch.Args(name, version, found.batch + 1, b"here", ())] * 2
     return random.choice([*said, complete_job.Args(name, version), fail_job.Args(name, version, "no")])
+
+
+def _replacing(earlier: Job, submission: tuple[Any, ...], random: Random) -> Any:
+    """Submit a job in place of another, with its places or with its state."""
+    resume = earlier.id if earlier.batch < 0 or random.random() < 0.5 else ""
+    submitted = earlier.submitted - (random.random() < 0.1)
+    return replace_job.Args(*submission, resume=resume, replaces=earlier.id, submitted=submitted)
 
 
 def _submission(replica: Replica, name: str, random: Random) -> tuple[Any, ...]:

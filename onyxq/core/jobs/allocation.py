@@ -11,7 +11,8 @@ fits and has enough slots.  Then the jobs without a driver, in the order of subm
 with room.  If no peer has room, running jobs are moved to make room: as few as possible,
 and at most `onyxq.core.jobs.placement.MOVES_MAX` for one job.  A job that runs beside another, or has
 another beside it, is never moved.  A job that still finds no room waits, and later jobs may still find some.
-Nothing else moves a running job: neither a better share elsewhere nor a new peer.
+Nothing else moves a running job: neither a better share elsewhere nor a new peer.  A job that replaces another begins
+as a running job with that one's driver (`log_entries.replace_job`).
 
 Slots are distributed next, peer by peer.  Every job there gets what it needs.  The rest is given out in this order:
 

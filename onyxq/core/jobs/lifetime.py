@@ -69,8 +69,8 @@ def digest_of(replica: Replica, name: str) -> bytes | None:
 def outcome_of(replica: Replica, name: str) -> Any:
     """Return the remembered outcome of a job that log collection (``gc``) removed, or None.
 
-    The outcome is a map of ``state``, ``error``, ``digest``, ``submitted_ms``, ``ended_ms``, ``batch``, ``offsets``
-    and ``progress``.
+    The outcome is a map of ``state``, ``error`` (its ``Job.why``), ``digest``, ``submitted_ms``, ``ended_ms``,
+    ``batch``, ``offsets`` and ``progress``.
     """
     kept = recall(replica, KIND, name)
     return kept.answer if kept is not None else None

@@ -88,7 +88,7 @@ class Report:
 
     @property
     def trouble(self) -> str:
-        """Why it failed, waits, or was started again."""
+        """Why it failed, waits, or was started again; or which job replaced it."""
         return str(self.job.get("error") or self.job.get("why") or self.progress.get("error") or "")
 
 

@@ -33,7 +33,7 @@ LetterError: TypeAlias = Annotated[
     Meta(description="Only with this text in the error, as `type: message`."),
 ]
 Replace: TypeAlias = Annotated[
-    bool, Meta(description="Whether the job in its `resume` is ended by the same step, if it still runs.")
+    bool, Meta(description="Whether the job in its `resume`, which must not have ended, is ended by the same step.")
 ]
 
 
@@ -42,7 +42,7 @@ class JobView(Result):
 
     id: str
     state: JobState
-    why: Annotated[str, Meta(description="What a waiting job waits for.")]
+    why: Annotated[str, Meta(description="What a waiting job waits for, or which job replaced this one.")]
     error: Annotated[str, Meta(description="What it failed with: the task, the segment, the traceback.")]
     batch: Annotated[int | None, Meta(description="The last batch that was committed.")]
     digest: Annotated[bytes, Meta(description="Digest of what was submitted, in hex.")]
@@ -93,7 +93,8 @@ class SubmitJob(Args):
     """Submit a job.
 
     The same job under the same id again is the first one. Another job under the id is refused. A job with ``resume``
-    takes over the windows, the joins and the places of an ended job, and is refused if it does not fit them.
+    takes over the windows, the joins and the places of an ended job, and is refused if it does not fit them. With
+    ``replace`` it ends that job and takes its place, or changes nothing.
     """
 
     body: Annotated[bytes, Meta(description="The job, as `onyxq.jobs.encoding` makes it.")]

@@ -43,6 +43,7 @@ from log_entries import (
     remove_periodic,
     renew_claims,
     reopen_tasks,
+    replace_job,
     replace_node,
     replay_job,
     report_job,
@@ -65,7 +66,7 @@ from onyxq.core.log.interface import Record
 from onyxq.core.log.record import encode_entry, encode_record
 from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.golden.batches import batch_log
-from tests.entries.golden.jobs import job_log, replay_log, report_log, savepoint_log, superseding_log
+from tests.entries.golden.jobs import job_log, replacing_log, replay_log, report_log, savepoint_log, superseding_log
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
 
 FIRST = make_id(START_MS, 0, 0x0123456789ABCDEF, 0)
@@ -183,6 +184,25 @@ EXAMPLES: Mapping[str, Any] = {
         86_400_001,
         "words-6",
         b"places",
+    ),
+    "replace_job": replace_job.Args(
+        "words-10",
+        b"\x82\xa2id\xa8words-10",
+        b"0123456789abcdei",
+        "greedy",
+        0,
+        2,
+        8,
+        ("big",),
+        ("zone-1",),
+        "lines",
+        ("more",),
+        (("split", 1, 0, 50),),
+        True,
+        86_400_001,
+        "words-7",
+        "words-7",
+        1 << 33,
     ),
     "driver_ready": driver_ready.Args("words-7", 1 << 33),
     "supersede_driver": supersede_driver.Args("words-7", 1 << 33),
@@ -521,6 +541,7 @@ SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "replays": replay_log,
     "savepoints": savepoint_log,
     "superseding": superseding_log,
+    "replacing": replacing_log,
     "periodic": periodic_log,
 }
 """Name of a log's file -> function that makes its records."""

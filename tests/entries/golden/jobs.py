@@ -18,6 +18,7 @@ from log_entries import (
     keep_savepoint,
     kill_job,
     leave_cluster,
+    replace_job,
     replay_job,
     report_job,
     restore_job,
@@ -168,6 +169,38 @@ def replay(name: str, **changes: Any) -> replay_job.Args:
     """Return arguments that submit such a job at the place of a first batch."""
     plain = {field.name: getattr(job(name), field.name) for field in attrs.fields(submit_job.Args)}
     return replay_job.Args(**{**plain, "begin": b"places 0", **changes})
+
+
+def replacing_log() -> list[Record]:
+    """Make a log with jobs that replace others: with places, with state; repeated, refused, late, collected."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a", "b")
+    world.settle("a", "b")
+    world.submit("a", job("one"), job("two", keep_ms=0), job("far", zones=("nowhere",)))
+    one, two = world.now.jobs["one"].version, world.now.jobs["two"].version
+    world.submit("a", replacing(world, "x", "one", resume=""), replacing(world, "x", "none"))
+    for batch in range(2):
+        world.submit("a", commit_batch.Args("one", one, batch, b"places %d" % batch, ()))
+    world.submit("b", replacing(world, "x", "one", resume="two"), replacing(world, "x", "one", submitted=1))
+    world.submit("b", replacing(world, "x", "one", min_slots=0), replacing(world, "x", "one", beside="nobody"))
+    world.submit("b", replacing(world, "two", "one"), replacing(world, "two", "one", digest=b"another........."))
+    new = replacing(world, "new", "one")
+    world.submit("b", new, new, replacing(world, "late", "one"), commit_batch.Args("one", one, 2, b"late", ()))
+    world.submit("a", commit_batch.Args("new", world.now.jobs["new"].version, 2, b"further", ()))
+    world.submit("a", replacing(world, "near", "far"), commit_batch.Args("two", two, 0, b"a state", ()))
+    world.submit("b", replacing(world, "heir", "two", resume=""), gc.Args(), new, replacing(world, "late", "two"))
+    world.submit("b", kill_job.Args("new"), gc.Args(), new, replacing(world, "late", "new"))
+    return world.records
+
+
+def replacing(world: World, name: str, earlier: str, **changes: Any) -> replace_job.Args:
+    """Return arguments that submit such a job in place of another, which is as at the end of the log."""
+    plain = {field.name: getattr(job(name), field.name) for field in attrs.fields(submit_job.Args)}
+    known = world.now.jobs.get(earlier)
+    submitted = -1 if known is None else known.submitted
+    fields = {**plain, "resume": earlier, "replaces": earlier, "submitted": submitted, **changes}
+    return replace_job.Args(**fields)
 
 
 def savepoint_log() -> list[Record]:

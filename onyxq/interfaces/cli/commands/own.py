@@ -73,9 +73,9 @@ OWN_COMMANDS: tuple[Command, ...] = (
         "pipelines.py:job --id words --wait",
         option("target", metavar="FILE.py:NAME", help="file and name of the onyxq.Job; or MODULE:NAME"),
         option("--id", metavar="ID", help="id of the job (default: the id in its source)"),
-        option("--resume", metavar="ID", help="take over the windows, joins and places of this ended job"),
+        option("--resume", metavar="ID", help="take over the windows, joins and places of this job"),
         option("--from-savepoint", metavar="NAME", help="begin from this savepoint of another job"),
-        option("--replace", action="store_true", help="end the job of --resume by the same step, if it still runs"),
+        option("--replace", action="store_true", help="end the job of --resume by the same step"),
         option(
             "--drop-state",
             metavar="NAME",
