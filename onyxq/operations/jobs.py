@@ -200,7 +200,7 @@ class Jobs:
         self._check(job)
         if replace and (job.resume is None or job.savepoint is not None):
             raise BadRequest("replace is for a job that resumes another", field="replace", hint="Set resume.")
-        if replace:
+        if replace or job.savepoint is not None:
             await self._catch_up()
         known = lifetime.digest_of(self._node.replica, job.id)
         position = await self._check_resumed(job, replace) if known is None else -1

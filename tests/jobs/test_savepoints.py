@@ -159,8 +159,25 @@ async def test_a_job_that_does_not_fit_a_savepoint_is_refused_and_not_stored(sta
     await running(stage, "queued", source=queue)
     await saved(stage, "of-queue", "queued")
     await commit(stage, "queued", 2)
+    await stage.client.kill_job("queued")
     later = counts("later", resume="savepoint:of-queue", source=queue)
     await refused(submitted(later), BadRequest, "catalog[0].queue", "tasks that were read are completed")
+
+
+@staged(spark=(0,))
+async def test_a_queue_is_not_read_by_a_job_and_by_another_one_from_its_savepoint(stage: Stage) -> None:
+    """Both would claim its tasks. If the first job ends without another batch, the other one may begin."""
+    queue = Input("in", queue="a")
+    await running(stage, source=queue)
+    await saved(stage)
+    new = counts("new", resume="savepoint:before", source=queue)
+    said = "input 'in' would continue in it: job old is running, so both jobs would claim its tasks"
+    await refused(lambda: stage.client.submit_job(new), BadRequest, "catalog[0].queue", said)
+    assert "new" not in stage.world.audit.replica.jobs
+    await stage.client.kill_job("old")
+    await submit(stage, new)
+    await stage.ready("new")
+    assert stage.job("new").offsets == RECORD
 
 
 @staged(spark=(0, 1, 2))
