@@ -192,6 +192,8 @@ JOBS = (
     "a batch was committed twice",
     "a job moved with what was sealed and committed",
     "a job was killed",
+    "a job was replaced",
+    "a job was to be replaced after its end",
     "a job completed",
     "a job failed",
     "a job waited",

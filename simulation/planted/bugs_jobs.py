@@ -85,6 +85,11 @@ def _free_when_ended(
     )
 
 
+def _absent_if_collected(original: Callable[[Replica, str], str]) -> Callable[[Replica, str], str]:
+    """Return no reason for a job that the replica still has, even if it has ended."""
+    return lambda replica, name: "" if name in replica.jobs else original(replica, name)
+
+
 JOB_BUGS: tuple[Planted, ...] = (
     Planted(
         "a new driver has the old version",
@@ -214,6 +219,27 @@ JOB_BUGS: tuple[Planted, ...] = (
         "log_entries.kill_job:allocated",
         instead(lambda replica, position: replica),
         "jobs wait while slots are idle",
+        "jobs",
+    ),
+    Planted(
+        "a replaced job continues",
+        "log_entries.replace_job:ended",
+        instead(lambda replica, name, state, why: replica),
+        "two jobs read the same inputs, and segments count twice",
+        "jobs",
+    ),
+    Planted(
+        "an ended job is replaced",
+        "log_entries.replace_job:absence",
+        _absent_if_collected,
+        "two requests at once start two jobs that continue after the same batch",
+        "jobs",
+    ),
+    Planted(
+        "a job that replaces another may have the id of a third",
+        "log_entries.replace_job:digest_of",
+        returning(None),
+        "the third job is gone without an end",
         "jobs",
     ),
 )

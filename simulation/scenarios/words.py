@@ -15,7 +15,10 @@ from onyxq.core.step import Step
 QUIET_FIELDS = frozenset("address http zone slots tags versions enabled id reason origin_bytes".split())
 QUIET_ENTRIES = frozenset({"create_cluster"})
 SLOTS_SHOWN = "set_slots"
-SHOWN_FIELDS = {"submit_job": ("id", "scheduler", "min_slots", "max_slots", "percentage", "zones", "beside")}
+SHOWN_FIELDS = {
+    "submit_job": ("id", "scheduler", "min_slots", "max_slots", "percentage", "zones", "beside"),
+    "replace_job": ("replaces", "resume", "id", "scheduler", "min_slots", "max_slots", "percentage"),
+}
 """Of entries with many arguments, those that people look for."""
 
 

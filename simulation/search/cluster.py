@@ -203,7 +203,7 @@ _WORDS = (
     "start crash expire kill kill_all read alone react turn send beat land flush land_twice doubt skip lose late "
     "garbage ask leave evict abort slots drain append install tally ready settle give_up grant renew "
     "release expire_claim limit pause grant_limited reopen commit purge settle_part periodic fire rest force "
-    "submit_job driver_ready commit_batch seal_input complete_job fail_job kill_job "
+    "submit_job replace_job driver_ready commit_batch seal_input complete_job fail_job kill_job "
     "gc look store trim finish collect wait log_clock clock segment"
 )
 ACTIONS: dict[str, Callable[..., bool]] = {word.replace("_", "-"): getattr(Cluster, word) for word in _WORDS.split()}

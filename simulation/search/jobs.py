@@ -9,9 +9,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from attrs import define, frozen
+from attrs import asdict, define, frozen
 
-from log_entries import commit_batch, complete_job, driver_ready, fail_job, kill_job, seal_input, submit_job
+from log_entries import (
+    commit_batch,
+    complete_job,
+    driver_ready,
+    fail_job,
+    kill_job,
+    replace_job,
+    seal_input,
+    submit_job,
+)
 from onyxq.core.replica import Job
 from simulation.search.peer import Peer
 from simulation.search.queues import Queueing
@@ -55,24 +64,18 @@ class Jobbing(Queueing):
     @_of_wanted
     def submit_job(self, peer_id: str, *wanted: Any) -> bool:
         """A member submits a job; ``wanted`` is the fields of `Wanted`."""
-        job = Wanted(*wanted)
-        args = submit_job.Args(
-            id=job.name,
-            body=b"job",
-            digest=f"{job.name} {job.other}".encode().ljust(submit_job.DIGEST_BYTES),
-            scheduler=job.scheduler,
-            percentage=job.share,
-            min_slots=job.least,
-            max_slots=job.most,
-            tags=(),
-            zones=() if job.zone == NOBODY else (job.zone,),
-            beside="" if job.beside == NOBODY else job.beside,
-            inputs=INPUTS,
-            tasks=(("map", 0, 2, 0), ("reduce", 1, 0, 50)),
-            own_host=False,
-            keep_ms=job.keep_ms,
-        )
-        return self._submit(self._member(peer_id), args)
+        return self._submit(self._member(peer_id), _submission(Wanted(*wanted)))
+
+    def replace_job(self, peer_id: str, earlier: str, name: str, taking: str = "places", keep_ms: int = 20_000) -> bool:
+        """A member ends a job that it knows for a client, and submits another one in its place.
+
+        The other job takes over the ``places`` of its inputs, or its ``state``."""
+        peer, job = self._job(peer_id, earlier)
+        if job is None:
+            return False
+        fields = asdict(_submission(Wanted(name, keep_ms=keep_ms)), recurse=False)
+        fields["resume"] = "" if taking == "state" else earlier
+        return self._submit(peer, replace_job.Args(**fields, replaces=earlier, submitted=job.submitted))
 
     def driver_ready(self, peer_id: str, name: str, behind: int = 0) -> bool:
         """A member says that a job runs under the version it knows.
@@ -112,6 +115,26 @@ class Jobbing(Queueing):
     def _job(self, peer_id: str, name: str) -> tuple[Peer | None, Job | None]:
         peer = self._member(peer_id)
         return peer, peer.replica.jobs.get(name) if peer is not None else None
+
+
+def _submission(job: Wanted) -> submit_job.Args:
+    """What a client submits."""
+    return submit_job.Args(
+        id=job.name,
+        body=b"job",
+        digest=f"{job.name} {job.other}".encode().ljust(submit_job.DIGEST_BYTES),
+        scheduler=job.scheduler,
+        percentage=job.share,
+        min_slots=job.least,
+        max_slots=job.most,
+        tags=(),
+        zones=() if job.zone == NOBODY else (job.zone,),
+        beside="" if job.beside == NOBODY else job.beside,
+        inputs=INPUTS,
+        tasks=(("map", 0, 2, 0), ("reduce", 1, 0, 50)),
+        own_host=False,
+        keep_ms=job.keep_ms,
+    )
 
 
 def driven(peer: Peer) -> list[str]:

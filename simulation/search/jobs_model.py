@@ -18,6 +18,7 @@ from log_entries import (
     fail_job,
     gc,
     kill_job,
+    replace_job,
     seal_input,
     submit_job,
 )
@@ -29,7 +30,9 @@ from simulation.probes import Probes
 from simulation.search.jobs_places import Asked, Places
 
 SAID_BY_DRIVERS = (driver_ready.Args, complete_job.Args, fail_job.Args, commit_batch.Args)
-JOB_ENTRIES = (submit_job.Args, seal_input.Args, kill_job.Args, *SAID_BY_DRIVERS)
+JOB_ENTRIES = (submit_job.Args, replace_job.Args, seal_input.Args, kill_job.Args, *SAID_BY_DRIVERS)
+STATE_KEEP_MS_MIN = 86_400_000
+"""How long the outcome of a job is kept at least whose state another job takes over, in ms."""
 
 
 @define
@@ -60,6 +63,8 @@ class JobsModel(Model):
     """Of jobs that a collection took: digest, how it ended, until when that is remembered."""
     forgotten: set[str] = field(factory=set)
     submitted: int = 0
+    heirs: dict[str, str] = field(factory=dict)
+    """Jobs that this record submitted in place of others, and these others."""
     places: Places = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -68,6 +73,7 @@ class JobsModel(Model):
     def follow(self, before: Replica, done: Step) -> str:
         """See `Model.follow`."""
         moving = 0
+        self.heirs = {}
         for outcome in done.outcomes:
             if isinstance(outcome.args, JOB_ENTRIES) and outcome.verdict != NOT_IN_RING:
                 wrong = self._entry(before, done, outcome, believed=moving > 0)
@@ -81,7 +87,7 @@ class JobsModel(Model):
             return ""
         wrong = self._compare(after)
         asked = {name: self._bound(one.asked) for name, one in self.known.items() if not one.state}
-        return wrong or self.places.step(before, after, asked, alone=moving <= 1)
+        return wrong or self.places.step(before, after, asked, heirs=self.heirs, alone=moving <= 1)
 
     def _bound(self, asked: Asked) -> Asked:
         """What is asked for, without a mate that has ended, also if its name was given to another job since."""
@@ -94,7 +100,11 @@ class JobsModel(Model):
         """Follow an entry; ``believed``: who drives may have changed within the record, so only the log knows."""
         args, applied = outcome.args, outcome.verdict == APPLIED
         if isinstance(args, submit_job.Args):
-            return self._submit(args, applied)
+            return (
+                self._replace(before, done, args, applied)
+                if isinstance(args, replace_job.Args)
+                else self._submit(args, applied)
+            )
         name = args.job
         one = self.known.get(name)
         if isinstance(args, SAID_BY_DRIVERS):
@@ -126,6 +136,35 @@ class JobsModel(Model):
             return "it is to run beside nobody" if applied else ""
         if not applied:
             return "its name is free"
+        self._add(args)
+        return ""
+
+    def _replace(self, before: Replica, done: Step, args: replace_job.Args, applied: bool) -> str:
+        """Follow the end of a job and the submission of another one in its place: both happen, or neither."""
+        if args.id in self.known or args.id in self.outcomes:
+            return "its name is taken" if applied else ""
+        one = self.known.get(args.replaces)
+        if one is None or one.state:
+            self.probes.reached("a job was to be replaced after its end")
+            return "the earlier job is not under way" if applied else ""
+        if not args.resume and one.batch < 0:
+            return "the earlier job has no state" if applied else ""
+        if not applied:  # The entry is believed if the record itself may have submitted the earlier job.
+            job = before.jobs.get(args.replaces)
+            same = job is not None and job.submitted == args.submitted and job.state in ("waiting", "running")
+            return "the earlier job is under way" if same else ""
+        self.probes.reached("a job was replaced")
+        one.state, one.ended_ms = "killed", done.replica.clock_ms
+        if not args.resume:
+            one.keep_ms = max(one.keep_ms, STATE_KEEP_MS_MIN)
+        new = self._add(args)
+        if args.resume:
+            new.batch, new.offsets = one.batch, one.offsets
+        self.heirs[args.id] = args.replaces
+        return ""
+
+    def _add(self, args: submit_job.Args) -> Known:
+        """Note a job that was submitted."""
         if args.id in self.forgotten:
             self.probes.reached("a name was free again")
         if args.beside:
@@ -142,7 +181,7 @@ class JobsModel(Model):
             inputs=args.inputs,
         )
         self.known[args.id] = Known(asked, args.digest, args.keep_ms)
-        return ""
+        return self.known[args.id]
 
     def _note_repeat(self, args: submit_job.Args, *, same: bool, ended: bool) -> None:
         if not same:
@@ -206,7 +245,7 @@ class JobsModel(Model):
 
 
 _MOVING = frozenset(
-    "submit_job replay_job restore_job kill_job complete_job fail_job set_slots drain_node leave_cluster "
+    "submit_job replay_job replace_job restore_job kill_job complete_job fail_job set_slots drain_node leave_cluster "
     "prepare_join_cluster accept_join_cluster abort_join_cluster".split()
 )
 """Entries after which another peer may drive a job."""

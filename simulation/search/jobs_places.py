@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from onyxq.core.replica import Job, Replica
 from simulation.probes import Probes
@@ -33,6 +33,12 @@ class Asked:
     inputs: tuple[str, ...]
 
 
+def _inherited(before: Replica, heirs: Mapping[str, str]) -> Replica:
+    """Return the replica before a record as if the jobs that it replaced had the ids of their heirs."""
+    known = {new: before.jobs[old] for new, old in heirs.items() if old in before.jobs}
+    return evolve(before, jobs=before.jobs.update(known)) if known else before
+
+
 @define(eq=False)
 class Places:
     """See the module's first paragraph."""
@@ -42,8 +48,13 @@ class Places:
     """(job, version) -> the peer that drives it under that one."""
     moves: dict[str, int] = field(factory=dict)
 
-    def step(self, before: Replica, after: Replica, asked: Mapping[str, Asked], *, alone: bool) -> str:
-        """Judge one record; ``asked``: the jobs under way. ``alone``: at most one entry of it could move a job."""
+    def step(
+        self, before: Replica, after: Replica, asked: Mapping[str, Asked], *, heirs: Mapping[str, str], alone: bool
+    ) -> str:
+        """Judge one record; ``asked``: the jobs under way. ``alone``: at most one entry of it could move a job.
+
+        ``heirs``: jobs that the record submitted in place of others: they keep the drivers of these.
+        """
         offered = self._offered(after)
         problem = ""
         for name, one in asked.items():
@@ -53,7 +64,7 @@ class Places:
             )
         problem = problem or self._peers(after, asked, offered)
         if not problem and alone:
-            problem = self._moves(before, after, asked, offered)
+            problem = self._moves(_inherited(before, heirs), after, asked, offered)
         return problem
 
     def _offered(self, replica: Replica) -> dict[str, int]:

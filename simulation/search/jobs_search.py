@@ -19,7 +19,18 @@ from simulation.search.search import Search, of_peer
 JOBS = tuple(f"j{number}" for number in range(20))
 KINDS = (("balanced",), ("greedy",), ("percentage",), ("balanced", "greedy", "percentage"))
 """Schedulers of a run's jobs: each alone, then all together."""
-ODDS = {"submit": 20, "drive": 45, "seal": 4, "end": 4, "kill-job": 2, "slots": 10, "drain": 1.5, "gc": 3, "idle": 3}
+ODDS = {
+    "submit": 20,
+    "drive": 45,
+    "seal": 4,
+    "end": 4,
+    "kill-job": 2,
+    "slots": 10,
+    "drain": 1.5,
+    "gc": 3,
+    "idle": 3,
+    "replace": 3,
+}
 """How often each kind of move is made that is not as in other searches; none of what is not in here or in `KEPT`."""
 KEPT = frozenset(
     "turn read react send land beat doubt land-twice skip lose late garbage alone sleep wake lead give-up start crash "
@@ -111,6 +122,22 @@ class JobSearch(Search):
     def _seal(self, peer: Peer) -> None:
         what = INPUTS[self._below(len(INPUTS))] if self._random() < 0.95 else "out"
         self._do("seal-input", peer.id, self._name(), what)
+
+    @of_peer
+    def _replace(self, peer: Peer) -> None:
+        """A peer replaces a job that it knows, mostly one that has not ended, and at times twice at once."""
+        known = sorted(name for name, job in peer.replica.jobs.items() if job.state in ("waiting", "running"))
+        if self._random() < 0.1 or not known:
+            known = sorted(peer.replica.jobs)
+        if not known:
+            return
+        earlier, taking = known[self._below(len(known))], ("places", "state")[self._below(2)]
+        for _ in range(2 if self._random() < 0.2 else 1):
+            name = self.left[-1] if self.left else self._name()
+            keep_ms = (0, 2_000, 60_000)[self._below(3)]
+            if self._do("replace-job", peer.id, earlier, name, taking, keep_ms) and self._random() < 0.9:
+                self.left = self.left[:-1]
+        self._say(peer)
 
     @of_peer
     def _kill_job(self, peer: Peer) -> None:
