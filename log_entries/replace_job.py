@@ -26,7 +26,7 @@ from onyxq.core.replica import Replica
 VERSION = 1
 
 BESIDE = "resume names a job that still runs: this job was submitted before, without replacing it"
-CHANGED = "resume names a job under whose id another job was submitted meanwhile"
+CHANGED = "resume names a job that this job was not compared with: the log has changed meanwhile"
 NO_STATE = "resume names a job that has committed no batch: there is nothing to take over"
 KEEP_MS_MIN = 86_400_000
 """How long the outcome of a job is kept at least after another job has taken over its state, in ms."""
@@ -36,6 +36,7 @@ KEEP_MS_MIN = 86_400_000
 class Args(submit_job.Args):
     """See `log_entries.submit_job`; ``replaces``: the earlier job; ``submitted``: its ``Job.submitted``.
 
+    ``submitted`` identifies the job that the peer has compared the new job with; -1 if the peer has compared none.
     ``resume`` is the earlier job, or empty if the driver takes over its state and the places with it.
     """
 
@@ -58,8 +59,12 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, problem
     new, driver = submit_job.job_of(after, args, stamp), replica.jobs[args.replaces].driver
     if driver:
-        new = evolve(new, state=RUNNING, driver=driver, version=stamp.position)
-    return allocated(with_job(after, new), stamp.position), APPLIED
+        new = evolve(new, state=RUNNING, driver=driver)
+    after = allocated(with_job(after, new), stamp.position)
+    new = after.jobs[args.id]
+    if new.driver and new.version < 0:  # It keeps the inherited driver, to which `allocated` gives no version.
+        after = with_job(after, evolve(new, version=stamp.position))
+    return after, APPLIED
 
 
 def _refusal(replica: Replica, args: Args) -> str:

@@ -207,8 +207,9 @@ class Jobs:
         entry = entry_of(job, keep_ms=keep_ms, begin=begin, position=position)
         if known not in (None, entry.digest):
             raise _taken(job.id)
-        if replace and job.resume is not None:
-            entry = replacing(self._node.replica, entry, job.resume)
+        if replace and job.resume is not None:  # The two were compared unless the new one is known: then it repeats.
+            compared = self._node.replica.jobs.get(job.resume) if known is None else None
+            entry = replacing(entry, job.resume, compared)
         seals = [seal_input.Args(job.id, name) for name in sealed]
         position, (verdict, *_) = await self._node.verdicts([entry, *seals])
         if verdict not in (APPLIED, submit_job.REPEAT):
@@ -481,10 +482,12 @@ def entry_of(job: Job, *, keep_ms: int, begin: bytes = b"", position: int = -1) 
     )
 
 
-def replacing(replica: Replica, entry: submit_job.Args, earlier: str) -> replace_job.Args:
-    """Return the entry that submits the same job and ends an earlier one, which it was compared with in a replica."""
-    known = replica.jobs.get(earlier)
-    submitted = known.submitted if known is not None else -1
+def replacing(entry: submit_job.Args, earlier: str, compared: Known | None) -> replace_job.Args:
+    """Return the entry that submits the same job in place of an earlier one.
+
+    ``compared``: the earlier job as it was when the new job was found to fit it. If None, the entry ends no job.
+    """
+    submitted = -1 if compared is None else compared.submitted
     return replace_job.Args(**asdict(entry, recurse=False), replaces=earlier, submitted=submitted)
 
 

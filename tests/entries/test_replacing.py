@@ -9,7 +9,6 @@ import pytest
 from log_entries import (
     commit_batch,
     complete_job,
-    drain_node,
     driver_ready,
     fail_job,
     gc,
@@ -108,10 +107,10 @@ def test_a_longer_retention_of_the_earlier_job_stays(world: World) -> None:
 
 @pytest.mark.parametrize("batches", [0, 1])
 def test_a_waiting_job_can_be_replaced(world: World, batches: int) -> None:
-    """As after its peers began to drain. Without a batch the new job begins where the earlier one would have."""
+    """No peer offers slots. Without a batch the new job begins where the earlier one would have."""
     name = "one" if batches else "idle"
     done(world, job("idle"))
-    done(world, *(drain_node.Args(f"node-{peer}", False) for peer in "ab"))
+    done(world, *(set_slots.Args(peer, 0) for peer in "ab"))
     assert now(world, name).state == "waiting"
     done(world, replacing(world, "new", name))
     assert (now(world, "new").state, now(world, "new").batch) == ("waiting", 1 if batches else -1)
@@ -145,9 +144,10 @@ def test_the_new_job_runs_at_the_same_peer_if_that_has_what_it_needs(world: Worl
     new = now(world, "new")
     assert (new.driver, new.slots, new.version, new.ready) == (home, 4, world.now.position, False)
     done(world, replacing(world, "large", "new", min_slots=5))
-    assert (now(world, "large").driver, now(world, "large").slots) == (other, 9)
+    large = now(world, "large")
+    assert (large.driver, large.slots, large.version) == (other, 9, world.now.position)
     done(world, replacing(world, "far", "large", zones=("nowhere",)))
-    assert (now(world, "far").state, now(world, "far").driver) == ("waiting", "")
+    assert (now(world, "far").state, now(world, "far").driver, now(world, "far").version) == ("waiting", "", -1)
 
 
 # --- nothing, and why -------------------------------------------------------------
@@ -159,6 +159,7 @@ def test_the_new_job_runs_at_the_same_peer_if_that_has_what_it_needs(world: Worl
         ({"earlier": "nobody"}, UNKNOWN),
         ({"resume": "other"}, "resume must be the job that is replaced"),
         ({"submitted": 1}, CHANGED),
+        ({"submitted": -1}, CHANGED),
         ({"min_slots": 0}, "min_slots must be 1 to"),
         ({"beside": "nobody"}, "beside names no job that is known"),
         ({"body": b""}, "body must have"),
@@ -169,7 +170,7 @@ def test_the_new_job_runs_at_the_same_peer_if_that_has_what_it_needs(world: Worl
 def test_a_job_that_is_refused_ends_nothing(world: World, changes: dict[str, Any], why: str) -> None:
     """The verdict has the reason. The earlier job commits its next batch."""
     done(world, job("other"))
-    asked = {"name": "new", "earlier": "one", **changes}
+    asked: dict[str, Any] = {"name": "new", "earlier": "one", **changes}
     assert refused(world, replacing(world, **asked)).startswith(why)
     assert sorted(world.now.jobs) == ["one", "other"]
     done(world, commit(world, "one", 2))

@@ -8,6 +8,7 @@ from attrs import evolve
 
 from log_entries import gc
 from onyxq.errors import BadRequest, Conflict, JobConflict, OnyxqError
+from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Job
 from onyxq.node.node import Node
 from onyxq.operations.jobs import entry_of, replacing
@@ -26,6 +27,13 @@ def node_of(stage: Stage) -> Node:
 async def replace(stage: Stage, job: Job) -> str:
     """Submit a job that replaces the one that it resumes."""
     return await stage.client.submit_job(job, importable=False, replace=True)
+
+
+async def replace_here(stage: Stage, job: Job) -> None:
+    """Do the same at the first node, whose entries reach the log in their order."""
+    running = stage.world.nodes[0].running
+    assert running is not None and running.service is not None
+    await running.service.call("job.submit", {"body": encode(job), "replace": True})
 
 
 @staged(spark=(0,))
@@ -58,7 +66,7 @@ def test_the_earlier_job_runs_on_if_the_new_one_is_refused_after_the_check() -> 
             nursery.start_soon(node.verdicts, [other])
             await stage.until(lambda: node.outbox_now().holds(other), "it is on its way")
             with pytest.raises(JobConflict, match="there is another job new"):
-                await replace(stage, job_of("new", resume="old"))
+                await replace_here(stage, job_of("new", resume="old"))
         assert stage.job("old").state == "running"
 
     on_stage(play, spark=(0,), options=SLOW)
@@ -94,11 +102,32 @@ def test_a_request_that_is_repeated_while_the_first_is_on_its_way_is_harmless() 
         await submit(stage, job_of("old"))
         await stage.ready("old")
         node, new = node_of(stage), job_of("new", resume="old")
-        entry = replacing(node.replica, entry_of(new, keep_ms=7 * 86_400_000), "old")
+        entry = replacing(entry_of(new, keep_ms=7 * 86_400_000), "old", node.replica.jobs["old"])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.verdicts, [entry])
             await stage.until(lambda: node.outbox_now().holds(entry), "it is on its way")
             assert await replace(stage, new) == "new"
+        assert (stage.job("old").state, stage.job("new").state) == ("killed", "running")
+
+    on_stage(play, spark=(0,), options=SLOW)
+
+
+def test_a_job_that_the_log_has_just_forgotten_replaces_nothing_before_it_is_compared() -> None:
+    """The peer still knows the job, so it takes the request for a repeat. The next request compares the two jobs."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, job_of("old"))
+        await stage.ready("old")
+        node, new = node_of(stage), job_of("new", resume="old")
+        await stage.client.submit_job(new, importable=False, keep_ms=0)
+        await stage.client.kill_job("new")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.verdicts, [gc.Args()])
+            await stage.until(lambda: node.outbox_now().holds(gc.Args()), "it is on its way")
+            with pytest.raises(Conflict, match="not compared with") as caught:
+                await replace_here(stage, new)
+        assert caught.value.field == "resume" and stage.job("old").state == "running"
+        assert await replace(stage, new) == "new"
         assert (stage.job("old").state, stage.job("new").state) == ("killed", "running")
 
     on_stage(play, spark=(0,), options=SLOW)

@@ -199,8 +199,7 @@ def replacing(world: World, name: str, earlier: str, **changes: Any) -> replace_
     plain = {field.name: getattr(job(name), field.name) for field in attrs.fields(submit_job.Args)}
     known = world.now.jobs.get(earlier)
     submitted = -1 if known is None else known.submitted
-    fields = {**plain, "resume": earlier, "replaces": earlier, "submitted": submitted, **changes}
-    return replace_job.Args(**fields)
+    return replace_job.Args(**{**plain, "resume": earlier, "replaces": earlier, "submitted": submitted, **changes})
 
 
 def savepoint_log() -> list[Record]:
