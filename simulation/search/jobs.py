@@ -66,14 +66,19 @@ class Jobbing(Queueing):
         """A member submits a job; ``wanted`` is the fields of `Wanted`."""
         return self._submit(self._member(peer_id), _submission(Wanted(*wanted)))
 
-    def replace_job(self, peer_id: str, earlier: str, name: str, taking: str = "places", keep_ms: int = 20_000) -> bool:
+    def replace_job(
+        self, peer_id: str, earlier: str, name: str, taking: str = "places", least: int = 1, keep_ms: int = 20_000
+    ) -> bool:
         """A member ends a job that it knows for a client, and submits another one in its place.
 
-        The other job takes over the ``places`` of its inputs, or its ``state``."""
+        The other job has the same scheduler and share. It needs ``least`` slots, and takes over the ``places`` of the
+        inputs, or the ``state``.
+        """
         peer, job = self._job(peer_id, earlier)
         if job is None:
             return False
-        fields = asdict(_submission(Wanted(name, keep_ms=keep_ms)), recurse=False)
+        new = Wanted(name, job.scheduler, least, share=job.percentage, keep_ms=keep_ms)
+        fields = asdict(_submission(new), recurse=False)
         fields["resume"] = "" if taking == "state" else earlier
         return self._submit(peer, replace_job.Args(**fields, replaces=earlier, submitted=job.submitted))
 

@@ -101,7 +101,7 @@ class JobsModel(Model):
         args, applied = outcome.args, outcome.verdict == APPLIED
         if isinstance(args, submit_job.Args):
             return (
-                self._replace(before, done, args, applied)
+                self._replace(before, done, args, applied, believed=believed)
                 if isinstance(args, replace_job.Args)
                 else self._submit(args, applied)
             )
@@ -139,7 +139,7 @@ class JobsModel(Model):
         self._add(args)
         return ""
 
-    def _replace(self, before: Replica, done: Step, args: replace_job.Args, applied: bool) -> str:
+    def _replace(self, before: Replica, done: Step, args: replace_job.Args, applied: bool, *, believed: bool) -> str:
         """Follow the end of a job and the submission of another one in its place: both happen, or neither."""
         if args.id in self.known or args.id in self.outcomes:
             return "its name is taken" if applied else ""
@@ -149,10 +149,11 @@ class JobsModel(Model):
             return "the earlier job is not under way" if applied else ""
         if not args.resume and one.batch < 0:
             return "the earlier job has no state" if applied else ""
-        if not applied:  # The entry is believed if the record itself may have submitted the earlier job.
-            job = before.jobs.get(args.replaces)
-            same = job is not None and job.submitted == args.submitted and job.state in ("waiting", "running")
-            return "the earlier job is under way" if same else ""
+        job = before.jobs.get(args.replaces)
+        if not believed and (job is not None and job.submitted == args.submitted) != applied:
+            return "the earlier job is another one" if applied else "the earlier job is under way"
+        if not applied:
+            return ""
         self.probes.reached("a job was replaced")
         one.state, one.ended_ms = "killed", done.replica.clock_ms
         if not args.resume:

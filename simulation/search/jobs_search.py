@@ -134,8 +134,8 @@ class JobSearch(Search):
         earlier, taking = known[self._below(len(known))], ("places", "state")[self._below(2)]
         for _ in range(2 if self._random() < 0.2 else 1):
             name = self.left[-1] if self.left else self._name()
-            keep_ms = (0, 2_000, 60_000)[self._below(3)]
-            if self._do("replace-job", peer.id, earlier, name, taking, keep_ms) and self._random() < 0.9:
+            least, keep_ms = (1, 1, 2, 4)[self._below(4)], (0, 2_000, 60_000)[self._below(3)]
+            if self._do("replace-job", peer.id, earlier, name, taking, least, keep_ms) and self._random() < 0.9:
                 self.left = self.left[:-1]
         self._say(peer)
 
