@@ -349,12 +349,19 @@ class PartitionLeader:
             if placed.members == placed.target:
                 self._repair = RepairWait(self._host.store, self.partition)
                 await self._host.changed(self._host.replica)
-            elif not self._may_settle(placed):
+            elif (entry := self.settlement()) is None:
                 await self._progressed()
             elif self._repair.lasts():
                 await trio.sleep(RETRY_PAUSE_S)
             else:
-                await self._propose(settle_partition.Args(self.partition, self.epoch))
+                await self._propose(entry)
+
+    def settlement(self) -> settle_partition.Args | None:
+        """Return the entry that ends the partition's move, or None if there is no move that may end now."""
+        placed = self.placed
+        if placed.members == placed.target or not self._may_settle(placed):
+            return None
+        return settle_partition.Args(self.partition, self.epoch)
 
     def _may_settle(self, placed: Partition) -> bool:
         """Return whether the target is up to date and no complete copy of a live node would be dropped too early.
@@ -416,26 +423,33 @@ class PartitionLeader:
         pause = RETRY_PAUSE_S
         with scope:
             while not self.deposed:
-                behind = self._compare_now[node] = trio.Event()
                 try:
-                    await self._reach(node)
-                    await self._until_promised()
-                    await self._bring_up_to_date(node)
-                    self._failing.discard(node)
+                    await self.compare(node)
                     pause = RETRY_PAUSE_S
+                except StaleEpoch:
+                    return
                 except OnyxqError as error:
-                    self._failing.add(node)
-                    self._note_progress()
-                    if isinstance(error, StaleEpoch):
-                        self.deposed = True
-                        return
                     silent = type(error) in (Unavailable, TimedOut)
                     with trio.move_on_after(pause):
                         await (self._host.sender(node).back() if silent else trio.sleep_forever())
                     pause = min(2 * pause, RETRY_PAUSE_MAX_S)
                     continue
                 with trio.move_on_after(COMPARE_EVERY_S):
-                    await behind.wait()
+                    await self._compare_now[node].wait()
+
+    async def compare(self, node: str) -> None:
+        """Have a holder promise the epoch, and make its copy and this one equal; raises `OnyxqError`."""
+        self._compare_now[node] = trio.Event()
+        try:
+            await self._reach(node)
+            await self._until_promised()
+            await self._bring_up_to_date(node)
+            self._failing.discard(node)
+        except OnyxqError as error:
+            self._failing.add(node)
+            self._note_progress()
+            self.deposed = self.deposed or isinstance(error, StaleEpoch)
+            raise
 
     async def _reach(self, node: str) -> None:
         """Ask a node to promise the epoch; from then on it gets every write."""
@@ -516,6 +530,11 @@ class PartitionLeader:
         for other in self.holders():
             if other not in (self._host.node_id, node):
                 self._lacks_rows(other)
+
+    async def take_offer(self, rows: Sequence[Row]) -> None:
+        """Write the rows that a node outside the cohort offers; until a majority has them, they count as found."""
+        with self._host.storing_found(self, rows):
+            await self.write(rows)
 
     def _exchange(self, node: str) -> Exchange:
         async def call(method: str, args: dict[str, Any]) -> Any:

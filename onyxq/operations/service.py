@@ -365,9 +365,8 @@ class Service:
 
     async def _lead_offer(self, args: dict[str, Any]) -> None:
         asked = converted(peers.Offer, args)
-        leader, rows = self.node.operations.tokens.leader(asked.partition), checked_rows(asked.rows, asked.partition)
-        with self.node.storing_found(leader, rows):
-            await leader.write(rows)
+        leader = self.node.operations.tokens.leader(asked.partition)
+        await leader.take_offer(checked_rows(asked.rows, asked.partition))
 
     # --- the cluster
 
