@@ -205,6 +205,15 @@ JOBS = (
     "a job moved twice",
 )
 """Probes of the search with jobs."""
+MOVES = (
+    "a partition settled on other nodes",
+    "a target changed before its copies had arrived",
+    "a partition was forced",
+    "a leader stored rows that a majority may lack",
+    "a node offered rows that its leader lacked",
+    "a node dropped a copy that moved away",
+)
+"""Probes of the search of facts with moves."""
 
 OF_WORLDS = (*STANDARD, *OTHERS)
 OF_SEARCHES = tuple(dict.fromkeys((*SEARCH, *JOBS)))

@@ -40,6 +40,7 @@ from simulation.scenes.withdrawn import WITHDRAWN_SCENES
 from simulation.scenes.workers import WORKER_SCENES
 from simulation.search.facts import FactsSearch
 from simulation.search.jobs_search import JobSearch
+from simulation.search.moves.search import MovesSearch
 from simulation.search.search import Search
 from simulation.world.failing_disks import failing_disks
 from simulation.world.faults import EPISODES, storm
@@ -396,6 +397,7 @@ _ALL: tuple[Playable, ...] = (
     SearchWorkload("jobs", "twenty jobs under each scheduler, while peers come, go, and offer other slots", JobSearch),
     SearchWorkload("explorer", "a search through interleavings of the pure cluster", Search),
     SearchWorkload("facts", "a search through what leaders decide about tasks", FactsSearch),
+    SearchWorkload("facts_moves", "the same while copies move, nodes stay away and partitions are forced", MovesSearch),
 )
 WORKLOADS: Mapping[str, Playable] = {one.name: one for one in _ALL}
 """Every workload by name."""

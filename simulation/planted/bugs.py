@@ -17,6 +17,7 @@ from simulation.planted.bugs_leaders import LEADER_BUGS
 from simulation.planted.bugs_leases import LEASE_BUGS
 from simulation.planted.bugs_log import LOG_BUGS
 from simulation.planted.bugs_lost_disks import LOST_DISK_BUGS
+from simulation.planted.bugs_moves import MOVE_BUGS
 from simulation.planted.bugs_reads import READ_BUGS
 from simulation.planted.bugs_recovery import RECOVERY_BUGS
 from simulation.planted.bugs_restored_log import RESTORED_LOG_BUGS
@@ -57,6 +58,7 @@ PLANTED: tuple[Planted, ...] = (
     *LEASE_BUGS,
     *EARLY_GRANT_BUGS,
     *FACT_BUGS,
+    *MOVE_BUGS,
 )
 """Every planted bug."""
 

@@ -129,6 +129,12 @@ class FactsSearch:
 
     steps: ClassVar[int] = 4_000
     """Steps of a run before it calms down."""
+    deliver: ClassVar[float] = 0.12
+    """How likely a step of the nodes is a message that arrives."""
+    probed: ClassVar[tuple[str, ...]] = PAIRS
+    """Names of the probes."""
+    facts: Facts
+    model: Model
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -140,7 +146,7 @@ class FactsSearch:
 
     def run(self, steps: int | None = None) -> FactsRun:
         """Make steps, then stop the faults; the run holds what broke. ``steps``: another number of steps."""
-        clock, self.probes = SearchClock(), Probes(PAIRS)
+        clock, self.probes = SearchClock(), Probes(self.probed)
 
         async def main() -> FactsRun:
             return self._run(clock, self.steps if steps is None else steps)
@@ -150,8 +156,8 @@ class FactsSearch:
 
     def _run(self, clock: SearchClock, steps: int) -> FactsRun:
         plan = self.plan
-        self.facts = facts = Facts(clock, self.draw, nodes=plan.nodes, partitions=plan.partitions)
-        self.model = Model()
+        self._found(clock)
+        facts = self.facts
         facts.course.checkers = (TokensIncrease(), self.model)
         self.clients = Clients(facts, self.model, self.draw, plan.partitions)
         self.model.wall_ms = self.clients.now_ms
@@ -164,13 +170,22 @@ class FactsSearch:
                     if facts.broken is not None:
                         raise facts.broken
                 self.clients.heard = 1.0
-                made.steps += calm(facts, self.clients, self.model)
+                made.steps += self._calm()
         except Broken as broken:
             made.broken = broken
         for node in facts.living():
             node.alive = False
             node.procedures.end()
         return made
+
+    def _found(self, clock: SearchClock) -> None:
+        """Make the cluster, and the model of its clients."""
+        self.facts = Facts(clock, self.draw, nodes=self.plan.nodes, partitions=self.plan.partitions)
+        self.model = Model()
+
+    def _calm(self) -> int:
+        """Stop the faults; return the number of steps until all is at rest."""
+        return calm(self.facts, self.clients, self.model)
 
     # --- drawing
 
@@ -203,7 +218,7 @@ class FactsSearch:
         facts = self.facts
         if self._random() < 1 / PHASE:
             self._new_phase()
-        if self._random() < 0.12:
+        if self._random() < self.deliver:
             message = self._one(facts.mail)
             if message is not None and (message.answered or not message.begun):
                 way = (message.source.node_id, message.target)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from onyxq.core.ids import STRETCH_TASKS
 from onyxq.leader.state.states import State
 from onyxq.store.store import Store
@@ -18,6 +21,9 @@ COMPARE_EVERY = 10
 """Rounds between comparisons of copies that are up to date as far as is known."""
 TURNS_MAX = 10_000
 
+Differences: TypeAlias = Callable[[Facts, dict[int, FactsNode]], list[str]]
+"""Returns in words which copies are not as they must be at rest; takes the node that serves each partition."""
+
 
 def settle(facts: Facts, node: FactsNode) -> None:
     """Let the procedures of a node make steps until all of them wait."""
@@ -31,7 +37,17 @@ def settle(facts: Facts, node: FactsNode) -> None:
     facts.broken = facts.broken or Broken("liveness: procedures of a node never wait")
 
 
-def calm(facts: Facts, clients: Clients, model: Model) -> int:
+def differing_copies(facts: Facts, led: dict[int, FactsNode]) -> list[str]:
+    """Return in words which copies differ, where every node holds every partition."""
+    return [
+        f"copies of partition {n} differ"
+        for node in facts.living()
+        for n in led
+        if differing(node, led[n], n) or differing(led[n], node, n)
+    ]
+
+
+def calm(facts: Facts, clients: Clients, model: Model, *, differences: Differences = differing_copies) -> int:
     """Let all come to rest; return how many steps it took. Raises `Broken`."""
     steps = 0
     for peer, name in list(facts.pulses.items()):
@@ -42,7 +58,7 @@ def calm(facts: Facts, clients: Clients, model: Model) -> int:
         steps += work(facts)
         if facts.broken is not None:
             raise facts.broken
-        waits = unsettled(facts, clients, model)
+        waits = unsettled(facts, clients, model, differences)
         if not waits:
             finish(facts, model)
             return steps
@@ -128,7 +144,7 @@ def serving(facts: Facts) -> dict[int, FactsNode]:
     }
 
 
-def unsettled(facts: Facts, clients: Clients, model: Model) -> list[str]:
+def unsettled(facts: Facts, clients: Clients, model: Model, differences: Differences) -> list[str]:
     """Return in words what has not come to rest."""
     led = serving(facts)
     out = [f"partition {n} is not served" for n in sorted(facts.course.replica.partitions) if n not in led]
@@ -146,10 +162,7 @@ def unsettled(facts: Facts, clients: Clients, model: Model) -> list[str]:
         out.append("claims never end")
     for node in facts.living():
         out += [f"a task at {node.node_id} is {State(state).name} for ever" for state in states_of(node)]
-        out += [
-            f"copies of partition {n} differ" for n in led if differing(node, led[n], n) or differing(led[n], node, n)
-        ]
-    return out
+    return out + differences(facts, led)
 
 
 def states_of(node: FactsNode) -> list[int]:

@@ -27,9 +27,9 @@ FOREVER_MS = 3_600_000
 
 
 @lru_cache
-def founded(nodes: int, partitions: int) -> Cluster:
-    """Return a pure cluster of that many nodes at rest; every node holds every partition."""
-    cluster = Cluster(Options(partitions, nodes, absent_after_ms=FOREVER_MS))
+def founded(nodes: int, partitions: int, copies: int) -> Cluster:
+    """Return a pure cluster of that many nodes at rest, with a number of copies of each partition."""
+    cluster = Cluster(Options(partitions, copies, absent_after_ms=FOREVER_MS))
     for node in "abcdefg"[:nodes]:
         cluster.start(node)
         cluster.turn(node)
@@ -53,10 +53,10 @@ class Message:
 
 
 class Facts:
-    """See the module's first paragraph."""
+    """See the module's first paragraph; without ``copies``, every node holds every partition."""
 
-    def __init__(self, clock: SearchClock, draw: Random, *, nodes: int, partitions: int) -> None:
-        found = founded(nodes, partitions)
+    def __init__(self, clock: SearchClock, draw: Random, *, nodes: int, partitions: int, copies: int = 0) -> None:
+        found = founded(nodes, partitions, copies or nodes)
         self.clock = clock
         self.draw = draw
         self.start_ms = found.log.now_ms

@@ -338,8 +338,11 @@ class FactsNode(Node):
     # --- leaders
 
     def _start_leading(self, number: int, epoch: int) -> None:
-        leader = self.leaders[number] = PartitionLeader(self, partition=number, epoch=epoch, peer=self.peer_id)
+        leader = self.leaders[number] = self._new_leader(number, epoch)
         self.procedures.start(self._take_over(leader))
+
+    def _new_leader(self, number: int, epoch: int) -> PartitionLeader:
+        return PartitionLeader(self, partition=number, epoch=epoch, peer=self.peer_id)
 
     async def _take_over(self, leader: PartitionLeader) -> None:
         """Do what `PartitionLeader.run` does until the partition serves; the search has it follow the others."""
@@ -350,10 +353,7 @@ class FactsNode(Node):
         self.epochs[number] = leader.epoch
         await self._until_stored(Batch(epochs=((number, leader.epoch),)))
         leader._promised.set()
-        while not (leader._has_read_majority() and majority(leader.placed.target, leader._reached)):
-            await self.progress.wait()
-            if leader.deposed:
-                return
+        await self._until_read(leader)
         while not leader.ready and not leader.deposed:
             placed = leader.placed
             if placed.epoch == leader.epoch and placed.ready:
@@ -365,6 +365,13 @@ class FactsNode(Node):
                 await self.verdicts([ready_partition.Args(number, leader.epoch)])
             except OnyxqError:
                 await pause(RETRY_S)
+
+    async def _until_read(self, leader: PartitionLeader) -> None:
+        """Wait until a leader may serve, or is deposed."""
+        while not (leader._has_read_majority() and majority(leader.placed.target, leader._reached)):
+            await self.progress.wait()
+            if leader.deposed:
+                return
 
     async def _until_stored(self, batch: Batch) -> Written:
         while True:
