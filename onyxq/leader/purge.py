@@ -6,6 +6,7 @@ hold:
 
 * all of its tasks are finished and their queues' retention has passed,
 * no unfinished task waits for a failed task of it,
+* no stretch that is kept has a task that gave way to one of it for a unique key,
 * it is archived if a queue asks for that.
 
 Up to a limit, stretches below the watermark are kept as exceptions. A bucket with more exceptions
@@ -89,6 +90,7 @@ class _Bucket:
 
     keep: list[TaskId] = field(factory=list)
     failed: list[TaskId] = field(factory=list)
+    replaced: dict[TaskId, frozenset[TaskId]] = field(factory=dict)
     goes: int = 0
     archives: set[str] = field(factory=set)
 
@@ -101,6 +103,8 @@ class _Found:
     keep: list[TaskId] = field(factory=list)
     failed: list[TaskId] = field(factory=list)
     """Stretches to purge that contain failed tasks."""
+    replaced: dict[TaskId, frozenset[TaskId]] = field(factory=dict)
+    """Stretch to purge -> older stretches with tasks that gave way to its tasks for their unique keys."""
     goes: int = 0
     archives: set[str] = field(factory=set)
     """Queues whose tasks must be archived before the purge."""
@@ -115,9 +119,22 @@ class _Found:
         self.before_ms = max(self.before_ms, before_ms)
         self.keep += bucket.keep
         self.failed += bucket.failed
+        self.replaced |= bucket.replaced
         self.goes += bucket.goes
         self.archives |= bucket.archives
         return True
+
+    def spare(self, stretches: list[TaskId]) -> None:
+        """Keep stretches that were to be purged."""
+        self.keep += stretches
+        self.goes -= len(stretches)
+
+    def spare_replacing(self) -> None:
+        """Keep stretches without which a task that gave way would get its unique key back and run."""
+        kept = set(self.keep)
+        while found := [one for one, others in self.replaced.items() if one not in kept and others & kept]:
+            self.spare(found)
+            kept.update(found)
 
 
 class Purger:
@@ -185,6 +202,9 @@ class Purger:
             await self._quiet(leader)
             found = await self._walk(leader, known.before_ms, edge_ms)
             await self._spare_depended(leader, found)
+            found.spare_replacing()
+            if len(found.keep) > KEPT_MAX:
+                return TOO_MANY
             if not found.goes or not self._may(leader):
                 return found.waits
             if found.archives and (why := await self._archive(leader, found)):
@@ -253,6 +273,8 @@ class Purger:
         bucket.goes += 1
         if ended.failed:
             bucket.failed.append(stretch)
+        if ended.replaced:
+            bucket.replaced[stretch] = ended.replaced
         replica = self._host.replica
         if replica.queues:
             bucket.archives |= {queue for queue in ended.queues if settings_of(replica, queue).archive}
@@ -293,8 +315,7 @@ class Purger:
                 log.info("partition %d: failed tasks are kept: %s", leader.partition, error.message)
                 found.waits = ABSENT
         spared = [one for one in found.failed if one in wanted or one in leader.reported_s]
-        found.keep += spared
-        found.goes -= len(spared)
+        found.spare(spared)
         if len(found.keep) > KEPT_MAX:
             raise Unavailable("other tasks may wait for too many failed tasks")
 

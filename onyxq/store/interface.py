@@ -108,6 +108,8 @@ class Ended(NamedTuple):
     """Queue -> wall-clock ms at which the last of its tasks ended."""
     failed: int
     """Mask of the tasks that failed or were cancelled."""
+    replaced: frozenset[TaskId] = frozenset()
+    """Older stretches with tasks that gave way to these for a unique key. None of them may outlive these tasks."""
 
 
 class PendingRow(NamedTuple):

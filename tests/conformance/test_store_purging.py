@@ -209,6 +209,22 @@ async def test_a_task_that_gave_way_for_its_unique_key_does_not_come_back(store:
 
 
 @in_trio
+async def test_a_task_names_the_older_stretches_that_gave_way_to_it(store: AnyStore) -> None:
+    """If one of them is kept while this task is purged, its task gets the unique key back."""
+    key = {"unique_key": "k", "unique_until": "purged"}
+    stands, gave_way = old(2048, hours=1), old()
+    await put(store, tasks(stands, 1, order=[1, 2, 1], **key), done(stands, 1))
+    await put(store, tasks(gave_way, 1, order=[1, 1, 1], **key), tasks(id_at(gave_way, 1), 1))
+    assert store.ended(stands) == Ended({"mail": NOW_MS}, 0, frozenset({gave_way}))
+    assert store.ended(gave_way) is None
+    await put(store, done(id_at(gave_way, 1), 1))
+    ended = store.ended(gave_way)
+    assert ended is not None and not ended.replaced
+    await purge(store, Watermark(NOW_MS - 100, frozenset({gave_way})))
+    assert store.unique(3, key_digest("mail", "k")) == gave_way
+
+
+@in_trio
 async def test_pieces_that_a_purge_uncovers_are_told_unless_they_are_purged(store: AnyStore) -> None:
     """On an incomplete copy, the head of a key may be purged first."""
     for at in range(3):

@@ -10,7 +10,7 @@ import trio
 from attrs import define, evolve, field
 
 from onyxq.core.facts import pack_task
-from onyxq.core.ids import make_id
+from onyxq.core.ids import TaskId, id_at, make_id
 from onyxq.core.limits import TIMERS_QUEUE as QUEUE
 from onyxq.core.purged import Watermark
 from onyxq.core.timer_model import unpack
@@ -27,6 +27,8 @@ TIMERS = 6
 STEPS = 12
 TRIES = 200
 PAUSE_S = 0.3
+PURGED_S = 60.0
+"""Time in which all that may be purged is purged, with short buckets and margins."""
 
 
 @define
@@ -201,6 +203,42 @@ def test_a_timer_of_a_purged_time_is_refused() -> None:
             await leader.node.operations.timers.set(make_id(1_000, 0, 7, 0), body, replace=False)
 
     simulate(workload, seed=1, options=OPTIONS)
+
+
+def test_a_replaced_timer_does_not_come_back_when_its_replacement_is_purged() -> None:
+    """Another timer of the same millisecond is unfinished for long, so the replaced one is kept with it."""
+
+    async def workload(world: World) -> None:
+        await world.settle()
+        leader = leader_of(world)
+        assert leader.running is not None and leader.running.node is not None
+        timers, now_ms = leader.running.node.operations.timers, leader.clock.wall_ms()
+
+        async def put(name: str, task_id: TaskId, *, replace: bool = False) -> None:
+            header = {"format": "json", "queue": QUEUE, "unique_key": name, "unique_until": "purged"}
+            await timers.set(task_id, pack_task(header, [b"{}"]), replace=replace)
+
+        old, new = make_id(now_ms + 1_000, 0, 7, 0), make_id(now_ms + 5_000, 0, 7, 1_024)
+        await put("t", old)
+        await put("other", id_at(old, 1))
+        await put("t", new, replace=True)
+        async with world.client() as client:
+            ask = client.client.call
+            await ask("queue.set", {"queue": QUEUE, "retention_ms": 0})
+            (other,) = await client.claim(QUEUE, lease_ms=600_000, wait_ms=20_000)
+            (claim,) = await client.claim(QUEUE, lease_ms=20_000, wait_ms=20_000)
+            assert (other.id, claim.id) == (id_at(old, 1), new)
+            await client.complete(claim)
+            await trio.sleep(PURGED_S)
+            found = await ask("timer.get", {"id": "t"})
+            assert (found["state"], found["task"]) == ("fired", new)
+            await client.complete(other)
+            await trio.sleep(2 * PURGED_S)
+            with pytest.raises(NotFound):
+                await ask("timer.get", {"id": "t"})
+            assert not any(list(node.disk.tables.rows.ascend(b"")) for node in world.nodes)
+
+    simulate(workload, seed=1, options=evolve(OPTIONS, partitions=1, purge_bucket_ms=2_000, purge_margin_ms=20_000))
 
 
 def test_a_cancel_that_a_replacement_overtakes_cancels_the_replacement() -> None:

@@ -7,7 +7,7 @@ import struct
 import msgpack
 
 from onyxq.core.facts import CANCELLED, COMPLETION, STOPPED, completion_time, sealed
-from onyxq.core.ids import id_at, mask_of, ms_of, stretch_of
+from onyxq.core.ids import TaskId, id_at, mask_of, ms_of, stretch_of
 from onyxq.store.index.facets import latest_of, stands
 from onyxq.store.index.records import CLAIMANT, first_at
 from onyxq.store.index.stretches import Owner, Stretch, owners
@@ -26,19 +26,22 @@ def ended(tables: Tables, stretch: Stretch) -> Ended | None:
     if times is None:
         return None
     queues: dict[str, int] = {}
+    replaced: set[TaskId] = set()
     told = 0
     for owner in owners(tables, stretch, stretch.known):
         told |= owner.tasks
         superseded = owner.queue.rules is not None and not stands(tables, stretch, owner)
         if _open_bits(stretch, owner) and not superseded:
             return None
-        if not superseded and _outlived(tables, stretch, owner):
+        others = set[TaskId]() if superseded else _replaced(tables, stretch, owner)
+        if any(ms_of(one) >= ms_of(stretch.key[7:]) for one in others):
             return None
+        replaced |= others
         at_ms = max([ms_of(stretch.key[7:]), *(at_ms for mask, at_ms in times if mask & owner.tasks)])
         queues[owner.queue.name] = max(at_ms, queues.get(owner.queue.name, 0))
     if stretch.known & ~told:
         return None  # a row is damaged
-    return Ended(queues, stretch.failed | stretch.done[CANCELLED])
+    return Ended(queues, stretch.failed | stretch.done[CANCELLED], frozenset(replaced))
 
 
 def _open_bits(stretch: Stretch, owner: Owner) -> int:
@@ -46,21 +49,18 @@ def _open_bits(stretch: Stretch, owner: Owner) -> int:
     return owner.tasks & (~stretch.finished | stretch.done[STOPPED])
 
 
-def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
-    """Return whether a younger row would get a row's unique key if that row were deleted."""
+def _replaced(tables: Tables, stretch: Stretch, owner: Owner) -> set[TaskId]:
+    """Return the other stretches with a row that would get a row's unique key if that row were deleted."""
     rules = owner.queue.rules
     if rules is None or not rules.unique:
-        return False
+        return set()
     first = id_at(stretch.key[7:], owner.offset)
     prefix = stretch.key[:2] + rules.unique_of(first)
     latest = latest_of(tables, prefix)
     if latest is None or latest.task != first:
-        return False
-    for key, _ in within(tables.unique, prefix + CLAIMANT):
-        other = first_at(key)
-        if stretch_of(other) != stretch.key[7:] and ms_of(other) >= ms_of(stretch.key[7:]):
-            return True
-    return False
+        return set()
+    found = {stretch_of(first_at(key)) for key, _ in within(tables.unique, prefix + CLAIMANT)}
+    return found - {stretch_of(first)}
 
 
 def _times(tables: Tables, stretch: Stretch) -> list[tuple[int, int]] | None:
