@@ -122,6 +122,24 @@ async def test_tasks_of_a_key_follow_each_other_no_faster_than_the_queue_allows(
         assert all(0.9 < gap < 1.4 for gap in gaps), gaps
 
 
+@pytest.mark.parametrize("key_rate", [10, None])
+@simulated(seed=1, options=STEADY)
+async def test_a_new_pace_of_keys_counts_at_once(tasks: Tasks, key_rate: float | None) -> None:
+    """A key whose last task was granted at a slow pace does not wait for the rest of that interval."""
+    await settings(tasks, key_rate=0.01)
+    for number in range(2):
+        await tasks.put(b"%d" % number, ordering_key="a")
+    await trio.sleep(101)  # a new leader waits one interval
+    claim = await tasks.take()
+    assert claim is not None
+    await tasks.done(claim)
+    assert await tasks.take(wait_ms=5_000) is None
+    changed_s = trio.current_time()
+    await settings(tasks, key_rate=key_rate)
+    assert await tasks.take() is not None
+    assert trio.current_time() - changed_s < 2
+
+
 @simulated(seed=1, options=STEADY)
 async def test_a_task_that_nobody_ran_in_time_fails_with_the_reason(client: RecordingClient, tasks: Tasks) -> None:
     """A task that was granted in time does not fail, however long it takes."""

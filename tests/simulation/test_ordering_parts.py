@@ -122,6 +122,15 @@ def test_a_new_leader_keeps_the_pace_of_a_key() -> None:
     assert keys.next_ms(DIGEST, task(1), key_rate=PER_SECOND) == 12_500
 
 
+def test_a_changed_pace_of_a_key_counts_from_its_last_grant() -> None:
+    """The interval of the earlier pace does not count, whether it was longer or shorter."""
+    keys = LeaderState().keys
+    keys.begin_leadership(0, 0)
+    keys.granted(DIGEST, task(1), key_rate=1, now_ms=10_000)
+    assert keys.next_ms(DIGEST, task(1), key_rate=1) == 10_000 + INTERVAL_MS
+    assert keys.next_ms(DIGEST, task(1), key_rate=PER_SECOND) == 11_000
+
+
 def test_the_order_of_a_key_does_not_follow_the_clock_back() -> None:
     """The first task is not in the store yet when the second one gets its place."""
     store = MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000)

@@ -205,6 +205,8 @@ class Granter:
     def moved(self, before: Replica, after: Replica) -> None:
         """Wake queues that a step of the log changed: paused, resumed, limited or below their limit again."""
         for queue in self.limits.moved(before, after):
+            if settings_of(before, queue).key_rate != settings_of(after, queue).key_rate:
+                self.heads.restart(queue)  # keys that wait for the earlier rate may be free
             self._woken(queue)
 
     def _woken(self, name: str | Run) -> None:

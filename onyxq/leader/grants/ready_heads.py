@@ -188,6 +188,13 @@ class Heads:
         if queue in self._queues:
             self._queues[queue].wake()
 
+    def restart(self, queue: str) -> None:
+        """Check all ready tasks of a queue again."""
+        heads = self._queues.get(queue)
+        for partition, window in sorted(heads.windows.items()) if heads else ():
+            window.restart()
+            self._refresh(queue, partition)
+
     # --- as coordinators ask for them
 
     def head(self, queue: str, *, ahead: bool = False, wanted: int = 1) -> Head | None:

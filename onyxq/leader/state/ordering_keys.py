@@ -33,8 +33,8 @@ class OrderingKeys:
         self._digests: dict[TaskId, bytes] = {}
         self._since_ms: dict[int, int] = {}
         """Partition -> wall-clock time since which it serves here."""
-        self._next_ms: dict[int, dict[bytes, int]] = {}
-        """Partition -> key with a rate -> wall-clock time at which its next task may be granted."""
+        self._granted_ms: dict[int, dict[bytes, tuple[int, int]]] = {}
+        """Partition -> key with a rate -> wall-clock times of its last grant, and of the end of its interval."""
 
     def begin_leadership(self, partition: int, now_ms: int) -> None:
         """Start with a partition that serves from now on."""
@@ -48,7 +48,7 @@ class OrderingKeys:
         """Stop with a partition that is no longer led from here."""
         for task_id in [one for one in self._digests if partition_of(one) == partition]:
             self.release(task_id)
-        self._next_ms.pop(partition, None)
+        self._granted_ms.pop(partition, None)
         self._since_ms.pop(partition, None)
 
     def hold(self, digest: bytes, task_id: TaskId) -> None:
@@ -102,17 +102,17 @@ class OrderingKeys:
 
     def granted(self, digest: bytes, task_id: TaskId, *, key_rate: int, now_ms: int) -> None:
         """Take note of a grant of a task of a key with a rate."""
-        times = self._next_ms.setdefault(partition_of(task_id), {})
-        times[digest] = now_ms + INTERVAL_MS // key_rate
+        times = self._granted_ms.setdefault(partition_of(task_id), {})
+        times[digest] = now_ms, now_ms + INTERVAL_MS // key_rate
         if len(times) > 2 * len(self._holders) + TIMES_MAX:
-            for key in [key for key, at_ms in times.items() if at_ms <= now_ms]:
+            for key in [key for key, (_, over_ms) in times.items() if over_ms <= now_ms]:
                 del times[key]
 
     def next_ms(self, digest: bytes, task_id: TaskId, *, key_rate: int) -> int:
-        """Return when the next task of a key may be granted.
+        """Return when the next task of a key may be granted at the present rate.
 
         Grants before this node served the partition are unknown here. The last one may have been just before that.
         """
         partition = partition_of(task_id)
-        known_ms = self._next_ms.get(partition, {}).get(digest)
-        return known_ms if known_ms is not None else self._since_ms[partition] + INTERVAL_MS // key_rate
+        known = self._granted_ms.get(partition, {}).get(digest)
+        return (self._since_ms[partition] if known is None else known[0]) + INTERVAL_MS // key_rate
