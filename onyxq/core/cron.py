@@ -25,8 +25,11 @@ from onyxq.core.texts import whole
 NEVER_MS = (1 << 62) - 1
 """The next time of a schedule that is not due again before the end of the calendar."""
 INTERVAL_MS_MAX = 366 * 86_400_000
-YEARS_AHEAD = 9
-"""Years to search: a schedule that is ever due is due in this time. Two 29 February are at most eight years apart."""
+YEARS_AHEAD = 41
+"""Years to search: a schedule that is ever due is due in this time.
+
+Around 2100, two 29 February of one day of the week are 40 years apart.
+"""
 
 _DAY_MS = 86_400_000
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -233,14 +236,19 @@ def _of_days(schedule: Schedule, zone: datetime.tzinfo, after_ms: int) -> Iterat
         # If a whole day is skipped, its times are due when a later day has already begun.
         start -= _MINUTE if steady else 2 * _DAY
         day = start.date()
-        end = day.replace(year=day.year + YEARS_AHEAD, day=min(day.day, 28))
+        end = _years_after(day)
         while day < end:
             if schedule.falls_on(day):
                 yield from _of_day(schedule, zone, day, start)
-                end = day.replace(year=day.year + YEARS_AHEAD, day=min(day.day, 28))
+                end = _years_after(day)
             day += _DAY
     except (OverflowError, ValueError):
         return  # the end of the calendar
+
+
+def _years_after(day: datetime.date) -> datetime.date:
+    """Return the day at which the search from ``day`` ends."""
+    return day.replace(year=min(day.year + YEARS_AHEAD, datetime.MAXYEAR), day=min(day.day, 28))
 
 
 def _of_day(schedule: Schedule, zone: datetime.tzinfo, day: datetime.date, start: datetime.datetime) -> Iterator[int]:
