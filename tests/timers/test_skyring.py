@@ -247,6 +247,19 @@ def test_a_named_request_may_be_repeated(http: httpx.Client) -> None:
     assert tasks[0] == tasks[1] != tasks[2]
 
 
+def test_a_named_request_without_an_id_sets_one_timer(http: httpx.Client) -> None:
+    """A repeat gets the first answer, with the same id; another name, or none, is another timer."""
+    body = {"timeout": LATER_MS, "callback": NOWHERE}
+    name = fresh()
+    answers = [http.post("/timer", json=body, headers={"idempotency-key": name}) for _ in range(2)]
+    answers.append(http.post("/timer", json=body, headers={"idempotency-key": fresh()}))
+    answers += [http.post("/timer", json=body) for _ in range(2)]
+    assert {answer.status_code for answer in answers} == {201}
+    first, again, *others = [answer.headers["location"] for answer in answers]
+    assert first == again and len({first, *others}) == 4
+    assert http.get(first).json()["state"] == "scheduled"
+
+
 def test_what_is_unknown_is_not_found(http: httpx.Client) -> None:
     """By any method."""
     timer = fresh()

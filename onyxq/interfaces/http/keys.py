@@ -56,7 +56,7 @@ async def _keyed(call: Call, request: FirstRequest | None) -> Keyed | None:
     if text is None:
         return None
     check_header(HEADER, text)
-    key = _digest(f"{len(call.owner)}:{call.owner}{text}".encode("utf-8", "surrogatepass"))
+    key = of_caller(call, text)
     first = (await call.do(REMEMBER_REQUEST, RememberRequest(key=key, request=request))).first
     if first is None:
         return None
@@ -67,6 +67,11 @@ async def _keyed(call: Call, request: FirstRequest | None) -> Keyed | None:
             hint="Use a fresh key for each new request.",
         )
     return Keyed(key, first)
+
+
+def of_caller(call: Call, text: str) -> bytes:
+    """Return the digest, of 16 bytes, of a key and of the credential that sent it: others may use the same key."""
+    return _digest(f"{len(call.owner)}:{call.owner}{text}".encode("utf-8", "surrogatepass"))
 
 
 def _digest(data: bytes) -> bytes:

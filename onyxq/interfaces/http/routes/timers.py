@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from onyxq.core.errors import OnyxqError
 from onyxq.core.limits import Name
+from onyxq.interfaces.http import keys
 from onyxq.interfaces.http.endpoint import Call, Endpoint, Failure
 from onyxq.interfaces.http.operations import endpoint_of
 from onyxq.interfaces.http.problems import problem
@@ -38,7 +39,7 @@ ID_HEADER, REASON_HEADER, REQUEST_HEADER = "x-timer-id", "x-skyring-reason", "id
 REASON_CHARS_MAX = 500
 
 _REQUEST = Annotated[Name, Meta(description="Name of the request: a repeat under the same name has no other effect.")]
-_ID = Annotated[Name, Meta(description="Id of the timer; default: a new one.")]
+_ID = Annotated[Name, Meta(description="Id of the timer; default: a new one, or that of the Idempotency-Key.")]
 
 
 class ReplaceTimer(NewTimer, kw_only=True):
@@ -49,7 +50,7 @@ class ReplaceTimer(NewTimer, kw_only=True):
 
 async def post_timer(call: Call) -> Response:
     """Set a timer under a new id."""
-    timer = _given(call.headers) or str(uuid.uuid4())
+    timer = _given(call.headers) or _made(call)
     try:
         await _set(call, timer, replace=False)
     except OnyxqError as error:
@@ -92,6 +93,12 @@ def _given(headers: Mapping[str, str]) -> str:
         return raw
 
 
+def _made(call: Call) -> str:
+    """Return the id of a timer without one. It follows from the name of the request, so a repeat has the same id."""
+    request = call.headers.get(REQUEST_HEADER)
+    return str(uuid.UUID(bytes=keys.of_caller(call, request), version=4) if request else uuid.uuid4())
+
+
 def location(timer: str) -> dict[str, str]:
     """Return the header that names a timer."""
     return {"location": f"{PATH}/{quote(timer, safe='')}"}
@@ -129,8 +136,9 @@ ENDPOINTS = (
         path=PATH,
         name="set_timer",
         summary="Set a timer: a callback that is made once its time has come",
-        doc="The id comes from the header x-timer-id, or is made; `location` names it. Delivered at least once: each "
-        "attempt carries an idempotency key, the same for all attempts, and its number.",
+        doc="The id comes from the header x-timer-id, or is made; `location` names it. Without an id, repeats with the "
+        "same Idempotency-Key get the same id. Delivered at least once: each attempt carries an idempotency key, the "
+        "same for all attempts, and its number.",
         handle=post_timer,
         role="produce",
         args=NewTimer,
