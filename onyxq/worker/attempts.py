@@ -160,10 +160,12 @@ def unpack(data: bytes) -> Any:
 
 def describe(error: BaseException) -> str:
     """Return the text stored for a failed attempt."""
-    if isinstance(error, (FailedThere, Snooze)):
+    try:
         text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    except Exception:
+        text = "its text cannot be made"  # The class is the user's. The failure must be reported nevertheless.
+    if not isinstance(error, (FailedThere, Snooze)):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     # Half of a surrogate pair, as in names of files, cannot be encoded: the failure could not be reported.
     return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]
 

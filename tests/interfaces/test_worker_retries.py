@@ -208,6 +208,29 @@ def test_retries_depend_on_the_exception_and_on_time(
     assert ("given up: retry_for_s is over" in caplog.text) == (options == {"retry_for_s": 15})
 
 
+def test_an_error_without_a_text_fails_its_task_and_not_the_worker() -> None:
+    """The worker reports it, and runs the next task."""
+    app = App()
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    @app.task(queue="q", retries=0)
+    async def fail() -> None:
+        raise Mute
+
+    @app.task(queue="q")
+    async def work() -> None: ...
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        failed, done = fail.enqueue(), work.enqueue()
+        cluster.drain()
+        found = {task.id: (task.state, task.error) for task in cluster.tasks("q")}
+        assert found == {failed: ("failed", "Mute: its text cannot be made"), done: ("completed", None)}
+
+
 @pytest.mark.parametrize("name", ["retry_on", "give_up_on"])
 @pytest.mark.parametrize("wrong", ["OSError", 5, (OSError, "x"), [OSError], OSError("x")])
 def test_a_wrong_class_of_exceptions_is_refused_where_it_is_written(name: str, wrong: Any) -> None:
