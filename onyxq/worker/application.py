@@ -17,8 +17,8 @@ from attrs import frozen
 
 from onyxq.client import OF_QUEUE, AsyncClient, Claim
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut
-from onyxq.core.ids import ms_of
 from onyxq.core.limits import NAME_CHARACTERS_MAX
+from onyxq.core.task_headers import due_of
 from onyxq.system import tracing
 from onyxq.worker import periodic
 from onyxq.worker.attempts import TaskCancelled, current_attempt, current_client, ended_by_check
@@ -159,7 +159,7 @@ class AppWorker(Worker):
             raise GiveUp(f"the data is not a call of a function ({problem}): {ENQUEUE_HINT}") from None
         task = self._tasks.get(name)
         if task is None:
-            age_ms = await current_client.get().now_ms() - ms_of(claim.id)
+            age_ms = await current_client.get().now_ms() - due_of(claim.run.header, claim.id)
             current_attempt.get().name = name[:NAME_CHARACTERS_MAX]
             raise unknown_task(name, list(self._tasks), age_ms / 1000)
         if timeout_s is None:

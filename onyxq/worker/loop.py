@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from onyxq.client import OF_QUEUE, AsyncClient, Claim, ClaimBatch
 from onyxq.client.options import known, takes
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
-from onyxq.core.ids import ms_of
+from onyxq.core.task_headers import due_of
 from onyxq.system.durations import as_milliseconds
 from onyxq.system.tracing import attempting
 from onyxq.worker import console, retries
@@ -463,8 +463,9 @@ class Worker:
 
     async def _fail(self, client: AsyncClient, job: _Job, problem: BaseException) -> None:
         claim, attempt = job.claim, job.attempt
-        retry = claim.attempts + 1
-        age_ms = await client.now_ms() - ms_of(claim.id) if attempt.retrying.retry_for_s is not None else 0
+        retry, age_ms = claim.attempts + 1, 0
+        if attempt.retrying.retry_for_s is not None:
+            age_ms = await client.now_ms() - due_of(claim.run.header, claim.id)
         ending = attempt.retrying.ending(problem, retry, age_ms / 1000)
         if not ending.counted and ending.pause_ms is not None:
             reason = describe(problem)

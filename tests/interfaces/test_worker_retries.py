@@ -208,6 +208,23 @@ def test_retries_depend_on_the_exception_and_on_time(
     assert ("given up: retry_for_s is over" in caplog.text) == (options == {"retry_for_s": 15})
 
 
+def test_the_time_for_retries_counts_from_the_due_time_that_a_repeat_set() -> None:
+    """A repeat under a unique key moves the due time, and the task keeps its id."""
+    app = App()
+
+    @app.task(queue="q", name="fetch", unique_key="all", retries=2, backoff=(10,), retry_for_s=60)
+    async def fetch() -> None:
+        raise OSError("reset")
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        first = fetch.options(delay_ms="1h").enqueue()
+        cluster.advance(1_800)
+        assert fetch.options(delay_ms="1h").enqueue() == first
+        cluster.drain()
+        assert len(cluster.runs("fetch")) == 3
+
+
 def test_an_error_without_a_text_fails_its_task_and_not_the_worker() -> None:
     """The worker reports it, and runs the next task."""
     app = App()
