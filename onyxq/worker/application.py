@@ -162,9 +162,9 @@ class AppWorker(Worker):
             age_ms = await current_client.get().now_ms() - due_of(claim.run.header, claim.id)
             current_attempt.get().name = name[:NAME_CHARACTERS_MAX]
             raise unknown_task(name, list(self._tasks), age_ms / 1000)
-        if timeout_s is None:
+        if "timeout_s" not in call:
             timeout_s = task._options.timeout_s
-        elif type(timeout_s) not in (int, float) or not 0 < timeout_s <= TIMEOUT_S_MAX:
+        elif timeout_s is not None and (type(timeout_s) not in (int, float) or not 0 < timeout_s <= TIMEOUT_S_MAX):
             raise GiveUp(
                 f"timeout_s in the task's data must be a number above 0 and at most {TIMEOUT_S_MAX}, not {timeout_s!r}"
             )

@@ -169,7 +169,7 @@ def test_there_is_no_context_where_no_task_runs() -> None:
 
 @BACKENDS
 def test_an_async_function_that_takes_too_long_has_failed(backend: str) -> None:
-    """It is cancelled where it waits; the limit of a call has precedence over the function's."""
+    """It is cancelled where it waits; the limit of a call has precedence over the function's, and so has none."""
     app = App()
     seen: list[bool] = []
 
@@ -184,12 +184,13 @@ def test_an_async_function_that_takes_too_long_has_failed(backend: str) -> None:
     with open_cluster(peers=1, seed=1, backend=backend) as cluster:
         cluster.use(app)
         ids = [wait.enqueue(60), wait.options(timeout_s=100).enqueue(60), wait.options(timeout_s=5).enqueue(10)]
+        ids.append(wait.options(timeout_s=None).enqueue(60))
         cluster.drain()
         found = {task.id: (task.state, task.error) for task in cluster.tasks("q")}
-        assert [found[task_id][0] for task_id in ids] == ["failed", "completed", "failed"]
+        assert [found[task_id][0] for task_id in ids] == ["failed", "completed", "failed", "completed"]
         assert "wait did not end within 50 s" in str(found[ids[0]][1])
         assert "wait did not end within 5 s" in str(found[ids[2]][1])
-        assert sorted(seen) == [False, True, True]
+        assert sorted(seen) == [False, False, True, True]
 
 
 def test_check_ends_an_attempt_that_is_to_end() -> None:
