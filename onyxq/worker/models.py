@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -47,6 +48,25 @@ def fields_of(hint: type) -> list[Field] | None:
     return None
 
 
+def check_fields(value: Any, hint: type, path: str) -> None:
+    """Raise `Misfit` for an instance of a subclass with fields that ``hint`` lacks: they would not arrive."""
+    if type(value) is hint or (_is_pydantic(hint) and getattr(hint, "model_config", {}).get("extra") == "allow"):
+        return
+    known = _names_of(hint)
+    more = next((name for name in _names_of(type(value)) if name not in known), None)
+    if more is not None:
+        found = type(value).__name__
+        raise Misfit(path, f"must be {hint.__name__}, not {found}: its field {more!r} would not arrive")
+
+
+def _names_of(kind: Any) -> Sequence[str]:
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    if _is_pydantic(kind):
+        return tuple(kind.model_fields)
+    return tuple(field.name for field in fields_of(kind) or ())
+
+
 def converts_itself(hint: type) -> bool:
     """Return whether a class is a pydantic or msgspec model."""
     return issubclass(hint, msgspec.Struct) or _is_pydantic(hint)
@@ -56,6 +76,7 @@ def to_json(value: Any, hint: Any, path: str) -> Any:
     """Return an instance of a pydantic or msgspec model as JSON; raise `Misfit`."""
     if not isinstance(value, hint):
         raise Misfit(path, f"must be {hint.__name__}, not {type(value).__name__}")
+    check_fields(value, hint, path)
     if isinstance(value, msgspec.Struct):
         stored = msgspec.to_builtins(value, str_keys=True)
         from_json(stored, hint, path)  # the constructor of a struct does not check types

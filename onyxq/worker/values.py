@@ -11,7 +11,7 @@ import enum
 import types
 import typing
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onyxq.worker import models
@@ -106,14 +106,37 @@ def _text(value: Any, hint: Any, path: str, *, write: bool) -> Any:
 
 def _union(value: Any, _: Any, parts: tuple[Any, ...], path: str, *, write: bool) -> Any:
     problems = []
-    for part in parts:
+    for place, part in enumerate(parts):
         try:
-            return _convert(value, part, path, write=write)
+            made = _convert(value, part, path, write=write)
         except Misfit as error:
             problems.append(error)
-    wanted = " or ".join(getattr(_plain(part), "__name__", str(part)) for part in parts).replace("NoneType", "None")
+            continue
+        if write:
+            _check_arrives(made, part, parts[:place], path)
+        return made
+    wanted = " or ".join(map(_name, parts))
     deeper = [problem for problem in problems if problem.path != path]
     raise deeper[0] if len(deeper) == 1 else Misfit(path, f"must be {wanted}, not {type(value).__name__}")
+
+
+def _check_arrives(made: Any, part: Any, earlier: Sequence[Any], path: str) -> None:
+    """Raise `Misfit` if JSON that was made of one part of a union would be read as an earlier part of it."""
+    for other in earlier:
+        try:
+            found = from_json(made, other, path)
+        except Misfit:
+            continue
+        wanted = from_json(made, part, path)
+        if (type(found), found) != (type(wanted), wanted):
+            alike = f"as JSON, {_name(other)} and {_name(part)} are alike"
+            raise Misfit(path, f"would arrive as {type(found).__name__}: {alike}")
+        return
+
+
+def _name(part: Any) -> str:
+    """Return the name of an annotation in an error."""
+    return str(getattr(_plain(part), "__name__", part)).replace("NoneType", "None")
 
 
 def _literal(value: Any, _: Any, parts: tuple[Any, ...], path: str, *, write: bool) -> Any:
@@ -180,6 +203,7 @@ def _class(value: Any, hint: type, path: str, *, write: bool) -> Any:
     if fields is not None:
         if write:
             _checked(isinstance(value, hint), value, path, hint.__name__, value)
+            models.check_fields(value, hint, path)
             value = {field.name: getattr(value, field.name) for field in fields}
         _checked(isinstance(value, dict), value, path, f"{hint.__name__} as a dict", value)
         needed = frozenset(field.name for field in fields if field.needed)

@@ -42,6 +42,13 @@ class Item:
     colors: set[Color] = dataclasses.field(default_factory=set)
 
 
+@dataclasses.dataclass
+class Lot(Item):
+    """A dataclass with one more field."""
+
+    size: int = 1
+
+
 DAY = datetime.date(2024, 2, 29)
 MOMENT = datetime.datetime(2024, 2, 29, 12, 30, tzinfo=datetime.UTC)
 NUMBER = uuid.UUID(int=7)
@@ -76,6 +83,11 @@ FITS: list[tuple[Any, Any]] = [
     (decimal.Decimal, decimal.Decimal("1.10")),
     (Address, {"city": "Bonn"}),
     (Item, Item("pen", decimal.Decimal("0.5"), {Color.RED})),
+    (uuid.UUID | str, "no number"),
+    (bytes | None, b"raw"),
+    (int | float, 1.5),
+    (datetime.date | datetime.datetime, MOMENT),
+    (list[Item | Lot], [Lot("pen", decimal.Decimal(1)), Item("cup", decimal.Decimal(2))]),
     (list[Item | None], [None, Item("cup", decimal.Decimal(2))]),
 ]
 
@@ -118,6 +130,9 @@ WRONG: list[tuple[Any, Any, str, str]] = [
     (Address, {"street": "x"}, ".city", "is missing"),
     (Address, {"city": "x", "town": "y"}, ".town", "is not a field of Address"),
     (Item, {"name": "pen"}, "", "must be Item, not dict"),
+    (Item, Lot("pen", decimal.Decimal(1), size=3), "", "must be Item, not Lot: its field 'size' would not arrive"),
+    (str | bytes, b"raw", "", "would arrive as str: as JSON, str and bytes are alike"),
+    (uuid.UUID | str, str(NUMBER), "", "would arrive as UUID: as JSON, UUID and str are alike"),
     (list[Item], [Item("pen", 5)], "[0].price", "must be Decimal, not int"),  # type: ignore[arg-type]  # the point
 ]
 

@@ -26,6 +26,12 @@ class Line(pydantic.BaseModel):
     count: int = 1
 
 
+class LongLine(Line):
+    """A pydantic model with one more field."""
+
+    color: str = "red"
+
+
 class Order(pydantic.BaseModel):
     """A strict pydantic model."""
 
@@ -43,6 +49,12 @@ class Point(msgspec.Struct):
     when: datetime.datetime | None = None
 
 
+class Spot(Point):
+    """A msgspec model with one more field."""
+
+    z: int = 0
+
+
 @attrs.frozen
 class Parcel:
     """An attrs class with a private field."""
@@ -50,6 +62,13 @@ class Parcel:
     _number: uuid.UUID
     points: list[Point] = attrs.Factory(list)
     weight_g: int = attrs.field(default=0, init=False)
+
+
+@attrs.frozen
+class Crate(Parcel):
+    """An attrs class with one more field."""
+
+    wood: str = "oak"
 
 
 def arguments(annotation: Any) -> Arguments:
@@ -68,6 +87,7 @@ def arguments(annotation: Any) -> Arguments:
         (Order, Order(at=MOMENT, lines=[Line(Article="tea", count=2)])),
         (Point, Point(1, b"\x00", MOMENT)),
         (Parcel, Parcel(NUMBER, [Point(1), Point(2)])),
+        (Point | Parcel, Parcel(NUMBER)),
         (list[Order] | None, [Order(at=MOMENT)]),
         (dict[str, Parcel], {"a": Parcel(NUMBER)}),
         (tuple[Point, Line], (Point(3), Line(Article="tea"))),
@@ -87,6 +107,16 @@ def test_a_model_arrives_as_it_was_sent(annotation: Any, value: Any) -> None:
         (Order, {"at": "now"}, "value", "must be Order, not dict"),
         (Point, Point("one"), "value.x", "Expected `int`, got `str`"),  # type: ignore[arg-type]
         (Parcel, Parcel("7"), "value._number", "must be UUID, not str"),  # type: ignore[arg-type]
+        (Line, LongLine(Article="tea"), "value", "must be Line, not LongLine: its field 'color' would not arrive"),
+        (Point, Spot(1), "value", "must be Point, not Spot: its field 'z' would not arrive"),
+        (Parcel, Crate(NUMBER), "value", "must be Parcel, not Crate: its field 'wood' would not arrive"),
+        (
+            Line | LongLine,
+            LongLine(Article="tea"),
+            "value",
+            "would arrive as Line: as JSON, Line and LongLine are alike",
+        ),
+        (LongLine | Line, Line(Article="tea"), "value", "would arrive as LongLine"),
         (Any, Order(at=MOMENT), "value", "contains a value of type Order"),
         (Any, [Parcel(NUMBER)], "value", "contains a value of type Parcel"),
     ],
