@@ -22,6 +22,8 @@ from anyio.abc import ByteStream
 from onyxq.client import AsyncClient, Client, Task
 from onyxq.client.asynchronous import TIMEOUT_MS
 from onyxq.client.blocking import AsyncMethod
+from onyxq.client.flow_calls import AsyncFlowHandle
+from onyxq.client.flows import Flow
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut
 from onyxq.system.durations import Milliseconds
@@ -262,6 +264,10 @@ class AwaitedClient(AsyncClient):
 
         __tracebackhide__ = True
         return await told_there(self._elsewhere(inside))
+
+    async def make_flow(self, flow: Flow[Any], **options: Any) -> AsyncFlowHandle:
+        made: AsyncFlowHandle = await _awaited("make_flow", AsyncClient.make_flow)(self, flow, **options)
+        return AsyncFlowHandle(self, made.id, made.ids)
 
     def task_store(self, client_id: int | None = None) -> AsyncTaskStore:
         """Return the task store as seen by one of its clients; see `AsyncClient.task_store`."""

@@ -49,7 +49,7 @@ def test_an_async_test_commits_transactions(backend: str) -> None:
 
 
 def test_an_async_test_stores_flows_and_reads_lists() -> None:
-    """Steps run in their order; ``list_all`` lists everything."""
+    """Steps run in their order; ``list_all`` lists everything; a flow with an id has a handle."""
     with open_cluster(seed=1, peers=1) as cluster:
         around = AsyncCluster(cluster._core)
 
@@ -61,6 +61,11 @@ def test_an_async_test_stores_flows_and_reads_lists() -> None:
             (last,) = await client.claim("b", wait_ms=20_000)
             assert sorted(one for one in await client.results(last.depends) if one) == [b"1", b"2"]
             assert len([task async for task in client.list_all()]) == 3
+            flow = await client.make_flow(client.chain(Step("c", b"4")))
+            assert await flow.state() == "waiting"
+            (claim,) = await client.claim("c", wait_ms=20_000)
+            await client.complete(claim)
+            assert (await flow.wait("60s"))["state"] == "completed"
 
         run_async(cluster, test)
 
