@@ -60,6 +60,15 @@ def title_of(code: str) -> str:
     return code.replace("_", " ").capitalize()
 
 
+class StaleClaim(Result):
+    """A claim that is not valid any more."""
+
+    id: TaskIdBytes
+    token: int
+    code: str
+    detail: str
+
+
 class Problem(Result):
     """A problem document: what is wrong, and what to do about it."""
 
@@ -82,6 +91,9 @@ class Problem(Result):
     ] = UNSET
     existing: Annotated[
         TaskIdBytes | UnsetType, Meta(description="For a unique key that is taken: the task that holds it.")
+    ] = UNSET
+    claims: Annotated[
+        list[StaleClaim] | UnsetType, Meta(description="For a transaction that was refused: each claim at fault.")
     ] = UNSET
 
 
