@@ -99,6 +99,7 @@ def submit(
     *,
     keep_ms: Milliseconds | None = None,
     importable: bool = True,
+    replace: bool = False,
     **where: Unpack[ClusterOptions],
 ) -> str:
     """Submit a job and return its id; to submit the same job again under its id changes nothing.
@@ -107,7 +108,7 @@ def submit(
     `Unavailable`.
     """
     with _client("submit", connect, where) as client:
-        return client.submit_job(job, keep_ms=keep_ms, importable=importable)
+        return client.submit_job(job, keep_ms=keep_ms, importable=importable, replace=replace)
 
 
 @takes(ClusterOptions, CLUSTER)

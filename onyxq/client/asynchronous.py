@@ -339,14 +339,14 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         await self._holder.act("give_up", claims, items, until=self._until(timeout_ms))
 
     async def postpone(
-        self, claims: Claims, retry_in_ms: int, reason: str = "", *, timeout_ms: int | None = None
+        self, claims: Claims, retry_in_ms: Milliseconds, reason: str = "", *, timeout_ms: Timeout = None
     ) -> None:
         """Give tasks back without counting an attempt; they are due again after a pause. Raise as `complete` does.
 
         ``retry_in_ms``: the pause. ``reason``: text to be shown with the claim.
         """
         claims = kept_claims(claims)
-        items = items_of(claims, reason, retry_in_ms)
+        items = items_of(claims, reason, as_milliseconds(retry_in_ms, "retry_in_ms"))
         await self._holder.act("postpone", claims, items, until=self._until(timeout_ms))
 
     # transactions

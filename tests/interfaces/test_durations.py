@@ -65,6 +65,8 @@ def test_every_call_of_a_client_takes_them() -> None:
         (one, other) = client.claim("q", max=2, lease_ms="10s", wait_ms="5s")
         client.renew(one, "30s")
         client.fail(other, "no", retry_in_ms=timedelta(days=1))
+        client.postpone(one, "2h", "not open")
+        assert client.get(one.id).at_ms - now_ms >= 7_200_000
         assert client.get(other.id).at_ms - now_ms >= 86_400_000
 
 

@@ -84,6 +84,12 @@ def test_a_job_is_submitted_and_waited_for(live: Live) -> None:
     assert api.job(job.id, live.address)["job"]["workflow"] == [["in", "work"], ["work", "out"]]
 
 
+def test_a_script_can_replace_a_job(live: Live) -> None:
+    """The function for scripts has the option of the clients, which is for a job that resumes another."""
+    with pytest.raises(BadRequest, match="replace is for a job that resumes another"):
+        api.submit(job_of("alone"), live.address, replace=True)
+
+
 def test_a_failed_job_tells_what_it_failed_with(client: Client) -> None:
     """The error includes the task and the segment."""
     job = job_of("fails")
