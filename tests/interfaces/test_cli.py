@@ -517,6 +517,24 @@ def test_an_error_in_json_has_no_empty_advice(capsys: pytest.CaptureFixture[str]
     assert [json.loads(line)["hint"] for line in capsys.readouterr().err.splitlines()] == [None, "Give 1."]
 
 
+def test_a_call_takes_the_limits_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str
+) -> None:
+    """The application of the function uses them, and the files of TLS."""
+    shop = "from onyxq import App\napp = App()\n\n\n@app.task(queue='q')\ndef send() -> None: ...\n"
+    (tmp_path / "limited_shop.py").write_text(shop, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name in ("REQUEST_TIMEOUT_MS", "CONNECT_TIMEOUT_MS", "TLS_CA"):
+        monkeypatch.setenv(f"ONYXQ_{name}", "")  # so that they are as before after this test
+    call = ["task", "call", "limited_shop:send", "--connect", nobody]
+    assert run([*call, "--request-timeout-ms", "1234", "--connect-timeout-ms", "50"]) == 5
+    app = sys.modules["limited_shop"].app
+    found = app._settings()
+    assert (found.timeout_ms, found.connect_timeout_ms) == (1_234, 50)
+    app.close()
+    assert run([*call, "--tls-ca", "missing.pem"]) == 2
+
+
 @pytest.mark.parametrize(
     ("code", "ends"), [("def f(:", "SyntaxError: invalid syntax"), ("import nothere", "No module named 'nothere'")]
 )
