@@ -50,7 +50,7 @@ class LogEntry(NamedTuple):
     """Token of the attempt's claim; later attempts have higher ones."""
     seq: int
     value: Any
-    """The value as it was logged: bytes, or what JSON made of it."""
+    """The value that was logged: what its JSON means; bytes if it is not JSON."""
     at_ms: int
 
 
