@@ -236,7 +236,10 @@ class Options:
             "format": "json",
         }
         if self.depends:
-            said |= {"depends": self.depends, "on_dependency_failed": self.on_dependency_failed}
+            said["depends"] = self.depends
+        if self.on_dependency_failed != DEFAULTS["on_dependency_failed"]:
+            # A step of a flow gets its dependencies later.
+            said["on_dependency_failed"] = self.on_dependency_failed
         if self.callback is not None:
             said["callback"] = self.callback
         if self.w is not None:

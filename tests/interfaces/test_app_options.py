@@ -146,6 +146,24 @@ def test_dependencies_can_be_named() -> None:
         assert seen == [1, 2]
 
 
+def test_a_step_of_a_flow_says_what_becomes_of_it_if_an_earlier_one_fails() -> None:
+    """It gets its dependencies from the flow."""
+    app = App()
+    seen: list[int] = []
+
+    @app.task(queue="q", retries=0)
+    async def step(number: int) -> None:
+        seen.append(number)
+        if number == 1:
+            raise ValueError("boom")
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        app.chain(step.s(1), app.group(step.options(on_dependency_failed="run").s(2), step.s(3))).enqueue()
+        cluster.drain()
+        assert seen == [1, 2]
+
+
 def refused(make: Callable[[], Any]) -> str | None:
     """Return the wrong field."""
     with pytest.raises(BadRequest) as caught:
