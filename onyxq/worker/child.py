@@ -172,9 +172,9 @@ class _Transaction(BlockingTransaction):
         super().enqueue_many(queue, payloads, **options)
         self._note("enqueue_many", queue, payloads, **options)
 
-    def _note(self, method: str, *args: Any, **kwargs: Any) -> None:
-        mine = current_claim.get()
-        self._calls.append((method, tuple(None if one is mine else one for one in args), kwargs))
+    def _note(self, method: str, about: Any, *args: Any, **kwargs: Any) -> None:
+        """Note a call for the worker; ``about``: its first argument, in which None stands for the task's own claim."""
+        self._calls.append((method, (None if about is current_claim.get() else about, *args), kwargs))
 
 
 class _Context(BlockingContext):

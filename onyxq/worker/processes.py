@@ -219,8 +219,7 @@ async def _commit(
             return await attempt.commit(client, gathered)
 
         made = AsyncTransaction(commit, name=name, random_name=attempt.random_name)
-        for method, args, kwargs in calls:
-            mine = [attempt.claim if one is None else one for one in args]
-            getattr(made, method)(*mine, **kwargs)
+        for method, (about, *args), kwargs in calls:
+            getattr(made, method)(attempt.claim if about is None else about, *args, **kwargs)
         transactions[number] = made
     return await made.commit()

@@ -113,6 +113,28 @@ def test_a_process_has_all_of_a_context() -> None:
     work(body)
 
 
+def test_a_process_completes_its_task_without_a_result() -> None:
+    """A transaction has no result unless the function gives one."""
+
+    async def body(cluster: FakeCluster, client: AsyncClient, peer: FakePeer, worker: Any) -> None:
+        sent: list[dict[str, Any]] = []
+
+        def take(request: Request) -> bool:
+            if request.method == "transact":
+                sent.append(request.args)
+                request.reply({"token": 5, "settled": True})
+            return request.method == "transact"
+
+        peer.intercept = take
+        task_id = await client.enqueue("p", a_call("finish"))
+        await until(lambda: worker.finished == 1)
+        (args,) = sent
+        assert args["complete"] == [[task_id, 1, 1, None]]
+        assert len(args["enqueue"]) == 1
+
+    work(body)
+
+
 def test_a_process_is_told_that_its_claim_is_gone(tmp_path: Path) -> None:
     """It learns this at any line, and then serves the next task."""
     path = tmp_path / "said"

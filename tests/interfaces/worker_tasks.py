@@ -43,6 +43,14 @@ def say() -> list[Any]:
     return [ctx.id.hex(), ctx.name, ctx.queue, ctx.attempt, ctx.token, ctx.cancelled, tx.committed is not None]
 
 
+@app.task(name="finish", queue="p", runs="process")
+def finish() -> str:
+    """Complete the task in a transaction, without a result."""
+    with blocking_context().transaction() as tx:
+        pid.enqueue_in(tx, 5)
+    return "not stored"
+
+
 @app.task(name="wait", queue="p", runs="process")
 def wait(path: str) -> None:
     """Wait until cancelled."""
