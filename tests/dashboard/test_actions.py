@@ -13,7 +13,7 @@ from onyxq.core.facts import pack_task
 from onyxq.core.ids import make_id
 from onyxq.errors import Conflict
 from onyxq.interfaces.dashboard.actions import ACTIONS
-from onyxq.interfaces.dashboard.rendering import DONE
+from onyxq.interfaces.dashboard.rendering import DONE, ENVIRONMENT
 from tests.interfaces.http_world import JOB, NOW_MS, FakeService, client_of, on_trio
 
 IDS = [make_id(NOW_MS, 3, 7, number) for number in range(3)]
@@ -168,6 +168,20 @@ async def test_a_task_is_edited_and_enqueued() -> None:
         answer = await do(service, "enqueue", {"queue": "a", "format": "json", **wrong})
         assert answer.status_code == 400 and f"({field})" in answer.text
     assert len(service.tasks) == 1
+
+
+@on_trio
+async def test_a_copy_of_a_task_has_its_limit_of_retries_or_none() -> None:
+    """A task without a limit has null in the form, because a field that is left out means the limit of the queue."""
+    task = {"queue": "a", "format": "json", "priority": 0, "ordering_key": None}
+    copied = vars(ENVIRONMENT.get_template("parts.html").module)["copied"]
+    for retries, field in ((None, 'name="retries" value="null"'), (3, 'name="retries" value="3"')):
+        form = copied({**task, "retries": retries})
+        assert field in form and form.count('name="retries"') == 1
+    service = FakeService()
+    assert (await do(service, "enqueue", {"queue": "a", "data": "1", "retries": "null"})).status_code == 303
+    (made,) = service.tasks.values()
+    assert made.header["retries"] is None
 
 
 @on_trio
