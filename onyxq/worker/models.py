@@ -61,7 +61,7 @@ def check_fields(value: Any, hint: type, path: str) -> None:
 
 def _names_of(kind: Any) -> Sequence[str]:
     if issubclass(kind, msgspec.Struct):
-        return kind.__struct_fields__
+        return tuple(kind.__struct_fields__)
     if _is_pydantic(kind):
         return tuple(kind.model_fields)
     return tuple(field.name for field in fields_of(kind) or ())

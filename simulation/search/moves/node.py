@@ -49,7 +49,7 @@ class MovesLeader(PartitionLeader):
                 raise NotLeader(f"partition {self.partition} is no longer led from here")
             await self._node.progress.wait()
 
-    async def _share_pending(self, call: object) -> None:
+    async def _share_pending(self, node: str, call: object) -> None:
         """Exchange no pending rows, because the search makes no transactions."""
 
 
