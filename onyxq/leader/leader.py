@@ -1,12 +1,11 @@
 """The leader of one partition under one epoch: takeover, quorum writes, settling.
 
-In a takeover, a majority of the members durably promise the epoch. Their rows are merged into this
-node's store. Then ``ready_partition`` goes to the log and the partition serves. After that, the
-leader brings every holder up to date. Once a majority of the target is up to date,
-``settle_partition`` makes the target the members.
+In a takeover, a majority of the members durably promise the epoch. Their rows are merged into this node's store. Then
+``ready_partition`` goes to the log and the partition serves. After that, the leader brings every holder up to date.
+Once a majority of the target is up to date, ``settle_partition`` makes the target the members.
 
-The leader belongs to the node, not to the peer. So it continues to take writes under its epoch
-while the log is unavailable. It stops when any node of the cohort reports a newer epoch.
+The leader belongs to the node, not to the peer. So it continues to take writes under its epoch while the log is
+unavailable. It stops when any node of the cohort reports a newer epoch.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ RETRY_PAUSE_MAX_S = 5.0
 COMPARE_EVERY_S = 60.0
 """Pause between two comparisons with a holder that is up to date, in seconds."""
 REACH_TIMEOUT_S = 2.0
+EXCHANGE_TIMEOUT_S = 10.0
 TARGET_PATIENCE_S = 1.0
 YIELD_PAUSE_MAX_S = 60.0
 
@@ -187,8 +187,7 @@ class PartitionLeader:
     def mark(self) -> Mark:
         """Return the mark of a new row, which is greater than those of all rows that any leader wrote before.
 
-        A leader knows every acknowledged row. So if another node holds a different row, it was not
-        acknowledged.
+        A leader knows every acknowledged row. So if another node holds a different row, it was not acknowledged.
         """
         self._marks += 1
         return Mark(self.epoch, self._marks)
@@ -232,21 +231,12 @@ class PartitionLeader:
                 return len(vote.acks)
         elif await vote.wait(WRITE_TIMEOUT_S):
             self._trouble_since = None
-            if wanted is None:
+            if wanted is None or await vote.wait_for(wanted, EXTRA_ACKS_S) >= wanted:
                 return len(vote.acks)
-            acks = await vote.wait_for(wanted, EXTRA_ACKS_S)
-            if acks >= wanted:
-                return acks
-            raise Unknown(f"{acks} nodes have it, and w asks for {wanted}", hint=FEW_COPIES)
+            raise Unknown(f"{len(vote.acks)} nodes have it, and w asks for {wanted}", hint=FEW_COPIES)
         if self._trouble_since is None:
             self._trouble_since = now()
-        for kind in (StaleEpoch, StoreFailed):
-            for error in vote.errors.values():
-                if isinstance(error, kind):
-                    raise error
-        if not vote.acks:
-            raise Unavailable(f"partition {self.partition}: no majority of its nodes accepts writes")
-        raise Unknown(f"partition {self.partition}: no majority of its nodes has confirmed the write")
+        raise vote.failure(self.partition)
 
     async def write(self, rows: Sequence[Row]) -> int:
         """Replicate rows and wait for the decision."""
@@ -537,15 +527,12 @@ class PartitionLeader:
             await self.write(rows)
 
     def _exchange(self, node: str) -> Exchange:
-        async def call(method: str, args: dict[str, Any]) -> Any:
-            return await self._host.call(node, method, args, timeout_s=10.0)
-
         transfer = self._transfers[node] = Transfer(self._host.synced)
         return Exchange(
             store=self._host.store,
             partition=self.partition,
             epoch=self.epoch,
-            call=call,
+            call=partial(self._host.call, node, timeout_s=EXCHANGE_TIMEOUT_S),
             keep=partial(self.keep, node),
             pacer=self._host.pacer,
             transfer=transfer,
@@ -605,9 +592,8 @@ class PartitionLeader:
         since, placed = self._since(), self.placed
         if since is None or placed.epoch != self.epoch:
             return
-        patience = min(
-            self._host.replica.settings.yield_after_ms / 1000 * 2 ** min(placed.yields, 6), YIELD_PAUSE_MAX_S
-        )
+        shortest_s = self._host.replica.settings.yield_after_ms / 1000
+        patience = min(shortest_s * 2 ** min(placed.yields, 6), YIELD_PAUSE_MAX_S)
         if now() - since >= patience and self._host.live_candidates(self.partition) > 1:
             self._trouble_since = now()
             self._alone_since = None

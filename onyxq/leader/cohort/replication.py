@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import trio
 
-from onyxq.core.errors import OnyxqError, StoreFailed, Unavailable, from_map
+from onyxq.core.errors import OnyxqError, StaleEpoch, StoreFailed, Unavailable, Unknown, from_map
 from onyxq.core.facts import Row
 from onyxq.core.replica import majority
 from onyxq.leader.cohort.member import Cohort
@@ -136,6 +136,16 @@ class Vote:
             self._wanted, self._enough = acks, Wait()
             await self._enough.wait(timeout_s)
         return len(self.acks)
+
+    def failure(self, partition: int) -> OnyxqError:
+        """Return the error of a write that is not won: `StaleEpoch`, `StoreFailed`, `Unavailable` or `Unknown`."""
+        for kind in (StaleEpoch, StoreFailed):
+            for error in self.errors.values():
+                if isinstance(error, kind):
+                    return error
+        if not self.acks:
+            return Unavailable(f"partition {partition}: no majority of its nodes accepts writes")
+        return Unknown(f"partition {partition}: no majority of its nodes has confirmed the write")
 
 
 class _Waiting(NamedTuple):
