@@ -151,10 +151,9 @@ class Node:
             store, wall_ms=self.wall_ms, offer=self.granter.add_due, offer_soon=self.granter.add_ahead
         )
         self.operations = Operations(self)
+        own = self.clock.own
         self.expiry = Expiry(
-            self,
-            self.operations.completions,
-            log_time_now_ms=lambda: self.log_clock.now_ms(self.clock.own.monotonic_ns()),
+            self, self.operations.completions, log_time_now_ms=lambda: self.log_clock.now_ms(own.monotonic_ns())
         )
         self.repair = Repair(self)
         self.probing = Probing(self)

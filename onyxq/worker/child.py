@@ -173,7 +173,7 @@ class _Transaction(BlockingTransaction):
         self._note("enqueue_many", queue, payloads, **options)
 
     def _note(self, method: str, about: Any, *args: Any, **kwargs: Any) -> None:
-        """Note a call for the worker; ``about``: its first argument, in which None stands for the task's own claim."""
+        """Note a call for the worker; ``about``: its first argument, in which None means the task's own claim."""
         self._calls.append((method, (None if about is current_claim.get() else about, *args), kwargs))
 
 

@@ -413,6 +413,10 @@ async def test_a_long_chain_of_tasks_of_one_partition_is_visible_soon(client: Re
     for number, task_id in enumerate(ids):
         tx.enqueue("graph", b"node %d" % number, id=task_id, depends=ids[max(0, number - 1) : number])
     assert (await tx.commit()).settled
+    for task_id in ids:
+        (claim,) = await client.claim("graph", wait_ms=15_000)
+        assert claim.id == task_id
+        await client.complete(claim)
 
 
 @simulated(seed=1, options=FOUR)
