@@ -104,7 +104,7 @@ class _Found:
     failed: list[TaskId] = field(factory=list)
     """Stretches to purge that contain failed tasks."""
     replaced: dict[TaskId, frozenset[TaskId]] = field(factory=dict)
-    """Stretch to purge -> older stretches with tasks that gave way to its tasks for their unique keys."""
+    """Stretch to purge -> other stretches with tasks that gave way to its tasks for their unique keys."""
     goes: int = 0
     archives: set[str] = field(factory=set)
     """Queues whose tasks must be archived before the purge."""
@@ -131,10 +131,17 @@ class _Found:
 
     def spare_replacing(self) -> None:
         """Keep stretches without which a task that gave way would get its unique key back and run."""
+        replacing: dict[TaskId, list[TaskId]] = {}
+        for one, others in self.replaced.items():
+            for other in others:
+                replacing.setdefault(other, []).append(one)
         kept = set(self.keep)
-        while found := [one for one, others in self.replaced.items() if one not in kept and others & kept]:
+        left = [other for other in replacing if other in kept or ms_of(other) >= self.before_ms]
+        while left:
+            found = [one for one in replacing[left.pop()] if one not in kept]
             self.spare(found)
             kept.update(found)
+            left += [one for one in found if one in replacing]
 
 
 class Purger:

@@ -109,7 +109,7 @@ class Ended(NamedTuple):
     failed: int
     """Mask of the tasks that failed or were cancelled."""
     replaced: frozenset[TaskId] = frozenset()
-    """Older stretches with tasks that gave way to these for a unique key. None of them may outlive these tasks."""
+    """Other stretches with tasks that gave way to these for a unique key. None of them may outlive these tasks."""
 
 
 class PendingRow(NamedTuple):

@@ -241,6 +241,36 @@ def test_a_replaced_timer_does_not_come_back_when_its_replacement_is_purged() ->
     simulate(workload, seed=1, options=evolve(OPTIONS, partitions=1, purge_bucket_ms=2_000, purge_margin_ms=20_000))
 
 
+def test_timers_that_changed_places_are_purged_together() -> None:
+    """Each of the two milliseconds has a timer that gave way to one of the other."""
+
+    async def workload(world: World) -> None:
+        await world.settle()
+        leader = leader_of(world)
+        assert leader.running is not None and leader.running.node is not None
+        timers, now_ms = leader.running.node.operations.timers, leader.clock.wall_ms()
+
+        async def put(name: str, task_id: TaskId, *, replace: bool = False) -> None:
+            header = {"format": "json", "queue": QUEUE, "unique_key": name, "unique_until": "purged"}
+            await timers.set(task_id, pack_task(header, [b"{}"]), replace=replace)
+
+        soon, late = make_id(now_ms + 1_000, 0, 7, 0), make_id(now_ms + 5_000, 0, 7, 0)
+        await put("a", soon)
+        await put("b", late)
+        await put("a", id_at(late, 1), replace=True)
+        await put("b", id_at(soon, 1), replace=True)
+        async with world.client() as client:
+            await client.client.call("queue.set", {"queue": QUEUE, "retention_ms": 0})
+            for task_id in (id_at(soon, 1), id_at(late, 1)):
+                (claim,) = await client.claim(QUEUE, lease_ms=20_000, wait_ms=20_000)
+                assert claim.id == task_id
+                await client.complete(claim)
+            await trio.sleep(2 * PURGED_S)
+            assert not any(list(node.disk.tables.rows.ascend(b"")) for node in world.nodes)
+
+    simulate(workload, seed=1, options=evolve(OPTIONS, partitions=1, purge_bucket_ms=2_000, purge_margin_ms=20_000))
+
+
 def test_a_cancel_that_a_replacement_overtakes_cancels_the_replacement() -> None:
     """A cancel first finds the current task, and when it arrives another one may be current."""
 

@@ -33,10 +33,8 @@ def ended(tables: Tables, stretch: Stretch) -> Ended | None:
         superseded = owner.queue.rules is not None and not stands(tables, stretch, owner)
         if _open_bits(stretch, owner) and not superseded:
             return None
-        others = set[TaskId]() if superseded else _replaced(tables, stretch, owner)
-        if any(ms_of(one) >= ms_of(stretch.key[7:]) for one in others):
-            return None
-        replaced |= others
+        if not superseded:
+            replaced |= _replaced(tables, stretch, owner)
         at_ms = max([ms_of(stretch.key[7:]), *(at_ms for mask, at_ms in times if mask & owner.tasks)])
         queues[owner.queue.name] = max(at_ms, queues.get(owner.queue.name, 0))
     if stretch.known & ~told:
