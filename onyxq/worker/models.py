@@ -76,15 +76,18 @@ def to_json(value: Any, hint: Any, path: str) -> Any:
     """Return an instance of a pydantic or msgspec model as JSON; raise `Misfit`."""
     if not isinstance(value, hint):
         raise Misfit(path, f"must be {hint.__name__}, not {type(value).__name__}")
-    check_fields(value, hint, path)
     if isinstance(value, msgspec.Struct):
+        check_fields(value, hint, path)
         stored = msgspec.to_builtins(value, str_keys=True)
         from_json(stored, hint, path)  # the constructor of a struct does not check types
         return stored
     try:
-        return json.loads(value.model_dump_json(by_alias=True, round_trip=True))
+        stored = json.loads(value.model_dump_json(by_alias=True, round_trip=True))
     except ValueError as error:
         raise Misfit(path, f"cannot be sent: {error}") from None
+    if type(value) is not hint:  # a validator of the model may return an instance of the subclass
+        check_fields(value, type(from_json(stored, hint, path)), path)
+    return stored
 
 
 def from_json(value: Any, hint: Any, path: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -30,6 +31,26 @@ class LongLine(Line):
     """A pydantic model with one more field."""
 
     color: str = "red"
+
+
+class Shape(pydantic.BaseModel):
+    """A pydantic model that is read as the subclass that the data names."""
+
+    kind: str = "shape"
+
+    @pydantic.model_validator(mode="wrap")
+    @classmethod
+    def choose(cls, value: Any, handler: Callable[[Any], Shape]) -> Shape:
+        """Return an instance of the subclass."""
+        is_circle = cls is Shape and isinstance(value, dict) and value.get("kind") == "circle"
+        return Circle.model_validate(value) if is_circle else handler(value)
+
+
+class Circle(Shape):
+    """A pydantic model with one more field."""
+
+    kind: str = "circle"
+    radius: int = 1
 
 
 class Order(pydantic.BaseModel):
@@ -85,6 +106,7 @@ def arguments(annotation: Any) -> Arguments:
     ("annotation", "value"),
     [
         (Order, Order(at=MOMENT, lines=[Line(Article="tea", count=2)])),
+        (Shape, Circle(radius=2)),
         (Point, Point(1, b"\x00", MOMENT)),
         (Parcel, Parcel(NUMBER, [Point(1), Point(2)])),
         (Point | Parcel, Parcel(NUMBER)),
