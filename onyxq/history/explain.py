@@ -30,6 +30,7 @@ SETTLE = "settle_transactions"
 NOT_HELD = "the token no longer held it"
 _HISTORY_ENTRIES = ("grant_claims", "release_claims", "expire_claims", "release_claims", "", "reopen_tasks")
 _GRANTS = ("grant_claims", "grant_limited_claims")
+_ENDS = ("release_claims", "expire_claims")
 
 
 @frozen
@@ -155,7 +156,11 @@ def _voided(known: Mapping[str, Any]) -> list[Told]:
 
 
 def merged(found: Iterable[Told]) -> list[Told]:
-    """Return the events in order of time, without the history rows of log entries that are there too."""
+    """Return the events in order of time, without the history rows of log entries that are there too.
+
+    The clocks of the log and of leaders differ a little. The creation of the task always comes first, and what the
+    store knows of a claim between the grant and the end of the claim.
+    """
     told = list(found)
     entries = {(one.position, one.index) for one in told if one.source == LOG}
     kept = {
@@ -163,7 +168,19 @@ def merged(found: Iterable[Told]) -> list[Told]:
         for one in told
         if one.source != HISTORY or (one.position, one.index) not in entries
     }
-    return sorted(kept.values(), key=_order)
+    entered = [one for one in kept.values() if one.position is not None and one.token is not None]
+    began = {one.token: one.at_ms for one in entered if one.entry in _GRANTS}
+    ended = {one.token: one.at_ms for one in entered if one.entry in _ENDS and one.verdict == APPLIED}
+
+    def order(one: Told) -> tuple[int, int, int, int]:
+        if one.source == ID:
+            return -1, -1, 0, 0
+        if one.position is not None or one.token is None:
+            return one.at_ms, -1 if one.position is None else one.position, 0, one.index
+        at_ms = max(one.at_ms, began.get(one.token, one.at_ms))
+        return min(at_ms, ended.get(one.token, at_ms)), one.token, 1 + (one.update is None), one.update or 0
+
+    return sorted(kept.values(), key=order)
 
 
 def lines(events: Iterable[Told]) -> list[HistoryLine]:
@@ -286,9 +303,3 @@ def _plain_told(
     update: int | None = None,
 ) -> Told:
     return Told(at_ms, position, 0, source, "", "", "", token, "", said, update)
-
-
-def _order(one: Told) -> tuple[int, int, int]:
-    # The clocks of the log and of leaders differ a little. The creation of the task always comes first.
-    at_ms = -1 if one.source == ID else one.at_ms
-    return at_ms, -1 if one.position is None else one.position, one.index
