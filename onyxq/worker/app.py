@@ -105,11 +105,13 @@ class App:
         return settings.load(os.environ)
 
     def _settings(self) -> ConnectionSettings:
+        """Return the settings of calls: so that a request to a web server does not hang, a peer must answer soon."""
+        found = self._worker_settings()
+        return found if found.connect_timeout_ms is not None else evolve(found, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+    def _worker_settings(self) -> ConnectionSettings:
         config = self._config()
-        found = ConnectionSettings.of(lambda name: config.setting(name).value)
-        if found.connect_timeout_ms is None:
-            found = evolve(found, connect_timeout_ms=CONNECT_TIMEOUT_MS)
-        return evolve(found, **self._given)
+        return evolve(ConnectionSettings.of(lambda name: config.setting(name).value), **self._given)
 
     @property
     def address(self) -> str | Sequence[str]:
@@ -277,16 +279,9 @@ class App:
         names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
         if not names:
             raise BadRequest("the application has no tasks", field="queues", hint=NO_TASKS)
-        found = self._settings()
+        found = self._worker_settings()
         os.environ |= found.tls.to_environment()  # the worker's client and its processes read it there
-        return AppWorker(
-            self,
-            address=found.address,
-            token=found.token,
-            queues=names,
-            concurrency=concurrency,
-            **options,
-        )
+        return AppWorker(self, connection=found, queues=names, concurrency=concurrency, **options)
 
     @contextmanager
     def background_worker(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ import anyio
 from attrs import frozen
 
 from onyxq.client import OF_QUEUE, AsyncClient, Claim
+from onyxq.client.connection_settings import ConnectionSettings
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut
 from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.core.task_headers import due_of
@@ -64,12 +65,11 @@ class _Call:
 class AppWorker(Worker):
     """A `Worker` that runs an application's functions."""
 
-    def __init__(self, parts: Parts, *, address: str | Sequence[str], token: str | None, **settings: Any) -> None:
+    def __init__(self, parts: Parts, *, connection: ConnectionSettings, **settings: Any) -> None:
         super().__init__(self._call, **settings)
         self._parts = parts
         self._tasks = parts.tasks
-        self._address = address
-        self._token = token
+        self._connection = connection
         self._tasks_per_process = settings.get("tasks_per_process")
         if self._tasks_per_process is not None and self._tasks_per_process < 1:
             problem = f"tasks_per_process must be at least 1, not {self._tasks_per_process}"
@@ -82,7 +82,7 @@ class AppWorker(Worker):
 
     def run(self, *, backend: str = "asyncio") -> None:
         """Work until SIGTERM or SIGINT; ``backend`` is ``asyncio`` or ``trio``."""
-        run_worker(self, self._address, token=self._token, backend=backend)
+        run_worker(self, self._connection, backend=backend)
 
     async def serve(self, client: AsyncClient) -> None:
         async with AsyncExitStack() as stack:
@@ -97,7 +97,10 @@ class AppWorker(Worker):
         failure: OnyxqError | None = None
         async with Threads(freed=self._wake) as self._threads:
             self._processes = Processes(
-                self._threads, address=self._address, token=self._token, tasks_max=self._tasks_per_process
+                self._threads,
+                address=self._connection.address,
+                token=self._connection.token,
+                tasks_max=self._tasks_per_process,
             )
             try:
                 await super().serve(client)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Sequence
 
 import anyio
 
 from onyxq.client import AsyncClient
+from onyxq.client.connection_settings import ConnectionSettings
 from onyxq.core.errors import OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.worker import console
 from onyxq.worker.logs import contextual_logs
@@ -23,22 +23,21 @@ NAME_PAUSE_S = 0.5
 log = logging.getLogger(__name__)
 
 
-def run_worker(
-    worker: Worker, address: str | Sequence[str], *, token: str | None = None, backend: str = "asyncio"
-) -> None:
+def run_worker(worker: Worker, connection: ConnectionSettings, *, backend: str = "asyncio") -> None:
     """Run a worker until SIGTERM or SIGINT, then finish its running tasks; a second signal stops it at once.
 
     Log records name the task that they are about.
     """
     contextual_logs()
-    anyio.run(_main, worker, address, token, backend=backend)
+    anyio.run(_main, worker, connection, backend=backend)
 
 
-async def _main(worker: Worker, address: str | Sequence[str], token: str | None) -> None:
+async def _main(worker: Worker, connection: ConnectionSettings) -> None:
     failure: Exception | None = None
-    async with AsyncClient(address, token=token) as client, anyio.create_task_group() as group:
+    address = connection.address if isinstance(connection.address, str) else ",".join(connection.address)
+    async with connection.asynchronous_client() as client, anyio.create_task_group() as group:
         group.start_soon(_stop_on_signals, worker)
-        group.start_soon(_greet, client, address if isinstance(address, str) else ",".join(address))
+        group.start_soon(_greet, client, address)
         try:
             await worker.serve(client)
         except Exception as error:

@@ -10,13 +10,15 @@ import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from onyxq import errors
+from onyxq import AsyncClient, errors
+from onyxq.client.connection_settings import ConnectionSettings
 from onyxq.errors import BadRequest
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.context import clock, moment, task_id
@@ -244,6 +246,7 @@ def test_help_is_light() -> None:
 
 _HELP_AND_MODULES = """
 import sys
+import textwrap
 from onyxq.interfaces.cli.main import run
 try:
     run(["--help"])
@@ -533,6 +536,44 @@ def test_a_call_takes_the_limits_of_the_command_line(
     assert (found.timeout_ms, found.connect_timeout_ms) == (1_234, 50)
     app.close()
     assert run([*call, "--tls-ca", "missing.pem"]) == 2
+
+
+def test_a_worker_takes_the_limits_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So do the calls that its functions make."""
+    shop = """
+        from onyxq import App
+        from onyxq.errors import BadRequest
+
+        app = App()
+
+
+        @app.task(queue="q")
+        def send() -> None: ...
+
+
+        @app.resource
+        def ended():
+            calls = app._settings()
+            raise BadRequest(f"calls have {calls.timeout_ms} and {calls.connect_timeout_ms} ms")
+            yield
+    """
+    (tmp_path / "stopping_shop.py").write_text(textwrap.dedent(shop), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name in ("REQUEST_TIMEOUT_MS", "CONNECT_TIMEOUT_MS"):
+        monkeypatch.setenv(f"ONYXQ_{name}", "")  # so that they are as before after this test
+    opened: list[tuple[int, int | None]] = []
+
+    def noted(connection: ConnectionSettings) -> AsyncClient:
+        opened.append((connection.timeout_ms, connection.connect_timeout_ms))
+        return AsyncClient(connection.address)
+
+    monkeypatch.setattr(ConnectionSettings, "asynchronous_client", noted)
+    start = ["worker", "start", "stopping_shop:app", "--connect", nobody]
+    assert run([*start, "--request-timeout-ms", "1234", "--connect-timeout-ms", "50"]) == 2
+    assert "calls have 1234 and 50 ms" in capsys.readouterr().err
+    assert opened == [(1_234, 50)]
 
 
 @pytest.mark.parametrize(

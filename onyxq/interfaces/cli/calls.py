@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.live import EXIT_FAILED, ended
-from onyxq.interfaces.cli.parser import LIMIT_SETTINGS, TLS_SETTINGS
 from onyxq.system.durations import milliseconds
 from onyxq.system.settings import did_you_mean
 
@@ -23,7 +21,7 @@ def task_call(context: Context) -> int | None:
     """Enqueue a call of a function and print the task's id; with ``--wait``, its outcome."""
     args = context.args
     function = load_function(args.target)
-    _let_application_read(context)
+    context.let_application_read()
     function.app.address = context.given("connect") or function.app.address
     function.app.token = context.text("token") or function.app.token
     given, named = _arguments(function, args.arguments, args.data)
@@ -36,13 +34,6 @@ def task_call(context: Context) -> int | None:
     until = time.monotonic() + milliseconds(args.timeout, field="timeout") / 1000 if args.timeout else None
     task = ended(context, function.app.client, handle, until)
     return None if task["state"] == "completed" else EXIT_FAILED
-
-
-def _let_application_read(context: Context) -> None:
-    """Put the settings of TLS and the time limits into the environment, where an application reads them."""
-    for name in (*TLS_SETTINGS, *LIMIT_SETTINGS):
-        if (value := context.given(name)) is not None:
-            os.environ[f"ONYXQ_{name.upper()}"] = value
 
 
 def load_function(target: str) -> AnyTask:

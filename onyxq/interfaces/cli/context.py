@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -19,6 +20,7 @@ from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.core.errors import BadRequest, Conflict, NotFound
 from onyxq.core.texts import whole
 from onyxq.interfaces.cli.output import Output, Timed
+from onyxq.interfaces.cli.parser import LIMIT_SETTINGS, TLS_SETTINGS
 from onyxq.system.durations import ago, span
 from onyxq.system.settings import SETTINGS, Config, Setting
 
@@ -70,6 +72,12 @@ class Context:
             cert=self.text("zookeeper_cert"),
             key=self.text("zookeeper_key"),
         )
+
+    def let_application_read(self) -> None:
+        """Put the settings of TLS and the time limits into the environment, where an application reads them."""
+        for name in (*TLS_SETTINGS, *LIMIT_SETTINGS):
+            if (value := self.given(name)) is not None:
+                os.environ[f"ONYXQ_{name.upper()}"] = value
 
     def certificates(self) -> Certificates:
         """Return the certificates for TLS."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from onyxq import __version__
@@ -44,13 +43,14 @@ def start(context: Context) -> int | None:
         options["drain_ms"] = milliseconds(args.drain, field="drain")
     queues = names(args.queues) or None
 
-    from onyxq.worker import contextual_logs, import_module, load_app, run_worker
+    from onyxq.worker import contextual_logs, import_module, load_app
     from onyxq.worker.logs import FORMAT
 
     contextual_logs()
     logs.set_up(context, FORMAT, console=True)
     if not args.quiet and context.given("log_level") is None:
         logging.getLogger("onyxq.worker").setLevel(logging.INFO)
+    context.let_application_read()
     app = load_app(args.app)
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
     for name in names(args.imports):
@@ -62,8 +62,7 @@ def start(context: Context) -> int | None:
     if not args.quiet:
         for line in banner(args.app, app, worker, slots=args.concurrency):
             log.info("%s", line) if context.text("log_format") == "json" else context.out.note(line)
-    os.environ |= context.certificates().to_environment()  # for the processes that the worker starts
-    run_worker(worker, app.address, token=app.token)
+    worker.run()
     return None
 
 
