@@ -275,7 +275,11 @@ class Jobs:
             if found["state"] == "complete":
                 return found
             if anyio.current_time() >= until:
-                raise TimedOut(f"savepoint {name} of job {id} is not complete after {wait_ms} ms", field="wait_ms")
+                raise TimedOut(
+                    f"savepoint {name} of job {id} is not complete after {wait_ms} ms",
+                    field="wait_ms",
+                    hint="Repeat the request with more time: it waits for the same savepoint while that is being made.",
+                )
 
     async def savepoints(self, id: str | None = None) -> Sequence[dict[str, Any]]:
         """Return the savepoints of all jobs, or of one, sorted by name."""

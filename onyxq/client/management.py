@@ -271,7 +271,7 @@ class Managing:
         return await self._do(SET_PERIODIC, SET_PERIODIC.decode({"name": name, "schedule": schedule, **task, **said}))
 
     async def remove_periodic(self, name: str) -> None:
-        """Remove a periodic task; the tasks that it made stay. Raise `NotFound` if it does not exist."""
+        """Remove a periodic task; tasks that it has already enqueued stay. Raise `NotFound` if it does not exist."""
         await self._do(REMOVE_PERIODIC, RemovePeriodic(name=name))
 
     async def pause_periodic(self, name: str) -> dict[str, Any]:

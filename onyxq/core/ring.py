@@ -145,7 +145,10 @@ def notify(ring: Ring, joiner: str) -> Ring | None:
 
 
 def accept(ring: Ring, joiner: str, position: int) -> Ring | None:
-    """Enter phase 3; return None if the joiner was not notified. Both peers can then take in others."""
+    """Enter phase 3, which makes the joiner a member; return None if the joiner is not accepted.
+
+    After that, the joiner and the member that took it in can each take in another joiner.
+    """
     host = stitcher(ring.accepted, joiner)
     if not host:
         return None

@@ -295,7 +295,7 @@ class HistoryFile:
                 yield from found
 
     def contents(self) -> Iterator[list[Record] | Block]:
-        """Yield the records of each block that has some, and the other blocks as they are, in one pass."""
+        """Yield the file's blocks in order: the list of records of a block of records, any other block as it is."""
         last, count = self.after, 0
         for block in read_blocks(self.path, self.kind):
             if block.kind == RECORDS:

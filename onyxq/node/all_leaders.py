@@ -122,7 +122,7 @@ class AllLeaders:
         """All that is asked of all leaders."""
 
     def question(self, name: str, look: Look) -> Asked:
-        """Return a question to all leaders; ``look`` answers it for partitions that are led from here."""
+        """Register a question to all leaders and return it; ``look`` answers it for partitions that this node leads."""
         self.questions.append(asked := Asked(self, name, look))
         return asked
 

@@ -1,8 +1,10 @@
-"""Archiving records before they are trimmed (design: log collection).
+"""Archive of the log's records, written before the log is trimmed (design: log collection).
 
-A collector does so before it replaces the origin. So the present origin always leads to records that are still in
-the log; if a collector dies, the next one archives the missing records. A node's own copy of the log is archived
-before it is replaced, because after a lost log no other place has its newest records.
+A collector archives all records up to its new snapshot before it replaces the old one, which is the origin. The log
+is trimmed after that. So if a collector dies, the next one still finds the missing records in the log.
+
+A node archives its own copy of the log before a snapshot that does not continue it replaces the copy. After a lost
+log, the newest records may exist in this copy only.
 """
 
 from __future__ import annotations

@@ -390,7 +390,10 @@ class Service:
 
     async def _gc(self, args: Gc) -> GcReport:
         if self.peer is None:
-            raise Unavailable("this node has no peer in the ring now")
+            raise Unavailable(
+                "this node cannot collect the log yet: its peer has not started",
+                hint="Ask another peer, or try again in a moment.",
+            )
         return converted(GcReport, await self.peer.collector.collect())
 
 

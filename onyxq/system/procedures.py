@@ -492,9 +492,9 @@ class Procedures:
         return bool(self._ready or self._later)
 
     def lapse(self) -> float:
-        """Let the procedures continue whose time is over; return when that of the next one that waits is.
+        """Let procedures continue whose wait has timed out; return when the next wait times out, or infinity.
 
-        Most waits end long before their time. Waking up for those would cost more than the waits did.
+        Most waits end before their time limit. Such limits are dropped here, so that no wake-up is spent on them.
         """
         now = self.clock()
         while self._limits:

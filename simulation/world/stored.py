@@ -26,7 +26,7 @@ ENTRIES = ("taskstore.claim", "taskstore.update")
 
 @define
 class Model:
-    """What the task store is meant to be: a dictionary, and a few rules."""
+    """Reference model of the task store: a dictionary and a few rules."""
 
     tasks: dict[int, Row] = field(factory=dict)
     highest: int = 0

@@ -58,7 +58,7 @@ def encode_entry(args: Any, entries: Entries, enabled: Mapping[str, int] | None 
     entry, version, args = form
     data: bytes = msgpack.packb([entry.name, version, encode_args(args)], default=plain_map)
     if len(data) > ENTRY_BYTES_MAX:
-        raise TooLarge(f"an entry {entry.name} of {len(data)} bytes; at most {ENTRY_BYTES_MAX}")
+        raise TooLarge(f"the log entry {entry.name} has {len(data)} bytes; at most {ENTRY_BYTES_MAX} are allowed")
     return data
 
 

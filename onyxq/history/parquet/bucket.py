@@ -99,7 +99,6 @@ class Run(NamedTuple):
     """
     history: list[tuple[int, History]]
     """In the order of the log."""
-    """The payload that replaced the task's."""
     updates: dict[TaskId, list[tuple[int, int]]]
     """(token, sequence number) of the valid updates, in that order."""
     reports: dict[TaskId, list[Update]]
@@ -143,9 +142,10 @@ class BucketReader:
                 yield group
 
     def runs(self, firsts: list[TaskId]) -> Iterator[Run | Progress]:
-        """Yield what is to be archived of one stretch's task rows.
+        """Yield the runs of one stretch that are to be archived, the last one first, each followed by its updates.
 
-        A run's updates follow it. Raises `Corrupt`, and `Conflict` if a task is not finished.
+        ``firsts``: the first ids of the stretch's task rows, in id order. Queues without ``archive`` and superseded
+        tasks are left out. Raises `Corrupt`, and `Conflict` if a task is not finished.
         """
         stretch = stretch_of(firsts[0])
         known: _Stretch | None = None

@@ -1,4 +1,4 @@
-"""Changes by operators: peers that leave, partitions that are forced, and queues that are purged."""
+"""Commands of operators: drain a peer, continue a partition without its majority, and purge a queue."""
 
 from __future__ import annotations
 

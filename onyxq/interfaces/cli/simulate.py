@@ -44,7 +44,11 @@ def simulate(context: Context) -> int:
 
     if workload not in WORKLOADS:
         hint = did_you_mean(workload, list(WORKLOADS))
-        raise BadRequest(f"there is no workload {workload!r}{hint}", field="workload")
+        raise BadRequest(
+            f"there is no workload {workload!r}{hint}",
+            field="workload",
+            hint="List all workloads: onyxq simulate --list.",
+        )
     context.out.line({"seed": seed, "workload": workload, "runs": runs}, f"seed {seed}")
     totals = Totals()
     with _results(workload, range(seed, seed + runs), jobs=jobs, master=args.spark) as results:

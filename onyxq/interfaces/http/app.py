@@ -174,11 +174,11 @@ def create_app(
     now_ms: Callable[[], int] | None = None,
     random_64: Callable[[], int] | None = None,
 ) -> App:
-    """Return the application in front of a node.
+    """Return the ASGI application that serves the HTTP API and the dashboard of a node.
 
-    ``admission`` bounds the writes in progress.  ``access``: the bearer tokens; without any, none is needed.
-    ``hosts``: the names to which requests may be sent.  ``now_ms`` (wall clock, ms since the epoch) and ``random_64``
-    are for tests.
+    ``access``: the credentials that a request must show; by default, it needs none. ``hosts``: the host names that
+    requests may be sent to; by default, all. ``admission``: a bound on the writes in progress; by default, there is
+    none. ``now_ms``: the wall clock, in ms since the epoch. ``random_64``: random numbers for new ids, for tests.
     """
     return App(
         api,

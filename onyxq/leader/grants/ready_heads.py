@@ -198,9 +198,10 @@ class Heads:
     # --- as coordinators ask for them
 
     def head(self, queue: str, *, ahead: bool = False, wanted: int = 1) -> Head | None:
-        """Return the best ready task of a queue here; with ``ahead``, otherwise the first that is due in a moment.
+        """Return the best grantable task of a queue in the partitions that this node leads, or None.
 
-        ``wanted``: how many tasks the coordinator could take, so how many the head should list.
+        ``ahead``: if no task is ready, return the first one that is due in a moment. ``wanted``: how many tasks the
+        coordinator could take. If that number of tasks is ready, the head lists them, within `RANKS_MAX` ranks.
         """
         with self.lookups_cached():
             return self._head(queue, ahead=ahead, wanted=wanted)

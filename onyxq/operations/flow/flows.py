@@ -182,9 +182,9 @@ class Flows:
         return FlowDetails(**asdict(_view(found, states)), tasks=tasks)
 
     async def page(self, args: ListFlows) -> FlowPage:
-        """Return a page of flows in the order of their ids.
+        """Return a page of the flows that match the request, in id order or newest first.
 
-        Flows that are not asked for are skipped, for `PAGE_S` at most. Then the page is short.
+        The search ends after about `PAGE_S`. The page may then have fewer flows than ``limit``, although more follow.
         """
         flows: list[FlowView] = []
         after, until = args.after, trio.current_time() + PAGE_S

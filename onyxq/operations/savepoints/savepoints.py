@@ -142,7 +142,7 @@ class Savepoints:
         return await self._reported(entry)
 
     async def drop(self, args: DropSavepoint) -> Done:
-        """Drop a savepoint that cannot be made; raises as `keep` does."""
+        """Drop a savepoint that its driver cannot make; raises `Superseded`, or `Conflict` if it may not be dropped."""
         return await self._reported(drop_savepoint.Args(args.name, args.position, args.why, args.version))
 
     async def _reported(self, entry: keep_savepoint.Args | drop_savepoint.Args) -> Done:

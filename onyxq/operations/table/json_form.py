@@ -344,7 +344,10 @@ def _or_null(found: Schema) -> Schema:
 
 
 def request_components(kind: type[Args], names: Iterable[str]) -> dict[str, Schema]:
-    """Return the schemas of a body with some of the arguments and of all structs in it, by name."""
+    """Return the JSON schemas of a request's body and of all structs in it, by name of the type.
+
+    ``names``: the arguments in the body; the others are in the path or are fixed.
+    """
     out: dict[str, Schema] = {}
     waiting: list[tuple[str, Mapping[str, Member]]] = [(kind.__name__, {name: members(kind)[name] for name in names})]
     while waiting:

@@ -108,7 +108,7 @@ class SetPeriodic(Args):
 class RemovePeriodic(Args):
     """Remove a periodic task.
 
-    The tasks that it made stay.
+    Tasks that it has already enqueued stay.
     """
 
     name: Task
@@ -199,7 +199,7 @@ REMOVE_PERIODIC = Operation(
     verbs=(
         Verb(
             name="periodic remove",
-            about="remove a periodic task; the tasks that it made stay",
+            about="remove a periodic task; tasks that it has already enqueued stay",
             example="nightly",
             done="removed",
         ),

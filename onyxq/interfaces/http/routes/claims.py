@@ -347,7 +347,10 @@ def _foreign(item: Item, partitions: int) -> NotFound:
 
 
 def _results(claims: NamedClaims, items: Sequence[Item], refused: Sequence[Any]) -> list[TaskResult]:
-    """Return a result for each claim, from the refused parts of each item."""
+    """Return a result for each claim: the error if it is in a refused part of its item, otherwise success.
+
+    ``refused``: for each item, its refused parts as ``(first id, count, error)``.
+    """
     results = [task_result(claim.id, None) for claim in claims]
     for item, parts in zip(items, refused, strict=True):
         for first, count, why in parts:
