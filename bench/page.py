@@ -32,8 +32,9 @@ This page shows what the programs in ``bench/`` measured. ``python -m bench.page
 measures and how. Servers, peers and clients share the named machine, so a system of three servers pays for all three
 on it. You can compare the figures of one column, but none of them is a figure for several machines.
 
-Each figure is the median of the measurements; their number is in the document's settings (mostly three). A span after
-a figure is the lowest and the highest measurement. A goal that was missed is marked **missed**.
+If a document has ``runs``, its figures are medians of that number of measurements: three or five. Other figures are
+from one measurement. A span after a figure is the lowest and the highest measurement. ``99 %`` is the 99th percentile.
+A goal that was missed is marked **missed**.
 """
 
 
@@ -310,7 +311,7 @@ def _backlog(document: Map) -> Iterator[str]:
 
 def _of_backlog(found: Map, goals: Map) -> Iterator[Sequence[str]]:
     own = max(found["large"]["memory_mib_after"]["own"])
-    yield "memory of a peer beyond the map", f"{own:.0f} MiB", _within(own, goals["own_mib"], "MiB")
+    yield "memory of a peer without LMDB's files", f"{own:.0f} MiB", _within(own, goals["own_mib"], "MiB")
     lists = found["large"]["lists"]
     yield "counts of all queues", _ms(lists["count"]["p50_ms"]), ""
     yield "a page of 100 tasks", _ms(lists["page"]["p50_ms"]), ""
@@ -389,7 +390,8 @@ SECTIONS = (
         "transactions",
         "Transactions",
         "python -m bench.transactions",
-        "Each transaction completes a claimed task and enqueues another.",
+        "Each transaction completes a claimed task and enqueues another. Median and 99 % refer to the time of one\n"
+        "transaction.",
         _transactions,
     ),
     Section(
@@ -397,15 +399,16 @@ SECTIONS = (
         "Processor time",
         "python -m bench.subsystems",
         "Microseconds of processor time per task that goes through all three steps, and which part of OnyxQ takes\n"
-        "them, from one percent on. ZooKeeper's processes are measured as a whole.",
+        "them. Parts below one percent are left out. ZooKeeper's processes are measured as a whole.",
         _subsystems,
     ),
     Section(
         "leases",
         "Lapsed leases",
         "python -m bench.leases",
-        "A worker is not heard of again. The delay is the time from the end of its lease until a worker that waits at\n"
-        "another peer has the task: with nothing else to do, and while other tasks pass without a pause.",
+        "A worker with a claim disappears. The delay is the time from the end of its lease until a worker that waits\n"
+        "at another peer has the task. ``idle``: the cluster does nothing else. ``busy``: other tasks are enqueued,\n"
+        "claimed and completed without a pause.",
         _leases,
     ),
     Section(
@@ -413,31 +416,35 @@ SECTIONS = (
         "The task store",
         "python -m bench.taskstore",
         "``BATCHxLANES``: one request changes or claims ``BATCH`` tasks atomically, and ``LANES`` requests are in\n"
-        "flight. The goal is 2,000 updates per second, in batches.",
+        "flight. Median and 99 % refer to the time of one request. The goal is 2,000 updates per second, in batches.",
         _taskstore,
     ),
     Section(
         "timers",
         "Timers",
         "python -m bench.timers",
-        "50,000 delayed tasks fall due, spread over a minute. Lateness is the time from the due time, by the leaders'\n"
-        "clock, until a worker may begin. None began early, and none was lost. Workers claim them up to 0.4 seconds\n"
-        "ahead. At this rate the three peers, ZooKeeper and the client keep both cores nearly busy.",
+        "50,000 delayed tasks fall due, spread over a minute. With 30 kills, 20,000 tasks are spread over 450\n"
+        "seconds. Lateness is the time from the due time, by the leaders' clock, until a worker may begin. None began\n"
+        "early, and none was lost. Workers claim tasks up to 0.5 seconds before they are due. At 50,000 tasks a\n"
+        "minute the three peers, ZooKeeper and the client keep both cores almost fully busy.",
         _timers,
     ),
     Section(
         "ordering",
         "Ordering keys",
         "python -m bench.ordering",
-        "Tasks of 100 keys are drained. Then the lateness of 100 keys is measured without and with one more key that\n"
-        "is stuck: its first task always fails, and 5,000 tasks wait after it.",
+        "Workers first drain stored tasks of 100 keys. Then new tasks of 100 keys arrive at a steady rate. Their\n"
+        "lateness is the time from enqueue to claim. It is measured without and with one more key that is stuck: its\n"
+        "first task always fails, and 5,000 tasks wait after it.",
         _ordering,
     ),
     Section(
         "backlog",
         "Large backlogs",
         "python -m bench.backlog",
-        "The same cluster is measured with few tasks and with many.",
+        "The same cluster is measured with few stored tasks and with many. ``ready x100`` claims 100 tasks in each\n"
+        "request; the other rows claim one. Tasks of ``ready`` were enqueued in batches, and those of ``single`` one\n"
+        "by one. Those of ``keyed`` have ordering keys.",
         _backlog,
     ),
     Section(
@@ -445,9 +452,10 @@ SECTIONS = (
         "Jobs on Spark",
         "python -m bench.spark",
         "A job reads Parquet files, computes a column with one task, and writes the rows to Parquet or to a Delta\n"
-        "table. Plain Spark does the same in the same batches, as Spark is installed; into Delta with\n"
-        "``foreachBatch`` and the package deltalake. Each measurement starts its own processes. Rates are without\n"
-        "the first batch, and the first batch comes after the start of Spark.",
+        "table. Plain Spark, with its default settings, does the same in the same batches. It writes to Delta with\n"
+        "``foreachBatch`` and the package deltalake. Each measurement starts its own processes. Rates leave out the\n"
+        "first batch, and the time until the first batch includes the start of Spark. ``frame``, ``sql`` and\n"
+        "``function`` are kinds of tasks.",
         _spark,
     ),
     Section(

@@ -73,9 +73,9 @@ class PeerConfig:
     sync_bytes_per_s: int = BYTES_PER_S
     """Most bytes per second that this node sends, and that it receives, to make copies."""
     purge_bucket_ms: int = 3_600_000
-    """Span of ids that is purged at once, when all its finished tasks may be purged."""
+    """Span of task id times that is purged together, in ms."""
     purge_margin_ms: int = 600_000
-    """Smallest age of tasks that are purged and of new ids that are refused."""
+    """Age below which no task is purged and no new task id is refused, in ms."""
     record_archive: str | None = None
     """Directory for records that this node's peer trims, as Parquet files."""
     access: Access = OPEN

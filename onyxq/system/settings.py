@@ -78,7 +78,11 @@ SETTINGS: Mapping[str, Known] = {
     "record_archive": Known(None, "directory for log records that are trimmed, as Parquet files by day"),
     "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
     "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP, or `off`"),
-    "http_hosts": Known("", "comma-separated host names of HTTP besides localhost and IP addresses, or `any`"),
+    "http_hosts": Known(
+        "",
+        "comma-separated host names that HTTP answers to without credentials, besides localhost and IP addresses, "
+        "or `any`",
+    ),
     "taskstore": Known(None, "HOST:PORT of a second port, whose root is the task store API"),
     "taskstore_unit": Known("ms", "unit of times at the task store port: `ms` or `ns`"),
     "zone": Known("", "failure zone of the node"),
@@ -105,15 +109,15 @@ SETTINGS: Mapping[str, Known] = {
         DEFAULTS.gc_records, "trim the log after this number of records; fixed when the cluster is created"
     ),
     "gc_bytes": Known(DEFAULTS.gc_bytes, "trim the log after this number of bytes; fixed when the cluster is created"),
-    "purge_bucket_ms": Known(
-        3_600_000, "span of ids that is purged at once, when all its finished tasks may be purged"
-    ),
-    "purge_margin_ms": Known(600_000, "smallest age of tasks that are purged and of new ids that are refused"),
+    "purge_bucket_ms": Known(3_600_000, "span of task id times that is purged together, in ms"),
+    "purge_margin_ms": Known(600_000, "age below which no task is purged and no new task id is refused, in ms"),
     "task_archive": Known(None, "directory for purged tasks, as Parquet files; for queues with archive=true"),
     "timer_targets": Known(
-        "", "comma-separated targets that callbacks may reach: public, loopback, any, addresses, networks"
+        "",
+        "comma-separated targets that callbacks may reach: public, loopback, any, addresses, networks "
+        "(default: public; also loopback, if the peer serves on loopback only and asks for no credentials)",
     ),
-    "timer_timeout_ms": Known(10_000, "longest time for a receiver to answer a callback"),
+    "timer_timeout_ms": Known(10_000, "longest time for a receiver to answer a callback, in ms"),
     "log_format": Known("text", "form of the server log: `text` or `json`"),
     "log_level": Known("warning", "lowest level in the server log: `debug`, `info`, `warning` or `error`"),
     "sync_bytes_per_s": Known(64 << 20, "most bytes per second that are sent, and that are received, to make copies"),

@@ -165,8 +165,8 @@ class SetQueue(Args):
     """
 
     queue: Name
-    by: Annotated[Remark | None, Meta(description="Who changes it; shown with a pause.", extra=CALLER)] = None
-    why: Annotated[Remark | None, Meta(description="Why; shown with a pause.")] = None
+    by: Annotated[Remark | None, Meta(description="Name of the caller; shown with a pause.", extra=CALLER)] = None
+    why: Annotated[Remark | None, Meta(description="Reason for the change; shown with a pause.")] = None
 
 
 def changes(args: SetQueue) -> tuple[dict[str, int | str | bool], list[str]]:

@@ -69,7 +69,7 @@ def _options(member: Member, verb: Verb) -> list[Option]:
     if isinstance(member.node, inspect.BoolType):
         return [option(flag, action="store_true", default=None, help=about)]
     if "caller" in member.marks:
-        about += " (default: you, on this machine)"
+        about += " (default: your user name and this machine)"
     elif member.default not in (None, ""):
         about += f" (default {member.default})"
     if isinstance(member.node, inspect.LiteralType):
