@@ -83,7 +83,11 @@ def cut_off(world: World, *, isolated: bool = True) -> SimulatedNode:
 
 async def successor(world: World, old: SimulatedNode) -> SimulatedNode:
     """Who leads partition 0 after ``old``, once it serves."""
-    peer = old.peer_id
+    return await successor_of(world, old.peer_id)
+
+
+async def successor_of(world: World, peer: str) -> SimulatedNode:
+    """Who leads partition 0 after a peer, once it serves."""
     await world.until(
         lambda: (part := world.audit.replica.partitions[0]).ready and part.leader not in ("", peer),
         f"a successor of {peer}",
