@@ -96,6 +96,13 @@ def test_a_command_that_waits_is_not_repeated(command: Command) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_no_argument_hides_an_option(command: Command) -> None:
+    """If both had one name, the value of the option would be lost."""
+    named = [details.get("dest") or flags[0].strip("-").replace("-", "_") for flags, details in command.options()]
+    assert sorted(named) == sorted(set(named))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_the_body_exists(command: Command) -> None:
     """The function that a command names can be imported."""
     import importlib

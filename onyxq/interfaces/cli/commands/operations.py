@@ -40,7 +40,8 @@ def offered(operation: Operation[Any, Any], verb: Verb) -> list[Member]:
     """Return the arguments that the command has, those that are positional first."""
     known = operation.members
     paging = ("after", "limit", "newest_first") if verb.pages else ()
-    names = [name for name in verb.fields or known if name not in (*verb.fixed, *paging)]
+    wanted = known if verb.fields is None else verb.fields
+    names = [name for name in wanted if name not in (*verb.fixed, *paging)]
     has_data = any("data" in known[name].marks for name in names)
     found = [known[name] for name in names if not (has_data and name == "format")]
     return sorted(found, key=lambda member: not is_positional(member, verb))
