@@ -200,7 +200,7 @@ class Heads:
     def head(self, queue: str, *, ahead: bool = False, wanted: int = 1) -> Head | None:
         """Return the best grantable task of a queue in the partitions that this node leads, or None.
 
-        ``ahead``: if no task is ready, return the first one that is due in a moment. ``wanted``: how many tasks the
+        ``ahead``: if no task is ready, return the first that is due in a moment. ``wanted``: how many tasks the
         coordinator could take. If that number of tasks is ready, the head lists them, within `RANKS_MAX` ranks.
         """
         with self.lookups_cached():
