@@ -56,16 +56,18 @@ def test_many_runs_keep_them() -> None:
         assert run.broken is None, f"seed {seed}: {run.broken}"
 
 
-def test_the_same_seed_makes_the_same_run() -> None:
+@pytest.mark.parametrize("search", [FactsSearch, MovesSearch])
+def test_the_same_seed_makes_the_same_run(search: type[FactsSearch]) -> None:
     """Equal moves, equal bytes in the log: a seed is enough to play a run again."""
-    first, second = (FactsSearch(3).run(1_000) for _ in range(2))
+    first, second = (search(3).run(1_000) for _ in range(2))
     assert first.actions == second.actions and first.steps == second.steps
     assert [record.data for record in first.course.records] == [record.data for record in second.course.records]
 
 
-def test_it_is_a_workload() -> None:
+@pytest.mark.parametrize("name", ["facts", "facts_moves"])
+def test_it_is_a_workload(name: str) -> None:
     """So runs from many seeds can be played side by side."""
-    assert WORKLOADS["facts"].play(2).applied > 20
+    assert WORKLOADS[name].play(2).applied > 20
 
 
 @pytest.mark.parametrize("planted", QUICK, ids=lambda planted: planted.name)
@@ -198,18 +200,6 @@ def test_a_task_that_most_members_lack_breaks_the_search() -> None:
             moving.model.look()
 
     play(scene)
-
-
-def test_the_same_seed_makes_the_same_moves() -> None:
-    """A seed is enough to play a run with moves again."""
-    first, second = (MovesSearch(3).run(1_000) for _ in range(2))
-    assert first.actions == second.actions and first.steps == second.steps
-    assert [record.data for record in first.course.records] == [record.data for record in second.course.records]
-
-
-def test_moves_are_a_workload() -> None:
-    """So ``onyxq simulate --workload facts_moves`` plays them."""
-    assert WORKLOADS["facts_moves"].play(2).applied > 20
 
 
 @pytest.mark.long

@@ -68,6 +68,15 @@ def begin_move(facts: Facts, *, members: Sequence[FactsNode], target: Sequence[F
         node.replica = facts.found
 
 
+def moving(clock: SearchClock) -> tuple[Facts, FactsNode, list[FactsNode], list[FactsNode]]:
+    """Return a cluster whose partition moves: its leader, which stays, the members that go, and those that come."""
+    facts = Facts(clock, Random(1), nodes=5, partitions=1)
+    (leader,) = (node for node in facts.living() if 0 in node.leaders)
+    ahead, member, *new = (node for node in facts.living() if node is not leader)
+    begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+    return facts, leader, [ahead, member], new
+
+
 def may_settle(leader: FactsNode) -> bool:
     """Return whether the leader may make the target the members."""
     leading = leader.leaders[0]
@@ -287,10 +296,7 @@ def test_a_move_ends_once_new_copies_have_what_the_takeover_found_on_a_member() 
     clock = SearchClock()
 
     async def scene() -> None:
-        facts = Facts(clock, Random(1), nodes=5, partitions=1)
-        (leader,) = (node for node in facts.living() if 0 in node.leaders)
-        ahead, member, *new = (node for node in facts.living() if node is not leader)
-        begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+        facts, leader, (ahead, member), new = moving(clock)
         task_id = task_everywhere(facts)
         for node in (ahead, member):
             store(facts, node, completion(facts, task_id))
@@ -311,10 +317,7 @@ def test_a_move_does_not_end_while_a_completion_that_the_takeover_found_is_store
     clock = SearchClock()
 
     async def scene() -> None:
-        facts = Facts(clock, Random(1), nodes=5, partitions=1)
-        (leader,) = (node for node in facts.living() if 0 in node.leaders)
-        ahead, member, *new = (node for node in facts.living() if node is not leader)
-        begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+        facts, leader, (ahead, member), new = moving(clock)
         task_id = task_everywhere(facts)
         work(facts)
         write = begin_slow_write(facts, leader, ahead, completion(facts, task_id))
@@ -336,10 +339,7 @@ def test_a_move_ends_once_new_copies_have_the_pending_rows_that_the_takeover_fou
     clock = SearchClock()
 
     async def scene() -> None:
-        facts = Facts(clock, Random(1), nodes=5, partitions=1)
-        (leader,) = (node for node in facts.living() if 0 in node.leaders)
-        ahead, member, *new = (node for node in facts.living() if node is not leader)
-        begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+        facts, leader, (ahead, _), new = moving(clock)
         part = pending_facts.Part(facts.course.replica.log_time_ms + 600_000, b"digest", "t")
         rows = pending_facts.pending_rows(0, part, [b"body"])
         ahead.procedures.start(ahead.store.write(Batch(pending=rows)))
@@ -369,10 +369,7 @@ def test_a_completion_that_a_serving_leader_finds_during_a_move_counts_once_new_
     clock = SearchClock()
 
     async def scene() -> None:
-        facts = Facts(clock, Random(1), nodes=5, partitions=1)
-        (leader,) = (node for node in facts.living() if 0 in node.leaders)
-        ahead, member, *new = (node for node in facts.living() if node is not leader)
-        begin_move(facts, members=[leader, ahead, member], target=[leader, *new])
+        facts, leader, (ahead, _), new = moving(clock)
         task_id = task_everywhere(facts)
         assert lead(facts) is leader
         leader.procedures.start(leader.leaders[0].keep(ahead.node_id, [completion(facts, task_id)]))

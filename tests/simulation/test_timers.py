@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -205,19 +206,25 @@ def test_a_timer_of_a_purged_time_is_refused() -> None:
     simulate(workload, seed=1, options=OPTIONS)
 
 
+async def timers_of(world: World) -> tuple[Callable[..., Awaitable[None]], int]:
+    """Return what sets timers at the leader of a settled cluster, and the time there in milliseconds."""
+    await world.settle()
+    leader = leader_of(world)
+    assert leader.running is not None and leader.running.node is not None
+    timers = leader.running.node.operations.timers
+
+    async def put(name: str, task_id: TaskId, *, replace: bool = False) -> None:
+        header = {"format": "json", "queue": QUEUE, "unique_key": name, "unique_until": "purged"}
+        await timers.set(task_id, pack_task(header, [b"{}"]), replace=replace)
+
+    return put, leader.clock.wall_ms()
+
+
 def test_a_replaced_timer_does_not_come_back_when_its_replacement_is_purged() -> None:
     """Another timer of the same millisecond is unfinished for long, so the replaced one is kept with it."""
 
     async def workload(world: World) -> None:
-        await world.settle()
-        leader = leader_of(world)
-        assert leader.running is not None and leader.running.node is not None
-        timers, now_ms = leader.running.node.operations.timers, leader.clock.wall_ms()
-
-        async def put(name: str, task_id: TaskId, *, replace: bool = False) -> None:
-            header = {"format": "json", "queue": QUEUE, "unique_key": name, "unique_until": "purged"}
-            await timers.set(task_id, pack_task(header, [b"{}"]), replace=replace)
-
+        put, now_ms = await timers_of(world)
         old, new = make_id(now_ms + 1_000, 0, 7, 0), make_id(now_ms + 5_000, 0, 7, 1_024)
         await put("t", old)
         await put("other", id_at(old, 1))
@@ -245,15 +252,7 @@ def test_timers_that_changed_places_are_purged_together() -> None:
     """Each of the two milliseconds has a timer that gave way to one of the other."""
 
     async def workload(world: World) -> None:
-        await world.settle()
-        leader = leader_of(world)
-        assert leader.running is not None and leader.running.node is not None
-        timers, now_ms = leader.running.node.operations.timers, leader.clock.wall_ms()
-
-        async def put(name: str, task_id: TaskId, *, replace: bool = False) -> None:
-            header = {"format": "json", "queue": QUEUE, "unique_key": name, "unique_until": "purged"}
-            await timers.set(task_id, pack_task(header, [b"{}"]), replace=replace)
-
+        put, now_ms = await timers_of(world)
         soon, late = make_id(now_ms + 1_000, 0, 7, 0), make_id(now_ms + 5_000, 0, 7, 0)
         await put("a", soon)
         await put("b", late)
