@@ -2,8 +2,8 @@
 
 A module of `log_entries` (or of an extension, see `onyxq.system.extensions`) defines one entry by
 
-* ``Args``: a frozen attrs class of typed arguments (msgpack types: int, str, bytes,
-  bool, None, and tuples and maps of them; annotations are checked on decoding),
+* ``Args``: a frozen attrs class of typed arguments (int, str, bytes, bool, tuples of them, and
+  maps with str or bytes as keys; annotations are checked on decoding),
 * ``VERSION``: the version of its meaning, from 1,
 * ``apply(replica, args, stamp) -> (replica, verdict)``: the transition. It never raises
   for anything that an entry can hold. The verdict is ``APPLIED`` or a short reason why
@@ -200,7 +200,10 @@ def check_fields(args: Any) -> str:
     """Return which argument has a type that an entry cannot hold, in words; empty if all are fine."""
     for name, kind in _fields(args):
         if not _holdable(kind):
-            return f"{name} of Args is {kind!r}: an entry holds int, str, bytes, bool, tuples and PMap of them"
+            return (
+                f"{name} of Args is {kind!r}: an entry holds int, str, bytes, bool, and of these tuples and PMap,"
+                " whose keys are str or bytes"
+            )
     return ""
 
 
@@ -208,11 +211,18 @@ def _holdable(kind: Any) -> bool:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, typing.NewType):
         return _holdable(kind.__supertype__)
-    if origin in (tuple, PMap):
+    if origin is PMap:
+        return _is_key(arguments[0]) and _holdable(arguments[1])
+    if origin is tuple:
         return all(argument is Ellipsis or _holdable(argument) for argument in arguments)
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return all(map(_holdable, typing.get_type_hints(kind).values()))
     return kind in (int, str, bytes, bool)
+
+
+def _is_key(kind: Any) -> bool:
+    """Return whether a record can hold maps with keys of a type: msgpack refuses to decode any others."""
+    return _plain(kind) in (str, bytes)
 
 
 def encode_args(args: Any) -> list[Any]:

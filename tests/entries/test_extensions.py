@@ -155,6 +155,21 @@ class Keyed:
     names: PMap[str, Any]
 
 
+@frozen
+class Numbered:
+    """Has a map with numbers as keys, which msgpack refuses to decode: the whole record would count as malformed."""
+
+    counts: PMap[int, str]
+
+
+@frozen
+class Maps:
+    """Has maps with the keys that a record can hold."""
+
+    names: PMap[str, int]
+    parts: tuple[PMap[bytes, bool], ...]
+
+
 async def run(duty: str, context: object) -> None:
     """Do nothing."""
 
@@ -168,6 +183,7 @@ WRONG = [
     ({"Args": Loose}, "Args must be a frozen attrs class"),
     ({"Args": Floating}, "share of Args is <class 'float'>"),
     ({"Args": Keyed}, "names of Args is"),
+    ({"Args": Numbered}, "counts of Args is"),
     ({"apply": lambda replica: (replica, "applied")}, "apply must be a function of replica, args and stamp"),
     ({"owed": lambda replica: ()}, "owed must be a function of 2 arguments"),
     ({"run": run}, "duties and run come together"),
@@ -204,6 +220,18 @@ def test_an_extension_keeps_a_state_of_its_own() -> None:
     assert unpack(pack(log.replica)) == log.replica
     paths = ["/".join(change.path) for change in diff(before, log.replica)]
     assert "extensions/tally" in paths
+
+
+def test_arguments_with_maps_come_back_from_a_record() -> None:
+    """Types that `Args` may have must be types that every peer can decode: else the writer's later records are void."""
+
+    def keep(replica: Replica, args: Maps, stamp: Stamp) -> tuple[Replica, str]:
+        return with_state(replica, "tally", pmap({"names": args.names, "parts": args.parts})), APPLIED
+
+    log = begun(tally(Args=Maps, apply=keep))
+    given = Maps(pmap({"a": 1, "b": 2}), (pmap({b"\xff": True}),))
+    assert log.submit(given, given) == [APPLIED, APPLIED]
+    assert log.replica.extensions["tally"] == pmap({"names": given.names, "parts": given.parts})
 
 
 def test_an_entry_of_an_extension_is_shown_like_any_other() -> None:
